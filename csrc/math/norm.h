@@ -1,0 +1,238 @@
+// The derivative of n = (sum |x|^p)^(1/p), one element or one slice at a time, on host and device.
+//
+//   x_bar = sgn(x) (|x| / n)^(p - 1) g,      sgn(x) = x / |x|, 0 at 0;      a slice is what one norm was taken over.
+//
+// No intermediate overflows or underflows unless the result does: every factor moves the product towards the result.
+// p = inf and -inf: g is shared equally among the elements whose modulus is n (or nan); the others get 0 g.
+// Identity: a slice of zeros gets zeros. nan: a nan norm makes its slice nan (p other than 0, 1 and +-inf, whose
+// derivatives do not contain the norm). Real sgn(nan) is 0 and complex sgn(nan) is nan, as torch.sgn.
+#pragma once
+
+#include "../compat.h"
+
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace manualgrad {
+
+enum class Power { kOne, kTwo, kThree, kFour, kThreeHalves, kGeneral, kExtreme };
+
+inline Power classify(double p) {
+  if (std::isinf(p)) return Power::kExtreme;
+  if (p == 1) return Power::kOne;
+  if (p == 2) return Power::kTwo;
+  if (p == 3) return Power::kThree;
+  if (p == 4) return Power::kFour;
+  if (p == 1.5) return Power::kThreeHalves;
+  return Power::kGeneral;
+}
+
+// What an element needs to know of its slice. kTwo, kThree, kFour: g / n = a b b. Otherwise a = g (kExtreme: g / ties).
+// n is the norm (kThreeHalves: its root).
+template <class T>
+struct Slice {
+  T a, b, n;
+};
+
+// --- modulus and sign -----------------------------------------------------------------------------------------------
+
+template <class T>
+HOST_DEVICE T modulus(T x) {
+  return std::fabs(x);
+}
+// hypot by one division and one root: no square of an input is formed, so none overflows.
+template <class T>
+HOST_DEVICE T modulus(Complex<T> x) {
+  const T re = std::fabs(x.re), im = std::fabs(x.im);
+  const T large = re < im ? im : re, small = re < im ? re : im;
+  const T ratio = small / large;
+  const T value = large * std::sqrt(T(1) + ratio * ratio);
+  const T both = re + im;  // nan if either is; 0 if both are, where the ratio is 0 / 0
+  const bool plain = (large <= std::numeric_limits<T>::max()) & (large > T(0)) & (both == both);
+  return plain ? value : both;
+}
+
+// sgn(x) times a real number, given |x|. For real x, only the sign of x matters.
+template <class T>
+HOST_DEVICE T signed_by(T x, T /*size*/, T value) {
+  return x > T(0) ? value : (x < T(0) ? -value : T(0) * value);
+}
+template <class T>
+HOST_DEVICE Complex<T> signed_by(Complex<T> x, T size, T value) {
+  const bool zero = size == T(0);
+  return {zero ? T(0) * value : x.re / size * value, zero ? T(0) * value : x.im / size * value};
+}
+
+template <class T>
+HOST_DEVICE T scaled(T x, T factor) {
+  return x * factor;
+}
+template <class T>
+HOST_DEVICE Complex<T> scaled(Complex<T> x, T factor) {
+  return {x.re * factor, x.im * factor};
+}
+
+// --- powers ---------------------------------------------------------------------------------------------------------
+
+template <class To, class From>
+HOST_DEVICE To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "bits_as");
+  To result;
+  std::memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// r^e for r in [0, inf] or nan, correct to float32; branch-free, so that loops over it vectorise. Only normal r are
+// exact: quotients of float32 numbers, in double, are. r^e = 2^(e log2 r), log2 by its series in (m - 1) / (m + 1) for
+// the mantissa m in [sqrt(1/2), sqrt(2)), 2^f by Taylor's for |f| <= 1/2.
+HOST_DEVICE double power_for_float(double r, double e) {
+  constexpr uint64_t kOne = 0x3ff0000000000000u, kRootHalf = 0x3fe6a09e667f3bcdu;
+  const uint64_t bits = bits_as<uint64_t>(r);
+  const uint64_t biased = (bits - kRootHalf + kOne) >> 52;  // exponent + 1023
+  const double m = bits_as<double>(bits - (biased << 52) + kOne);
+  const double exponent = bits_as<double>(biased | 0x4330000000000000u) - (4503599627370496.0 + 1023.0);
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double series = 1.0 / 15;
+  series = series * z + 1.0 / 13;
+  series = series * z + 1.0 / 11;
+  series = series * z + 1.0 / 9;
+  series = series * z + 1.0 / 7;
+  series = series * z + 1.0 / 5;
+  series = series * z + 1.0 / 3;
+  series = series * z + 1.0;
+  double y = e * (exponent + 2.8853900817779268 * s * series);
+  y = y < -1022.0 ? -1022.0 : (y > 1023.0 ? 1023.0 : y);
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer in the low bits
+  const double shifted = y + kRound;
+  const double f = (y - (shifted - kRound)) * 0.69314718055994531;
+  double value = 1.0 / 362880;
+  value = value * f + 1.0 / 40320;
+  value = value * f + 1.0 / 5040;
+  value = value * f + 1.0 / 720;
+  value = value * f + 1.0 / 120;
+  value = value * f + 1.0 / 24;
+  value = value * f + 1.0 / 6;
+  value = value * f + 0.5;
+  value = value * f + 1.0;
+  value = value * f + 1.0;
+  value = bits_as<double>(bits_as<uint64_t>(value) + (bits_as<uint64_t>(shifted) << 52));
+  const double infinity = std::numeric_limits<double>::infinity();
+  value = r == 0.0 ? (e > 0 ? 0.0 : infinity) : value;
+  value = r == infinity ? (e > 0 ? infinity : 0.0) : value;
+  return r == r ? value : r;
+}
+
+// g (x / n)^e for x, n > 0. In double the range of float leaves room for any quotient of two floats.
+HOST_DEVICE float scaled_power(float x, float n, float g, double e) {
+  return static_cast<float>(power_for_float(static_cast<double>(x) / static_cast<double>(n), e) *
+                            static_cast<double>(g));
+}
+// The power is applied as two equal factors, so that it may leave the range of double when g brings it back; where the
+// quotient itself leaves it, the quotient of the roots does not.
+HOST_DEVICE double scaled_power(double x, double n, double g, double e) {
+  const double r = x / n;
+  const bool plain = r >= DBL_MIN && r <= DBL_MAX;
+  const double half = plain ? std::pow(r, 0.5 * e) : std::pow(std::sqrt(x) / std::sqrt(n), e);
+  return g * half * half;
+}
+
+// --- one element ----------------------------------------------------------------------------------------------------
+
+// The cotangent of x, for finite p.
+template <Power P, class C, class T>
+HOST_DEVICE C norm_backward_element(C x, const Slice<T>& slice, double exponent) {
+  if constexpr (P == Power::kOne) {
+    return signed_by(x, modulus(x), slice.a);
+  } else if constexpr (P == Power::kTwo || P == Power::kThree || P == Power::kFour) {
+    C result = scaled(scaled(scaled(x, slice.a), slice.b), slice.b);
+    if constexpr (P != Power::kTwo) {
+      const T ratio = modulus(x) / slice.n;
+      result = scaled(result, ratio);
+      if constexpr (P == Power::kFour) result = scaled(result, ratio);
+    }
+    return result;
+  } else if constexpr (P == Power::kThreeHalves) {
+    const T size = modulus(x);
+    return signed_by(x, size, slice.a * (std::sqrt(size) / slice.n));
+  } else {
+    const T size = modulus(x);
+    // nan must not pass for zero: a nan cotangent or norm (then a is nan) reaches every element through 0 a.
+    const bool zero = size == T(0) || slice.a == T(0);
+    return zero ? scaled(C{}, slice.a) : signed_by(x, size, scaled_power(size, slice.n, slice.a, exponent));
+  }
+}
+
+// p = +-inf: whether the modulus attains the norm.
+template <class T>
+HOST_DEVICE bool is_tie(T size, T norm) {
+  return (size == norm) | (size != size);
+}
+
+// sgn(x) at a tie, else 0; times g / ties it is the cotangent.
+template <class C, class T>
+HOST_DEVICE C tie_sign(C x, T size, bool tie) {
+  return signed_by(x, size, tie ? T(1) : T(0));
+}
+
+// --- one slice ------------------------------------------------------------------------------------------------------
+
+// Where a stored norm can be relied on. The forward sums |x|^p in float or double; where the sum is so near the bottom
+// of the range that terms were lost, or left it (n = 0 or inf), the norm must be computed again, in scaled form.
+struct Trust {
+  double low, high;
+};
+
+// S is the stored real dtype; count the number of elements of a slice.
+template <class S>
+inline Trust trust_range(double p, int64_t count) {
+  using T = Compute<S>;
+  constexpr double kHalfMin = 6.103515625e-05;  // the smallest normal float16
+  const double stored_min = std::is_same_v<S, Half> ? kHalfMin : static_cast<double>(std::numeric_limits<T>::min());
+  const double largest = static_cast<double>(std::numeric_limits<T>::max());
+  // log2 of the smallest sum of which a term lost below the normal range is no more than a rounding error.
+  const double smallest_sum = std::log2(static_cast<double>(std::numeric_limits<T>::min())) -
+                              std::log2(static_cast<double>(std::numeric_limits<T>::epsilon())) +
+                              std::log2(static_cast<double>(count));
+  const double edge = std::exp2(smallest_sum / p);
+  return p > 0 ? Trust{edge > stored_min ? edge : stored_min, largest}
+               : Trust{stored_min, edge < largest ? edge : largest};
+}
+
+template <class T>
+HOST_DEVICE bool trusted(T n, const Trust& range) {
+  return n != n || (n >= static_cast<T>(range.low) && n <= static_cast<T>(range.high));
+}
+
+// One term of the scaled sum: (|x| / m)^p, m the extreme modulus, so that the largest term is 1.
+template <class T>
+HOST_DEVICE double scaled_term(T size, T extreme, double p) {
+  const double r = static_cast<double>(size) / static_cast<double>(extreme);
+  return p == 2 ? r * r : (p == 3 ? r * r * r : std::pow(r, p));
+}
+
+template <class T>
+HOST_DEVICE T norm_from_scaled_sum(T extreme, double sum, double p) {
+  return static_cast<T>(static_cast<double>(extreme) * std::pow(sum, 1.0 / p));
+}
+
+// What an element needs from g and n. Zero slices (n = 0) give zero whatever g is.
+template <class T>
+HOST_DEVICE Slice<T> norm_slice(Power power, T g, T n) {
+  if (power == Power::kOne || power == Power::kExtreme) return {g, T(1), n};
+  if (n == T(0)) return {T(0), T(1), T(1)};
+  if (power == Power::kThreeHalves) return {g, T(1), std::sqrt(n)};
+  if (power == Power::kGeneral) return {n == n ? g : n, T(1), n};
+  const T c = g / n, size = std::fabs(c);
+  const bool plain = size >= std::numeric_limits<T>::min() && size <= std::numeric_limits<T>::max();
+  const bool finite = std::fabs(g) <= std::numeric_limits<T>::max() && n <= std::numeric_limits<T>::max();
+  if (plain || !finite || g == T(0)) return {c, T(1), n};
+  // g / n is not a normal number but x g / n may be: split its power of two into three factors.
+  int exponent_g, exponent_n;
+  const T mantissa = std::frexp(g, &exponent_g) / std::frexp(n, &exponent_n);
+  const int exponent = exponent_g - exponent_n, third = exponent / 3;
+  return {std::ldexp(mantissa, exponent - 2 * third), std::ldexp(T(1), third), n};
+}
+
+}  // namespace manualgrad

@@ -1,0 +1,177 @@
+"""Builds the kernels: one library for each device, found by glob, against torch's stable ABI and nothing else.
+
+Environment:
+  MANUALGRAD_BUILD=none              no kernels; the package runs on its Python formulas alone
+  MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where nvcc is found)
+  MANUALGRAD_CUDA_ARCHS="80 90"      compute capabilities compiled ahead of time; the last one is kept as PTX too
+  MANUALGRAD_SANITIZE=address,undefined
+                                     instruments the CPU library. The interpreter is not instrumented, so preload:
+                                     LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
+                                     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 python -m pytest tests/test_kernels.py
+  CXX, CUDA_HOME                     as everywhere
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from glob import glob
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+    from torch.utils.cpp_extension import BuildExtension
+except ImportError as error:
+    from setuptools.command.build_ext import build_ext as BuildExtension
+
+    torch, torch_missing = None, error
+
+# torch 2.10, the oldest that the kernels must load into: newer stable APIs are then compile errors.
+TARGET_VERSION = "0x020a000000000000"
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# errno and floating-point traps are what nobody reads, and they block vectorisation. Contraction to fused operations
+# would make a value depend on the instruction set and on the loop it stands in; equality of two moduli must not.
+CXX_FLAGS = ["-O3", "-std=c++17", "-g0", "-fPIC", "-fvisibility=hidden"]
+CXX_FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+HEADERS = sorted(glob("csrc/**/*.h", recursive=True))
+SANITIZERS = os.environ.get("MANUALGRAD_SANITIZE", "")
+
+
+def fail(message: str) -> None:
+    raise SystemExit(f"torch_manualgrad: {message}\n(MANUALGRAD_BUILD=none installs the package without kernels.)")
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit, wanted and found; torch's own lookup gives up where torch itself has no CUDA."""
+    wanted = os.environ.get("MANUALGRAD_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        fail(f"MANUALGRAD_CUDA must be 0 or 1, got {wanted!r}")
+    if wanted == "0":
+        return None
+    on_path = shutil.which("nvcc")
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), on_path and Path(on_path).resolve().parents[1]]
+    for home in [*candidates, "/usr/local/cuda", *sorted(glob("/usr/local/cuda-*"), reverse=True)]:
+        if home and Path(home, "bin", "nvcc").exists():
+            return Path(home)
+    if wanted == "1":
+        fail("MANUALGRAD_CUDA=1, but no nvcc was found in CUDA_HOME, on PATH or in /usr/local/cuda*")
+    return None
+
+
+def library(device: str, sources: str) -> Extension:
+    name = f"torch_manualgrad.lib.libmanualgrad_{device}"
+    return Extension(name, sorted(glob(sources)), depends=HEADERS, language="c++", py_limited_api=False)
+
+
+def extensions() -> list[Extension]:
+    mode = os.environ.get("MANUALGRAD_BUILD", "")
+    if mode not in ("", "none"):
+        fail(f"MANUALGRAD_BUILD must be unset or 'none', got {mode!r}")
+    if mode == "none":
+        return []
+    libraries = [library("cpu", "csrc/cpu/*.cpp")]
+    if cuda_home() is not None:
+        libraries.append(library("cuda", "csrc/cuda/*.cu"))
+    return libraries
+
+
+class build_kernels(BuildExtension):
+    """torch's build for the CPU library; nvcc, called directly, for the CUDA library."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        if torch is None:
+            super().__init__(*args, **kwargs)
+        else:
+            super().__init__(*args, no_python_abi_suffix=True, use_ninja=shutil.which("ninja") is not None, **kwargs)
+
+    def run(self) -> None:
+        if self.extensions and torch is None:
+            fail(
+                f"torch is required to build the kernels ({torch_missing}). Install torch first, then run\n"
+                "  pip install --no-build-isolation ."
+            )
+        # setuptools copies into the source tree, and does not make a folder that is no package.
+        if self.extensions and self.inplace:
+            Path("torch_manualgrad", "lib").mkdir(exist_ok=True)
+        super().run()
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []  # no PyInit_*: these are not Python modules
+
+    def build_extensions(self) -> None:
+        compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
+        if os.name != "nt" and shutil.which(compiler) is None:
+            fail(f"no C++ compiler: {compiler!r} is not on PATH; install one or set CXX")
+        includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+        defines = [f"-DTORCH_TARGET_VERSION={TARGET_VERSION}"]
+        everything, self.extensions = self.extensions, []
+        for ext in everything:
+            if ext.name.endswith("_cuda"):
+                self._build_cuda(ext, includes, defines)
+                continue
+            sanitize = [f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-g"] if SANITIZERS else []
+            ext.extra_compile_args = [*CXX_FLAGS, *WARNINGS, *includes, *defines, *sanitize]
+            if SANITIZERS:
+                ext.extra_compile_args.append("-DMANUALGRAD_SANITIZE")
+            ext.library_dirs = cpp_extension.library_paths()
+            ext.libraries = ["torch", "torch_cpu"]
+            ext.extra_link_args = sanitize
+            self.extensions.append(ext)
+        super().build_extensions()
+        self.extensions = everything
+
+    def _build_cuda(self, ext: Extension, includes: list[str], defines: list[str]) -> None:
+        home = cuda_home()
+        target = Path(self.get_ext_fullpath(ext.name))
+        build = Path(self.build_temp, "cuda")
+        stamp = max(os.path.getmtime(path) for path in [*ext.sources, *ext.depends, "setup.py"])
+        if not self.force and target.exists() and target.stat().st_mtime > stamp:
+            return
+        archs = os.environ.get("MANUALGRAD_CUDA_ARCHS", "80 90").split()
+        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        flags = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-fmad=false", "-Werror=all-warnings", "-DUSE_CUDA"]
+        host = ["-Xcompiler", ",".join(["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])]
+        # The runtime is linked statically: the library then serves a torch built with another minor release of CUDA.
+        # libtorch_cuda is named as a dependency even where torch has none, through an empty stand-in at link time.
+        torch_libraries = Path(cpp_extension.library_paths()[0])
+        build.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        search = [f"-L{torch_libraries}"]
+        nvcc = str(home / "bin" / "nvcc")
+        if not (torch_libraries / "libtorch_cuda.so").exists():
+            stub = build / "libtorch_cuda.so"
+            self._run([nvcc, "-shared", "-cudart", "none", "-Xlinker", "-soname=libtorch_cuda.so", "-x", "c++", os.devnull, "-o", str(stub)])
+            search.append(f"-L{build}")
+        objects = []
+        for source in ext.sources:
+            objects.append(str(build / (Path(source).stem + ".o")))
+            self._run([nvcc, *flags, *codes, *host, *includes, *defines, "-c", source, "-o", objects[-1]])
+        needed = ["-Xlinker", "--no-as-needed", "-ltorch_cuda", "-ltorch", "-ltorch_cpu"]
+        self._run([nvcc, "-shared", "-cudart", "static", *objects, *search, *needed, "-o", str(target)])
+
+    def _run(self, command: list[str]) -> None:
+        print(shlex.join(command), flush=True)
+        if subprocess.run(command).returncode != 0:
+            fail(f"{command[0]} failed; MANUALGRAD_CUDA=0 leaves the CUDA library out")
+
+
+class wheel_for_any_python(bdist_wheel):
+    """The libraries know neither Python's version nor its ABI; only the platform counts."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
+if sys.platform == "win32" and os.environ.get("MANUALGRAD_BUILD") != "none":
+    fail("the kernels are not built on Windows")
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": build_kernels, "bdist_wheel": wheel_for_any_python})

@@ -1,0 +1,31 @@
+"""PyTorch's hand-written derivatives as operators that can be read, called, swapped and differentiated again."""
+
+# isort: skip_file
+from .core import kernels as _kernels
+from . import rules as _families  # first: it registers, and below `rules` becomes the registry, no more the package
+from . import testing
+from .core.custom_op import BackwardContext, CustomOp, custom_op
+from .core.formula import Formula, formula, ops
+from .core.override import Handle, install, override
+from .core.rule import Rule, rule, rules
+from .core.sample import Sample
+
+__all__ = [
+    "BackwardContext",
+    "CustomOp",
+    "Formula",
+    "Handle",
+    "Rule",
+    "Sample",
+    "custom_op",
+    "formula",
+    "install",
+    "ops",
+    "override",
+    "rule",
+    "rules",
+    "testing",
+]
+__version__ = "0.1.0"
+
+_kernels.load()

@@ -1,0 +1,1 @@
+"""The machinery: custom ops, formulas, rules and how they act. Knows no formula."""

@@ -1,0 +1,288 @@
+"""The autograd kernel: one for custom ops and for overridden operators of aten.
+
+A kernel at the dispatcher key Autograd finds out whether anything is to be differentiated at this functorch level, and
+if so applies an autograd function that acts on this level only and redispatches below autograd. The mathematics comes
+from a `Derivative`, which is looked up at every call.
+
+Registered at the key, and not wrapped around the call, it is reached from everywhere: composite callers, C++, a
+functorch transform at any depth, and the tracers of the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .internals import (
+    SingleLevelFunction,
+    below_autograd,
+    below_autograd_keys,
+    enable_single_level_autograd_function,
+    forward_ad_enabled,
+    fresh_variable,
+    has_tangent,
+    is_autocast_enabled,
+    primal,
+    set_autocast_off,
+    tangents_possible,
+)
+from .schema import Signature, flatten, tensors_in, unflatten
+
+__all__ = ["Derivative", "Mode", "any_tangent", "apply", "differentiated", "redispatch", "transposed_jvp"]
+
+
+class Derivative:
+    """What is registered for one operator: residuals, vjp and jvp, all in terms of ``values`` (see `schema`).
+
+    Attributes:
+        differentiable: for each output, whether it is; integer outputs never are.
+    """
+
+    def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
+        self.op = op
+        self.signature = signature
+        self.differentiable = tuple(differentiable or [True] * len(signature.returns))
+        self.function = _autograd_function(self)
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
+        raise NotImplementedError
+
+    def vjp(
+        self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        """One gradient for each value; ``needed`` and the result have a list where the argument is one."""
+        raise NotImplementedError
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        """One tangent for each output. By default derived from `vjp`."""
+        return transposed_jvp(self, inputs, outputs, tangents)
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        """The forward, below autograd."""
+        return redispatch(self.op, self.signature, keyset, values)
+
+
+class Mode(Enum):
+    """What a call is differentiated for, at this functorch level."""
+
+    NOTHING = 0
+    PLAIN = 1  # reverse mode, and no transform, tangent or tracer is near: the short way
+    REVERSE = 2
+    DUAL = 3  # an input has a tangent
+
+
+class _Call:
+    """What one call hands to the autograd function beside the flat values."""
+
+    __slots__ = ("dual", "keyset", "lengths", "out_lengths", "plain")
+
+    def __init__(self, keyset: Any, lengths: Sequence[int | None] | None, mode: Mode) -> None:
+        self.keyset = keyset
+        self.lengths = lengths
+        self.dual = mode is Mode.DUAL
+        self.plain = mode is Mode.PLAIN
+        self.out_lengths: Sequence[int | None] | None = None
+
+
+def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
+    args, kwargs = signature.split(values)
+    with below_autograd():
+        return op.redispatch(keyset & below_autograd_keys, *args, **kwargs)
+
+
+def any_tangent(tensors: Sequence[Tensor]) -> bool:
+    return tangents_possible(tensors) and any(has_tangent(t) for t in tensors)
+
+
+def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
+    """What a call with these values is to be differentiated for, at this level."""
+    tensors = [x for i in signature.tensor_like if (x := values[i]) is not None]
+    if signature.lists:
+        tensors = list(tensors_in(tensors))
+    grad = False
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x.requires_grad:
+                grad = True
+                break
+    if not tangents_possible(tensors):
+        return Mode.PLAIN if grad else Mode.NOTHING
+    if any(has_tangent(x) for x in tensors):
+        return Mode.DUAL
+    return Mode.REVERSE if grad else Mode.NOTHING
+
+
+def apply(derivative: Derivative, keyset: Any, values: Sequence[Any], mode: Mode) -> Any:
+    """The operator with its derivative attached, at this level."""
+    signature = derivative.signature
+    lengths = None
+    if signature.lists:
+        values, lengths = flatten(values, signature.lists)
+    call = _Call(keyset, lengths, mode)
+    if mode is Mode.PLAIN:
+        result = derivative.function.apply(call, *values)
+    else:
+        with enable_single_level_autograd_function():
+            result = derivative.function.apply(call, *values)
+    if call.out_lengths is None:
+        return result
+    outputs = unflatten(result, call.out_lengths)
+    return tuple(outputs) if len(signature.returns) > 1 else outputs[0]
+
+
+def _autograd_function(derivative: Derivative) -> Any:
+    """The autograd function of one derivative. Arguments and outputs are flat: lists stand as their elements."""
+    signature = derivative.signature
+    one_output = len(signature.returns) == 1 and not signature.output_lists
+    all_differentiable = all(derivative.differentiable)
+
+    def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
+        values = flat if call.lengths is None else unflatten(flat, call.lengths)
+        if call.plain:
+            result = derivative.redispatch(call.keyset, values)
+            outputs = (result,) if one_output else signature.outputs(result)
+            tensors, ctx.static = derivative.residuals(values, outputs)
+        else:
+            # This function has switched both modes off. An outer functorch level needs its history recorded, or a
+            # second derivative loses the term that flows through a saved output.
+            with torch.enable_grad(), forward_ad_enabled(True):
+                result = derivative.redispatch(call.keyset, values)
+                outputs = (result,) if one_output else signature.outputs(result)
+                tensors, ctx.static = derivative.residuals(values, outputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.lengths = call.lengths
+        flat_outputs: Sequence[Any] = outputs
+        if signature.output_lists:
+            flat_outputs, call.out_lengths = flatten(outputs, signature.output_lists)
+        ctx.out_lengths = call.out_lengths
+        if call.dual:  # only then: it would keep every input alive until the backward
+            ctx.save_for_forward(*[v for v in (*flat, *flat_outputs) if isinstance(v, Tensor)])
+            ctx.n_inputs = len(flat)
+            ctx.constants = [None if isinstance(v, Tensor) else (v,) for v in (*flat, *flat_outputs)]
+        if not all_differentiable:
+            ctx.mark_non_differentiable(
+                *tensors_in(o for o, yes in zip(outputs, derivative.differentiable) if not yes)
+            )
+        return result if one_output else tuple(flat_outputs)
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+        if ctx.out_lengths is not None:
+            grads = tuple(unflatten(grads, ctx.out_lengths))
+        if ctx.lengths is not None:
+            needed = unflatten(needed, ctx.lengths)
+        tensors = ctx.saved_tensors
+        with _formula_mode(tensors):
+            found = derivative.vjp(needed, tensors, ctx.static, grads)
+        if ctx.lengths is not None:
+            found = _spread(found, ctx.lengths)
+        return (None, *found)
+
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        saved = iter(ctx.saved_tensors)
+        # on primals, with the recording of tangents on: an outer level may differentiate this formula again
+        with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
+            known = [primal(next(saved)) if c is None else c[0] for c in ctx.constants]
+            inputs: Sequence[Any] = known[: ctx.n_inputs]
+            outputs: Sequence[Any] = known[ctx.n_inputs :]
+            if ctx.lengths is not None:
+                inputs, tangents = unflatten(inputs, ctx.lengths), tuple(unflatten(tangents, ctx.lengths))
+            if ctx.out_lengths is not None:
+                outputs = unflatten(outputs, ctx.out_lengths)
+            found = derivative.jvp(inputs, outputs, tangents)
+        if ctx.out_lengths is not None:
+            found = _spread(found, ctx.out_lengths)
+        # autograd.Function takes no None for a floating output
+        full = [_zero(o) if t is None else t for t, o in zip(found, known[ctx.n_inputs :])]
+        return full[0] if one_output else tuple(full)
+
+    name = signature.name.split("::")[-1].capitalize()
+    members = {"forward": forward, "backward": backward, "jvp": jvp}
+    return type(name, (SingleLevelFunction,), {k: staticmethod(f) for k, f in members.items()})
+
+
+def _formula_mode(tensors: Sequence[Tensor | None]) -> AbstractContextManager[None]:
+    """The mode in which a formula runs: without autocast, and below autograd if nobody is to differentiate it."""
+    if is_autocast_enabled():
+        return set_autocast_off()
+    if torch.is_grad_enabled() or tangents_possible(tensors):
+        return nullcontext()
+    return below_autograd()
+
+
+def _spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
+    """`flatten` for gradients and tangents, where None may stand for a whole list."""
+    flat: list[Any] = []
+    for value, length in zip(values, lengths):
+        if length is None:
+            flat.append(value)
+        else:
+            flat += [None] * length if value is None else value
+    return flat
+
+
+def transposed_jvp(
+    derivative: Derivative, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
+) -> list[Any]:
+    """The jvp that belongs to a vjp.
+
+    ``v -> vjp(v)`` is linear, so its own vjp, at the tangents, is the jvp: two reverse passes, exact, and
+    differentiable again. Plain autograd at this level, not torch.func.vjp: the functorch layer is in the middle of
+    this call.
+
+    Raises:
+        RuntimeError: the backward returns a gradient that autograd cannot follow back to the cotangent.
+    """
+    signature = derivative.signature
+    cotangents: list[Any] = []
+    for output, yes in zip(outputs, derivative.differentiable):
+        one = [fresh_variable(o) if yes and _differentiable(o) else None for o in tensors_in([output])]
+        cotangents.append(one if isinstance(output, (list, tuple)) else one[0] if one else None)
+    needed = [[t is not None for t in ts] if isinstance(ts, list) else ts is not None for ts in tangents]
+    variables = [v for v in _leaves(cotangents) if v is not None]
+    with torch.enable_grad():
+        tensors, static = derivative.residuals(inputs, outputs)
+        grads = derivative.vjp(needed, tensors, static, cotangents)
+        pairs = []
+        for name, grad, tangent in zip(signature.names, grads, tangents):
+            grad = [None] * len(tangent) if grad is None and isinstance(tangent, list) else grad
+            for g, t in zip(_leaves([grad]), _leaves([tangent])):
+                if g is None or t is None:
+                    continue
+                if not g.requires_grad:
+                    raise RuntimeError(
+                        f"{signature.name}: no jvp is registered, and none can be derived from its backward: the "
+                        f"gradient that it returns for '{name}' does not depend differentiably on the cotangent. "
+                        "Register a jvp, write the backward in differentiable operations, or return None for a "
+                        "gradient that is zero."
+                    )
+                pairs.append((g, t))
+        if not pairs or not variables:
+            return [[None] * len(c) if isinstance(c, list) else None for c in cotangents]
+        found = torch.autograd.grad(
+            [g for g, _ in pairs], variables, [t for _, t in pairs], create_graph=True, allow_unused=True
+        )
+    results = iter(found)
+    return [
+        [None if v is None else next(results) for v in c] if isinstance(c, list) else None if c is None else next(results)
+        for c in cotangents
+    ]
+
+
+def _differentiable(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _zero(output: Any) -> Tensor | None:
+    return torch.zeros_like(output) if isinstance(output, Tensor) and _differentiable(output) else None
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    return [leaf for value in values for leaf in (value if isinstance(value, (list, tuple)) else [value])]

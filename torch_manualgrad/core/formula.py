@@ -1,0 +1,65 @@
+"""Formulas: pure functions, each of which is also the operator ``manualgrad::<its name>``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import torch
+
+from .custom_op import CustomOp
+from .lookup import Registry
+
+__all__ = ["Formula", "formula", "ops"]
+
+NAMESPACE = "manualgrad"
+
+
+class Formula(CustomOp):
+    """A function of the mathematics, and the operator made of it.
+
+    Without a kernel it is transparent: autograd, vmap, fake tensors and the compiler see its body, and calling it runs
+    the body at once. With a kernel it is one opaque operator: the body is the reference, the fake kernel, the vmap rule,
+    what runs on devices without the kernel, and what is differentiated when someone asks for the next order.
+
+    Attributes:
+        kernels: types of device for which a compiled kernel exists.
+    """
+
+    def __init__(self, function: Callable[..., Any], kernels: Sequence[str]) -> None:
+        self.kernels = tuple(kernels)
+        text = f"{NAMESPACE}::{function.__name__}{torch.library.infer_schema(function, mutates_args=())}"
+        if kernels:
+            text = text.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
+        super().__init__(text, function, transparent=not kernels, differentiable=bool(kernels))
+        if kernels and self.signature.lists:
+            raise ValueError(f"{self.name}: a formula with a kernel takes no lists of tensors; make it transparent")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.reference(*args, **kwargs) if self.transparent else self.op(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        kernels = f", kernels: {', '.join(self.kernels)}" if self.kernels else ""
+        return f"<Formula {self.signature.schema}{kernels}>"
+
+
+ops: Registry[Formula] = Registry("formula")
+
+
+@overload
+def formula(function: Callable[..., Any], /) -> Formula: ...
+@overload
+def formula(*, kernel: Sequence[str]) -> Callable[[Callable[..., Any]], Formula]: ...
+def formula(function: Callable[..., Any] | None = None, /, *, kernel: Sequence[str] = ()) -> Any:
+    """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
+
+    Args:
+        function: typed with what ``torch.library.infer_schema`` reads.
+        kernel: types of device for which ``csrc/`` has a kernel; empty: none, and the formula is transparent.
+
+    Raises:
+        ValueError: the name is taken, or the types cannot be read.
+    """
+    if function is None:
+        return lambda f: ops.add(f.__name__, Formula(f, kernel))
+    return ops.add(function.__name__, Formula(function, ()))

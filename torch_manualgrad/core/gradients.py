@@ -1,0 +1,120 @@
+"""Validation of what a backward and a jvp written by a user return, with messages that say where they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from .schema import Signature
+
+__all__ = ["ShapeOf", "check_gradients", "check_tangents"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOf:
+    """Stands for a tensor argument where only its place and shape are needed, so that nothing keeps it alive."""
+
+    shape: tuple[Any, ...]
+
+
+def check_gradients(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
+    """The gradients in schema order, one for each argument.
+
+    Args:
+        values: the arguments of the call with a `ShapeOf` for each tensor.
+        found: what the backward returned.
+
+    Raises:
+        RuntimeError: it is no dict with exactly the names of the tensor arguments, or an entry does not fit.
+    """
+
+    def error(what: str) -> NoReturn:
+        raise RuntimeError(f"In the backward of {signature.name}, written at {location}: {what}")
+
+    if not isinstance(found, dict):
+        error(f"expected a dict from input name to gradient, got {_type(found)}.")
+    expected = [signature.names[i] for i in signature.tensor_like]
+    if found.keys() != set(expected):
+        missing = [n for n in expected if n not in found]
+        surplus = [n for n in found if n not in expected]
+        parts = [f"missing {missing}"] * bool(missing) + [f"surplus {surplus}"] * bool(surplus)
+        error(
+            f"expected a gradient (None for zero) for each of the tensor arguments {expected} and for nothing else; "
+            f"{' and '.join(parts)}."
+        )
+    result: list[Any] = [None] * len(values)
+    for i in signature.tensor_like:
+        name, value = signature.names[i], values[i]
+        grad = found[name]
+        if isinstance(value, (list, tuple)):
+            if grad is None:
+                continue
+            if not isinstance(grad, (list, tuple)):
+                error(f"input '{name}' is a list: expected a list of gradients, got {_type(grad)}.")
+            if len(grad) != len(value):
+                error(f"input '{name}' is a list of {len(value)}: expected as many gradients, got {len(grad)}.")
+            for k, (g, v) in enumerate(zip(grad, value)):
+                _check_one(error, f"{name}[{k}]", v, g)
+            result[i] = list(grad)
+        else:
+            _check_one(error, name, value, grad)
+            result[i] = grad
+    return result
+
+
+def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
+    if grad is None:
+        return
+    if not isinstance(grad, Tensor):
+        error(f"expected a Tensor or None as the gradient for input '{name}', got {_type(grad)}.")
+    if not isinstance(value, ShapeOf):
+        error(f"expected None as the gradient for input '{name}', which was not a Tensor but {value!r}; got a Tensor.")
+    # Broadcasting would hide a wrong shape: the engine sums a gradient that is larger than its input.
+    if tuple(grad.shape) != value.shape:
+        error(
+            f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape {value.shape}."
+        )
+
+
+def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], found: Any) -> list[Any]:
+    """The tangents of the outputs, one for each.
+
+    Raises:
+        RuntimeError: their number, types or shapes are not those of the outputs.
+    """
+
+    def error(what: str) -> NoReturn:
+        raise RuntimeError(f"In the jvp of {signature.name}, written at {location}: {what}")
+
+    if len(signature.returns) == 1:
+        found = (found,)
+    if not isinstance(found, (list, tuple)) or len(found) != len(outputs):
+        got = f"{len(found)}" if isinstance(found, (list, tuple)) else _type(found)
+        error(f"expected a tuple of {len(outputs)} tangents, one for each output (None for zero), got {got}.")
+    result: list[Any] = []
+    for name, output, tangent in zip(signature.output_names, outputs, found):
+        listed = isinstance(output, (list, tuple))
+        if listed and tangent is not None and (not isinstance(tangent, (list, tuple)) or len(tangent) != len(output)):
+            error(f"output '{name}' is a list of {len(output)}: expected as many tangents, got {_type(tangent)}.")
+        pairs = zip(output, tangent) if listed and tangent is not None else [(output, tangent)]
+        for o, t in pairs:
+            if t is None:
+                continue
+            if not isinstance(t, Tensor):
+                error(f"expected a Tensor or None as the tangent of output '{name}', got {_type(t)}.")
+            if not isinstance(o, Tensor):
+                error(f"expected None as the tangent of output '{name}', which is not a Tensor.")
+            if tuple(t.shape) != tuple(o.shape):
+                error(
+                    f"the tangent of output '{name}' has shape {tuple(t.shape)}, but the output has shape "
+                    f"{tuple(o.shape)}."
+                )
+        result.append(list(tangent) if listed and tangent is not None else tangent)
+    return result
+
+
+def _type(x: object) -> str:
+    return type(x).__name__

@@ -1,0 +1,172 @@
+"""Every private PyTorch name that the package uses, and nothing else.
+
+Each name has a line saying what it is relied on for; ``tests/test_internals.py`` proves that each still behaves so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch._C._functorch import get_inplace_requires_grad_allowed, set_inplace_requires_grad_allowed
+from torch._functorch.autograd_function import custom_function_call_vmap_helper
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "SingleLevelFunction",
+    "below_autograd",
+    "below_autograd_keys",
+    "enable_single_level_autograd_function",
+    "forward_ad_enabled",
+    "fresh_variable",
+    "guard_compiled_graphs",
+    "has_tangent",
+    "in_functorch",
+    "is_autocast_enabled",
+    "parse_schema",
+    "primal",
+    "pytree",
+    "release",
+    "set_autocast_off",
+    "tangents_possible",
+    "vmap_call",
+]
+
+# An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must.
+SingleLevelFunction = _SingleLevelFunction
+
+# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too.
+below_autograd_keys = torch._C._after_autograd_keyset
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+# True while any torch.func transform is running on this thread.
+in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+# Switches the recording of tangents on (autograd.Function switches it off around forward and jvp).
+forward_ad_enabled = forward_ad._set_fwd_grad_enabled
+
+# True if autocast is on for any device type.
+is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+parse_schema = torch._C.parse_schema
+
+
+def primal(x: Tensor) -> Tensor:
+    """``x`` without its tangent at this level, connected to the levels outside.
+
+    Not ``forward_ad.unpack_dual``: its Python level counter is unset while a compiled graph runs.
+    """
+    return torch._VF._unpack_dual(x, level=0)[0]
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether ``x`` is a dual tensor at this level; read from the tensor, for the same reason as in `primal`."""
+    global _tangents_in_graphs
+    if x.is_nested:  # a nested tensor cannot carry a tangent, and unpacking one raises
+        return False
+    found = torch._VF._unpack_dual(x, level=0)[1] is not None
+    if found and type(x) not in _PLAIN:
+        _tangents_in_graphs = True
+    return found
+
+
+# Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
+_tangents_in_graphs = False
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
+    """False only if no tensor of these can be dual: cheap, where `has_tangent` makes a view."""
+    if forward_ad._current_level >= 0 or _tangents_in_graphs or in_functorch():
+        return True
+    return any(x is not None and type(x) not in _PLAIN for x in tensors)
+
+
+@contextmanager
+def set_autocast_off() -> Iterator[None]:
+    """Autocast off for every device type that has it on: a derivative is computed in the dtypes of its residuals."""
+    devices = [d for d in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if d is not None]
+    types = {torch.device(d).type for d in devices}
+    active = [d for d in types if torch.is_autocast_enabled(d)]
+    for device in active:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in active:
+            torch.set_autocast_enabled(device, True)
+
+
+def fresh_variable(x: Tensor) -> Tensor:
+    """A tensor of ones shaped like ``x`` that requires grad at this level, also in the middle of a functorch call."""
+    v = torch.ones_like(x)
+    allowed = get_inplace_requires_grad_allowed()
+    set_inplace_requires_grad_allowed(True)
+    try:
+        return v.requires_grad_()
+    finally:
+        set_inplace_requires_grad_allowed(allowed)
+
+
+def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Run a vmap rule ``(info, in_dims, *values) -> (output, out_dims)`` at the current vmap level.
+
+    ``op`` is called instead where no value is batched at this level. Only inside a kernel at FuncTorchBatched.
+    """
+    return custom_function_call_vmap_helper(retrieve_current_functorch_interpreter(), rule, op, *values)
+
+
+def release(library: torch.library.Library) -> None:
+    """Undo the registrations of ``library`` now, without waiting for the garbage collector."""
+    library._destroy()
+
+
+_guarded = False
+
+
+def guard_compiled_graphs(state: Callable[[], object]) -> bool:
+    """Make every graph that Dynamo compiles from now on valid only while ``state()`` is what it was at compilation.
+
+    Dynamo has no public hook for an ambient guard. Returns whether the guard is in place; False where Dynamo is not
+    imported yet (there is no graph to guard) or is of a version in which the hook is elsewhere (the caller resets).
+    """
+    global _guarded
+    if _guarded or "torch._dynamo.output_graph" not in sys.modules:
+        return _guarded
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.output_graph import OutputGraph
+    from torch._dynamo.source import GlobalStateSource
+
+    if not hasattr(OutputGraph, "init_ambient_guards") or not hasattr(GuardBuilder, "GRAD_MODE"):
+        return False
+
+    def MANUALGRAD_RULES(builder: Any, guard: Any) -> None:
+        compiled_for = state()
+        text = [f"torch_manualgrad: derivatives in force == {compiled_for!r}"]
+
+        def holds(_: object) -> bool:
+            return state() == compiled_for
+
+        root = builder.guard_manager.root
+        try:
+            root.add_lambda_guard(holds, text, guard.user_stack)
+        except TypeError:  # up to 2.11 it takes no stack
+            root.add_lambda_guard(holds, text)
+
+    ambient = OutputGraph.init_ambient_guards
+
+    def init_ambient_guards(self: Any) -> None:
+        ambient(self)
+        self.guards.add(GlobalStateSource().make_guard(MANUALGRAD_RULES))
+
+    OutputGraph.init_ambient_guards = init_ambient_guards
+    _guarded = True
+    return True

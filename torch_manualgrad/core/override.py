@@ -1,0 +1,175 @@
+"""Rules acting on the operators themselves: scoped, nested, and undone in any order."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import in_force
+from .autograd import Derivative, Mode, apply, differentiated
+from .internals import release
+from .rule import Rule, rules
+from .schema import tensors_in
+
+__all__ = ["Handle", "install", "override"]
+
+
+class _Overridden:
+    """One operator while rules act on it: the registration, and the rules in the order in which they came."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.name = rule.name
+        self.entries: list[tuple[object, Rule, Derivative]] = []
+        self.derivative = rule.derivative
+        self.operator = rule.aten
+        self.signature = rule.signature
+        self.stock = torch.library.get_kernel(rule.aten, "AutogradCPU")
+        namespace, _, name = rule.name.partition("::")
+        self.library = torch.library.Library(namespace, "IMPL")
+        with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            self.library.impl(name, self._kernel(), "Autograd", with_keyset=True)
+
+    def put(self, key: object, rule: Rule, derivative: Derivative) -> None:
+        self.entries.append((key, rule, derivative))
+        self._changed()
+
+    def drop(self, key: object) -> None:
+        self.entries = [e for e in self.entries if e[0] is not key]
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.entries:
+            _, rule, self.derivative = self.entries[-1]
+            forward = " forward" * (self.derivative is not rule.derivative)
+            in_force.put(self.name, rule.identity + forward, rule.fingerprint + forward)
+        else:
+            in_force.put(self.name, "")
+
+    def _kernel(self) -> Any:
+        signature, bind = self.signature, self.signature.bind
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            values = bind(args, kwargs)
+            mode = differentiated(signature, values)
+            derivative = self.derivative
+            if mode is Mode.NOTHING:
+                return derivative.redispatch(keyset, values)
+            for i in signature.tensor_like:
+                for x in tensors_in([values[i]]):
+                    if x.layout is not torch.strided or x.is_nested:  # the formulas are for dense tensors
+                        return self.stock.call_boxed(keyset, *args, **kwargs)
+            return apply(derivative, keyset, values, mode)
+
+        return kernel
+
+
+_overridden: dict[str, _Overridden] = {}
+
+
+def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
+    with in_force.lock:
+        for rule in chosen:
+            if rule.name not in _overridden:
+                _overridden[rule.name] = _Overridden(rule)
+            derivative = rule.derivative_with_forward if forward else rule.derivative
+            _overridden[rule.name].put(key, rule, derivative)
+
+
+def _drop(key: object, chosen: Sequence[Rule]) -> None:
+    with in_force.lock:
+        for rule in chosen:
+            one = _overridden.get(rule.name)
+            if one is None:
+                continue
+            one.drop(key)
+            if not one.entries:
+                release(one.library)
+                del _overridden[rule.name]
+
+
+def _choose(names: Sequence[str | Rule | Any]) -> list[Rule]:
+    """The rules meant by ``names``; none: every rule that improves on stock; "*": all."""
+    if not names:
+        return [r for r in rules.values() if r.improves]
+    chosen: dict[str, Rule] = {}
+    for name in names:
+        if isinstance(name, Rule):
+            found = [name]
+        elif name == "*":
+            found = list(rules.values())
+        else:
+            if not isinstance(name, str):
+                name = getattr(name, "_name", None) or getattr(name, "_qualified_op_name", None) or repr(name)
+            full = name if "::" in name else f"aten::{name}"
+            full = full.removesuffix(".default")
+            found = [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
+            if not found:
+                raise KeyError(rules.missing(full))
+        chosen |= {r.name: r for r in found}
+    return list(chosen.values())
+
+
+class Handle:
+    """Rules in force until `remove`. Removing twice does nothing."""
+
+    def __init__(self, chosen: Sequence[Rule], forward: bool) -> None:
+        self.rules = tuple(chosen)
+        _put(self, self.rules, forward)
+
+    def remove(self) -> None:
+        """Take these rules away; others that were installed before or after stay."""
+        _drop(self, self.rules)
+        self.rules = ()
+
+
+def install(*names: Any, forward: bool = False) -> Handle:
+    """Let rules replace the derivatives of operators until ``handle.remove()``.
+
+    Args:
+        names: operators ("aten::linalg_vector_norm", or without "aten::"; without an overload: all overloads that have
+            a rule), ``OpOverload`` or `Rule` objects. None given: every rule that improves on stock. "*": all rules.
+        forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
+
+    It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
+    linalg_vector_norm). Of several rules for one operator the one installed last is in force. A tensor computed under a
+    rule keeps that rule's backward.
+
+    Raises:
+        KeyError: no rule of that name; the message names the nearest.
+    """
+    return Handle(_choose(names), forward)
+
+
+class override:
+    """`install` for the length of a ``with`` block; also a decorator.
+
+    Blocks nest and may end in any order, also after an exception. Under torch.compile enter it outside of the compiled
+    function: each set of rules gets its own graph, and entering again finds the graph again.
+    """
+
+    def __init__(self, *names: Any, forward: bool = False) -> None:
+        self._chosen = _choose(names)
+        self._forward = forward
+        self._handles: list[Handle] = []
+
+    def __enter__(self) -> Handle:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
+        self._handles.append(Handle(self._chosen, self._forward))
+        return self._handles[-1]
+
+    def __exit__(self, *exception: object) -> None:
+        self._handles.pop().remove()
+
+    def __call__(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside

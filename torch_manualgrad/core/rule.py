@@ -1,0 +1,245 @@
+"""Rules: which formulas are the derivative of which operator, bound by the names of arguments."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autograd import Derivative
+from .formula import Formula
+from .in_force import fingerprint
+from .lookup import Registry
+from .sample import Sample
+from .schema import Signature, flatten, tensors_in, unflatten
+
+__all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
+
+# What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
+IMPROVEMENTS = ("values", "missing", "speed")
+
+_numbers = itertools.count(1)
+
+Formulas = Mapping[str | tuple[str, ...], Callable[..., Any]]
+
+
+class Rule:
+    """The derivative of one operator. Made by `rule`; listed in ``mg.rules``.
+
+    Attributes:
+        name: the operator, ``"aten::norm.Scalar"``.
+        aten: the operator itself, an ``OpOverload``.
+        vjp, jvp: the formulas by the inputs, the outputs, that they give.
+        formulas: the `Formula` objects among these, and those that the bindings call.
+        residuals: names of the inputs and outputs that are kept for the backward.
+        improves: what it has over PyTorch's own: some of "values", "missing", "speed".
+        source: where the mathematics comes from.
+        gaps: mode -> reason, for what raises.
+        samples: ``(dtype, device) -> iterable of Sample``, or None.
+        forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vjp: Formulas | None,
+        jvp: Formulas | None,
+        *,
+        improves: str | Sequence[str] = (),
+        source: str = "",
+        not_differentiable: Sequence[str] = (),
+        gaps: Mapping[str, str] | None = None,
+        samples: Callable[..., Iterable[Sample]] | None = None,
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.aten = _operator(name)
+        self.signature = Signature(self.aten._schema)
+        self.improves = (improves,) if isinstance(improves, str) else tuple(improves)
+        for claim in self.improves:
+            if claim not in IMPROVEMENTS:
+                raise ValueError(f"rule {name}: improves={claim!r} is unknown; expected some of {list(IMPROVEMENTS)}")
+        self.source = source
+        self.gaps = dict(gaps or {})
+        self.samples = samples
+        self.forward = forward
+        self.not_differentiable = tuple(not_differentiable)
+        self.identity = str(next(_numbers))
+        self.vjp = self._keyed("vjp", vjp, self.signature.names)
+        self.jvp = self._keyed("jvp", jvp, self.signature.output_names)
+        if not self.vjp and not self.jvp:
+            raise ValueError(f"rule {name}: neither a vjp nor a jvp is given")
+        for output in self.not_differentiable:
+            if output not in self.signature.output_names:
+                raise ValueError(f"rule {name}: not_differentiable={output!r} is none of {self.signature.output_names}")
+        self.derivative = _Bound(self, None)
+        self.derivative_with_forward = self.derivative if forward is None else _Bound(self, forward)
+
+    def _keyed(self, what: str, formulas: Formulas | None, known: Sequence[str]) -> dict[tuple[str, ...], Any]:
+        keyed = {(k,) if isinstance(k, str) else tuple(k): f for k, f in (formulas or {}).items()}
+        names = [n for key in keyed for n in key]
+        for n in names:
+            if n not in known:
+                raise ValueError(f"rule {self.name}: {what} is given for {n!r}, which is none of {list(known)}")
+            if names.count(n) > 1:
+                raise ValueError(f"rule {self.name}: {what} is given twice for {n!r}")
+        return keyed
+
+    @property
+    def formulas(self) -> tuple[Formula, ...]:
+        found: dict[str, Formula] = {}
+        for function in (*self.vjp.values(), *self.jvp.values()):
+            if isinstance(function, Formula):
+                found[function.name] = function
+            else:
+                for name in function.__code__.co_names:
+                    if isinstance(value := function.__globals__.get(name), Formula):
+                        found[value.name] = value
+        return tuple(found.values())
+
+    @property
+    def residuals(self) -> tuple[str, ...]:
+        return tuple(self.derivative.saved)
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(fingerprint(getattr(f, "reference", f)) for f in (*self.vjp.values(), *self.jvp.values()))
+
+    def __repr__(self) -> str:
+        return f"<Rule {self.name}: {', '.join(f.__name__ for f in self.formulas)}>"
+
+
+class _Plan:
+    """One formula with the places of its arguments in an environment of known names."""
+
+    def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+        # the body of a transparent formula at once, without the operator around it
+        self.call = function.reference if isinstance(function, Formula) and function.transparent else function
+        self.parameters = _parameters(function)
+        unknown = [p for p in self.parameters if p not in names]
+        if unknown:
+            raise ValueError(f"rule {rule}: the {what} formula asks for {unknown[0]!r}, which is none of {list(names)}")
+        self.places = [names.index(p) for p in self.parameters]
+
+    def __call__(self, environment: Sequence[Any]) -> Any:
+        return self.call(*[environment[i] for i in self.places])
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """The names to bind; one with a default is bound only if it is positional, so that a lambda may carry constants."""
+    source = function.reference if isinstance(function, Formula) else function
+    return [p.name for p in inspect.signature(source).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+
+
+class _Bound(Derivative):
+    """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
+
+    def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
+        signature = rule.signature
+        self.rule = rule
+        self.forward = forward
+        known = [*signature.names, *signature.output_names]
+        wanted = {p for f in rule.vjp.values() for p in _parameters(f)}
+        self.saved = [n for n in known if n in wanted]
+        entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
+        tensors = [n for n in self.saved if entries[n].is_tensor_like]
+        constants = [n for n in self.saved if not entries[n].is_tensor_like]
+        self._tensors = [known.index(n) for n in tensors]
+        self._constants = [known.index(n) for n in constants]
+        self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
+        grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
+        names = [*tensors, *constants, *grads, "output_mask"]
+        self._vjps = [
+            (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
+        ]
+        names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
+        self._jvps = [
+            (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
+            for key, f in rule.jvp.items()
+        ]
+        super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        if self.forward is None:
+            return super().redispatch(keyset, values)
+        args, kwargs = self.signature.split(values)
+        return self.forward(*args, **kwargs)
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        known = (*inputs, *outputs)
+        tensors: Sequence[Any] = [known[i] for i in self._tensors]
+        lengths = None
+        if self._lists:
+            tensors, lengths = flatten(tensors, self._lists)
+        return tensors, (lengths, [known[i] for i in self._constants])
+
+    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        result: list[Any] = [None] * len(needed)
+        if not any(True for _ in tensors_in(grads)):
+            return result
+        lengths, constants = static
+        if lengths is not None:
+            tensors = unflatten(tensors, lengths)
+        known = (*tensors, *constants, *grads)
+        for plan, inputs in self._vjps:
+            mask = [needed[i] for i in inputs]
+            if not any(any(m) if isinstance(m, list) else m for m in mask):
+                continue
+            found = plan((*known, mask))
+            if len(inputs) == 1:
+                result[inputs[0]] = found
+            else:
+                for i, g in zip(inputs, found):
+                    result[i] = g
+        return result
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if not self._jvps:
+            return super().jvp(inputs, outputs, tangents)
+        result: list[Any] = [None] * len(outputs)
+        known = (*inputs, *outputs, *inputs, *tangents)
+        for plan, places in self._jvps:
+            found = plan(known)
+            for i, t in zip(places, (found,) if len(places) == 1 else found):
+                result[i] = t
+        return result
+
+
+def _operator(name: str) -> Any:
+    """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    if rest:
+        try:
+            return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        except AttributeError:
+            pass
+    raise ValueError(f"rule {name!r}: there is no such operator; expected 'namespace::name' or 'namespace::name.overload'")
+
+
+rules: Registry[Rule] = Registry("rule")
+
+
+def rule(name: str, *, vjp: Formulas | None = None, jvp: Formulas | None = None, register: bool = True, **about: Any) -> Rule:
+    """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
+
+    Args:
+        name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.
+        vjp: input, or tuple of inputs, -> formula for its gradient.
+        jvp: output, or tuple of outputs, -> formula for its tangent; without any, a jvp is derived from the vjp.
+        register: False gives a rule that is in no table, to hand to `override`.
+        about: the further attributes of `Rule`.
+
+    A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
+    where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
+    ``output_mask``, which says which of the inputs of its key need a gradient. A missing cotangent or tangent is None.
+
+    Raises:
+        ValueError: no such operator, a name that is in no schema, or a second rule for the same operator.
+    """
+    made = Rule(name, vjp, jvp, **about)
+    return rules.add(name, made) if register else made

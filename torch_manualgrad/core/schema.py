@@ -1,0 +1,153 @@
+"""What an operator's schema says about its arguments and results, prepared for the autograd kernel.
+
+All code in ``core/`` handles a call as ``values``: every argument in schema order, keyword-only ones included and
+defaults filled in. ``flatten`` turns lists of tensors inside it into their elements, because autograd sees a tensor
+only where it is an argument of its own.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .internals import parse_schema
+
+__all__ = ["Argument", "Signature", "tensors_in"]
+
+
+class Argument(NamedTuple):
+    """One argument or result of a schema."""
+
+    name: str
+    is_tensor: bool
+    is_tensor_list: bool
+    kwarg_only: bool
+    has_default: bool
+    default: Any
+
+    @property
+    def is_tensor_like(self) -> bool:
+        return self.is_tensor or self.is_tensor_list
+
+
+def _kind(type_: Any) -> tuple[bool, bool]:
+    """(is a tensor, is a list of tensors), optional or not."""
+    text = str(type_)
+    is_list = "List[" in text
+    return "Tensor" in text and not is_list, "Tensor" in text and is_list
+
+
+class Signature:
+    """Arguments and results of one operator.
+
+    Args:
+        schema: a ``torch.FunctionSchema``, or its text.
+
+    Raises:
+        ValueError: the text is no schema; the schema mutates or aliases an argument (its derivative cannot be a
+            function of the inputs), and ``functional`` asks for neither.
+    """
+
+    def __init__(self, schema: Any, *, functional: bool = False) -> None:
+        if isinstance(schema, str):
+            text = schema
+            try:
+                schema = parse_schema(text)
+            except RuntimeError as error:
+                raise ValueError(f"schema {text!r} cannot be read: {str(error).strip()}") from None
+        self.schema = schema
+        self.name: str = schema.name  # with the namespace, without the overload
+        if functional:
+            self._refuse_aliases()
+        self.arguments = [
+            Argument(a.name, *_kind(a.type), a.kwarg_only, a.has_default_value(), a.default_value)
+            for a in schema.arguments
+        ]
+        several = len(schema.returns) > 1
+        self.returns = [
+            Argument(r.name or (f"result{i}" if several else "result"), *_kind(r.type), False, False, None)
+            for i, r in enumerate(schema.returns)
+        ]
+        self.names = [a.name for a in self.arguments]
+        self.output_names = [r.name for r in self.returns]
+        self.tensor_like = [i for i, a in enumerate(self.arguments) if a.is_tensor_like]
+        self.lists = [i for i, a in enumerate(self.arguments) if a.is_tensor_list]
+        self.output_lists = [i for i, r in enumerate(self.returns) if r.is_tensor_list]
+        self._positional = sum(not a.kwarg_only for a in self.arguments)
+        self._defaults = [a.default for a in self.arguments]
+        # `self` and the like are fine as names of arguments, but not as fields of a tuple
+        self.Inputs = namedtuple("Inputs", self.names, rename=True)  # type: ignore[misc]
+        self.Outputs = namedtuple("Outputs", self.output_names, rename=True)  # type: ignore[misc]
+
+    def _refuse_aliases(self) -> None:
+        for what, entries in (("argument", self.schema.arguments), ("output", self.schema.returns)):
+            for i, entry in enumerate(entries):
+                if entry.alias_info is not None:
+                    does = "mutates" if entry.alias_info.is_write else "aliases"
+                    raise ValueError(
+                        f"{self.name}: {what} {entry.name or i!r} of the schema {does} memory ({self.schema}). "
+                        "A custom op must be functional: return new tensors, and write in place outside of it."
+                    )
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """All values in schema order; what the dispatcher left out because it equals the default is filled in."""
+        values = list(args)
+        n = len(values)
+        if n < len(self.names):
+            values += self._defaults[n:]
+            if kwargs:
+                for i in range(n, len(values)):
+                    if self.names[i] in kwargs:
+                        values[i] = kwargs[self.names[i]]
+        return values
+
+    def split(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """``values`` as positional and keyword-only arguments."""
+        if self._positional == len(self.names):
+            return values, {}
+        return values[: self._positional], dict(zip(self.names[self._positional :], values[self._positional :]))
+
+    def outputs(self, result: Any) -> tuple[Any, ...]:
+        """What the operator returned, as a tuple with one entry for each declared output."""
+        return result if len(self.returns) > 1 else () if not self.returns else (result,)
+
+
+def flatten(values: Iterable[Any], lists: Sequence[int]) -> tuple[list[Any], tuple[int | None, ...]]:
+    """The elements of the lists at positions ``lists`` in place of the lists; and the length of each (None: no list)."""
+    flat: list[Any] = []
+    lengths: list[int | None] = []
+    for i, value in enumerate(values):
+        if i in lists and value is not None:
+            flat += value
+            lengths.append(len(value))
+        else:
+            flat.append(value)
+            lengths.append(None)
+    return flat, tuple(lengths)
+
+
+def unflatten(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
+    """The inverse of `flatten`."""
+    values: list[Any] = []
+    at = 0
+    for length in lengths:
+        if length is None:
+            values.append(flat[at])
+            at += 1
+        else:
+            values.append(list(flat[at : at + length]))
+            at += length
+    return values
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Every tensor among ``values``, those inside lists and tuples too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)

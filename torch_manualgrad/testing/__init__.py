@@ -1,0 +1,26 @@
+"""A derivative checker: every mode, every transform, against finite differences."""
+
+from ..core.sample import Sample
+from .check import ALL_CHECKS, CHECKS, CheckFailed, check
+from .composition import Composition, composition
+from .modes import MODES
+from .numeric import TOLERANCES, Tolerance
+from .opinfo import check_op, op_samples
+from .report import Report, Result
+
+__all__ = [
+    "ALL_CHECKS",
+    "CHECKS",
+    "MODES",
+    "TOLERANCES",
+    "CheckFailed",
+    "Composition",
+    "Report",
+    "Result",
+    "Sample",
+    "Tolerance",
+    "check",
+    "check_op",
+    "composition",
+    "op_samples",
+]

@@ -1,0 +1,197 @@
+"""Running one comparison: exceptions become results, and so do declared gaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import report
+from .numeric import Reference, Tolerance, tensors_close, worst
+from .problem import Problem, total
+from .report import Result
+
+
+@dataclass
+class Context:
+    """One function at one sample: its problem, the tolerance, the declared gaps, and where results go."""
+
+    name: str
+    fn: Callable[..., Any]
+    problem: Problem
+    tolerance: Tolerance
+    gaps: Mapping[str, str]
+    position: int
+    results: list[Result] = field(default_factory=list)
+    #: mode -> engine -> value, of those that are right or cannot be judged
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @cached_property
+    def wide(self) -> Problem:
+        return self.problem.wide()
+
+    @cached_property
+    def joint_slope(self) -> list[Reference]:
+        """First derivatives of each output's loss along u, all inputs moving."""
+        return self.wide.slope(self.wide.u)
+
+    @cached_property
+    def curvature(self) -> list[Reference]:
+        """Second derivatives of each output's loss."""
+        return self.wide.curvature()
+
+    @cached_property
+    def total_curvature(self) -> Reference:
+        """That of the whole loss; from the gradient where values do not settle it and reverse mode has proven right."""
+        reference = total(self.curvature)
+        if not reference.settled and all(r.outcome == report.OK for r in self.results if r.check == "rev"):
+            try:
+                return self.wide.curvature_of_gradient()
+            except Exception:
+                return reference
+        return reference
+
+    def add(
+        self,
+        check: str,
+        engine: str,
+        outcome: str,
+        detail: str = "",
+        ours: float = math.nan,
+        reference: float = math.nan,
+        absolute: float = math.nan,
+        relative: float = math.nan,
+    ) -> None:
+        self.results.append(
+            Result(
+                self.name,
+                repr(self.problem.sample),
+                str(self.problem.dtype).removeprefix("torch."),
+                check,
+                engine,
+                outcome,
+                ours,
+                reference,
+                absolute,
+                relative,
+                detail,
+            )
+        )
+
+    def gap(self, check: str, engine: str) -> str | None:
+        """The reason of a gap declared for this check, or for one engine of it as in ``fwd-fwd/func``."""
+        return self.gaps.get(f"{check}/{engine.split(',')[0]}", self.gaps.get(check))
+
+    def run(self, check: str, engine: str, compute: Callable[[], Any]) -> Any:
+        """The value of `compute`; None after an exception, which is recorded: a failure unless a gap is declared."""
+        try:
+            return compute()
+        except Exception as error:
+            reason = self.gap(check, engine)
+            first = f"{type(error).__name__}: {_first_line(error)}"
+            self.add(
+                check,
+                engine,
+                report.RAISES if reason is None else report.GAP,
+                first if reason is None else f"{reason} ({first})",
+            )
+            return None
+
+    def number(
+        self, check: str, engine: str, compute: Callable[[], Tensor], reference: Reference, second: bool = False
+    ) -> None:
+        """Compare a directional derivative with its reference."""
+        found = self.run(check, engine, compute)
+        if found is None:
+            return
+        ours = float(found)
+        absolute = abs(ours - reference.value)
+        numbers = {
+            "ours": ours,
+            "reference": reference.value,
+            "absolute": absolute,
+            "relative": absolute / max(abs(reference.value), 1e-300),
+        }
+        tolerance = self.tolerance.second if second else self.tolerance.first
+        if not math.isfinite(ours):
+            outcome, detail = report.WRONG, "not finite"
+        elif not reference.settled:
+            outcome, detail = (
+                report.UNSETTLED,
+                f"finite differences do not converge here (error {reference.error:.1g}): a kink or a pole?",
+            )
+        elif absolute <= reference.allowance(ours, tolerance):
+            outcome, detail = report.OK, ""
+        else:
+            outcome, detail = report.WRONG, ""
+        if outcome in (report.OK, report.UNSETTLED):
+            self.values.setdefault(check, {})[engine] = ours
+        self.close_gap(check, engine, outcome, detail, **numbers)
+
+    def close_gap(self, check: str, engine: str, outcome: str, detail: str, **numbers: float) -> None:
+        """Record an outcome; right where a gap is declared is a failure too: gaps must not outlive their reason."""
+        reason = self.gap(check, engine)
+        if reason is not None and outcome == report.OK:
+            outcome, detail = report.WORKS, f"declared gap now works ({reason})"
+        elif reason is not None and outcome == report.WRONG:
+            detail = f"a declared gap must raise ({reason}), this returns a wrong value {detail}".rstrip()
+        self.add(check, engine, outcome, detail, **numbers)
+
+    def equal(
+        self,
+        check: str,
+        engine: str,
+        compute: Callable[[], list[tuple[str, Any, Any]]],
+        tolerance: tuple[float, float] | None = None,
+    ) -> None:
+        """Compare named pairs of tensors (ours, reference); of all pairs the first that differs is recorded."""
+        pairs = self.run(check, engine, compute)
+        if pairs is None:
+            return
+        tolerance = tolerance or self.tolerance.first
+        for name, ours, reference in pairs:
+            if ours is None and reference is None:
+                continue
+            ours = torch.zeros_like(reference) if ours is None else ours
+            reference = torch.zeros_like(ours) if reference is None else reference
+            if ours.shape != reference.shape or ours.dtype != reference.dtype:
+                detail = (
+                    f"{name}: {ours.dtype} {tuple(ours.shape)}, reference {reference.dtype} {tuple(reference.shape)}"
+                )
+                return self.close_gap(check, engine, report.WRONG, detail)
+            if not tensors_close(ours, reference, tolerance):
+                absolute, relative = worst(ours, reference)
+                return self.close_gap(
+                    check,
+                    engine,
+                    report.WRONG,
+                    name,
+                    ours=_norm(ours),
+                    reference=_norm(reference),
+                    absolute=absolute,
+                    relative=relative,
+                )
+        self.close_gap(check, engine, report.OK, "")
+
+    def pair(self, check: str, engine: str, ours: float, theirs: float, limit: float, detail: str = "") -> None:
+        """Compare two numbers that ought to be one."""
+        absolute = abs(ours - theirs)
+        right = absolute <= limit
+        numbers = {"ours": ours, "reference": theirs, "absolute": absolute}
+        numbers["relative"] = absolute / max(abs(theirs), 1e-300)
+        self.close_gap(check, engine, report.OK if right else report.WRONG, "" if right else detail, **numbers)
+
+
+def _norm(x: Tensor) -> float:
+    """A number to show for a tensor: its largest magnitude."""
+    return float(x.detach().to(torch.complex128 if x.is_complex() else torch.float64).abs().max()) if x.numel() else 0.0
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:300] if text else ""

@@ -1,0 +1,126 @@
+"""Finite differences with an error estimate, and tolerances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Relative and absolute tolerance, of first and of second derivatives."""
+
+    first: tuple[float, float]
+    second: tuple[float, float]
+
+
+#: Keyed by the dtype of the sample. The absolute part is relative to the loss, which the checker scales to about one.
+TOLERANCES: dict[torch.dtype, Tolerance] = {
+    torch.float64: Tolerance((1e-7, 1e-9), (1e-6, 1e-8)),
+    torch.complex128: Tolerance((1e-7, 1e-9), (1e-6, 1e-8)),
+    torch.float32: Tolerance((1e-3, 1e-4), (5e-3, 5e-4)),
+    torch.complex64: Tolerance((1e-3, 1e-4), (5e-3, 5e-4)),
+    torch.bfloat16: Tolerance((5e-2, 5e-2), (1e-1, 2e-1)),
+    torch.float16: Tolerance((1e-2, 1e-2), (5e-2, 5e-2)),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A number from finite differences, how far it may be off, and whether that is good enough to judge by."""
+
+    value: float
+    error: float
+    scale: float
+
+    @property
+    def settled(self) -> bool:
+        return math.isfinite(self.value) and 10 * self.error <= 1e-4 * max(abs(self.value), 0.1 * self.scale)
+
+    def allowance(self, ours: float, tolerance: tuple[float, float]) -> float:
+        relative, absolute = tolerance
+        return relative * max(abs(self.value), abs(ours)) + absolute * self.scale + 10 * self.error
+
+
+def extrapolate(
+    difference: Callable[[float], Sequence[float]], noise: float, order: int, levels: int, start: float = 2.0**-4
+) -> tuple[list[float], list[float]]:
+    """The limit of `difference(h)` as h goes to 0, an even series in h, with an error estimate for each component.
+
+    Ridders' method: halve the step, eliminate one more power of h**2 at each level (Neville's tableau), keep the entry
+    whose neighbours differ least. With `noise` the rounding error of the function, that of the difference is ``noise /
+    h**order``.
+    """
+    best: list[float] = []
+    errors: list[float] = []
+    previous: list[list[float]] = []
+    h = start
+    for level in range(levels):
+        values = [float(v) for v in difference(h)]
+        if level == 0:
+            best, errors = list(values), [math.inf] * len(values)
+        row = [values]
+        floor = noise / h**order
+        for column in range(1, level + 1):
+            factor = 4.0**column
+            row.append(
+                [(factor * a - b) / (factor - 1) for a, b in zip(row[column - 1], previous[column - 1], strict=True)]
+            )
+            for i, value in enumerate(row[column]):
+                error = max(abs(value - row[column - 1][i]), abs(value - previous[column - 1][i]), floor)
+                if (
+                    math.isfinite(value) and error < errors[i]
+                ):  # a nan compares false: a step out of the domain is passed over
+                    best[i], errors[i] = value, error
+        previous = row
+        # smaller steps cannot do better than the rounding error of this one
+        if level >= 2 and all(e <= 4 * floor or e <= 1e-11 * abs(b) for b, e in zip(best, errors, strict=True)):
+            break
+        h /= 2
+    return best, errors
+
+
+def first_derivative(f: Callable[[float], Sequence[float]], noise: float) -> tuple[list[float], list[float]]:
+    """d/dh f(h) at 0, by component, with errors."""
+
+    def difference(h: float) -> list[float]:
+        return [(a - b) / (2 * h) for a, b in zip(f(h), f(-h), strict=True)]
+
+    return extrapolate(difference, noise, 1, levels=24)
+
+
+def mixed_derivative(
+    plus: Callable[[float], Sequence[float]], minus: Callable[[float], Sequence[float]], noise: float
+) -> tuple[list[float], list[float]]:
+    """d/ds d/dt of f at 0, from f along u + v and u - v: a quarter of the difference of their second derivatives."""
+
+    def difference(h: float) -> list[float]:
+        corners = zip(plus(h), plus(-h), minus(h), minus(-h), strict=True)
+        return [(a + b - c - d) / (4 * h * h) for a, b, c, d in corners]
+
+    return extrapolate(difference, noise, 2, levels=14)
+
+
+def worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """The largest absolute difference of two tensors of one shape, also over the largest magnitude; nan equals nan."""
+    wide = torch.complex128 if ours.is_complex() or theirs.is_complex() else torch.float64
+    a, b = ours.detach().to(wide), theirs.detach().to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, torch.zeros((), dtype=wide, device=a.device), a - b).abs()
+    if gap.numel() == 0:
+        return 0.0, 0.0
+    absolute = float(gap.max()) if not gap.isnan().any() else math.nan
+    finite = torch.where(b.isfinite(), b, torch.zeros_like(b)).abs().max()
+    if absolute == 0:
+        return 0.0, 0.0
+    return absolute, absolute / max(float(finite), 1e-300)
+
+
+def tensors_close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: tuple[float, float]) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    absolute, relative = worst(ours, theirs)
+    return absolute == 0 or relative <= tolerance[0] or absolute <= tolerance[1] * 1e-3

@@ -1,0 +1,145 @@
+"""Samples and gauge-fixing wrappers from PyTorch's own operator database.
+
+The database is a module that PyTorch keeps for its tests, `torch.testing._internal.common_methods_invocations`. It is
+imported here, inside one function, and nowhere else: the one exception to the rule that private names live in
+core/internals.py, because it is needed for testing only and takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.sample import Sample
+from . import tree
+from .check import CHECKS, CheckFailed, check
+from .modes import MODES
+from .report import Report
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample of one entry, with the function to differentiate: operator, gauge-fixing wrapper, and only those
+    outputs that PyTorch differentiates."""
+
+    name: str
+    fn: Callable[..., Any]
+    sample: Sample
+
+
+@cache
+def op_db() -> tuple[Any, ...]:
+    """PyTorch's operator database."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return tuple(op_db)
+
+
+def entries(name: str) -> list[Any]:
+    """The database's entries (variants) for an operator, by the database's name or by ATen's: linalg.lu,
+    aten::linalg_lu.
+
+    Raises: KeyError if there is none.
+    """
+    plain = name.removeprefix("aten::").removeprefix("aten.").split(".default")[0]
+    found = [op for op in op_db() if plain in (op.name, op.formatted_name, op.aten_name)]
+    if not found:
+        # ATen's own name of what the public function calls: _linalg_svd, _softmax
+        bare = plain.lstrip("_")
+        found = [
+            op
+            for op in op_db()
+            if bare in (op.name, op.aten_name)
+            or op.name.replace(".", "_") == bare
+            or bare in {alias.name for alias in op.aliases}
+            or op.name.rsplit(".", 1)[-1] == bare
+        ]
+    if not found:
+        raise KeyError(f"no operator {name!r} in PyTorch's operator database")
+    return found
+
+
+def op_samples(
+    name: str, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None
+) -> Iterator[Case]:
+    """Cases of an operator, those that PyTorch's own gradient tests use; none if it does not differentiate this dtype.
+
+    Inputs that require grad in the database are the differentiable ones. A sample without any, or whose result does
+    not depend on them differentiably, is left out. With `limit`, at most so many of each entry, evenly spread.
+    """
+    for op in entries(name):
+        if not op.supports_dtype(dtype, torch.device(device).type) or not op.supports_autograd:
+            continue
+        samples = list(op.sample_inputs(torch.device(device), dtype, requires_grad=True))
+        cases = [case for given in samples if (case := _case(op, given)) is not None]
+        # spread over the list, which tends to begin with the smallest
+        step = 1 if limit is None else max(1, math.ceil(len(cases) / limit))
+        yield from cases[step // 2 :: step]
+
+
+def _case(op: Any, given: Any) -> Case | None:
+    sample = Sample(given.input, *given.args, **given.kwargs)
+    if not any(x.requires_grad for x in tree.tensors((sample.args, sample.kwargs))):
+        return None
+    readout = given.output_process_fn_grad
+
+    def call(*args: Any, **kwargs: Any) -> list[Tensor]:
+        if op.gradcheck_wrapper is not None:
+            result = op.gradcheck_wrapper(op.get_op(), *args, **kwargs)
+        else:
+            result = op(*args, **kwargs)
+        return tree.tensors(result if readout is None else readout(result))
+
+    state = torch.get_rng_state()
+    try:
+        kept = [
+            i
+            for i, o in enumerate(call(*sample.args, **sample.kwargs))
+            if o.requires_grad and tree.is_differentiable(o)
+        ]
+    finally:
+        torch.set_rng_state(state)
+
+    def fn(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        result = call(*args, **kwargs)
+        return tuple(result[i] for i in kept)
+
+    if not kept:
+        return None
+    fn.__name__ = op.formatted_name
+    return Case(op.formatted_name, fn, sample.named(given.name) if getattr(given, "name", "") else sample)
+
+
+def check_op(
+    name: str,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    *,
+    limit: int | None = None,
+    modes: tuple[str, ...] = MODES,
+    checks: tuple[str, ...] = CHECKS,
+    raise_on_failure: bool = True,
+    **options: Any,
+) -> Report:
+    """`check` of an operator on its samples from the database; arguments as there.
+
+    Raises: CheckFailed, KeyError for an unknown operator, ValueError if there was nothing to check.
+    """
+    found = Report()
+    for position, case in enumerate(op_samples(name, dtype, device, limit)):
+        # compiling is for the first sample only
+        wanted = tuple(c for c in checks if c != "compile" or position == 0)
+        found += check(
+            case.fn, [case.sample], name=case.name, modes=modes, checks=wanted, raise_on_failure=False, **options
+        )
+    if not found.results:
+        raise ValueError(f"no differentiable samples of {name} in {dtype}")
+    if raise_on_failure and found.failures:
+        raise CheckFailed(found)
+    return found

@@ -1,0 +1,272 @@
+"""A function and a sample, made into a smooth real loss of the differentiable inputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.sample import Sample
+from . import tree
+from .numeric import Reference, first_derivative, mixed_derivative
+
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+Point = tuple[Tensor, ...]
+
+
+def widen(x: Any) -> Any:
+    """A floating or complex tensor in double precision."""
+    return x.to(_WIDE.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+
+
+def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
+    """Re sum conj(a) b over all components: the pairing of a gradient with a tangent; None is zero."""
+    terms = [(x.conj() * y).sum() for x, y in zip(a, b, strict=True) if x is not None]
+    total = sum(term.real if term.is_complex() else term for term in terms)
+    return total if isinstance(total, Tensor) else torch.zeros((), dtype=torch.float64)
+
+
+class Problem:
+    """The loss ``sum_j Re <w_j, o_j> + sum q_j |o_j|**2 / 2`` of the outputs o_j, scaled to about one, with random w
+    and q.
+
+    The quadratic term makes the cotangent depend on the input, so that a second derivative also goes through the
+    derivative of a vjp in its cotangent. For the same reason second orders are taken through ``x + z + k z**2 / 2`` at
+    z = 0: the tangent that reaches `fn` then has a tangent of its own.
+
+    Attributes: `primals` the differentiable inputs, `names` their paths, `u`, `v` and `bend` (k) directions like them,
+    `outputs` the indices of the floating and complex outputs among all tensor leaves of the result.
+
+    Raises: whatever `fn` raises on the sample.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        sample: Sample,
+        *,
+        readout: Callable[..., Any] | None = None,
+        outputs: Sequence[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.fn, self.sample, self.readout, self.seed = fn, sample, readout, seed
+        self.arguments = (sample.args, sample.kwargs)
+        found = tree.leaves(self.arguments)
+        marked = any(isinstance(x, Tensor) and x.requires_grad for _, x in found)
+        self.leaves: list[Any] = [x.detach() if isinstance(x, Tensor) else x for _, x in found]
+        self.index = [
+            i for i, (_, x) in enumerate(found) if tree.is_differentiable(x) and (x.requires_grad or not marked)
+        ]
+        self.paths = [_readable(path) for path, _ in found]
+        self.names = [self.paths[i] for i in self.index]
+        self.primals: Point = tuple(self.leaves[i] for i in self.index)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.random = False
+        with torch.no_grad():
+            base = self.flat(*self.primals)
+            again = self.flat(*self.primals)
+            # a function that draws random numbers is made to draw the same ones each time
+            self.random = any(not torch.equal(_nan_free(a), _nan_free(b)) for a, b in zip(base, again, strict=True))
+            if self.random:
+                base = self.flat(*self.primals)
+        self.outputs = [
+            i for i, o in enumerate(base) if tree.is_differentiable(o) and (outputs is None or i in outputs)
+        ]
+        self.base = base
+        self._prepare_loss([base[i] for i in self.outputs])
+        self.u, self.v, self.bend = (tuple(self.direction(x) for x in self.primals) for _ in range(3))
+        self.bend = tuple(k / magnitude(x) / magnitude(x) for k, x in zip(self.bend, self.primals, strict=True))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the differentiable inputs and outputs; of several, the narrowest."""
+        dtypes = [x.dtype for x in (*self.primals, *(self.base[i] for i in self.outputs))] or [torch.float64]
+        return min(dtypes, key=lambda d: d.itemsize // (2 if d.is_complex else 1))
+
+    @property
+    def applicable(self) -> bool:
+        """Whether there is anything to differentiate."""
+        return bool(self.primals) and bool(self.outputs)
+
+    def direction(self, x: Tensor) -> Tensor:
+        """A random tangent of the magnitude of `x`, so that a step of one changes it by its own size."""
+        # drawn in double precision, then rounded: every dtype sees the same direction
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        drawn = torch.randn(x.shape, dtype=wide, generator=self.generator).to(device=x.device) * magnitude(x)
+        return torch.empty_like(x).copy_(drawn) if x.layout == torch.strided else drawn.to(x.dtype)
+
+    def flat(self, *primals: Tensor) -> list[Tensor]:
+        """All tensor leaves of the result at these differentiable inputs."""
+        values = list(self.leaves)
+        for i, x in zip(self.index, primals, strict=True):
+            values[i] = x
+        args, kwargs = tree.rebuild(self.arguments, values)
+        if self.random:
+            torch.manual_seed(self.seed)
+        result = self.fn(*args, **kwargs)
+        if self.readout is not None:
+            result = self.readout(result)
+        return tree.tensors(result)
+
+    def call(self, *primals: Tensor) -> tuple[Tensor, ...]:
+        """The differentiable outputs."""
+        result = self.flat(*primals)
+        return tuple(result[i] for i in self.outputs)
+
+    def _prepare_loss(self, outputs: list[Tensor]) -> None:
+        self.finite: list[Tensor | None] = []
+        self.weights: list[Tensor] = []
+        self.squares: list[Tensor] = []
+        self.unit: list[float] = []
+        for o in outputs:
+            # where an output is infinite at the sample (log 0, masked scores) it has no derivative: left out of the
+            # loss
+            keep = o.isfinite()
+            mask = None if bool(keep.all()) else keep.reshape(-1).nonzero().squeeze(-1)
+            self.finite.append(mask)
+            kept = o.reshape(-1)[mask] if mask is not None else o
+            largest = float(widen(kept).abs().max()) if kept.numel() else 1.0
+            self.unit.append(largest if 0 < largest < math.inf else 1.0)
+            wide = torch.complex128 if o.is_complex() else torch.float64
+            weight = torch.randn(kept.shape, dtype=wide, generator=self.generator)
+            square = torch.randn(kept.shape, dtype=torch.float64, generator=self.generator)
+            shrink = max(kept.numel(), 1) ** -0.5
+            self.weights.append((weight * shrink).to(o.device))
+            self.squares.append((square * shrink / 2).to(o.device))
+
+    def losses(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """One real scalar for each differentiable output."""
+        return [self.loss_of(j, o) for j, o in enumerate(outputs)]
+
+    def loss_of(self, j: int, o: Tensor) -> Tensor:
+        mask = self.finite[j]
+        o = (o if mask is None else o.reshape(-1)[mask]) / self.unit[j]
+        weight, square = self.weights[j].to(o.dtype), self.squares[j].to(o.dtype)
+        if not o.is_complex():
+            return (weight * o + square * o * o).sum()
+        return (weight.conj() * o + square * o * o.conj()).sum().real
+
+    def loss(self, *primals: Tensor, subset: Sequence[int] | None = None) -> Tensor:
+        """The loss of all outputs, or of a subset of them."""
+        outputs = self.call(*primals)
+        chosen = range(len(outputs)) if subset is None else subset
+        total = sum(self.loss_of(j, outputs[j]) for j in chosen)
+        assert isinstance(total, Tensor)
+        return total
+
+    def bent(self, *z: Tensor) -> Point:
+        """The inputs at the displacement z."""
+        return tuple(x + d + k * d * d / 2 for x, d, k in zip(self.primals, z, self.bend, strict=True))
+
+    def curve(self, *z: Tensor) -> Tensor:
+        """The loss at the displacement z."""
+        return self.loss(*self.bent(*z))
+
+    def zero(self) -> Point:
+        return tuple(torch.zeros_like(x) for x in self.primals)
+
+    def wide(self) -> Problem:
+        """The same problem in double precision: same directions, same weights."""
+        if all(x.dtype in (torch.float64, torch.complex128) for x in self.primals):
+            return self
+        points = {name: tuple(map(widen, getattr(self, name))) for name in ("primals", "u", "v", "bend")}
+        other = self.but(leaves=[widen(x) for x in self.leaves], **points)
+        with torch.no_grad():
+            other.base = other.flat(*other.primals)
+        return other
+
+    def at(self, leaves: list[Any]) -> Problem:
+        """The same problem at other arguments: same directions, same weights."""
+        return self.but(leaves=leaves, primals=tuple(leaves[i] for i in self.index))
+
+    def but(self, **changes: Any) -> Problem:
+        """A copy with some attributes replaced."""
+        other = copy.copy(self)
+        other.__dict__.update(changes)
+        return other
+
+    # references ------------------------------------------------------------------------------------------------------
+
+    def _values(self, at: Sequence[Tensor]) -> list[float]:
+        try:
+            with torch.no_grad():
+                return [float(value) for value in self.losses(self.call(*at))]
+        except Exception:
+            # a step out of the domain; at the sample itself the function has been called already
+            return [math.nan] * len(self.outputs)
+
+    def slope(self, direction: Sequence[Tensor | None]) -> list[Reference]:
+        """The derivative of each output's loss along `direction` (None: that input stays), by finite differences."""
+
+        def along(h: float) -> list[float]:
+            return self._values([x if d is None else x + h * d for x, d in zip(self.primals, direction, strict=True)])
+
+        return _references(*first_derivative(along, self.noise), self.size)
+
+    def curvature(self) -> list[Reference]:
+        """d/ds d/dt of each output's loss at the displacement s u + t v, by finite differences."""
+
+        def along(direction: Point) -> Callable[[float], list[float]]:
+            return lambda h: self._values(self.bent(*(h * d for d in direction)))
+
+        plus = tuple(a + b for a, b in zip(self.u, self.v, strict=True))
+        minus = tuple(a - b for a, b in zip(self.u, self.v, strict=True))
+        return _references(*mixed_derivative(along(plus), along(minus), self.noise), self.size)
+
+    def curvature_of_gradient(self) -> Reference:
+        """The same for the whole loss, from the gradient: more accurate, and only as right as reverse mode is."""
+
+        def along(h: float) -> list[float]:
+            z = [(h * d).detach().requires_grad_() for d in self.v]
+            grads = torch.autograd.grad(self.curve(*z), z, allow_unused=True)
+            return [float(inner(grads, self.u))]
+
+        return _references(*first_derivative(along, self.noise), self.size)[0]
+
+    @property
+    def size(self) -> float:
+        """The magnitude of the loss: about one for each output."""
+        return float(max(len(self.outputs), 1))
+
+    @property
+    def noise(self) -> float:
+        """The rounding error of the loss."""
+        return self.size * max((torch.finfo(self.base[i].dtype).eps for i in self.outputs), default=0.0)
+
+
+def total(references: Sequence[Reference]) -> Reference:
+    """The reference of a sum."""
+    return Reference(
+        sum(r.value for r in references), sum(r.error for r in references), max(r.scale for r in references)
+    )
+
+
+def magnitude(x: Tensor) -> float:
+    largest = float(widen(x.detach()).abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+    return largest if 0 < largest < math.inf else 1.0
+
+
+def _references(values: list[float], errors: list[float], scale: float) -> list[Reference]:
+    return [Reference(v, e, scale) for v, e in zip(values, errors, strict=True)]
+
+
+def _nan_free(x: Tensor) -> Tensor:
+    return x.nan_to_num() if tree.is_differentiable(x) else x
+
+
+def _readable(path: str) -> str:
+    """``[0][1][0]`` is args[1][0], ``[1]['p']`` is p."""
+    if path.startswith("[0]"):
+        return "args" + path[3:]
+    key, _, rest = path.removeprefix("[1][").partition("]")
+    return key.strip("'") + rest

@@ -1,0 +1,234 @@
+"""Checks of transforms: vmap, fake tensors, the compiler, strides, opcheck, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import modes, report, tree
+from .context import Context
+from .problem import Problem, magnitude
+
+BATCH = 3
+OVERLOAD, PACKET = type(torch.ops.aten.sin.default), type(torch.ops.aten.sin)
+_OPS: tuple[type, ...] = (OVERLOAD, PACKET, getattr(torch.library, "CustomOpDef", OVERLOAD))
+
+
+def variants_of(x: Tensor, position: int) -> list[Tensor]:
+    """`BATCH` tensors like `x`: itself and neighbours, which stay in the domain and off other branches."""
+    if not tree.is_differentiable(x):
+        return [x] * BATCH
+    generator = torch.Generator().manual_seed(position)
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    steps = [torch.randn(x.shape, dtype=wide, generator=generator).to(x.device, x.dtype) for _ in range(BATCH - 1)]
+    return [x, *(x + 0.01 * magnitude(x) * step for step in steps)]
+
+
+def _call(p: Problem, leaves: Sequence[Any], raw: bool = False) -> tuple[Tensor, ...]:
+    args, kwargs = tree.rebuild(p.arguments, leaves)
+    if p.random:
+        torch.manual_seed(p.seed)
+    result = p.fn(*args, **kwargs)
+    return tuple(tree.tensors(result if raw or p.readout is None else p.readout(result)))
+
+
+def vmap(c: Context) -> None:
+    """`torch.func.vmap` against a loop, over each tensor argument alone and over all of them."""
+    p = c.problem
+    tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor)]
+    choices = [[i] for i in tensors[:6]] + ([tensors] if len(tensors) > 1 else [])
+    for chosen in choices:
+        # over all of them, alternate between the first and the last dimension
+        dims = [(-1 if len(chosen) > 1 and k % 2 else 0) for k in range(len(chosen))]
+        variants = [variants_of(p.leaves[i], i) for i in chosen]
+
+        def at(values: Sequence[Tensor], chosen: list[int] = chosen) -> tuple[Tensor, ...]:
+            leaves = list(p.leaves)
+            for i, x in zip(chosen, values, strict=True):
+                leaves[i] = x
+            return _call(p, leaves)
+
+        def pairs(variants: Any = variants, dims: Any = dims, at: Any = at) -> list[tuple[str, Any, Any]]:
+            stacked = tuple(torch.stack(list(x), d) for x, d in zip(variants, dims, strict=True))
+            together = torch.func.vmap(lambda *v: at(v), in_dims=tuple(dims), randomness="same")(*stacked)
+            loop = [torch.stack(o) for o in zip(*(at(row) for row in zip(*variants, strict=True)), strict=True)]
+            return [(f"output {j}", a, b) for j, (a, b) in enumerate(zip(together, loop, strict=True))]
+
+        label = f"over {p.paths[chosen[0]]}" if len(chosen) == 1 else "over all"
+        c.equal("vmap", label, pairs)
+
+
+def vmap_grad(c: Context) -> None:
+    """Per-sample gradients and per-sample directional derivatives against loops."""
+    p = c.problem
+    everything = tuple(range(len(p.primals)))
+    variants = [variants_of(x, i) for i, x in enumerate(p.primals)]
+    rows = list(zip(*variants, strict=True))
+    stacked = tuple(torch.stack(list(x)) for x in variants)
+    per_sample: dict[str, tuple[str, Callable[..., tuple[Tensor, ...]]]] = {
+        "grad": ("rev", torch.func.grad(p.loss, argnums=everything)),
+        "jvp": ("fwd", lambda *xs: (torch.func.jvp(p.loss, xs, p.u)[1],)),
+    }
+    for engine, (mode, f) in per_sample.items():
+        if c.gap(mode, "func"):
+            continue
+
+        def pairs(f: Any = f) -> list[tuple[str, Any, Any]]:
+            together = torch.func.vmap(f, randomness="same")(*stacked)
+            loop = [torch.stack(o) for o in zip(*(f(*row) for row in rows), strict=True)]
+            names = p.names if len(loop) == len(p.names) else ["jvp"]
+            return list(zip(names, together, loop, strict=True))
+
+        c.equal("vmap-grad", engine, pairs)
+
+
+def fake(c: Context) -> None:
+    """Outputs under fake tensors have the real ones' shape, dtype, device and strides."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public name for it
+
+    p = c.problem
+
+    def compute() -> str:
+        real = _call(p, p.leaves, raw=True)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = _call(p, [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in p.leaves], raw=True)
+        if len(real) != len(fakes):
+            return f"{len(fakes)} outputs, really {len(real)}"
+        for j, (a, b) in enumerate(zip(real, fakes, strict=True)):
+            for what in ("shape", "dtype", "device", "layout"):
+                if getattr(a, what) != getattr(b, what):
+                    return f"output {j}: {what} {getattr(b, what)}, really {getattr(a, what)}"
+            # the stride of a dimension of size 0 or 1 means nothing
+            strides = [(n, m) for n, m, size in zip(b.stride(), a.stride(), a.shape, strict=True) if size > 1]
+            if a.numel() and any(n != m for n, m in strides):
+                return f"output {j}: strides {b.stride()}, really {a.stride()}"
+        return ""
+
+    _verdict(c, "fake", "outputs", compute)
+
+
+def _verdict(c: Context, check: str, engine: str, compute: Callable[[], str]) -> None:
+    found = c.run(check, engine, compute)
+    if found is not None:
+        c.close_gap(check, engine, report.WRONG if found else report.OK, found)
+
+
+def compiled(c: Context) -> None:
+    """`torch.compile(fullgraph=True, backend="aot_eager")`, forward and gradient, against eager; first sample only."""
+    p = c.problem
+    if c.position > 0:
+        return
+
+    def run(f: Callable[..., Any]) -> tuple[list[Tensor], list[Tensor | None]]:
+        xs = [x.detach().requires_grad_() for x in p.primals]
+        out = f(*xs)
+        value = torch.stack(p.losses(out)).sum()
+        return list(out), list(modes.backward(value, xs))
+
+    def pairs() -> list[tuple[str, Any, Any]]:
+        torch.compiler.reset()
+        out, grads = run(p.call)
+        with torch.random.fork_rng(enabled=p.random):
+            graph_out, graph_grads = run(torch.compile(p.call, fullgraph=True, backend="aot_eager"))
+        names = [f"output {j}" for j in p.outputs] + [f"gradient of {n}" for n in p.names]
+        return list(zip(names, graph_out + graph_grads, out + grads, strict=True))
+
+    if c.gap("rev", "eager") is None:
+        c.equal("compile", "aot_eager", pairs)
+
+
+def noncontiguous(c: Context) -> None:
+    """Inputs with other strides give the same outputs and the same gradients."""
+    p = c.problem
+    layouts: dict[str, Callable[[Tensor], Tensor]] = {"transposed": _transposed, "strided": _strided}
+    reverse = c.gap("rev", "eager") is None
+
+    def results(leaves: list[Any]) -> list[Tensor | None]:
+        other = p.at(leaves)
+        return list(_call(other, leaves)) + (list(modes.gradient(other)) if reverse and p.applicable else [])
+
+    base = c.run(
+        "noncontiguous",
+        "contiguous",
+        lambda: results([x.contiguous() if isinstance(x, Tensor) else x for x in p.leaves]),
+    )
+    if base is None:
+        return
+    for engine, relayout in layouts.items():
+        changed = [relayout(x) if isinstance(x, Tensor) else x for x in p.leaves]
+        if all(x.is_contiguous() for x in changed if isinstance(x, Tensor)):
+            continue
+
+        def pairs(changed: list[Any] = changed) -> list[tuple[str, Any, Any]]:
+            found = results(changed)
+            outputs = len(found) - len(p.names) if reverse and p.applicable else len(found)
+            names = [f"output {j}" for j in range(outputs)] + [f"gradient of {n}" for n in p.names]
+            return list(zip(names, found, base, strict=False))
+
+        c.equal("noncontiguous", engine, pairs)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """The same values, the first dimension fastest."""
+    if x.layout != torch.strided or x.is_nested:
+        return x
+    order = list(reversed(range(x.dim())))
+    return x.permute(order).contiguous().permute(order)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """The same values, every second one of a larger storage."""
+    if x.layout != torch.strided or x.is_nested or x.dim() == 0:
+        return x
+    wide = torch.empty((*x.shape, 2), dtype=x.dtype, device=x.device)
+    wide[..., 0] = x
+    # garbage that a kernel reading the wrong element would show
+    wide[..., 1] = True if x.dtype == torch.bool else 77
+    return wide[..., 0]
+
+
+def operator_of(fn: Any) -> Any:
+    """What `torch.library.opcheck` can take, or None."""
+    if isinstance(fn, _OPS):
+        return fn
+    for name in ("op", "overload", "_opoverload", "default"):
+        inner = getattr(fn, name, None)
+        if isinstance(inner, _OPS):
+            return inner
+    return None
+
+
+def opcheck(c: Context) -> None:
+    """`torch.library.opcheck` of an operator; first sample only."""
+    if operator_of(c.fn) is not None and c.position == 0:
+        _verdict(c, "opcheck", "opcheck", lambda: opcheck_says(c.problem))
+
+
+def opcheck_says(p: Problem) -> str:
+    """What `torch.library.opcheck` finds wrong with the operator; empty if nothing."""
+    values = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
+    args, kwargs = tree.rebuild(p.arguments, values)
+    found = torch.library.opcheck(operator_of(p.fn), args, kwargs, raise_exception=False)
+    return "; ".join(
+        f"{test}: {' '.join(str(said).split())[:300]}" for test, said in found.items() if said != "SUCCESS"
+    )
+
+
+def kernel(c: Context) -> None:
+    """An operator that carries a `reference` gives the reference's outputs."""
+    reference = getattr(c.fn, "reference", None)
+    if not callable(reference):
+        return
+    p = c.problem
+    other = p.but(fn=reference, readout=None)
+
+    def pairs() -> list[tuple[str, Any, Any]]:
+        ours, theirs = _call(p, p.leaves), _call(other, p.leaves)
+        if len(ours) != len(theirs):
+            raise AssertionError(f"{len(ours)} outputs, the reference has {len(theirs)}")
+        return [(f"output {j}", a, b) for j, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+
+    c.equal("kernel", "reference", pairs)
