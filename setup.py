@@ -21,7 +21,11 @@ import sys
 from glob import glob
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
+
+if int(setuptools.__version__.split(".")[0]) < 77:
+    raise SystemExit(f"torch_manualgrad: setuptools>=77 is required to build, found {setuptools.__version__}")
 from setuptools.command.bdist_wheel import bdist_wheel
 
 try:
@@ -56,7 +60,11 @@ def cuda_home() -> Path | None:
     if wanted == "0":
         return None
     on_path = shutil.which("nvcc")
-    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), on_path and Path(on_path).resolve().parents[1]]
+    candidates = [
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        on_path and Path(on_path).resolve().parents[1],
+    ]
     for home in [*candidates, "/usr/local/cuda", *sorted(glob("/usr/local/cuda-*"), reverse=True)]:
         if home and Path(home, "bin", "nvcc").exists():
             return Path(home)
@@ -148,7 +156,21 @@ class build_kernels(BuildExtension):
         nvcc = str(home / "bin" / "nvcc")
         if not (torch_libraries / "libtorch_cuda.so").exists():
             stub = build / "libtorch_cuda.so"
-            self._run([nvcc, "-shared", "-cudart", "none", "-Xlinker", "-soname=libtorch_cuda.so", "-x", "c++", os.devnull, "-o", str(stub)])
+            self._run(
+                [
+                    nvcc,
+                    "-shared",
+                    "-cudart",
+                    "none",
+                    "-Xlinker",
+                    "-soname=libtorch_cuda.so",
+                    "-x",
+                    "c++",
+                    os.devnull,
+                    "-o",
+                    str(stub),
+                ]
+            )
             search.append(f"-L{build}")
         objects = []
         for source in ext.sources:

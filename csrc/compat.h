@@ -54,14 +54,22 @@ template <class... Parts>
 
 inline std::string dtype_name(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return "torch.float32";
-    case ScalarType::Double: return "torch.float64";
-    case ScalarType::Half: return "torch.float16";
-    case ScalarType::BFloat16: return "torch.bfloat16";
-    case ScalarType::ComplexHalf: return "torch.complex32";
-    case ScalarType::ComplexFloat: return "torch.complex64";
-    case ScalarType::ComplexDouble: return "torch.complex128";
-    default: return torch::headeronly::toString(type);
+    case ScalarType::Float:
+      return "torch.float32";
+    case ScalarType::Double:
+      return "torch.float64";
+    case ScalarType::Half:
+      return "torch.float16";
+    case ScalarType::BFloat16:
+      return "torch.bfloat16";
+    case ScalarType::ComplexHalf:
+      return "torch.complex32";
+    case ScalarType::ComplexFloat:
+      return "torch.complex64";
+    case ScalarType::ComplexDouble:
+      return "torch.complex128";
+    default:
+      return torch::headeronly::toString(type);
   }
 }
 
@@ -155,10 +163,14 @@ struct Tag {
 // The dtype of the norm of a tensor of this dtype.
 inline ScalarType real_dtype(ScalarType type) {
   switch (type) {
-    case ScalarType::ComplexHalf: return ScalarType::Half;
-    case ScalarType::ComplexFloat: return ScalarType::Float;
-    case ScalarType::ComplexDouble: return ScalarType::Double;
-    default: return type;
+    case ScalarType::ComplexHalf:
+      return ScalarType::Half;
+    case ScalarType::ComplexFloat:
+      return ScalarType::Float;
+    case ScalarType::ComplexDouble:
+      return ScalarType::Double;
+    default:
+      return type;
   }
 }
 
@@ -166,14 +178,22 @@ inline ScalarType real_dtype(ScalarType type) {
 template <class F>
 inline void dispatch_inexact(ScalarType type, const char* where, const F& f) {
   switch (type) {
-    case ScalarType::Float: return f(Tag<float>{});
-    case ScalarType::Double: return f(Tag<double>{});
-    case ScalarType::Half: return f(Tag<Half>{});
-    case ScalarType::BFloat16: return f(Tag<BFloat16>{});
-    case ScalarType::ComplexHalf: return f(Tag<Complex<Half>>{});
-    case ScalarType::ComplexFloat: return f(Tag<Complex<float>>{});
-    case ScalarType::ComplexDouble: return f(Tag<Complex<double>>{});
-    default: raise(where, "expected a floating point or complex dtype, got ", dtype_name(type));
+    case ScalarType::Float:
+      return f(Tag<float>{});
+    case ScalarType::Double:
+      return f(Tag<double>{});
+    case ScalarType::Half:
+      return f(Tag<Half>{});
+    case ScalarType::BFloat16:
+      return f(Tag<BFloat16>{});
+    case ScalarType::ComplexHalf:
+      return f(Tag<Complex<Half>>{});
+    case ScalarType::ComplexFloat:
+      return f(Tag<Complex<float>>{});
+    case ScalarType::ComplexDouble:
+      return f(Tag<Complex<double>>{});
+    default:
+      raise(where, "expected a floating point or complex dtype, got ", dtype_name(type));
   }
 }
 
@@ -224,9 +244,12 @@ struct Multiversion {
   template <class... Args>
   static void call(const Args&... args) {
     switch (kInstructionSet) {
-      case 2: return avx512(args...);
-      case 1: return avx2(args...);
-      default: return baseline(args...);
+      case 2:
+        return avx512(args...);
+      case 1:
+        return avx2(args...);
+      default:
+        return baseline(args...);
     }
   }
 };

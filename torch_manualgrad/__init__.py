@@ -4,6 +4,7 @@
 from .core import kernels as _kernels
 from . import rules as _families  # first: it registers, and below `rules` becomes the registry, no more the package
 from . import testing
+from .core.autograd import SingleLevelFunction
 from .core.custom_op import BackwardContext, CustomOp, custom_op
 from .core.formula import Formula, formula, ops
 from .core.override import Handle, install, override
@@ -17,6 +18,7 @@ __all__ = [
     "Handle",
     "Rule",
     "Sample",
+    "SingleLevelFunction",
     "custom_op",
     "formula",
     "install",

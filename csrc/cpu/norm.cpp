@@ -1,4 +1,5 @@
-// manualgrad::norm_backward(Tensor grad, Tensor self, float p, Tensor norm, int[]? dim=None, bool keepdim=True) -> Tensor
+// manualgrad::norm_backward(Tensor grad, Tensor self, float p, Tensor norm, int[]? dim=None, bool keepdim=True) ->
+// Tensor
 //
 // The cotangent of self for norm = ||self||_p over dim (None or []: all dims); the formula and its edges are in
 // math/norm.h. grad and norm are real and have self's shape with dim reduced (keepdim) or removed. The result has
@@ -77,8 +78,7 @@ struct FiniteStretch {
     } else {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t j = i * slice_step;
-        store(to[i * out_step],
-              norm_backward_element<P>(load(from[i * x_step]), Slice<T>{a[j], b[j], n[j]}, e));
+        store(to[i * out_step], norm_backward_element<P>(load(from[i * x_step]), Slice<T>{a[j], b[j], n[j]}, e));
       }
     }
   }
@@ -213,6 +213,53 @@ struct TieRowsBody {
         store(to[i], scaled(tie_sign(value, size, is_tie(size, n)), share));
       }
     }
+  }
+};
+
+// Slices side by side: the same for a tile of them at a time, narrow enough for its rows to stay in cache.
+constexpr int64_t kTileBytes = 262144, kTileWidth = 2048, kTileMinWidth = 64;
+
+template <class S>
+struct TieTilesBody {
+  HOST_DEVICE static void run(const Loops<3>& loops, const S* x, S* out, const RealCompute<S>* grad,
+                              const RealCompute<S>* norm, int64_t width, int64_t begin, int64_t end) {
+    using T = RealCompute<S>;
+    const int around = loops.dims - 2;
+    const int64_t inner = loops.inner(), rows = loops.size[around], tiles = (inner + width - 1) / width;
+    TieCount<T> ties[kTileWidth];
+    T share[kTileWidth];
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t outer = tile / tiles, column = (tile - outer * tiles) * width;
+      const int64_t count = std::min(width, inner - column);
+      int64_t offset[3];
+      loops.offsets(outer * rows * inner + column, offset);
+      const T* __restrict n = norm + offset[2];
+      const T* __restrict a = grad + offset[2];
+      for (int64_t i = 0; i < count; ++i) ties[i] = 0;
+      for (int64_t row = 0; row < rows; ++row) {
+        const S* __restrict from = x + offset[0] + row * loops.stride[0][around];
+        for (int64_t i = 0; i < count; ++i) ties[i] += is_tie(modulus(load(from[i])), n[i]) ? 1 : 0;
+      }
+      for (int64_t i = 0; i < count; ++i) share[i] = a[i] / static_cast<T>(ties[i]);
+      for (int64_t row = 0; row < rows; ++row) {
+        const S* __restrict from = x + offset[0] + row * loops.stride[0][around];
+        S* __restrict to = out + offset[1] + row * loops.stride[1][around];
+        for (int64_t i = 0; i < count; ++i) {
+          const auto value = load(from[i]);
+          const T size = modulus(value);
+          store(to[i], scaled(tie_sign(value, size, is_tie(size, n[i])), share[i]));
+        }
+      }
+    }
+  }
+
+  // The width of a tile, or 0 where the slices are too long, or not laid out as rows of side-by-side slices.
+  static int64_t width(const NormPlan& plan) {
+    const Loops<3>& loops = plan.elements;
+    const int around = loops.dims - 2;
+    if (around < 0 || loops.stride[2][around] != 0 || loops.size[around] != plan.slice_size) return 0;
+    const int64_t fits = kTileBytes / (plan.slice_size * static_cast<int64_t>(sizeof(S)));
+    return fits < std::min(kTileMinWidth, loops.inner()) ? 0 : std::min(fits, kTileWidth);
   }
 };
 
@@ -366,6 +413,13 @@ void run_extreme(const NormPlan& plan, const S* x, S* out, const Coefficients<Re
     });
     return;
   }
+  if (const int64_t width = L == Stride::kAcrossSlices ? TieTilesBody<S>::width(plan) : 0) {
+    const int64_t tiles = plan.numel() / (plan.slice_size * inner) * ((inner + width - 1) / width);
+    parallel_for(tiles, std::max<int64_t>(1, kGrain / (plan.slice_size * width)), [&](int64_t begin, int64_t end) {
+      Multiversion<TieTilesBody<S>>::call(plan.elements, x, out, slices.a, slices.n, width, begin, end);
+    });
+    return;
+  }
   const int64_t blocks = (plan.numel() + kBlock - 1) / kBlock;
   std::vector<int64_t> ties(static_cast<size_t>(plan.slices));
   std::vector<uint8_t> has_ties(static_cast<size_t>(blocks));
@@ -390,13 +444,20 @@ void run_extreme(const NormPlan& plan, const S* x, S* out, const Coefficients<Re
 template <Stride L, class S>
 void run_power(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
   switch (plan.power) {
-    case Power::kOne: return run_finite<Power::kOne, L>(plan, x, out, slices);
-    case Power::kTwo: return run_finite<Power::kTwo, L>(plan, x, out, slices);
-    case Power::kThree: return run_finite<Power::kThree, L>(plan, x, out, slices);
-    case Power::kFour: return run_finite<Power::kFour, L>(plan, x, out, slices);
-    case Power::kThreeHalves: return run_finite<Power::kThreeHalves, L>(plan, x, out, slices);
-    case Power::kGeneral: return run_finite<Power::kGeneral, L>(plan, x, out, slices);
-    case Power::kExtreme: return run_extreme<L>(plan, x, out, slices);
+    case Power::kOne:
+      return run_finite<Power::kOne, L>(plan, x, out, slices);
+    case Power::kTwo:
+      return run_finite<Power::kTwo, L>(plan, x, out, slices);
+    case Power::kThree:
+      return run_finite<Power::kThree, L>(plan, x, out, slices);
+    case Power::kFour:
+      return run_finite<Power::kFour, L>(plan, x, out, slices);
+    case Power::kThreeHalves:
+      return run_finite<Power::kThreeHalves, L>(plan, x, out, slices);
+    case Power::kGeneral:
+      return run_finite<Power::kGeneral, L>(plan, x, out, slices);
+    case Power::kExtreme:
+      return run_extreme<L>(plan, x, out, slices);
   }
 }
 
@@ -433,7 +494,8 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
 
   const Coefficients<T> coefficients{memory, memory + slices, memory + 2 * slices};
   S* to = static_cast<S*>(out.mutable_data_ptr());
-  const bool unit = plan.elements.dims == 0 || (plan.elements.inner_stride(0) == 1 && plan.elements.inner_stride(1) == 1);
+  const bool unit =
+      plan.elements.dims == 0 || (plan.elements.inner_stride(0) == 1 && plan.elements.inner_stride(1) == 1);
   if (unit && plan.elements.inner_stride(2) == 0) return run_power<Stride::kOneSlice>(plan, x, to, coefficients);
   if (unit && plan.elements.inner_stride(2) == 1) return run_power<Stride::kAcrossSlices>(plan, x, to, coefficients);
   run_power<Stride::kAny>(plan, x, to, coefficients);

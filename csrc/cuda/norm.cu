@@ -199,13 +199,20 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
     check_launch("finite_kernel");
   };
   switch (plan.power) {
-    case Power::kOne: return finite(finite_kernel<Power::kOne, S>);
-    case Power::kTwo: return finite(finite_kernel<Power::kTwo, S>);
-    case Power::kThree: return finite(finite_kernel<Power::kThree, S>);
-    case Power::kFour: return finite(finite_kernel<Power::kFour, S>);
-    case Power::kThreeHalves: return finite(finite_kernel<Power::kThreeHalves, S>);
-    case Power::kGeneral: return finite(finite_kernel<Power::kGeneral, S>);
-    case Power::kExtreme: break;
+    case Power::kOne:
+      return finite(finite_kernel<Power::kOne, S>);
+    case Power::kTwo:
+      return finite(finite_kernel<Power::kTwo, S>);
+    case Power::kThree:
+      return finite(finite_kernel<Power::kThree, S>);
+    case Power::kFour:
+      return finite(finite_kernel<Power::kFour, S>);
+    case Power::kThreeHalves:
+      return finite(finite_kernel<Power::kThreeHalves, S>);
+    case Power::kGeneral:
+      return finite(finite_kernel<Power::kGeneral, S>);
+    case Power::kExtreme:
+      break;
   }
   const Tensor counts = scratch(self, plan.slices, ScalarType::Long);
   auto* ties = static_cast<unsigned long long*>(counts.mutable_data_ptr());

@@ -10,8 +10,10 @@ functorch transform at any depth, and the tracers of the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor
 
 from .internals import (
-    SingleLevelFunction,
+    PLAIN,
+    SingleLevelFunction as _SingleLevelFunction,
     below_autograd,
     below_autograd_keys,
     enable_single_level_autograd_function,
@@ -27,13 +30,49 @@ from .internals import (
     fresh_variable,
     has_tangent,
     is_autocast_enabled,
+    only_autograd,
     primal,
+    python_function,
     set_autocast_off,
     tangents_possible,
 )
 from .schema import Signature, flatten, tensors_in, unflatten
 
-__all__ = ["Derivative", "Mode", "any_tangent", "apply", "differentiated", "redispatch", "transposed_jvp"]
+__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "redispatch", "transposed_jvp", "transposing"]
+
+
+class SingleLevelFunction(_SingleLevelFunction):
+    """``torch.autograd.Function`` for use inside an `impl_autograd`, where it acts on one functorch level.
+
+    Write it as any autograd function, in either style; its ``forward`` calls ``op.below_autograd(...)``. Its ``jvp``
+    finds primals in ``ctx.saved_tensors``, and may be differentiated again.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "jvp" in cls.__dict__:
+            rule = cls.jvp
+
+            @functools.wraps(rule)
+            def jvp(ctx: Any, *tangents: Any) -> Any:
+                with forward_ad_enabled(True):
+                    return rule(_Primals(ctx), *tangents)
+
+            cls.jvp = staticmethod(jvp)  # type: ignore[method-assign, assignment]
+
+
+class _Primals:
+    """The context of a jvp, with the tangents of this level taken off what it saved."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(t if t is None else primal(t) for t in self._ctx.saved_tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 class Derivative:
@@ -43,11 +82,17 @@ class Derivative:
         differentiable: for each output, whether it is; integer outputs never are.
     """
 
+    run: Callable[..., Any] | None = None  # the forward of a plain call, below autograd; by default the operator
+
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op
         self.signature = signature
         self.differentiable = tuple(differentiable or [True] * len(signature.returns))
+        if self.run is None:
+            self.run = python_function(op) or op
         self.function = _autograd_function(self)
+        simple = len(signature.returns) == 1 and signature.returns[0].is_tensor and not signature.lists
+        self.short = _short_function(self) if simple and all(self.differentiable) else None
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
@@ -72,9 +117,11 @@ class Mode(Enum):
     """What a call is differentiated for, at this functorch level."""
 
     NOTHING = 0
-    PLAIN = 1  # reverse mode, and no transform, tangent or tracer is near: the short way
-    REVERSE = 2
-    DUAL = 3  # an input has a tangent
+    REVERSE = 1
+    DUAL = 2  # an input has a tangent
+    # the first two where no transform, tangent or tracer is near: the short way
+    PLAIN_NOTHING = 3
+    PLAIN_REVERSE = 4
 
 
 class _Call:
@@ -86,7 +133,7 @@ class _Call:
         self.keyset = keyset
         self.lengths = lengths
         self.dual = mode is Mode.DUAL
-        self.plain = mode is Mode.PLAIN
+        self.plain = mode is Mode.PLAIN_REVERSE
         self.out_lengths: Sequence[int | None] | None = None
 
 
@@ -102,30 +149,40 @@ def any_tangent(tensors: Sequence[Tensor]) -> bool:
 
 def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
     """What a call with these values is to be differentiated for, at this level."""
-    tensors = [x for i in signature.tensor_like if (x := values[i]) is not None]
-    if signature.lists:
-        tensors = list(tensors_in(tensors))
-    grad = False
-    if torch.is_grad_enabled():
-        for x in tensors:
+    grad, plain = False, only_autograd()
+    for i in signature.tensor_like:
+        value = values[i]
+        for x in (value,) if not isinstance(value, (list, tuple)) else value:
+            if x is None:
+                continue
             if x.requires_grad:
                 grad = True
-                break
-    if not tangents_possible(tensors):
-        return Mode.PLAIN if grad else Mode.NOTHING
-    if any(has_tangent(x) for x in tensors):
+            if plain and type(x) not in PLAIN:
+                plain = False
+    grad = grad and torch.is_grad_enabled()
+    if plain:
+        return Mode.PLAIN_REVERSE if grad else Mode.PLAIN_NOTHING
+    if any(has_tangent(x) for x in tensors_in(values)):
         return Mode.DUAL
     return Mode.REVERSE if grad else Mode.NOTHING
 
 
-def apply(derivative: Derivative, keyset: Any, values: Sequence[Any], mode: Mode) -> Any:
-    """The operator with its derivative attached, at this level."""
+def apply(
+    derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """The operator with its derivative attached, at this level.
+
+    Args:
+        values: the arguments as `Signature.bind` gives them; ``args`` and ``kwargs``: the same as they came.
+    """
+    if mode is Mode.PLAIN_REVERSE and derivative.short is not None:
+        return derivative.short((values, args, kwargs), *[values[i] for i in derivative.signature.tensor_like])
     signature = derivative.signature
     lengths = None
     if signature.lists:
         values, lengths = flatten(values, signature.lists)
     call = _Call(keyset, lengths, mode)
-    if mode is Mode.PLAIN:
+    if call.plain:
         result = derivative.function.apply(call, *values)
     else:
         with enable_single_level_autograd_function():
@@ -145,13 +202,15 @@ def _autograd_function(derivative: Derivative) -> Any:
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         values = flat if call.lengths is None else unflatten(flat, call.lengths)
         if call.plain:
-            result = derivative.redispatch(call.keyset, values)
+            args, kwargs = signature.split(values)
+            with below_autograd():
+                result = derivative.run(*args, **kwargs)
             outputs = (result,) if one_output else signature.outputs(result)
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
             # This function has switched both modes off. An outer functorch level needs its history recorded, or a
             # second derivative loses the term that flows through a saved output.
-            with torch.enable_grad(), forward_ad_enabled(True):
+            with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
                 tensors, ctx.static = derivative.residuals(values, outputs)
@@ -178,9 +237,7 @@ def _autograd_function(derivative: Derivative) -> Any:
             grads = tuple(unflatten(grads, ctx.out_lengths))
         if ctx.lengths is not None:
             needed = unflatten(needed, ctx.lengths)
-        tensors = ctx.saved_tensors
-        with _formula_mode(tensors):
-            found = derivative.vjp(needed, tensors, ctx.static, grads)
+        found = _pull_back(derivative, ctx, needed, grads)
         if ctx.lengths is not None:
             found = _spread(found, ctx.lengths)
         return (None, *found)
@@ -203,18 +260,53 @@ def _autograd_function(derivative: Derivative) -> Any:
         full = [_zero(o) if t is None else t for t, o in zip(found, known[ctx.n_inputs :])]
         return full[0] if one_output else tuple(full)
 
-    name = signature.name.split("::")[-1].capitalize()
-    members = {"forward": forward, "backward": backward, "jvp": jvp}
-    return type(name, (SingleLevelFunction,), {k: staticmethod(f) for k, f in members.items()})
+    return _function(derivative, forward, backward, jvp)
 
 
-def _formula_mode(tensors: Sequence[Tensor | None]) -> AbstractContextManager[None]:
-    """The mode in which a formula runs: without autocast, and below autograd if nobody is to differentiate it."""
+def _short_function(derivative: Derivative) -> Any:
+    """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
+    run, residuals, places = derivative.run, derivative.residuals, derivative.signature.tensor_like
+    constants = [None] * len(derivative.signature.names)
+
+    def forward(ctx: Any, call: Any, *_: Any) -> Any:
+        values, args, kwargs = call
+        with below_autograd():
+            result = run(*args, **kwargs)
+        tensors, ctx.static = residuals(values, (result,))
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return result
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        if grad is None:
+            return (None, *[None for _ in places])
+        needed: list[Any] = constants.copy()
+        for i, wanted in zip(places, ctx.needs_input_grad[1:]):
+            needed[i] = wanted
+        found = _pull_back(derivative, ctx, needed, (grad,))
+        return (None, *[found[i] for i in places])
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise AssertionError("a plain call has no tangents")
+
+    return _function(derivative, forward, backward, jvp).apply
+
+
+def _function(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
+    name = derivative.signature.name.split("::")[-1].capitalize()
+    return type(name, (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods})
+
+
+def _pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+    """The vjp without autocast, and below autograd if nobody is to differentiate it."""
+    tensors = ctx.saved_tensors
     if is_autocast_enabled():
-        return set_autocast_off()
+        with set_autocast_off():
+            return derivative.vjp(needed, tensors, ctx.static, grads)
     if torch.is_grad_enabled() or tangents_possible(tensors):
-        return nullcontext()
-    return below_autograd()
+        return derivative.vjp(needed, tensors, ctx.static, grads)
+    with below_autograd():
+        return derivative.vjp(needed, tensors, ctx.static, grads)
 
 
 def _spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
@@ -247,7 +339,7 @@ def transposed_jvp(
         cotangents.append(one if isinstance(output, (list, tuple)) else one[0] if one else None)
     needed = [[t is not None for t in ts] if isinstance(ts, list) else ts is not None for ts in tangents]
     variables = [v for v in _leaves(cotangents) if v is not None]
-    with torch.enable_grad():
+    with torch.enable_grad(), _transposing():
         tensors, static = derivative.residuals(inputs, outputs)
         grads = derivative.vjp(needed, tensors, static, cotangents)
         pairs = []
@@ -274,6 +366,23 @@ def transposed_jvp(
         [None if v is None else next(results) for v in c] if isinstance(c, list) else None if c is None else next(results)
         for c in cotangents
     ]
+
+
+_here = threading.local()
+
+
+@contextmanager
+def _transposing() -> Iterator[None]:
+    before, _here.transposing = transposing(), True
+    try:
+        yield
+    finally:
+        _here.transposing = before
+
+
+def transposing() -> bool:
+    """Whether this thread records a backward in order to transpose it."""
+    return getattr(_here, "transposing", False)
 
 
 def _differentiable(x: Tensor) -> bool:

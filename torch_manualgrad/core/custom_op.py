@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from . import in_force
-from .autograd import Derivative, Mode, any_tangent, apply, differentiated, redispatch
+from .autograd import Derivative, Mode, any_tangent, apply, differentiated, redispatch, transposing
 from .gradients import ShapeOf, check_gradients, check_tangents
 from .internals import (
     below_autograd,
     enable_single_level_autograd_function,
     forward_ad_enabled,
     pytree,
+    unwrap_if_dead,
     vmap_call,
 )
 from .schema import Signature, tensors_in
@@ -95,6 +96,7 @@ class _Pair(Derivative):
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         spec, rest, shapes, origin = static
+        tensors = [unwrap_if_dead(t) for t in tensors]
         if not any(True for _ in tensors_in(grads)):
             return [None] * len(shapes)
         if origin is not None and (torch.is_grad_enabled() or any_tangent([t for t in tensors if t is not None])):
@@ -136,7 +138,8 @@ class ReferenceDerivative(Derivative):
     """The derivative of the reference implementation itself, for an op whose reference is differentiable.
 
     Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
-    Forward: the reference runs in place of the op (see `CustomOp.kernel`).
+    Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
+    place of the op, see `CustomOp.kernel`.
     """
 
     def __init__(self, op: CustomOp, reference: Callable[..., Any]):
@@ -149,7 +152,7 @@ class ReferenceDerivative(Derivative):
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         places = [i for i, n in enumerate(needed) if n]
-        values = [t if s is None else s[0] for t, s in zip(tensors, static)]
+        values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
 
         def of_needed(*wanted: Tensor) -> Any:
             full = list(values)
@@ -332,7 +335,8 @@ class CustomOp:
     def impl_autograd(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register a whole autograd kernel ``(*args, **kwargs) -> output``: it goes before all else.
 
-        Inside it, reach the op itself through `below_autograd`.
+        Inside it, reach the op itself through `below_autograd`, and derive autograd functions from
+        `SingleLevelFunction`.
         """
         return self._put("autograd", function)
 
@@ -455,10 +459,9 @@ class CustomOp:
         if rules.error is not None:
             raise RuntimeError(rules.error)
         if rules.autograd is not None:
-            with enable_single_level_autograd_function():
-                return rules.autograd.function(*args, **kwargs)
+            return self._whole(rules.autograd, args, kwargs)
         mode = differentiated(self.signature, values)
-        if mode is Mode.NOTHING:
+        if mode is Mode.NOTHING or mode is Mode.PLAIN_NOTHING:
             return redispatch(self.op, self.signature, keyset, values)
         if not rules.reverse and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(values)):
             raise RuntimeError(
@@ -470,10 +473,23 @@ class CustomOp:
                 f"{self.name} has no derivative in forward mode, but an input has a tangent. Register impl_jvp, or "
                 "impl_save_for_backward and a differentiable impl_backward, from which a jvp is derived."
             )
-        if mode is Mode.DUAL and isinstance(rules.derivative, ReferenceDerivative):
+        if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
-        return apply(rules.derivative, keyset, values, mode)
+        return apply(rules.derivative, keyset, mode, values, args, kwargs)
+
+    def _whole(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        with enable_single_level_autograd_function():
+            try:
+                return chosen.function(*args, **kwargs)
+            except NotImplementedError as error:
+                if "custom_function_call" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"{self.name}: the autograd implementation, written at {chosen.location}, applies a "
+                    "torch.autograd.Function, which cannot run inside a torch.func transform here. Derive it from "
+                    "torch_manualgrad.SingleLevelFunction instead."
+                ) from error
 
     def _run_default(self, *args: Any, **kwargs: Any) -> Any:
         return self._checked(self._current.get("default", self._base["default"]), args, kwargs)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "SingleLevelFunction",
+    "PLAIN",
     "below_autograd",
     "below_autograd_keys",
     "enable_single_level_autograd_function",
@@ -31,12 +32,15 @@ __all__ = [
     "has_tangent",
     "in_functorch",
     "is_autocast_enabled",
+    "only_autograd",
     "parse_schema",
     "primal",
+    "python_function",
     "pytree",
     "release",
     "set_autocast_off",
     "tangents_possible",
+    "unwrap_if_dead",
     "vmap_call",
 ]
 
@@ -58,6 +62,9 @@ is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 parse_schema = torch._C.parse_schema
 
+# What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+
 
 def primal(x: Tensor) -> Tensor:
     """``x`` without its tangent at this level, connected to the levels outside.
@@ -73,21 +80,44 @@ def has_tangent(x: Tensor) -> bool:
     if x.is_nested:  # a nested tensor cannot carry a tangent, and unpacking one raises
         return False
     found = torch._VF._unpack_dual(x, level=0)[1] is not None
-    if found and type(x) not in _PLAIN:
+    if found and type(x) not in PLAIN:
         _tangents_in_graphs = True
     return found
 
 
 # Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
 _tangents_in_graphs = False
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
+
+
+def only_autograd() -> bool:
+    """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
+    return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
+
+
+def python_function(op: Any) -> Callable[..., Any] | None:
+    """The function behind ``torch.<name>`` for an operator with one overload: it parses arguments faster than ``op``.
+
+    None if there is none. It dispatches from the top, so it is for use inside `below_autograd`.
+    """
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    if namespace != "aten" or [o for o in packet.overloads() if not o.endswith("out")] != ["default"]:
+        return None
+    for module in (torch._C._VariableFunctions, torch._C._linalg, torch._C._nn, torch._C._special, torch._C._fft):
+        if (found := getattr(module, name, None)) is not None:
+            return found
+    return None
 
 
 def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
     """False only if no tensor of these can be dual: cheap, where `has_tangent` makes a view."""
-    if forward_ad._current_level >= 0 or _tangents_in_graphs or in_functorch():
+    if not only_autograd():
         return True
-    return any(x is not None and type(x) not in _PLAIN for x in tensors)
+    for x in tensors:
+        if x is not None and type(x) not in PLAIN:
+            return True
+    return False
 
 
 @contextmanager

@@ -43,7 +43,9 @@ def _load(device: str) -> KernelLibrary:
     path = _FOLDER / f"libmanualgrad_{device}.so"
     if not path.exists():
         cause = "no compiler" if device == "cpu" else "no nvcc, or MANUALGRAD_CUDA=0"
-        return KernelLibrary(device, None, False, f"not built: MANUALGRAD_BUILD=none or {cause} ({path} does not exist)")
+        return KernelLibrary(
+            device, None, False, f"not built: MANUALGRAD_BUILD=none or {cause} ({path} does not exist)"
+        )
     if device == "cuda" and torch.version.cuda is None:
         return KernelLibrary(device, path, False, "torch has no CUDA")
     try:

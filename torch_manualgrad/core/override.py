@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import in_force
 from .autograd import Derivative, Mode, apply, differentiated
-from .internals import release
+from .internals import below_autograd, release
 from .rule import Rule, rules
-from .schema import tensors_in
 
 __all__ = ["Handle", "install", "override"]
 
@@ -57,13 +57,17 @@ class _Overridden:
             values = bind(args, kwargs)
             mode = differentiated(signature, values)
             derivative = self.derivative
+            if mode is Mode.PLAIN_NOTHING:
+                with below_autograd():
+                    return derivative.run(*args, **kwargs)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
             for i in signature.tensor_like:
-                for x in tensors_in([values[i]]):
+                x = values[i]
+                if isinstance(x, Tensor):
                     if x.layout is not torch.strided or x.is_nested:  # the formulas are for dense tensors
                         return self.stock.call_boxed(keyset, *args, **kwargs)
-            return apply(derivative, keyset, values, mode)
+            return apply(derivative, keyset, mode, values, args, kwargs)
 
         return kernel
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .formula import Formula
 from .in_force import fingerprint
 from .lookup import Registry
 from .sample import Sample
-from .schema import Signature, flatten, tensors_in, unflatten
+from .schema import Signature, flatten, unflatten
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
 
@@ -123,10 +124,11 @@ class _Plan:
         unknown = [p for p in self.parameters if p not in names]
         if unknown:
             raise ValueError(f"rule {rule}: the {what} formula asks for {unknown[0]!r}, which is none of {list(names)}")
-        self.places = [names.index(p) for p in self.parameters]
+        places = [names.index(p) for p in self.parameters]
+        self.pick = itemgetter(*places) if len(places) > 1 else lambda known: [known[i] for i in places]
 
-    def __call__(self, environment: Sequence[Any]) -> Any:
-        return self.call(*[environment[i] for i in self.places])
+    def __call__(self, known: Sequence[Any]) -> Any:
+        return self.call(*self.pick(known))
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -161,6 +163,8 @@ class _Bound(Derivative):
             (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
             for key, f in rule.jvp.items()
         ]
+        if forward is not None:
+            self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
@@ -172,28 +176,32 @@ class _Bound(Derivative):
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         known = (*inputs, *outputs)
         tensors: Sequence[Any] = [known[i] for i in self._tensors]
-        lengths = None
-        if self._lists:
-            tensors, lengths = flatten(tensors, self._lists)
-        return tensors, (lengths, [known[i] for i in self._constants])
+        constants = [known[i] for i in self._constants]
+        if not self._lists:
+            return tensors, constants
+        tensors, lengths = flatten(tensors, self._lists)
+        return tensors, (lengths, constants)
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         result: list[Any] = [None] * len(needed)
-        if not any(True for _ in tensors_in(grads)):
+        for grad in grads:
+            if grad is not None:
+                break
+        else:
             return result
-        lengths, constants = static
-        if lengths is not None:
+        if self._lists:
+            lengths, static = static
             tensors = unflatten(tensors, lengths)
-        known = (*tensors, *constants, *grads)
+        known = (*tensors, *static, *grads)
         for plan, inputs in self._vjps:
-            mask = [needed[i] for i in inputs]
-            if not any(any(m) if isinstance(m, list) else m for m in mask):
-                continue
-            found = plan((*known, mask))
             if len(inputs) == 1:
-                result[inputs[0]] = found
-            else:
-                for i, g in zip(inputs, found):
+                (at,) = inputs
+                if needed[at]:
+                    result[at] = plan((*known, (needed[at],)))
+                continue
+            mask = [needed[i] for i in inputs]
+            if any(any(m) if isinstance(m, list) else m for m in mask):
+                for i, g in zip(inputs, plan((*known, mask))):
                     result[i] = g
         return result
 

@@ -77,7 +77,7 @@ class Signature:
         self.tensor_like = [i for i, a in enumerate(self.arguments) if a.is_tensor_like]
         self.lists = [i for i, a in enumerate(self.arguments) if a.is_tensor_list]
         self.output_lists = [i for i, r in enumerate(self.returns) if r.is_tensor_list]
-        self._positional = sum(not a.kwarg_only for a in self.arguments)
+        self.positional = sum(not a.kwarg_only for a in self.arguments)
         self._defaults = [a.default for a in self.arguments]
         # `self` and the like are fine as names of arguments, but not as fields of a tuple
         self.Inputs = namedtuple("Inputs", self.names, rename=True)  # type: ignore[misc]
@@ -107,9 +107,9 @@ class Signature:
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """``values`` as positional and keyword-only arguments."""
-        if self._positional == len(self.names):
+        if self.positional == len(self.names):
             return values, {}
-        return values[: self._positional], dict(zip(self.names[self._positional :], values[self._positional :]))
+        return values[: self.positional], dict(zip(self.names[self.positional :], values[self.positional :]))
 
     def outputs(self, result: Any) -> tuple[Any, ...]:
         """What the operator returned, as a tuple with one entry for each declared output."""

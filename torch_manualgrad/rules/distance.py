@@ -22,7 +22,6 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 from torch_manualgrad.rules.norm import cast_sum_to, inner, norm_direction, spread, widened
 
-
 # How many differences are held at once: what fits a CPU's cache.
 _BLOCK = 1 << 17
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,6 +164,8 @@ def linalg_vector_norm_backward(
     The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
     Args, Returns, Raises, non-smooth points: norm_backward. Source: ATen linalg_vector_norm_backward.
     """
+    if self.dtype == grad.dtype:
+        return norm_backward(grad, self, ord, result, dim, keepdim)
     converted = self.to(torch.promote_types(self.dtype, grad.dtype))
     return norm_backward(grad, converted, ord, result, dim, keepdim).to(self.dtype)
 
@@ -318,7 +321,7 @@ def _renorm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[
     yield Sample(x, 2.0, 1, 100.0)
 
 
-_norm = dict(source="ATen norm_backward, norm_jvp", improves=("values", "speed"))
+_norm: dict[str, Any] = {"source": "ATen norm_backward, norm_jvp", "improves": ("values", "speed")}
 
 
 def _order(p: float | None) -> float:
