@@ -110,12 +110,15 @@ Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python
 
 {table(lines)}
 
-## What failed
+## What failed, and with what
 """
     for column, rows in found:
-        failed = [row for row in rows if row.outcome in ("wrong", "raises")]
-        text += f"\n**{column.title}**: {'nothing' if not failed else ''}\n"
-        text += "".join(f"- {row.name}: {row.outcome}. {row.detail}\n" for row in failed)
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            if row.outcome in ("wrong", "raises"):
+                reasons.setdefault(f"{row.outcome}: {row.detail}", []).append(row.name)
+        text += f"\n**{column.title}**{'' if reasons else ': nothing.'}\n"
+        text += "".join(f"- {', '.join(names)}: {reason}\n" for reason, names in reasons.items())
     return text
 
 

@@ -327,24 +327,31 @@ def test_conjugated_and_negated_views(device):
 
 
 ERRORS = [
-    (dict(x=torch.ones(2, 3, dtype=torch.int64)), "self: expected a floating point or complex dtype, got "),
-    (dict(grad=torch.ones(2, 1, dtype=torch.float64)), "grad: expected torch.float32 for self of torch.float32, got torch.float64"),
-    (dict(norm=torch.ones(2, 1, dtype=torch.complex64)), "norm: expected torch.float32 for self of torch.float32, got torch.complex64"),
-    (dict(x=torch.ones(2, 3, dtype=torch.complex128)), "grad: expected torch.float64 for self of torch.complex128, got torch.float32"),
-    (dict(grad=torch.ones(2)), r"grad: expected shape \[2, 1\] for self of shape \[2, 3\] and keepdim=True, got \[2\]"),
-    (dict(norm=torch.ones(2, 3)), r"norm: expected shape \[2, 1\] .* got \[2, 3\]"),
-    (dict(keepdim=False), r"grad: expected shape \[2\] .* keepdim=False, got \[2, 1\]"),
-    (dict(dim=None), r"grad: expected shape \[1, 1\]"),
-    (dict(dim=[2]), r"dim: expected values in \[-2, 1\], got 2"),
-    (dict(dim=[-3]), r"dim: expected values in \[-2, 1\], got -3"),
-    (dict(dim=[1, -1]), r"dim: -1 appears twice in \[1, -1\]"),
-    (dict(p=NAN), "p: expected a number, got nan"),
+    ({"x": torch.ones(2, 3, dtype=torch.int64)}, "self: expected a floating point or complex dtype, got "),
+    ({"grad": torch.ones(2, 1, dtype=torch.float64)}, "grad: expected torch.float32 for self of torch.float32, got torch.float64"),
+    ({"norm": torch.ones(2, 1, dtype=torch.complex64)}, "norm: expected torch.float32 for self of torch.float32, got torch.complex64"),
+    ({"x": torch.ones(2, 3, dtype=torch.complex128)}, "grad: expected torch.float64 for self of torch.complex128, got torch.float32"),
+    ({"grad": torch.ones(2)}, r"grad: expected shape \[2, 1\] for self of shape \[2, 3\] and keepdim=True, got \[2\]"),
+    ({"norm": torch.ones(2, 3)}, r"norm: expected shape \[2, 1\] .* got \[2, 3\]"),
+    ({"keepdim": False}, r"grad: expected shape \[2\] .* keepdim=False, got \[2, 1\]"),
+    ({"dim": None}, r"grad: expected shape \[1, 1\]"),
+    ({"dim": [2]}, r"dim: expected values in \[-2, 1\], got 2"),
+    ({"dim": [-3]}, r"dim: expected values in \[-2, 1\], got -3"),
+    ({"dim": [1, -1]}, r"dim: -1 appears twice in \[1, -1\]"),
+    ({"p": NAN}, "p: expected a number, got nan"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change, message", ERRORS)
 def test_errors_name_the_argument_and_its_value(change, message, device):
-    arguments = dict(grad=torch.ones(2, 1), x=torch.ones(2, 3), p=2.0, norm=torch.ones(2, 1), dim=[1], keepdim=True)
+    arguments = {
+        "grad": torch.ones(2, 1),
+        "x": torch.ones(2, 3),
+        "p": 2.0,
+        "norm": torch.ones(2, 1),
+        "dim": [1],
+        "keepdim": True,
+    }
     arguments.update(change)
     arguments = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
     with pytest.raises(RuntimeError, match="manualgrad::norm_backward: " + message):

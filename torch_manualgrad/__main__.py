@@ -99,7 +99,7 @@ def _show(options: argparse.Namespace) -> None:
         return
     found = _rules_named(name)
     if not found:
-        raise Unknown(f"{mg.rules.missing(name)}; and {mg.ops.missing(name)}. `{PROGRAM} list` prints all names.")
+        raise Unknown(f"{mg.rules.missing(name)}; {mg.ops.missing(name)} (`{PROGRAM} list` prints all names)")
     for position, rule in enumerate(found):
         if position:
             print()
@@ -129,12 +129,12 @@ def _show_rule(rule: Rule) -> None:
     print(f"schema     {rule.aten._schema}")
     for what, bound in (("vjp", rule.vjp), ("jvp", rule.jvp)):
         for names, function in bound.items():
-            print(f"{what} of {', '.join(names):<5} {_binding(function)}")
+            print(f"{what:<11}of {', '.join(names)}: {_binding(function)}")
     if not rule.jvp:
         print("jvp        derived from the vjp by transposition")
     print(f"formulas   {', '.join(f.__name__ for f in rule.formulas)}")
     print(f"residuals  {', '.join(rule.residuals) or 'none'}")
-    print(f"improves   {', '.join(rule.improves) or 'nothing: only override("*") or its name turns it on'}")
+    print(f"improves   {', '.join(rule.improves) or 'nothing: override() leaves it off unless it is named'}")
     print(f"source     {rule.source or 'not given'}")
     print(f"forward    {'its own, under override(forward=True)' if rule.forward else 'that of PyTorch'}")
     if rule.not_differentiable:
@@ -167,10 +167,10 @@ def _check(options: argparse.Namespace) -> int:
             if name not in known:
                 raise Unknown(f"there is no {key[:-1]} {name!r}; expected some of {','.join(known)}")
     report = mg.testing.Report()
-    if "::" in options.target:
+    if "::" in options.target or ":" not in options.target:
         rules = _rules_named(options.target)
         if not rules:
-            raise Unknown(f"{mg.rules.missing(options.target)}; an operator without a rule is given as MODULE:OP")
+            raise Unknown(f"{mg.rules.missing(options.target)}; an operator that has none is given as MODULE:OP")
         for rule in rules:
             samples = _samples(options.samples) if options.samples else _own_samples(rule, options)
             with mg.override(rule):
@@ -186,8 +186,7 @@ def _check(options: argparse.Namespace) -> int:
         samples = _samples(options.samples) if options.samples else _as_list(module.samples, "samples")
         report = mg.testing.check(op, samples, raise_on_failure=False, **chosen)
     print(report)
-    counts = f"{len(report.results)} comparisons, {len(report.failures)} failed"
-    print(f"\n{counts}")
+    print(f"\n{len(report.results)} comparisons, {len(report.failures)} failed")
     return 0 if report else 1
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .gradients import explain
 from .internals import (
     PLAIN,
     SingleLevelFunction as _SingleLevelFunction,
@@ -80,8 +81,10 @@ class Derivative:
 
     Attributes:
         differentiable: for each output, whether it is; integer outputs never are.
+        pure: the vjp uses no autograd inside, and may run below it.
     """
 
+    pure = True
     run: Callable[..., Any] | None = None  # the forward of a plain call, below autograd; by default the operator
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
@@ -256,8 +259,13 @@ def _autograd_function(derivative: Derivative) -> Any:
             found = derivative.jvp(inputs, outputs, tangents)
         if ctx.out_lengths is not None:
             found = _spread(found, ctx.out_lengths)
-        # autograd.Function takes no None for a floating output
-        full = [_zero(o) if t is None else t for t, o in zip(found, known[ctx.n_inputs :])]
+        # autograd.Function takes no None for a floating output, and nothing else for one that is not differentiable
+        smooth = derivative.differentiable
+        if ctx.out_lengths is not None:
+            smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
+        full = [
+            None if not yes else _zero(o) if t is None else t for t, o, yes in zip(found, known[ctx.n_inputs :], smooth)
+        ]
         return full[0] if one_output else tuple(full)
 
     return _function(derivative, forward, backward, jvp)
@@ -303,7 +311,7 @@ def _pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: S
     if is_autocast_enabled():
         with set_autocast_off():
             return derivative.vjp(needed, tensors, ctx.static, grads)
-    if torch.is_grad_enabled() or tangents_possible(tensors):
+    if not derivative.pure or torch.is_grad_enabled() or tangents_possible(tensors):
         return derivative.vjp(needed, tensors, ctx.static, grads)
     with below_autograd():
         return derivative.vjp(needed, tensors, ctx.static, grads)
@@ -341,7 +349,11 @@ def transposed_jvp(
     variables = [v for v in _leaves(cotangents) if v is not None]
     with torch.enable_grad(), _transposing():
         tensors, static = derivative.residuals(inputs, outputs)
-        grads = derivative.vjp(needed, tensors, static, cotangents)
+        try:
+            grads = derivative.vjp(needed, tensors, static, cotangents)
+        except Exception as error:
+            explain(error, f"{signature.name} has no jvp; this was raised while one was derived from its backward.")
+            raise
         pairs = []
         for name, grad, tangent in zip(signature.names, grads, tangents):
             grad = [None] * len(tangent) if grad is None and isinstance(tangent, list) else grad

@@ -7,19 +7,20 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from . import in_force
 from .autograd import Derivative, Mode, any_tangent, apply, differentiated, redispatch, transposing
-from .gradients import ShapeOf, check_gradients, check_tangents
+from .gradients import ShapeOf, check_gradients, check_tangents, explain
 from .internals import (
     below_autograd,
     enable_single_level_autograd_function,
     forward_ad_enabled,
     pytree,
+    shares_memory,
     unwrap_if_dead,
     vmap_call,
 )
@@ -55,7 +56,10 @@ class Implementation:
     @property
     def identity(self) -> str:
         """The same for the same function in this process, and never for two."""
-        number = _numbers.setdefault(self.function, next(_count))
+        try:
+            number = _numbers.setdefault(self.function, next(_count))
+        except TypeError:  # a callable object that cannot be hashed or weakly referenced
+            number = id(self.function)
         return f"{number}{self.output_differentiability or ''}"
 
     @property
@@ -66,6 +70,8 @@ class Implementation:
 
 class _Pair(Derivative):
     """save_for_backward and backward, and a jvp if there is one."""
+
+    pure = False
 
     def __init__(self, op: CustomOp, save: Implementation, backward: Implementation, jvp: Implementation | None):
         self.save = save
@@ -233,6 +239,8 @@ class CustomOp:
     def __init__(
         self, schema: str, reference: Callable[..., Any], *, transparent: bool = False, differentiable: bool = False
     ) -> None:
+        if not callable(reference):
+            raise TypeError(f"a custom op is defined by a function, got {type(reference).__name__}")
         self.signature = Signature(schema, functional=True)
         self.name = self.signature.name
         namespace, _, short = self.name.partition("::")
@@ -355,6 +363,8 @@ class CustomOp:
             TypeError: no such kind of implementation, or not a function.
         """
         marks = implementations.pop("output_differentiability", None)
+        if marks is not None and implementations.get("backward") is None:
+            raise TypeError(f"{self.name}: swap(output_differentiability=...) goes with a backward, and there is none")
         known = (*_KINDS, *_DEVICE_KEYS)
         layer: dict[str, Implementation | None] = {}
         for kind, function in implementations.items():
@@ -476,14 +486,16 @@ class CustomOp:
         if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
+        if not self.signature.returns:  # nothing to differentiate
+            return redispatch(self.op, self.signature, keyset, values)
         return apply(rules.derivative, keyset, mode, values, args, kwargs)
 
     def _whole(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         with enable_single_level_autograd_function():
             try:
                 return chosen.function(*args, **kwargs)
-            except NotImplementedError as error:
-                if "custom_function_call" not in str(error):
+            except RuntimeError as error:  # NotImplementedError is one
+                if "custom_function_call" not in str(error) and "must override the setup_context" not in str(error):
                     raise
                 raise RuntimeError(
                     f"{self.name}: the autograd implementation, written at {chosen.location}, applies a "
@@ -505,19 +517,26 @@ class CustomOp:
         """What an implementation returned, if it fits the schema and shares no memory with an input."""
         result = chosen.function(*args, **kwargs)
         returns = self.signature.returns
-        if len(returns) > 1 and (not isinstance(result, tuple) or len(result) != len(returns)):
-            raise RuntimeError(
-                f"{self.name}, implemented at {chosen.location}: expected a tuple of {len(returns)} outputs, got "
-                f"{len(result) if isinstance(result, tuple) else type(result).__name__}."
-            )
-        memory = {id(x): name for name, v in zip(self.signature.names, args) for x in tensors_in([v])}
-        for name, output in zip(self.signature.output_names, self.signature.outputs(result)):
-            for x in tensors_in([output]):
-                if id(x) in memory:
-                    raise RuntimeError(
-                        f"{self.name}, implemented at {chosen.location}: output '{name}' is the input "
-                        f"'{memory[id(x)]}' itself. A custom op returns new tensors; return a clone."
-                    )
+
+        def error(what: str) -> NoReturn:
+            raise RuntimeError(f"{self.name}, implemented at {chosen.location}: {what}")
+
+        if len(returns) != 1 and (result is not None if not returns else not isinstance(result, tuple)):
+            error(f"expected {f'a tuple of {len(returns)} outputs' if returns else 'None'}, got {type(result).__name__}.")
+        outputs = self.signature.outputs(result)
+        if len(outputs) != len(returns):
+            error(f"expected a tuple of {len(returns)} outputs, got {len(outputs)}.")
+        for declared, output in zip(returns, outputs):
+            if declared.is_tensor and not isinstance(output, Tensor):
+                error(f"expected a Tensor as output '{declared.name}', got {type(output).__name__}.")
+            if declared.is_tensor_list and not isinstance(output, (list, tuple)):
+                error(f"expected a list of tensors as output '{declared.name}', got {type(output).__name__}.")
+        made = tuple(tensors_in(outputs))
+        if shares_memory(args, kwargs, made):
+            for name, value in (*zip(self.signature.names, args), *kwargs.items()):
+                if any(x is y for x in made for y in tensors_in([value])):
+                    error(f"an output is the input '{name}' itself. A custom op returns new tensors; return a clone.")
+            error("an output shares memory with an input or another output. A custom op returns new tensors.")
         return result
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
@@ -527,11 +546,11 @@ class CustomOp:
         try:
             return self.reference(*args, **kwargs)
         except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(
-                    f"{self.name} has no fake implementation, and its reference cannot run on tensors without data. "
-                    "Register one with impl_fake."
-                )
+            explain(
+                error,
+                f"{self.name} has no fake implementation, and its reference cannot run on tensors without data. "
+                "Register one with impl_fake.",
+            )
             raise
 
     def _run_vmap(self, *args: Any, **kwargs: Any) -> Any:
@@ -591,11 +610,15 @@ def custom_op(schema: str) -> Callable[[Callable[..., Any]], CustomOp]:
             tensors or numbers. It must be functional: no argument is written to or returned.
 
     Returns:
-        A `CustomOp`; the function is its implementation on every device until another is registered.
+        A decorator that makes a `CustomOp`; the function is its implementation on every device until another is
+        registered.
 
     Raises:
         ValueError: the schema cannot be read, mutates or aliases an argument, has no namespace, or the name is taken.
+        TypeError: no schema is given, or what is decorated is not a function.
     """
+    if not isinstance(schema, str):
+        raise TypeError(f"custom_op takes a schema, 'namespace::name(...) -> ...', got {type(schema).__name__}")
 
     def define(function: Callable[..., Any]) -> CustomOp:
         text = schema

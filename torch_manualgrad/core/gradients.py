@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .schema import Signature
 
-__all__ = ["ShapeOf", "check_gradients", "check_tangents"]
+__all__ = ["ShapeOf", "check_gradients", "check_tangents", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,25 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
                     f"the tangent of output '{name}' has shape {tuple(t.shape)}, but the output has shape "
                     f"{tuple(o.shape)}."
                 )
-        result.append(list(tangent) if listed and tangent is not None else tangent)
+            if t.is_complex() and not o.is_complex():
+                error(f"the tangent of output '{name}' is {t.dtype}, but the output is {o.dtype}.")
+        if tangent is not None:
+            tangent = [_as(t, o) for o, t in zip(output, tangent)] if listed else _as(tangent, output)
+        result.append(tangent)
     return result
+
+
+def _as(tangent: Tensor | None, output: Tensor) -> Tensor | None:
+    """In the dtype of the output, as the engine casts gradients."""
+    return tangent if tangent is None or tangent.dtype == output.dtype else tangent.to(output.dtype)
+
+
+def explain(error: Exception, text: str) -> None:
+    """Say in the message of ``error`` what it means here; its type stays, which the compiler may go by."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
 
 
 def _type(x: object) -> str:

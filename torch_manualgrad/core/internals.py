@@ -17,10 +17,12 @@ from torch._C._functorch import get_inplace_requires_grad_allowed, set_inplace_r
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "FakeTensorMode",
     "SingleLevelFunction",
     "PLAIN",
     "below_autograd",
@@ -32,12 +34,14 @@ __all__ = [
     "has_tangent",
     "in_functorch",
     "is_autocast_enabled",
+    "is_composite",
     "only_autograd",
     "parse_schema",
     "primal",
     "python_function",
     "pytree",
     "release",
+    "shares_memory",
     "set_autocast_off",
     "tangents_possible",
     "unwrap_if_dead",
@@ -62,8 +66,21 @@ is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 parse_schema = torch._C.parse_schema
 
+
+def is_composite(op: Any) -> bool:
+    """Whether an operator is made of others as autograd sees it: a registration at Autograd would have no effect."""
+    name = op.name()
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
 # What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+
+
+# Whether a tensor of the last argument, a tuple, shares its storage with another of it or with one of the arguments.
+shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], bool] = (
+    torch._C._any_output_is_alias_to_input_or_output
+)
 
 
 def primal(x: Tensor) -> Tensor:

@@ -108,7 +108,9 @@ def _choose(names: Sequence[str | Rule | Any]) -> list[Rule]:
             found = list(rules.values())
         else:
             if not isinstance(name, str):
-                name = getattr(name, "_name", None) or getattr(name, "_qualified_op_name", None) or repr(name)
+                given, name = name, getattr(name, "_name", None) or getattr(name, "_qualified_op_name", None)
+                if not isinstance(name, str):
+                    raise TypeError(f"override takes names, operators of torch.ops and rules, got {given!r}")
             full = name if "::" in name else f"aten::{name}"
             full = full.removesuffix(".default")
             found = [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
@@ -145,6 +147,7 @@ def install(*names: Any, forward: bool = False) -> Handle:
 
     Raises:
         KeyError: no rule of that name; the message names the nearest.
+        TypeError: something else than a name, an operator of torch.ops or a rule.
     """
     return Handle(_choose(names), forward)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from .autograd import Derivative
 from .formula import Formula
 from .in_force import fingerprint
+from .internals import is_composite
 from .lookup import Registry
 from .sample import Sample
-from .schema import Signature, flatten, unflatten
+from .schema import Argument, Signature, flatten, unflatten
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
 
@@ -60,6 +61,12 @@ class Rule:
         self.name = name
         self.aten = _operator(name)
         self.signature = Signature(self.aten._schema)
+        if self.aten._schema.is_mutable:
+            raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
+        if is_composite(self.aten):
+            raise ValueError(
+                f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
+            )
         self.improves = (improves,) if isinstance(improves, str) else tuple(improves)
         for claim in self.improves:
             if claim not in IMPROVEMENTS:
@@ -68,10 +75,12 @@ class Rule:
         self.gaps = dict(gaps or {})
         self.samples = samples
         self.forward = forward
-        self.not_differentiable = tuple(not_differentiable)
+        self.not_differentiable = (
+            (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
+        )
         self.identity = str(next(_numbers))
-        self.vjp = self._keyed("vjp", vjp, self.signature.names)
-        self.jvp = self._keyed("jvp", jvp, self.signature.output_names)
+        self.vjp = self._keyed("vjp", vjp, self.signature.arguments)
+        self.jvp = self._keyed("jvp", jvp, self.signature.returns)
         if not self.vjp and not self.jvp:
             raise ValueError(f"rule {name}: neither a vjp nor a jvp is given")
         for output in self.not_differentiable:
@@ -80,8 +89,17 @@ class Rule:
         self.derivative = _Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else _Bound(self, forward)
 
-    def _keyed(self, what: str, formulas: Formulas | None, known: Sequence[str]) -> dict[tuple[str, ...], Any]:
+    def _keyed(self, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
+        known = [e.name for e in entries if e.is_tensor_like]
         keyed = {(k,) if isinstance(k, str) else tuple(k): f for k, f in (formulas or {}).items()}
+        for key, function in keyed.items():
+            try:
+                _parameters(function)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"rule {self.name}: the {what} for {', '.join(key)} must be a function with named parameters, got "
+                    f"{function!r}"
+                ) from None
         names = [n for key in keyed for n in key]
         for n in names:
             if n not in known:
@@ -97,7 +115,8 @@ class Rule:
             if isinstance(function, Formula):
                 found[function.name] = function
             else:
-                for name in function.__code__.co_names:
+                code = getattr(function, "__code__", None)
+                for name in code.co_names if code else ():
                     if isinstance(value := function.__globals__.get(name), Formula):
                         found[value.name] = value
         return tuple(found.values())
@@ -124,6 +143,9 @@ class _Plan:
         unknown = [p for p in self.parameters if p not in names]
         if unknown:
             raise ValueError(f"rule {rule}: the {what} formula asks for {unknown[0]!r}, which is none of {list(names)}")
+        twice = [p for p in self.parameters if names.count(p) > 1]
+        if twice:
+            raise ValueError(f"rule {rule}: the {what} formula asks for {twice[0]!r}, which names two things here")
         places = [names.index(p) for p in self.parameters]
         self.pick = itemgetter(*places) if len(places) > 1 else lambda known: [known[i] for i in places]
 

@@ -45,6 +45,7 @@ class Composition:
         return [r for r in self.rows if r.outcome in (report.WRONG, report.RAISES)]
 
     def outcome(self, name: str) -> str:
+        """That of the row of this name."""
         return next(r.outcome for r in self.rows if r.name == name)
 
     def __iter__(self) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.internals import FakeTensorMode
 from . import modes, report, tree
 from .context import Context
 from .problem import Problem, magnitude
@@ -87,8 +88,6 @@ def vmap_grad(c: Context) -> None:
 
 def fake(c: Context) -> None:
     """Outputs under fake tensors have the real ones' shape, dtype, device and strides."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public name for it
-
     p = c.problem
 
     def compute() -> str:

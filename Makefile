@@ -1,0 +1,77 @@
+# Everything runs in .venv, which these targets make and keep up to date. PYTHON chooses the interpreter it is made of.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+PY  := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml constraints.txt $(wildcard csrc/*.h csrc/*/*)
+BENCHMARKS := $(wildcard benchmarks/*.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow bench asan lint format docs install clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1@\2/' | column -t -s '@'
+	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='-k norm' is handed to pytest or to the example."
+
+demo: $(VENV)/installed  ## train on real digits with a gradient penalty: stock derivatives beside ours (under a minute)
+	@$(PY) examples/digits_gradient_penalty.py $(ARGS)
+
+test: $(VENV)/installed  ## the tests, without the slow ones
+	@$(PY) -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/installed  ## all tests
+	@$(PY) -m pytest -q $(ARGS)
+
+bench: $(VENV)/installed  ## time everything; writes benchmarks/results/
+	@$(if $(BENCHMARKS),set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file $(ARGS); done,echo "no benchmarks")
+
+# The interpreter is not instrumented: the sanitizer's runtime is loaded first. In a build folder of its own, so that
+# the library in use stays as it is.
+asan: $(VENV)/installed  ## the kernel tests with the address and undefined-behaviour sanitizers
+	@echo "building the CPU kernels with sanitizers in build/asan"
+	@MANUALGRAD_SANITIZE=address,undefined MANUALGRAD_CUDA=0 $(PY) setup.py --quiet build --build-lib build/asan/lib --build-temp build/asan/temp
+	@cd build/asan/lib && \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(CURDIR)/tests/test_kernels.py $(ARGS)
+
+lint: $(VENV)/linters  ## ruff, mypy, clang-format
+	@$(VENV)/bin/ruff check --quiet
+	@$(VENV)/bin/ruff format --check --quiet || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+	@echo "lint: ruff, mypy and clang-format have nothing to say"
+
+format: $(VENV)/linters  ## let ruff and clang-format put everything in form
+	@$(VENV)/bin/ruff check --quiet --fix-only
+	@$(VENV)/bin/ruff format --quiet
+	@$(VENV)/bin/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+
+docs: $(VENV)/installed  ## measure again what docs/composition.md says
+	@$(PY) docs/composition.py
+
+install: $(VENV)/installed  ## make .venv and build the kernels, nothing more
+
+$(VENV)/torch: constraints.txt
+	@echo "making $(VENV) with $$(grep '^torch==' constraints.txt) (the first time downloads it)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt torch "setuptools>=77" wheel ninja numpy
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	@echo "building the kernels and installing torch_manualgrad (editable)"
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[test,demo]'
+	@touch $@
+
+$(VENV)/linters: $(VENV)/installed
+	@echo "installing the linters"
+	@$(PIP) install --no-build-isolation -c constraints.txt ruff mypy clang-format
+	@touch $@
+
+clean:  ## remove everything that was made
+	@rm -rf $(VENV) build dist out *.egg-info torch_manualgrad/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

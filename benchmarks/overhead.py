@@ -1,0 +1,98 @@
+"""What a call costs in Python: an overridden operator and a custom op, small, with gradient and without."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from side_by_side import main, measure, summary
+
+import torch_manualgrad as mg
+
+COLUMNS = ["what", "stock", "ours", "plain autograd.Function"]
+
+
+@torch.library.custom_op("overhead_benchmark::stock", mutates_args=())
+def stock_op(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+stock_op.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0].cos(), setup_context=_save)
+
+
+@mg.custom_op("overhead_benchmark::ours(Tensor x) -> Tensor")
+def our_op(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+our_op.impl_save_for_backward(lambda inputs, output: inputs.x)
+our_op.impl_backward(lambda ctx, x, grad: {"x": grad * x.cos()})
+
+
+class PlainNorm(torch.autograd.Function):
+    """No dispatcher, one mode: what the same kernel costs at the least when called from Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x)
+        ctx.save_for_backward(x, norm)
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        x, norm = ctx.saved_tensors
+        return mg.ops.norm_backward(grad, x, 2.0, norm, None, False)
+
+
+def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    x = torch.randn(1000, device=arguments.device, requires_grad=True)
+    plain, norm = x.detach(), torch.linalg.vector_norm
+    handle: list[mg.Handle] = []
+
+    def under(rules: bool, call: Any) -> Any:
+        """``call`` with the rules on or off: switched between contenders, outside of what is timed inside a round."""
+
+        def run() -> None:
+            if rules and not handle:
+                handle.append(mg.install("aten::linalg_vector_norm"))
+            elif not rules and handle:
+                handle.pop().remove()
+            call()
+
+        return run
+
+    def compare(what: str, call: Any, **others: Any) -> dict[str, Any]:
+        contenders = {"stock": under(False, call), "ours": under(True, call)}
+        contenders |= {name.replace("_", " "): under(False, c) for name, c in others.items()}
+        result = summary(measure(contenders, arguments.seconds), "stock")
+        if handle:
+            handle.pop().remove()
+        return {"what": what, **result}
+
+    both = {"plain autograd.Function": lambda: torch.autograd.grad(PlainNorm.apply(x), x)}
+    found = [
+        compare("vector_norm, 1000 elements, forward and backward", lambda: torch.autograd.grad(norm(x), x), **both),
+        compare("vector_norm, 1000 elements, forward with gradient", lambda: norm(x)),
+        compare("vector_norm, 1000 elements, no gradient", lambda: norm(plain)),
+        compare("torch.func.grad of vector_norm, 1000 elements", lambda: torch.func.grad(norm)(plain)),
+    ]
+    pairs = {
+        "custom op, 1000 elements, forward with gradient": (lambda: stock_op(x), lambda: our_op(x)),
+        "custom op, 1000 elements, forward and backward": (
+            lambda: torch.autograd.grad(stock_op(x), x, plain),
+            lambda: torch.autograd.grad(our_op(x), x, plain),
+        ),
+        "custom op, 1000 elements, no gradient": (lambda: stock_op(plain), lambda: our_op(plain)),
+    }
+    for what, (stock, ours) in pairs.items():
+        found.append({"what": what, **summary(measure({"stock": stock, "ours": ours}, arguments.seconds), "stock")})
+    return found
+
+
+if __name__ == "__main__":
+    main("overhead", "Cost of a call (stock: PyTorch's own; for custom ops torch.library.custom_op)", rows, COLUMNS)

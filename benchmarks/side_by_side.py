@@ -1,0 +1,107 @@
+"""Timing of several contenders in one run: taken in turn, so that a slow spell of the machine meets all of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_manualgrad as mg
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def measure(contenders: Mapping[str, Callable[[], object]], seconds: float = 1.5) -> dict[str, list[float]]:
+    """Times in seconds of each contender, one entry a round.
+
+    A round calls each contender so often that it takes about a millisecond; there are as many rounds as fit, at least 7.
+    """
+    calls = {}
+    for name, run in contenders.items():
+        run()
+        run()
+        start = time.perf_counter()
+        run()
+        calls[name] = max(1, min(2000, int(1e-3 / max(time.perf_counter() - start, 1e-7))))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 7 or time.perf_counter() < end:
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                run()
+            times[name].append((time.perf_counter() - start) / calls[name])
+        rounds += 1
+    return times
+
+
+def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, dict[str, float]]:
+    """Median microseconds of each, and how many times faster than ``baseline``: median and quartiles over rounds."""
+    result = {}
+    for name, values in times.items():
+        ratios = [b / v for b, v in zip(times[baseline], values)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        result[name] = {"us": statistics.median(values) * 1e6, "ratio": middle, "low": low, "high": high}
+    return result
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return {
+        "cpu": cpu,
+        "cores": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "torch_manualgrad": mg.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(entry: Mapping[str, float]) -> str:
+    """``12.3 us, 2.5x [2.3, 2.7]``."""
+    us = entry["us"]
+    took = f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms"
+    return f"{took}, {entry['ratio']:.2f}x [{entry['low']:.2f}, {entry['high']:.2f}]"
+
+
+def main(name: str, about: str, run: Callable[[argparse.Namespace], list[dict[str, Any]]], columns: list[str]) -> None:
+    """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each row")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dry", action="store_true", help="write no file")
+    arguments = parser.parse_args()
+    document: dict[str, Any] = {"about": about, "machine": machine(), "rows": []}
+    for threads in arguments.threads:
+        torch.set_num_threads(threads)
+        print(f"\n{about}\n{threads} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
+        rows = run(arguments)
+        print(table([{k: cell(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows], columns))
+        document["rows"] += [{"threads": threads, **row} for row in rows]
+    if not arguments.dry:
+        RESULTS.mkdir(exist_ok=True)
+        suffix = "" if arguments.device == "cpu" else f"_{arguments.device}"
+        path = RESULTS / f"{name}{suffix}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"\nwritten: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name}")
