@@ -505,7 +505,7 @@ Tensor norm_backward(const Tensor& grad, const Tensor& self, double p, const Ten
                      bool keepdim) {
   bool reduced[kMaxDims];
   check_norm_backward(grad, self, p, norm, dim, keepdim, reduced);
-  Tensor out = torch::stable::empty_like(self);
+  Tensor out = allocate_like(self);
   dispatch_inexact(self.scalar_type(), NORM_BACKWARD "self: ", [&](auto tag) {
     if (self.numel() == 0) return;
     if (p == 0) {

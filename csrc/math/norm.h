@@ -5,7 +5,7 @@
 // No intermediate overflows or underflows unless the result does: every factor moves the product towards the result.
 // p = inf and -inf: g is shared equally among the elements whose modulus is n (or nan); the others get 0 g.
 // Identity: a slice of zeros gets zeros. nan: a nan norm makes its slice nan (p other than 0, 1 and +-inf, whose
-// derivatives do not contain the norm). Real sgn(nan) is 0 and complex sgn(nan) is nan, as torch.sgn.
+// derivatives do not contain the norm); a nan element is nan whatever p but 0.
 #pragma once
 
 #include "../compat.h"
@@ -54,10 +54,10 @@ HOST_DEVICE T modulus(Complex<T> x) {
   return plain ? value : both;
 }
 
-// sgn(x) times a real number, given |x|. For real x, only the sign of x matters.
+// sgn(x) times a real number, given |x|. For real x, only the sign of x matters; nan stays nan, unlike in torch.sgn.
 template <class T>
 HOST_DEVICE T signed_by(T x, T /*size*/, T value) {
-  return x > T(0) ? value : (x < T(0) ? -value : T(0) * value);
+  return x > T(0) ? value : (x < T(0) ? -value : x * value);
 }
 template <class T>
 HOST_DEVICE Complex<T> signed_by(Complex<T> x, T size, T value) {

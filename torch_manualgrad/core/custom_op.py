@@ -471,7 +471,7 @@ class CustomOp:
         if rules.autograd is not None:
             return self._whole(rules.autograd, args, kwargs)
         mode = differentiated(self.signature, values)
-        if mode is Mode.NOTHING or mode is Mode.PLAIN_NOTHING:
+        if mode is Mode.NOTHING or mode is Mode.PLAIN_NOTHING or not self.signature.returns:
             return redispatch(self.op, self.signature, keyset, values)
         if not rules.reverse and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(values)):
             raise RuntimeError(
@@ -486,8 +486,6 @@ class CustomOp:
         if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
-        if not self.signature.returns:  # nothing to differentiate
-            return redispatch(self.op, self.signature, keyset, values)
         return apply(rules.derivative, keyset, mode, values, args, kwargs)
 
     def _whole(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

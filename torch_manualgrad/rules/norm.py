@@ -11,8 +11,8 @@ saved does not enter: w is a function of x alone and may be differentiated to an
 
 Non-smooth points. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared equally among the entries that attain n.
 Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the other slices unless p is a
-positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; p = 0, 1 and +-inf
-leave the other entries alone.
+positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; for p = 1 and
++-inf it makes its own entry nan and leaves the others alone, for p = 0 all are 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _wrap_dims(x: Tensor, dim: Sequence[int] | None) -> tuple[int, ...]:
 
 def _sgn(x: Tensor) -> Tensor:
     if not x.is_complex():
-        return x.sgn()
+        return torch.where(x.isnan(), x.detach(), x.sgn())  # torch's sgn of a nan is 0
     zero = x == 0  # the derivative of x / |x| is singular there
     return torch.where(zero, 0, torch.where(zero, 1, x).sgn())
 
