@@ -52,27 +52,11 @@ class PlainNorm(torch.autograd.Function):
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     x = torch.randn(1000, device=arguments.device, requires_grad=True)
     plain, norm = x.detach(), torch.linalg.vector_norm
-    handle: list[mg.Handle] = []
-
-    def under(rules: bool, call: Any) -> Any:
-        """``call`` with the rules on or off: switched between contenders, outside of what is timed inside a round."""
-
-        def run() -> None:
-            if rules and not handle:
-                handle.append(mg.install("aten::linalg_vector_norm"))
-            elif not rules and handle:
-                handle.pop().remove()
-            call()
-
-        return run
 
     def compare(what: str, call: Any, **others: Any) -> dict[str, Any]:
-        contenders = {"stock": under(False, call), "ours": under(True, call)}
-        contenders |= {name.replace("_", " "): under(False, c) for name, c in others.items()}
-        result = summary(measure(contenders, arguments.seconds), "stock")
-        if handle:
-            handle.pop().remove()
-        return {"what": what, **result}
+        contenders = {"stock": call, "ours": call} | {name.replace("_", " "): c for name, c in others.items()}
+        rules = {"ours": mg.override("aten::linalg_vector_norm")}
+        return {"what": what, **summary(measure(contenders, arguments.seconds, rules), "stock")}
 
     both = {"plain autograd.Function": lambda: torch.autograd.grad(PlainNorm.apply(x), x)}
     found = [

@@ -8,6 +8,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,36 @@ import torch_manualgrad as mg
 RESULTS = Path(__file__).parent / "results"
 
 
-def measure(contenders: Mapping[str, Callable[[], object]], seconds: float = 1.5) -> dict[str, list[float]]:
+def measure(
+    contenders: Mapping[str, Callable[[], object]],
+    seconds: float = 1.5,
+    inside: Mapping[str, AbstractContextManager[object]] | None = None,
+) -> dict[str, list[float]]:
     """Times in seconds of each contender, one entry a round.
 
     A round calls each contender so often that it takes about a millisecond; there are as many rounds as fit, at least 7.
+    ``inside``: what a contender runs inside of; entered and left outside of the time taken.
     """
     calls = {}
+    around = {name: (inside or {}).get(name, nullcontext()) for name in contenders}
     for name, run in contenders.items():
-        run()
-        run()
-        start = time.perf_counter()
-        run()
+        with around[name]:
+            run()
+            run()
+            start = time.perf_counter()
+            run()
         calls[name] = max(1, min(2000, int(1e-3 / max(time.perf_counter() - start, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds
     rounds = 0
     while rounds < 7 or time.perf_counter() < end:
         for name, run in contenders.items():
-            start = time.perf_counter()
-            for _ in range(calls[name]):
+            with around[name]:
                 run()
-            times[name].append((time.perf_counter() - start) / calls[name])
+                start = time.perf_counter()
+                for _ in range(calls[name]):
+                    run()
+                times[name].append((time.perf_counter() - start) / calls[name])
         rounds += 1
     return times
 

@@ -72,6 +72,11 @@ inline void check_shape(const char* name, const Tensor& tensor, const Tensor& se
 
 }  // namespace detail
 
+// Over all dims, grad and norm may be 0-dim whatever keepdim says.
+inline bool whole(const Tensor& grad, const Tensor& norm, const Dims& dim) {
+  return (!dim.has_value() || dim->empty()) && grad.dim() == 0 && norm.dim() == 0;
+}
+
 // Raises a RuntimeError that names the argument and its value where grad, norm, p or dim do not fit self.
 inline void check_norm_backward(const Tensor& grad, const Tensor& self, double p, const Tensor& norm, const Dims& dim,
                                 bool keepdim, bool (&reduced)[kMaxDims]) {

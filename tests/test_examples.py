@@ -28,8 +28,10 @@ def digits():
 
 @pytest.fixture(scope="module")
 def measured(digits, tmp_path_factory):
-    out = tmp_path_factory.mktemp("digits")
-    return digits["main"](steps=40, out=out), out
+    out, threads = tmp_path_factory.mktemp("digits"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield digits["main"](steps=40, out=out), out
+    torch.set_num_threads(threads)
 
 
 def test_stock_is_nan_after_one_step_and_override_trains(measured):

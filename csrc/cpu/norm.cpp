@@ -504,6 +504,7 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
 Tensor norm_backward(const Tensor& grad, const Tensor& self, double p, const Tensor& norm, const Dims& dim,
                      bool keepdim) {
   bool reduced[kMaxDims];
+  keepdim = keepdim && !whole(grad, norm, dim);
   check_norm_backward(grad, self, p, norm, dim, keepdim, reduced);
   Tensor out = allocate_like(self);
   dispatch_inexact(self.scalar_type(), NORM_BACKWARD "self: ", [&](auto tag) {

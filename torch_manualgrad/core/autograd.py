@@ -27,6 +27,7 @@ from .internals import (
     below_autograd,
     below_autograd_keys,
     enable_single_level_autograd_function,
+    entry,
     forward_ad_enabled,
     fresh_variable,
     has_tangent,
@@ -39,7 +40,7 @@ from .internals import (
 )
 from .schema import Signature, flatten, tensors_in, unflatten
 
-__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "redispatch", "transposed_jvp", "transposing"]
+__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "pull_back", "redispatch", "transposed_jvp", "transposing"]
 
 
 class SingleLevelFunction(_SingleLevelFunction):
@@ -92,7 +93,7 @@ class Derivative:
         self.signature = signature
         self.differentiable = tuple(differentiable or [True] * len(signature.returns))
         if self.run is None:
-            self.run = python_function(op) or op
+            self.run = python_function(op) or entry(op)
         self.function = _autograd_function(self)
         simple = len(signature.returns) == 1 and signature.returns[0].is_tensor and not signature.lists
         self.short = _short_function(self) if simple and all(self.differentiable) else None
@@ -156,12 +157,12 @@ def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
     for i in signature.tensor_like:
         value = values[i]
         for x in (value,) if not isinstance(value, (list, tuple)) else value:
-            if x is None:
-                continue
+            if type(x) not in PLAIN:
+                if not isinstance(x, Tensor):  # None, or a Python number where the schema says Tensor
+                    continue
+                plain = False
             if x.requires_grad:
                 grad = True
-            if plain and type(x) not in PLAIN:
-                plain = False
     grad = grad and torch.is_grad_enabled()
     if plain:
         return Mode.PLAIN_REVERSE if grad else Mode.PLAIN_NOTHING
@@ -240,7 +241,7 @@ def _autograd_function(derivative: Derivative) -> Any:
             grads = tuple(unflatten(grads, ctx.out_lengths))
         if ctx.lengths is not None:
             needed = unflatten(needed, ctx.lengths)
-        found = _pull_back(derivative, ctx, needed, grads)
+        found = pull_back(derivative, ctx, needed, grads)
         if ctx.lengths is not None:
             found = _spread(found, ctx.lengths)
         return (None, *found)
@@ -291,7 +292,7 @@ def _short_function(derivative: Derivative) -> Any:
         needed: list[Any] = constants.copy()
         for i, wanted in zip(places, ctx.needs_input_grad[1:]):
             needed[i] = wanted
-        found = _pull_back(derivative, ctx, needed, (grad,))
+        found = pull_back(derivative, ctx, needed, (grad,))
         return (None, *[found[i] for i in places])
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -305,7 +306,7 @@ def _function(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     return type(name, (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods})
 
 
-def _pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
     """The vjp without autocast, and below autograd if nobody is to differentiate it."""
     tensors = ctx.saved_tensors
     if is_autocast_enabled():
@@ -352,7 +353,8 @@ def transposed_jvp(
         try:
             grads = derivative.vjp(needed, tensors, static, cotangents)
         except Exception as error:
-            explain(error, f"{signature.name} has no jvp; this was raised while one was derived from its backward.")
+            text = f"{signature.name} has no jvp, and this was raised while one was derived from its backward."
+            explain(error, f"{text} Register a jvp, or write the backward in differentiable operations.")
             raise
         pairs = []
         for name, grad, tangent in zip(signature.names, grads, tangents):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import weakref
@@ -62,7 +63,7 @@ class Implementation:
             number = id(self.function)
         return f"{number}{self.output_differentiability or ''}"
 
-    @property
+    @functools.cached_property
     def location(self) -> str:
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
@@ -81,38 +82,36 @@ class _Pair(Derivative):
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         saved = self._save(inputs, outputs)
+        # enough of the arguments to check the gradients against
+        shapes = [_skeleton(v) for v in inputs]
         if isinstance(saved, Tensor):
-            leaves, spec = [saved], None
+            tensors, rest, spec = [saved], None, None
         else:
             leaves, spec = pytree.tree_flatten(saved)
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
-        rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
+            tensors = [x for x in leaves if isinstance(x, Tensor)]
+            rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
         known = list(tensors_in((*inputs, *outputs)))
-        computed = any(
-            (x.is_floating_point() or x.is_complex()) and not any(x is k for k in known) for x in tensors
-        )
-        # like what? enough of the arguments to check the gradients against
-        shapes = [_skeleton(v) for v in inputs]
-        origin = None
-        if computed:
-            # A residual that was computed here has no history: the next derivative computes it again from these.
-            origin = [_skeleton(v) for v in (*inputs, *outputs)]
-            tensors = [*tensors, *known]
-        return tensors, (spec, rest, shapes, origin)
+        for x in tensors:
+            if not _is_one_of(x, known) and (x.is_floating_point() or x.is_complex()):
+                # It was computed here and has no history: the next derivative computes it again, from all of these.
+                origin = [_skeleton(v) for v in (*inputs, *outputs)]
+                return [*tensors, *known], (spec, rest, shapes, origin)
+        return tensors, (spec, rest, shapes, None)
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         spec, rest, shapes, origin = static
-        tensors = [unwrap_if_dead(t) for t in tensors]
         if not any(True for _ in tensors_in(grads)):
             return [None] * len(shapes)
-        if origin is not None and (torch.is_grad_enabled() or any_tangent([t for t in tensors if t is not None])):
-            known = iter(tensors[sum(r is None for r in rest) :])
+        tensors = [unwrap_if_dead(t) for t in tensors]
+        if origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
+            known = iter(tensors[1 if rest is None else sum(r is None for r in rest) :])
             values = [_restore(s, known) for s in origin]
             saved = self._save(values[: len(shapes)], values[len(shapes) :])
+        elif rest is None:
+            saved = tensors[0]
         else:
             given = iter(tensors)
-            leaves = [next(given) if r is None else r[0] for r in rest]
-            saved = leaves[0] if spec is None else pytree.tree_unflatten(leaves, spec)
+            saved = pytree.tree_unflatten([next(given) if r is None else r[0] for r in rest], spec)
         context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
         found = self.rule.function(context, saved, *grads)
         return check_gradients(self.signature, self.rule.location, shapes, found)
@@ -175,9 +174,16 @@ class ReferenceDerivative(Derivative):
         return result
 
 
+def _is_one_of(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    for other in tensors:
+        if x is other:
+            return True
+    return False
+
+
 def _skeleton(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return ShapeOf(tuple(value.shape))
+        return ShapeOf(value.shape)
     return [_skeleton(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 

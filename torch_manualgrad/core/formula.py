@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 
 from .custom_op import CustomOp
+from .internals import entry
 from .lookup import Registry
 
 __all__ = ["Formula", "formula", "ops"]
@@ -32,11 +33,12 @@ class Formula(CustomOp):
         if kernels:
             text = text.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
         super().__init__(text, function, transparent=not kernels, differentiable=bool(kernels))
+        self._run = entry(self.op) if kernels else function
         if kernels and self.signature.lists:
             raise ValueError(f"{self.name}: a formula with a kernel takes no lists of tensors; make it transparent")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.reference(*args, **kwargs) if self.transparent else self.op(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
     def __repr__(self) -> str:
         kernels = f", kernels: {', '.join(self.kernels)}" if self.kernels else ""

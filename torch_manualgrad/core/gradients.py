@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from .schema import Signature
@@ -13,11 +13,13 @@ from .schema import Signature
 __all__ = ["ShapeOf", "check_gradients", "check_tangents", "explain"]
 
 
-@dataclass(frozen=True, slots=True)
 class ShapeOf:
     """Stands for a tensor argument where only its place and shape are needed, so that nothing keeps it alive."""
 
-    shape: tuple[Any, ...]
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
 
 
 def check_gradients(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
@@ -36,8 +38,8 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
 
     if not isinstance(found, dict):
         error(f"expected a dict from input name to gradient, got {_type(found)}.")
-    expected = [signature.names[i] for i in signature.tensor_like]
-    if found.keys() != set(expected):
+    expected = signature.tensor_names
+    if len(found) != len(expected) or any(n not in found for n in expected):
         missing = [n for n in expected if n not in found]
         surplus = [n for n in found if n not in expected]
         parts = [f"missing {missing}"] * bool(missing) + [f"surplus {surplus}"] * bool(surplus)
@@ -73,9 +75,10 @@ def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
     if not isinstance(value, ShapeOf):
         error(f"expected None as the gradient for input '{name}', which was not a Tensor but {value!r}; got a Tensor.")
     # Broadcasting would hide a wrong shape: the engine sums a gradient that is larger than its input.
-    if tuple(grad.shape) != value.shape:
+    if grad.shape != value.shape:
         error(
-            f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape {value.shape}."
+            f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape "
+            f"{tuple(value.shape)}."
         )
 
 
@@ -98,7 +101,8 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
     for name, output, tangent in zip(signature.output_names, outputs, found):
         listed = isinstance(output, (list, tuple))
         if listed and tangent is not None and (not isinstance(tangent, (list, tuple)) or len(tangent) != len(output)):
-            error(f"output '{name}' is a list of {len(output)}: expected as many tangents, got {_type(tangent)}.")
+            got = len(tangent) if isinstance(tangent, (list, tuple)) else _type(tangent)
+            error(f"output '{name}' is a list of {len(output)}: expected as many tangents, got {got}.")
         pairs = zip(output, tangent) if listed and tangent is not None else [(output, tangent)]
         for o, t in pairs:
             if t is None:

@@ -28,6 +28,7 @@ __all__ = [
     "below_autograd",
     "below_autograd_keys",
     "enable_single_level_autograd_function",
+    "entry",
     "forward_ad_enabled",
     "fresh_variable",
     "guard_compiled_graphs",
@@ -110,6 +111,11 @@ PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of
 def only_autograd() -> bool:
     """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
     return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
+
+
+def entry(op: Any) -> Callable[..., Any]:
+    """What an ``OpOverload`` calls when it is called: one Python frame less for a small operator."""
+    return getattr(op, "_op", op)
 
 
 def python_function(op: Any) -> Callable[..., Any] | None:

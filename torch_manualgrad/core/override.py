@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from . import in_force
 from .autograd import Derivative, Mode, apply, differentiated
-from .internals import below_autograd, release
+from .internals import PLAIN, below_autograd, only_autograd, release
 from .rule import Rule, rules
+from .schema import Signature, tensors_in
 
 __all__ = ["Handle", "install", "override"]
 
@@ -24,7 +26,7 @@ class _Overridden:
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
         self.entries: list[tuple[object, Rule, Derivative]] = []
-        self.derivative = rule.derivative
+        self.derivative: Derivative | None = None
         self.operator = rule.aten
         self.signature = rule.signature
         self.stock = torch.library.get_kernel(rule.aten, "AutogradCPU")
@@ -48,15 +50,29 @@ class _Overridden:
             forward = " forward" * (self.derivative is not rule.derivative)
             in_force.put(self.name, rule.identity + forward, rule.fingerprint + forward)
         else:
+            self.derivative = None
             in_force.put(self.name, "")
 
     def _kernel(self) -> Any:
         signature, bind = self.signature, self.signature.bind
+        unary = signature.tensor_like == [0] and not signature.lists
+        may_take_numbers = len(signature.tensor_like) > 1  # as in x * 2
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            values = bind(args, kwargs)
-            mode = differentiated(signature, values)
             derivative = self.derivative
+            if derivative is None:
+                args, kwargs = signature.split(_with_tensors(signature, bind(args, kwargs)))
+                return self.stock.call_boxed(keyset, *args, **kwargs)
+            if unary and only_autograd() and type(x := args[0]) in PLAIN:
+                if not x.requires_grad or not torch.is_grad_enabled():
+                    with below_autograd():
+                        return derivative.run(*args, **kwargs)
+                if derivative.short_call is not None and _dense(x):
+                    return derivative.short_call(args, kwargs, x)
+            values = bind(args, kwargs)
+            if may_take_numbers:
+                args, kwargs = signature.split(_with_tensors(signature, values))
+            mode = differentiated(signature, values)
             if mode is Mode.PLAIN_NOTHING:
                 with below_autograd():
                     return derivative.run(*args, **kwargs)
@@ -65,11 +81,33 @@ class _Overridden:
             for i in signature.tensor_like:
                 x = values[i]
                 if isinstance(x, Tensor):
-                    if x.layout is not torch.strided or x.is_nested:  # the formulas are for dense tensors
+                    if not _dense(x):  # the formulas are for dense tensors
+                        return self.stock.call_boxed(keyset, *args, **kwargs)
+                elif isinstance(x, (list, tuple)):
+                    if not all(_dense(y) for y in tensors_in(x)):
                         return self.stock.call_boxed(keyset, *args, **kwargs)
             return apply(derivative, keyset, mode, values, args, kwargs)
 
         return kernel
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _dense(x: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested
+
+
+def _with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
+    """Tensors in place of Python numbers, which the dispatcher hands on where the schema says Tensor."""
+    for i in signature.tensor_like:
+        if type(number := values[i]) in _NUMBERS:
+            others = list(tensors_in(values))
+            # promoting as the number would: the dtype of a scalar does not count beyond its kind among larger tensors
+            wide = {float: torch.float64, complex: torch.complex128} if any(x.dim() for x in others) else {}
+            dtype = wide.get(type(number)) or torch.result_type(others[0], number)
+            values[i] = torch.tensor(number, dtype=dtype, device=others[0].device)
+    return values
 
 
 _overridden: dict[str, _Overridden] = {}
@@ -91,9 +129,20 @@ def _drop(key: object, chosen: Sequence[Rule]) -> None:
             if one is None:
                 continue
             one.drop(key)
-            if not one.entries:
-                release(one.library)
-                del _overridden[rule.name]
+        _release()
+
+
+def _release() -> None:
+    """Take away registrations that have no rule left.
+
+    Not while other threads run: one may be inside the kernel, which the dispatcher frees at once. Until then the kernel
+    passes everything on to PyTorch's.
+    """
+    if threading.active_count() > 1:
+        return
+    for one in [o for o in _overridden.values() if not o.entries]:
+        release(one.library)
+        del _overridden[one.name]
 
 
 def _choose(names: Sequence[str | Rule | Any]) -> list[Rule]:

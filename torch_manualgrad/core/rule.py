@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor
 from .autograd import Derivative
 from .formula import Formula
 from .in_force import fingerprint
-from .internals import is_composite
+from .internals import below_autograd, is_composite
 from .lookup import Registry
 from .sample import Sample
+from .short import short_call
 from .schema import Argument, Signature, flatten, unflatten
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
@@ -58,7 +60,7 @@ class Rule:
         samples: Callable[..., Iterable[Sample]] | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
-        self.name = name
+        self.name = name.removesuffix(".default")
         self.aten = _operator(name)
         self.signature = Signature(self.aten._schema)
         if self.aten._schema.is_mutable:
@@ -86,8 +88,8 @@ class Rule:
         for output in self.not_differentiable:
             if output not in self.signature.output_names:
                 raise ValueError(f"rule {name}: not_differentiable={output!r} is none of {self.signature.output_names}")
-        self.derivative = _Bound(self, None)
-        self.derivative_with_forward = self.derivative if forward is None else _Bound(self, forward)
+        self.derivative = Bound(self, None)
+        self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
 
     def _keyed(self, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
         known = [e.name for e in entries if e.is_tensor_like]
@@ -137,8 +139,8 @@ class _Plan:
     """One formula with the places of its arguments in an environment of known names."""
 
     def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
-        # the body of a transparent formula at once, without the operator around it
-        self.call = function.reference if isinstance(function, Formula) and function.transparent else function
+        # at once: the body of a transparent formula, the operator of another
+        self.call = (function.reference if function.transparent else function.op) if isinstance(function, Formula) else function
         self.parameters = _parameters(function)
         unknown = [p for p in self.parameters if p not in names]
         if unknown:
@@ -159,7 +161,13 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(source).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
 
-class _Bound(Derivative):
+class _Busy(threading.local):
+    """Whether a rule's own forward is running on this thread: what it calls of the operator itself is then PyTorch's."""
+
+    now = False
+
+
+class Bound(Derivative):
     """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
 
     def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
@@ -172,12 +180,12 @@ class _Bound(Derivative):
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
         tensors = [n for n in self.saved if entries[n].is_tensor_like]
         constants = [n for n in self.saved if not entries[n].is_tensor_like]
-        self._tensors = [known.index(n) for n in tensors]
-        self._constants = [known.index(n) for n in constants]
+        self.tensor_places = [known.index(n) for n in tensors]
+        self.constant_places = [known.index(n) for n in constants]
         self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
         grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
         names = [*tensors, *constants, *grads, "output_mask"]
-        self._vjps = [
+        self.vjps = [
             (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
         ]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
@@ -185,20 +193,27 @@ class _Bound(Derivative):
             (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
             for key, f in rule.jvp.items()
         ]
+        self._busy = _Busy()
         if forward is not None:
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
+        self.short_call = short_call(self)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
-        if self.forward is None:
+        if self.forward is None or self._busy.now:
             return super().redispatch(keyset, values)
         args, kwargs = self.signature.split(values)
-        return self.forward(*args, **kwargs)
+        self._busy.now = True
+        try:
+            with below_autograd():
+                return self.forward(*args, **kwargs)
+        finally:
+            self._busy.now = False
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         known = (*inputs, *outputs)
-        tensors: Sequence[Any] = [known[i] for i in self._tensors]
-        constants = [known[i] for i in self._constants]
+        tensors: Sequence[Any] = [known[i] for i in self.tensor_places]
+        constants = [known[i] for i in self.constant_places]
         if not self._lists:
             return tensors, constants
         tensors, lengths = flatten(tensors, self._lists)
@@ -215,10 +230,10 @@ class _Bound(Derivative):
             lengths, static = static
             tensors = unflatten(tensors, lengths)
         known = (*tensors, *static, *grads)
-        for plan, inputs in self._vjps:
+        for plan, inputs in self.vjps:
             if len(inputs) == 1:
                 (at,) = inputs
-                if needed[at]:
+                if any(needed[at]) if isinstance(needed[at], list) else needed[at]:
                     result[at] = plan((*known, (needed[at],)))
                 continue
             mask = [needed[i] for i in inputs]
@@ -272,4 +287,4 @@ def rule(name: str, *, vjp: Formulas | None = None, jvp: Formulas | None = None,
         ValueError: no such operator, a name that is in no schema, or a second rule for the same operator.
     """
     made = Rule(name, vjp, jvp, **about)
-    return rules.add(name, made) if register else made
+    return rules.add(made.name, made) if register else made

@@ -75,6 +75,7 @@ class Signature:
         self.names = [a.name for a in self.arguments]
         self.output_names = [r.name for r in self.returns]
         self.tensor_like = [i for i, a in enumerate(self.arguments) if a.is_tensor_like]
+        self.tensor_names = [self.names[i] for i in self.tensor_like]
         self.lists = [i for i, a in enumerate(self.arguments) if a.is_tensor_list]
         self.output_lists = [i for i, r in enumerate(self.returns) if r.is_tensor_list]
         self.positional = sum(not a.kwarg_only for a in self.arguments)

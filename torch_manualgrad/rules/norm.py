@@ -112,7 +112,7 @@ def norm_backward(
         norm: the norm that the forward returned. A kernel may start from its value, but nothing flows through it: what
             is differentiated is w(x).
         dim: the reduced dims; None or empty for all.
-        keepdim: whether ``grad`` has the reduced dims.
+        keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
     Returns:
         The shape and dtype of ``self``. Half precision is computed in float32.
     Raises:
@@ -121,6 +121,7 @@ def norm_backward(
     Source: ATen norm_backward.
     """
     dims = _wrap_dims(self, dim)
+    keepdim = keepdim and not (not dim and grad.dim() == 0)
     kept = [1 if d in dims else size for d, size in enumerate(self.shape)]
     expected = kept if keepdim else [size for d, size in enumerate(self.shape) if d not in dims]
     if list(grad.shape) != expected:

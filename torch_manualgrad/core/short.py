@@ -1,0 +1,70 @@
+"""The short way of a call: one tensor in, one out, and nothing but autograd near.
+
+Most calls of an overridden operator are of this kind, and a few microseconds of Python are more than their arithmetic.
+What is bound by name elsewhere is picked by place here; the mathematics is the same formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .autograd import pull_back
+from .internals import SingleLevelFunction, below_autograd, is_autocast_enabled, only_autograd
+
+if TYPE_CHECKING:
+    from .rule import Bound
+
+__all__ = ["short_call"]
+
+
+def short_call(derivative: Bound) -> Callable[..., Any] | None:
+    """``(args, kwargs, x) -> result`` with the derivative attached; None if the operator is of another kind.
+
+    The caller has made sure that ``x``, the only tensor and the first argument, is plain and requires grad, and that no
+    transform and no dual level is near.
+    """
+    signature = derivative.signature
+    if signature.tensor_like != [0] or signature.lists or len(signature.returns) != 1:
+        return None
+    if not signature.returns[0].is_tensor or not all(derivative.differentiable) or len(derivative.vjps) != 1:
+        return None
+    ((plan, _),) = derivative.vjps
+    formula, pick = plan.call, plan.pick
+    run, bind = derivative.run, signature.bind
+    tensors = _picker(derivative.tensor_places)
+    constants = _picker(derivative.constant_places)
+    every = len(signature.names)
+
+    class Short(SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, args: Any, kwargs: Any, x: Any) -> Any:
+            with below_autograd():
+                result = run(*args, **kwargs)
+            known = (*bind(args, kwargs), result)
+            ctx.save_for_backward(*tensors(known))
+            ctx.static = constants(known)
+            ctx.set_materialize_grads(False)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            if grad is None:
+                return None, None, None
+            if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
+                return None, None, pull_back(derivative, ctx, [True] + [None] * (every - 1), (grad,))[0]
+            with below_autograd():
+                return None, None, formula(*pick((*ctx.saved_tensors, *ctx.static, grad, (True,))))
+
+    Short.__name__ = Short.__qualname__ = signature.name.split("::")[-1].capitalize()
+    return Short.apply
+
+
+def _picker(places: list[int]) -> Callable[[Any], Any]:
+    """``places`` of a sequence, as a tuple whatever their number."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda known: (known[places[0]],)) if places else lambda known: ()
