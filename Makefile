@@ -6,7 +6,8 @@ ARGS   ?=
 
 PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
-SOURCES := setup.py pyproject.toml constraints.txt $(wildcard csrc/*.h csrc/*/*)
+C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
+SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 BENCHMARKS := $(wildcard benchmarks/*.py)
 
 .DEFAULT_GOAL := help
@@ -40,16 +41,17 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(CURDIR)/tests/test_kernels.py $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
-	@$(VENV)/bin/ruff check --quiet
-	@$(VENV)/bin/ruff format --check --quiet || { echo "not formatted: run 'make format'"; exit 1; }
-	@$(VENV)/bin/mypy --no-error-summary
-	@$(VENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-	@echo "lint: ruff, mypy and clang-format have nothing to say"
+	@status=0; \
+	$(VENV)/bin/ruff check --quiet || status=1; \
+	$(VENV)/bin/ruff format --check --quiet >/dev/null || { echo "ruff format: run 'make format'"; status=1; }; \
+	$(VENV)/bin/mypy --no-error-summary || status=1; \
+	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES) || status=1; \
+	test $$status = 0 && echo "lint: ruff, mypy and clang-format have nothing to say"
 
 format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format --quiet
-	@$(VENV)/bin/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+	@$(VENV)/bin/clang-format -i $(C_SOURCES)
 
 docs: $(VENV)/installed  ## measure again what docs/composition.md says
 	@$(PY) docs/composition.py

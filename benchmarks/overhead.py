@@ -10,7 +10,7 @@ from side_by_side import main, measure, summary
 
 import torch_manualgrad as mg
 
-COLUMNS = ["what", "stock", "ours", "plain autograd.Function"]
+COLUMNS = ["what", "stock", "compiled stock", "ours", "plain autograd.Function", "floor"]
 
 
 @torch.library.custom_op("overhead_benchmark::stock", mutates_args=())
@@ -53,17 +53,21 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     x = torch.randn(1000, device=arguments.device, requires_grad=True)
     plain, norm = x.detach(), torch.linalg.vector_norm
 
-    def compare(what: str, call: Any, **others: Any) -> dict[str, Any]:
-        contenders = {"stock": call, "ours": call} | {name.replace("_", " "): c for name, c in others.items()}
-        rules = {"ours": mg.override("aten::linalg_vector_norm")}
-        return {"what": what, **summary(measure(contenders, arguments.seconds, rules), "stock")}
 
-    both = {"plain autograd.Function": lambda: torch.autograd.grad(PlainNorm.apply(x), x)}
+    def compare(what: str, call: Any, **others: Any) -> dict[str, Any]:
+        contenders = {"stock": lambda: call(norm), "ours": lambda: call(norm), "floor": lambda: plain * 2}
+        rules = {"ours": mg.override("aten::linalg_vector_norm")}
+        return {"what": what, **summary(measure(contenders | others, arguments.seconds, rules), "stock")}
+
+    def both(f: Any) -> Any:
+        return torch.autograd.grad(f(x), x)
+
+    function = {"plain autograd.Function": lambda: both(PlainNorm.apply)}
     found = [
-        compare("vector_norm, 1000 elements, forward and backward", lambda: torch.autograd.grad(norm(x), x), **both),
-        compare("vector_norm, 1000 elements, forward with gradient", lambda: norm(x)),
-        compare("vector_norm, 1000 elements, no gradient", lambda: norm(plain)),
-        compare("torch.func.grad of vector_norm, 1000 elements", lambda: torch.func.grad(norm)(plain)),
+        compare("vector_norm, 1000 elements, forward and backward", both, **function),
+        compare("vector_norm, 1000 elements, forward with gradient", lambda f: f(x)),
+        compare("vector_norm, 1000 elements, no gradient", lambda f: f(plain)),
+        compare("torch.func.grad of vector_norm, 1000 elements", lambda f: torch.func.grad(f)(plain)),
     ]
     pairs = {
         "custom op, 1000 elements, forward with gradient": (lambda: stock_op(x), lambda: our_op(x)),
@@ -75,8 +79,12 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     }
     for what, (stock, ours) in pairs.items():
         found.append({"what": what, **summary(measure({"stock": stock, "ours": ours}, arguments.seconds), "stock")})
+    # last, because Python frames cost more once the compiler has been used in a process
+    compiled = torch.compile(norm)
+    function["compiled stock"] = lambda: both(compiled)
+    found.append(compare("the first row again, after torch.compile was used", both, **function))
     return found
 
 
 if __name__ == "__main__":
-    main("overhead", "Cost of a call (stock: PyTorch's own; for custom ops torch.library.custom_op)", rows, COLUMNS)
+    main("overhead", "Cost of a call (stock: PyTorch's own; for custom ops torch.library.custom_op)", rows, COLUMNS, threads=[1])

@@ -94,21 +94,27 @@ def cell(entry: Mapping[str, float]) -> str:
     return f"{took}, {entry['ratio']:.2f}x [{entry['low']:.2f}, {entry['high']:.2f}]"
 
 
-def main(name: str, about: str, run: Callable[[argparse.Namespace], list[dict[str, Any]]], columns: list[str]) -> None:
+def main(
+    name: str,
+    about: str,
+    run: Callable[[argparse.Namespace], list[dict[str, Any]]],
+    columns: list[str],
+    threads: Sequence[int] = (1, 2),
+) -> None:
     """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--seconds", type=float, default=1.5, help="for each row")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--threads", type=int, nargs="+", default=threads)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dry", action="store_true", help="write no file")
     arguments = parser.parse_args()
     document: dict[str, Any] = {"about": about, "machine": machine(), "rows": []}
-    for threads in arguments.threads:
-        torch.set_num_threads(threads)
-        print(f"\n{about}\n{threads} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
+    for count in arguments.threads:
+        torch.set_num_threads(count)
+        print(f"\n{about}\n{count} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
         rows = run(arguments)
         print(table([{k: cell(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows], columns))
-        document["rows"] += [{"threads": threads, **row} for row in rows]
+        document["rows"] += [{"threads": count, **row} for row in rows]
     if not arguments.dry:
         RESULTS.mkdir(exist_ok=True)
         suffix = "" if arguments.device == "cpu" else f"_{arguments.device}"

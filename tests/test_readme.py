@@ -86,7 +86,7 @@ def test_the_other_facts_in_the_readme():
     with mg.override():
         torch.testing.assert_close(torch.func.jacrev(torch.cdist)(x, y), plain)
         torch.testing.assert_close(gradient(1e-25, 2), torch.full((4,), 0.5))
-        torch.testing.assert_close(gradient(1e15, 4), torch.full((4,), 4 ** -0.75))
+        torch.testing.assert_close(gradient(1e15, 4), torch.full((4,), 4**-0.75))
 
 
 def test_the_composition_table_says_what_the_readme_says():

@@ -60,7 +60,7 @@ class SingleLevelFunction(_SingleLevelFunction):
                 with forward_ad_enabled(True):
                     return rule(_Primals(ctx), *tangents)
 
-            cls.jvp = staticmethod(jvp)  # type: ignore[method-assign, assignment]
+            cls.jvp = staticmethod(jvp)  # type: ignore[method-assign]
 
 
 class _Primals:
@@ -86,7 +86,8 @@ class Derivative:
     """
 
     pure = True
-    run: Callable[..., Any] | None = None  # the forward of a plain call, below autograd; by default the operator
+    run: Any = None  # the forward of a plain call, below autograd; by default the operator
+    short_call: Callable[..., Any] | None = None  # for the commonest call, with all that is known before it
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op
@@ -261,7 +262,7 @@ def _autograd_function(derivative: Derivative) -> Any:
         if ctx.out_lengths is not None:
             found = _spread(found, ctx.out_lengths)
         # autograd.Function takes no None for a floating output, and nothing else for one that is not differentiable
-        smooth = derivative.differentiable
+        smooth: Sequence[bool] = derivative.differentiable
         if ctx.out_lengths is not None:
             smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
         full = [

@@ -166,7 +166,7 @@ class ReferenceDerivative(Derivative):
             args, kwargs = self.signature.split(full)
             return self.reference(*args, **kwargs)
 
-        outputs, pullback = torch.func.vjp(of_needed, *[values[i] for i in places])
+        outputs, pullback = torch.func.vjp(of_needed, *[values[i] for i in places])  # type: ignore[misc]
         full = [torch.zeros_like(o) if g is None else g for o, g in zip(self.signature.outputs(outputs), grads)]
         result: list[Any] = [None] * len(values)
         for i, g in zip(places, pullback(full[0] if len(full) == 1 else tuple(full))):

@@ -101,7 +101,7 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
     for name, output, tangent in zip(signature.output_names, outputs, found):
         listed = isinstance(output, (list, tuple))
         if listed and tangent is not None and (not isinstance(tangent, (list, tuple)) or len(tangent) != len(output)):
-            got = len(tangent) if isinstance(tangent, (list, tuple)) else _type(tangent)
+            got = f"{len(tangent)}" if isinstance(tangent, (list, tuple)) else _type(tangent)
             error(f"output '{name}' is a list of {len(output)}: expected as many tangents, got {got}.")
         pairs = zip(output, tangent) if listed and tangent is not None else [(output, tangent)]
         for o, t in pairs:

@@ -54,7 +54,7 @@ SingleLevelFunction = _SingleLevelFunction
 
 # Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too.
 below_autograd_keys = torch._C._after_autograd_keyset
-below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 # True while any torch.func transform is running on this thread.
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -127,7 +127,8 @@ def python_function(op: Any) -> Callable[..., Any] | None:
     packet = getattr(getattr(torch.ops, namespace), name)
     if namespace != "aten" or [o for o in packet.overloads() if not o.endswith("out")] != ["default"]:
         return None
-    for module in (torch._C._VariableFunctions, torch._C._linalg, torch._C._nn, torch._C._special, torch._C._fft):
+    for place in ("_VariableFunctions", "_linalg", "_nn", "_special", "_fft"):
+        module = getattr(torch._C, place)
         if (found := getattr(module, name, None)) is not None:
             return found
     return None
@@ -174,7 +175,8 @@ def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], valu
 
     ``op`` is called instead where no value is batched at this level. Only inside a kernel at FuncTorchBatched.
     """
-    return custom_function_call_vmap_helper(retrieve_current_functorch_interpreter(), rule, op, *values)
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    return custom_function_call_vmap_helper(interpreter, rule, op, *values)
 
 
 def release(library: torch.library.Library) -> None:
@@ -220,6 +222,6 @@ def guard_compiled_graphs(state: Callable[[], object]) -> bool:
         ambient(self)
         self.guards.add(GlobalStateSource().make_guard(MANUALGRAD_RULES))
 
-    OutputGraph.init_ambient_guards = init_ambient_guards
+    OutputGraph.init_ambient_guards = init_ambient_guards  # type: ignore[method-assign]
     _guarded = True
     return True

@@ -49,7 +49,7 @@ def _load(device: str) -> KernelLibrary:
     if device == "cuda" and torch.version.cuda is None:
         return KernelLibrary(device, path, False, "torch has no CUDA")
     try:
-        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        torch.ops.load_library(path)
         reason = _cuda_obstacle(path) if device == "cuda" else ""
     except (OSError, RuntimeError, AttributeError) as error:
         return KernelLibrary(device, path, False, str(error))

@@ -29,6 +29,7 @@ class _Overridden:
         self.derivative: Derivative | None = None
         self.operator = rule.aten
         self.signature = rule.signature
+        self.may_take_numbers = len(rule.signature.tensor_like) > 1  # as in x * 2
         self.stock = torch.library.get_kernel(rule.aten, "AutogradCPU")
         namespace, _, name = rule.name.partition("::")
         self.library = torch.library.Library(namespace, "IMPL")
@@ -56,12 +57,11 @@ class _Overridden:
     def _kernel(self) -> Any:
         signature, bind = self.signature, self.signature.bind
         unary = signature.tensor_like == [0] and not signature.lists
-        may_take_numbers = len(signature.tensor_like) > 1  # as in x * 2
+        may_take_numbers = self.may_take_numbers
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             derivative = self.derivative
             if derivative is None:
-                args, kwargs = signature.split(_with_tensors(signature, bind(args, kwargs)))
                 return self.stock.call_boxed(keyset, *args, **kwargs)
             if unary and only_autograd() and type(x := args[0]) in PLAIN:
                 if not x.requires_grad or not torch.is_grad_enabled():
@@ -136,11 +136,11 @@ def _release() -> None:
     """Take away registrations that have no rule left.
 
     Not while other threads run: one may be inside the kernel, which the dispatcher frees at once. Until then the kernel
-    passes everything on to PyTorch's.
+    passes everything on to PyTorch's. Except where it may be given numbers, which no Python kernel receives under
+    torch.func.
     """
-    if threading.active_count() > 1:
-        return
-    for one in [o for o in _overridden.values() if not o.entries]:
+    alone = threading.active_count() == 1
+    for one in [o for o in _overridden.values() if not o.entries and (alone or o.may_take_numbers)]:
         release(one.library)
         del _overridden[one.name]
 

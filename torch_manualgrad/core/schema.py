@@ -106,7 +106,7 @@ class Signature:
                         values[i] = kwargs[self.names[i]]
         return values
 
-    def split(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    def split(self, values: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
         """``values`` as positional and keyword-only arguments."""
         if self.positional == len(self.names):
             return values, {}

@@ -60,7 +60,7 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
                 return None, None, formula(*pick((*ctx.saved_tensors, *ctx.static, grad, (True,))))
 
     Short.__name__ = Short.__qualname__ = signature.name.split("::")[-1].capitalize()
-    return Short.apply
+    return Short.apply  # type: ignore[attr-defined]
 
 
 def _picker(places: list[int]) -> Callable[[Any], Any]:

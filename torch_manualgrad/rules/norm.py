@@ -253,6 +253,7 @@ def _dist_jvp(
 ) -> Tensor:
     difference = self_p - other_p
     tangent = self_t if other_t is None else -other_t if self_t is None else self_t - other_t
+    assert tangent is not None  # nobody asks for a tangent where no input has one
     return norm_jvp(difference, tangent.expand(difference.shape), p, result, keepdim=False)
 
 

@@ -65,13 +65,13 @@ def fwd_func(p: Problem, directions: Directions) -> Tensor:
 
 
 def make_dual(x: Tensor, tangent: Tensor) -> Tensor:
-    dual: Tensor = fwAD.make_dual(x, tangent)  # type: ignore[no-untyped-call]
+    dual: Tensor = fwAD.make_dual(x, tangent)
     return dual
 
 
 def tangent_of(x: Tensor) -> Tensor:
     """The tangent of a dual tensor; zero if it has none."""
-    tangent = fwAD.unpack_dual(x).tangent  # type: ignore[no-untyped-call]
+    tangent = fwAD.unpack_dual(x).tangent
     return torch.zeros_like(x) if tangent is None else tangent
 
 
