@@ -184,22 +184,28 @@ def test_override_inside_a_compiled_function_is_refused():
         torch.compile(inside, fullgraph=True, backend="eager")(random(3))
 
 
-def test_the_cache_key_tag_of_the_user_stays(monkeypatch):
+@pytest.fixture
+def tag():
     config = torch.compiler.config
-    monkeypatch.setattr(config, "cache_key_tag", config.cache_key_tag)
-    config.cache_key_tag = "mine"
+    before = config.cache_key_tag
+    yield config
+    config.cache_key_tag = before
+
+
+def test_the_cache_key_tag_of_the_user_stays(tag):
+    tag.cache_key_tag = "mine"
     with mg.override(DOUBLE):
-        first = config.cache_key_tag
+        first = tag.cache_key_tag
         assert first.startswith("mine|") and len(first) > 6
         with mg.override(TRIPLE):
-            assert config.cache_key_tag.startswith("mine|") and config.cache_key_tag != first
-        assert config.cache_key_tag == first
-    outside = config.cache_key_tag
+            assert tag.cache_key_tag.startswith("mine|") and tag.cache_key_tag != first
+        assert tag.cache_key_tag == first
+    outside = tag.cache_key_tag
     assert outside.startswith("mine|") and outside != first
     with mg.override(DOUBLE):
-        assert config.cache_key_tag == first
-        config.cache_key_tag = "other"
-    assert config.cache_key_tag.startswith("other|") and config.cache_key_tag.count("|") == 1
+        assert tag.cache_key_tag == first
+        tag.cache_key_tag = "other"
+    assert tag.cache_key_tag.startswith("other|") and tag.cache_key_tag.count("|") == 1
 
 
 # -- caches on disk --------------------------------------------------------------------------------------------------

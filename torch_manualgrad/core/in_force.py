@@ -16,7 +16,8 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ import torch
 
 from .internals import guard_compiled_graphs
 
-__all__ = ["fingerprint", "lock", "put", "remember", "state"]
+__all__ = ["changes", "fingerprint", "lock", "put", "remember", "state"]
 
 lock = threading.RLock()  # held while registrations change; calls do not take it
 
 _in_force: dict[str, tuple[str, str]] = {}  # operator -> what is in force there, and the fingerprint of its code
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _state = ""
+_depth = 0  # of nested changes
 _our_tag = ""
 _guarded = False
 
@@ -47,17 +49,28 @@ def put(key: str, what: str, code: str = "") -> None:
         what: names one derivative in this process.
         code: its `fingerprint`, which names it for other processes.
     """
-    global _state
-    with lock:
-        if _in_force.get(key, ("", ""))[0] == what:
-            return
+    with changes():
         if what:
             _in_force[key] = (what, code)
         else:
-            del _in_force[key]
-        _state = "; ".join(f"{k} {w}" for k, (w, _) in sorted(_in_force.items()))
-        _tag()
-        _guard()
+            _in_force.pop(key, None)
+
+
+@contextmanager
+def changes() -> Iterator[None]:
+    """Several changes as one: what follows from them is done at the end, once. Holds the lock; nests."""
+    global _depth, _state
+    with lock:
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+            now = "; ".join(f"{k} {what}" for k, (what, _) in sorted(_in_force.items())) if not _depth else _state
+            if now != _state:
+                _state = now
+                _tag()
+                _guard()
 
 
 def remember(key: str, code: str) -> None:

@@ -35,7 +35,7 @@ class _Overridden:
         self.library = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-            self.library.impl(name, self._kernel(), "Autograd", with_keyset=True)
+            self.library.impl(name, self._kernel(), "Autograd", with_keyset=True, allow_override=True)
 
     def put(self, key: object, rule: Rule, derivative: Derivative) -> None:
         self.entries.append((key, rule, derivative))
@@ -114,7 +114,7 @@ _overridden: dict[str, _Overridden] = {}
 
 
 def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
-    with in_force.lock:
+    with in_force.changes():
         for rule in chosen:
             if rule.name not in _overridden:
                 _overridden[rule.name] = _Overridden(rule)
@@ -123,7 +123,7 @@ def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
 
 
 def _drop(key: object, chosen: Sequence[Rule]) -> None:
-    with in_force.lock:
+    with in_force.changes():
         for rule in chosen:
             one = _overridden.get(rule.name)
             if one is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import threading
@@ -127,7 +128,7 @@ class Rule:
     def residuals(self) -> tuple[str, ...]:
         return tuple(self.derivative.saved)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         return " ".join(fingerprint(getattr(f, "reference", f)) for f in (*self.vjp.values(), *self.jvp.values()))
 
