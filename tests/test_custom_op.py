@@ -151,7 +151,9 @@ def mixed_backward(ctx, saved, g_list, g_sum, g_len):
         "xs": [g * k * s * product() for g in total],
         "b": None if b is None else sum(g * product() for g in total),
         "os": [
-            None if o is None else sum(g * (x * k * s + (0 if b is None else b)) * product(i) for g, x in zip(total, xs))
+            None
+            if o is None
+            else sum(g * (x * k * s + (0 if b is None else b)) * product(i) for g, x in zip(total, xs))
             for i, o in enumerate(os)
         ],
         "k": sum(g * x * s * product() for g, x in zip(total, xs)),
@@ -198,7 +200,8 @@ def test_defaults_and_absent_optionals():
 @pytest.mark.parametrize("which", range(5))
 def test_only_some_inputs_have_tangents(which):
     f, g = (
-        lambda v, op=op: mixed_loss(op, *[v if i == which else w for i, w in enumerate(MIXED)]) for op in (mixed_op, mixed)
+        lambda v, op=op: mixed_loss(op, *[v if i == which else w for i, w in enumerate(MIXED)])
+        for op in (mixed_op, mixed)
     )
     same(jvp(f, (MIXED[which],), (random(3, seed=9),)), jvp(g, (MIXED[which],), (random(3, seed=9),)))
 

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ SOURCES = Path(internals.__file__).resolve().parents[1]
 
 
 def test_no_private_name_elsewhere():
-    """core/internals.py is the one place for them; the public checker and what torch.library offers are not private."""
-    private = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*|from torch(\.\w+)*\._\w+")
+    """core/internals.py is the one place for them; operators with an underscore are none, and testing/ has its own."""
+    private = re.compile(r"torch(?!\.ops\.)(\.\w+)*\._[a-zA-Z]\w*|from torch(\.\w+)*\._\w+")
     found = {
         f"{path.relative_to(SOURCES)}: {match.group()}"
         for path in SOURCES.rglob("*.py")
@@ -163,17 +164,18 @@ def test_shares_memory():
 def test_unwrap_if_dead():
     kept = []
     grad(lambda x: (kept.append(x * 1), x.sum())[1])(random(3))
-    with pytest.raises(RuntimeError):  # a wrapper of a level that has ended
-        torch.func.vjp(torch.sin, kept[0])
-    alive = internals.unwrap_if_dead(kept[0])
-    same(grad(lambda y: (y * alive).sum())(alive), random(3))
+    is_dead = torch._C._functorch.is_dead_tensor_wrapper
+    assert is_dead(kept[0]) and not is_dead(internals.unwrap_if_dead(kept[0]))
+    same(internals.unwrap_if_dead(kept[0]), random(3))
     x = random(3)
     assert internals.unwrap_if_dead(x) is x
 
 
 def test_release():
     library = torch.library.Library("aten", "IMPL")
-    library.impl("sinc", lambda x: x * 0 + 7, "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("sinc", lambda x: x * 0 + 7, "CPU")
     assert (torch.sinc(torch.ones(2)) == 7).all()
     internals.release(library)
     assert (torch.sinc(torch.ones(2)) == 0).logical_or(torch.sinc(torch.ones(2)).abs() < 1e-6).all()

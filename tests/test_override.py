@@ -42,7 +42,12 @@ def nothing_stays():
 
 # -- what it takes ---------------------------------------------------------------------------------------------------
 
-NORMS = ["aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dtype", "aten::norm.ScalarOpt_dim_dtype"]
+NORMS = [
+    "aten::norm.Scalar",
+    "aten::norm.ScalarOpt_dim",
+    "aten::norm.ScalarOpt_dtype",
+    "aten::norm.ScalarOpt_dim_dtype",
+]
 
 
 @pytest.mark.parametrize(

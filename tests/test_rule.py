@@ -135,8 +135,9 @@ std_mean = {
     "jvp, two keys": {
         "vjp": {"self": std_mean_vjp},
         "jvp": {
-            "result0": lambda self, self_t: (centred(self) * self_t).sum()
-            / (centred(self).square().sum() * (self.numel() - 1)).sqrt(),
+            "result0": lambda self, self_t: (
+                (centred(self) * self_t).sum() / (centred(self).square().sum() * (self.numel() - 1)).sqrt()
+            ),
             "result1": lambda self_t: self_t.sum() / self_t.numel(),
         },
     },

@@ -40,7 +40,7 @@ from .internals import (
 )
 from .schema import Signature, flatten, tensors_in, unflatten
 
-__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "pull_back", "redispatch", "transposed_jvp", "transposing"]
+__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "function_class", "pull_back", "redispatch", "transposed_jvp", "transposing"]
 
 
 class SingleLevelFunction(_SingleLevelFunction):
@@ -270,7 +270,7 @@ def _autograd_function(derivative: Derivative) -> Any:
         ]
         return full[0] if one_output else tuple(full)
 
-    return _function(derivative, forward, backward, jvp)
+    return function_class(derivative, forward, backward, jvp)
 
 
 def _short_function(derivative: Derivative) -> Any:
@@ -299,11 +299,13 @@ def _short_function(derivative: Derivative) -> Any:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise AssertionError("a plain call has no tangents")
 
-    return _function(derivative, forward, backward, jvp).apply
+    return function_class(derivative, forward, backward, jvp).apply
 
 
-def _function(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
-    name = derivative.signature.name.split("::")[-1].capitalize()
+def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
+    """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
+    words = derivative.signature.name.split("::")[-1].split("_")
+    name = "".join(word[:1].upper() + word[1:] for word in words)
     return type(name, (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods})
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .autograd import pull_back
-from .internals import SingleLevelFunction, below_autograd, is_autocast_enabled, only_autograd
+from .autograd import function_class, pull_back
+from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
     from .rule import Bound
@@ -37,30 +37,26 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
     run, bind = derivative.run, signature.bind
     tensors = _picker(derivative.tensor_places)
     constants = _picker(derivative.constant_places)
-    every = len(signature.names)
+    needed = [True] + [None] * (len(signature.names) - 1)
 
-    class Short(SingleLevelFunction):
-        @staticmethod
-        def forward(ctx: Any, args: Any, kwargs: Any, x: Any) -> Any:
-            with below_autograd():
-                result = run(*args, **kwargs)
-            known = (*bind(args, kwargs), result)
-            ctx.save_for_backward(*tensors(known))
-            ctx.static = constants(known)
-            ctx.set_materialize_grads(False)
-            return result
+    def forward(ctx: Any, args: Any, kwargs: Any, x: Any) -> Any:
+        with below_autograd():
+            result = run(*args, **kwargs)
+        known = (*bind(args, kwargs), result)
+        ctx.save_for_backward(*tensors(known))
+        ctx.static = constants(known)
+        ctx.set_materialize_grads(False)
+        return result
 
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            if grad is None:
-                return None, None, None
-            if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
-                return None, None, pull_back(derivative, ctx, [True] + [None] * (every - 1), (grad,))[0]
-            with below_autograd():
-                return None, None, formula(*pick((*ctx.saved_tensors, *ctx.static, grad, (True,))))
+    def backward(ctx: Any, grad: Any) -> Any:
+        if grad is None:
+            return None, None, None
+        if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
+            return None, None, pull_back(derivative, ctx, needed, (grad,))[0]
+        with below_autograd():
+            return None, None, formula(*pick((*ctx.saved_tensors, *ctx.static, grad, (True,))))
 
-    Short.__name__ = Short.__qualname__ = signature.name.split("::")[-1].capitalize()
-    return Short.apply  # type: ignore[attr-defined]
+    return function_class(derivative, forward, backward).apply
 
 
 def _picker(places: list[int]) -> Callable[[Any], Any]:
