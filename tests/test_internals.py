@@ -103,8 +103,10 @@ def test_tangents():
             assert not internals.has_tangent(dual.sin())
             with internals.forward_ad_enabled(True):
                 assert internals.has_tangent(dual.sin())
-    nested = torch.nested.nested_tensor([torch.ones(2)])
-    assert not internals.has_tangent(nested)
+    for x in (torch.nested.nested_tensor([torch.ones(2)]), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()):
+        assert not internals.has_tangent(x)
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            torch._VF._unpack_dual(x, level=0)
 
 
 def test_primal_keeps_the_levels_outside():

@@ -385,8 +385,9 @@ def nested(layout):
     [sparse(torch.sparse_coo), sparse(torch.sparse_csr), nested(torch.strided), nested(torch.jagged)],
     ids=["coo", "csr", "strided nested", "jagged"],
 )
+@pytest.mark.parametrize("context", [contextlib.nullcontext, fwAD.dual_level])
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_that_are_not_dense_behave_as_stock(make):
+def test_tensors_that_are_not_dense_behave_as_stock(make, context):
     """The formulas are for dense tensors: elsewhere values, gradients and errors are PyTorch's."""
     wrong = (
         mg.rule("aten::abs", vjp={"self": lambda grad: 7 * grad}, register=False),
@@ -417,7 +418,7 @@ def test_tensors_that_are_not_dense_behave_as_stock(make):
         lambda x: x.detach() * 2.5,
     ):
         stock = outcome(f)
-        with mg.override("*", *wrong):
+        with mg.override("*", *wrong), context():
             under = outcome(f)
         worked += type(stock) is list
         assert type(under) is type(stock), under

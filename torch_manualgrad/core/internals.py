@@ -22,9 +22,9 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "PLAIN",
     "FakeTensorMode",
     "SingleLevelFunction",
-    "PLAIN",
     "below_autograd",
     "below_autograd_keys",
     "enable_single_level_autograd_function",
@@ -42,8 +42,8 @@ __all__ = [
     "python_function",
     "pytree",
     "release",
-    "shares_memory",
     "set_autocast_off",
+    "shares_memory",
     "tangents_possible",
     "unwrap_if_dead",
     "vmap_call",
@@ -95,7 +95,7 @@ def primal(x: Tensor) -> Tensor:
 def has_tangent(x: Tensor) -> bool:
     """Whether ``x`` is a dual tensor at this level; read from the tensor, for the same reason as in `primal`."""
     global _tangents_in_graphs
-    if x.is_nested:  # a nested tensor cannot carry a tangent, and unpacking one raises
+    if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
     found = torch._VF._unpack_dual(x, level=0)[1] is not None
     if found and type(x) not in PLAIN:

@@ -19,8 +19,8 @@ from .in_force import fingerprint
 from .internals import below_autograd, is_composite
 from .lookup import Registry
 from .sample import Sample
-from .short import short_call
 from .schema import Argument, Signature, flatten, unflatten
+from .short import short_call
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
 
