@@ -457,6 +457,30 @@ def test_forward_is_used_when_asked_for():
     handle.remove()
 
 
+def test_a_forward_is_for_dense_tensors():
+    x = random(3)
+    stock = x.sin()
+    with mg.override(sine_times(2, forward=lambda x: 100 * x), forward=True):
+        same(torch.sin(x.to_sparse()).to_dense(), stock)
+
+
+def test_what_could_not_be_put_in_force_leaves_nothing_behind(monkeypatch):
+    from torch_manualgrad.core import override
+
+    first, second = sine_times(2), mg.rule("aten::cos", vjp={"self": lambda grad: grad}, register=False)
+    overridden = override._Overridden
+
+    def fail(rule):
+        if rule is second:
+            raise MemoryError
+        return overridden(rule)
+
+    monkeypatch.setattr(override, "_Overridden", fail)
+    with pytest.raises(MemoryError):
+        mg.install(first, second)
+    assert factor() == 1
+
+
 def test_a_forward_may_call_the_operator_it_replaces():
     rule = sine_times(2, forward=lambda x: 100 * torch.sin(x))
     stock = torch.sin(random(3))

@@ -316,6 +316,7 @@ def one(grad):
         ("aten::norm", {"vjp": {"self": one}}, "there is no such operator"),
         ("aten::sin_", {"vjp": {"self": one}}, "writes to an argument"),
         ("aten::sin.out", {"vjp": {"self": one}}, "writes to an argument"),
+        ("aten::view", {"vjp": {"self": one}}, "returns a view"),
         ("aten::square", {"vjp": {"self": one}}, "the operator is composite"),
         ("aten::sin", {}, "neither a vjp nor a jvp is given"),
         ("aten::sin", {"vjp": {"x": one}}, r"vjp is given for 'x', which is none of \['self'\]"),

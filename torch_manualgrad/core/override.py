@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from . import in_force
-from .autograd import Derivative, Mode, apply, differentiated
+from .autograd import Mode, apply, differentiated
 from .internals import PLAIN, below_autograd, only_autograd, release
-from .rule import Rule, rules
+from .rule import Bound, Rule, rules
 from .schema import Signature, tensors_in
 
 __all__ = ["Handle", "install", "override"]
@@ -25,8 +25,8 @@ class _Overridden:
 
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
-        self.entries: list[tuple[object, Rule, Derivative]] = []
-        self.derivative: Derivative | None = None
+        self.entries: list[tuple[object, Rule, Bound]] = []
+        self.derivative: Bound | None = None
         self.operator = rule.aten
         self.signature = rule.signature
         self.may_take_numbers = len(rule.signature.tensor_like) > 1  # as in x * 2
@@ -37,7 +37,7 @@ class _Overridden:
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
             self.library.impl(name, self._kernel(), "Autograd", with_keyset=True, allow_override=True)
 
-    def put(self, key: object, rule: Rule, derivative: Derivative) -> None:
+    def put(self, key: object, rule: Rule, derivative: Bound) -> None:
         self.entries.append((key, rule, derivative))
         self._changed()
 
@@ -61,7 +61,7 @@ class _Overridden:
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             derivative = self.derivative
-            if derivative is None:
+            if derivative is None or derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
                 return self.stock.call_boxed(keyset, *args, **kwargs)
             if unary and only_autograd() and type(x := args[0]) in PLAIN:
                 if not x.requires_grad or not torch.is_grad_enabled():
@@ -78,14 +78,8 @@ class _Overridden:
                     return derivative.run(*args, **kwargs)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
-            for i in signature.tensor_like:
-                x = values[i]
-                if isinstance(x, Tensor):
-                    if not _dense(x):  # the formulas are for dense tensors
-                        return self.stock.call_boxed(keyset, *args, **kwargs)
-                elif isinstance(x, (list, tuple)):
-                    if not all(_dense(y) for y in tensors_in(x)):
-                        return self.stock.call_boxed(keyset, *args, **kwargs)
+            if not _all_dense(values):
+                return self.stock.call_boxed(keyset, *args, **kwargs)
             return apply(derivative, keyset, mode, values, args, kwargs)
 
         return kernel
@@ -96,6 +90,11 @@ _NUMBERS = (bool, int, float, complex)
 
 def _dense(x: Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested
+
+
+def _all_dense(values: Sequence[Any]) -> bool:
+    """What the formulas are for: sparse and nested tensors keep PyTorch's derivatives."""
+    return all(_dense(x) for x in tensors_in(values))
 
 
 def _with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
@@ -115,11 +114,15 @@ _overridden: dict[str, _Overridden] = {}
 
 def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
     with in_force.changes():
-        for rule in chosen:
-            if rule.name not in _overridden:
-                _overridden[rule.name] = _Overridden(rule)
-            derivative = rule.derivative_with_forward if forward else rule.derivative
-            _overridden[rule.name].put(key, rule, derivative)
+        try:
+            for rule in chosen:
+                if rule.name not in _overridden:
+                    _overridden[rule.name] = _Overridden(rule)
+                derivative = rule.derivative_with_forward if forward else rule.derivative
+                _overridden[rule.name].put(key, rule, derivative)
+        except BaseException:
+            _drop(key, chosen)
+            raise
 
 
 def _drop(key: object, chosen: Sequence[Rule]) -> None:

@@ -66,6 +66,8 @@ class Rule:
         self.signature = Signature(self.aten._schema)
         if self.aten._schema.is_mutable:
             raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
+        if any(r.alias_info is not None for r in self.aten._schema.returns):
+            raise ValueError(f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own")
         if is_composite(self.aten):
             raise ValueError(
                 f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
