@@ -90,8 +90,10 @@ class _Pair(Derivative):
             leaves, spec = pytree.tree_flatten(saved)
             tensors = [x for x in leaves if isinstance(x, Tensor)]
             rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
-        known = list(tensors_in((*inputs, *outputs)))
         for x in tensors:
+            if _is_one_of(x, inputs) or _is_one_of(x, outputs):
+                continue
+            known = list(tensors_in((*inputs, *outputs)))
             if not _is_one_of(x, known) and (x.is_floating_point() or x.is_complex()):
                 # It was computed here and has no history: the next derivative computes it again, from all of these.
                 origin = [_skeleton(v) for v in (*inputs, *outputs)]
@@ -100,7 +102,7 @@ class _Pair(Derivative):
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         spec, rest, shapes, origin = static
-        if not any(True for _ in tensors_in(grads)):
+        if grads[0] is None and not any(True for _ in tensors_in(grads)):
             return [None] * len(shapes)
         tensors = [unwrap_if_dead(t) for t in tensors]
         if origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
@@ -174,8 +176,8 @@ class ReferenceDerivative(Derivative):
         return result
 
 
-def _is_one_of(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    for other in tensors:
+def _is_one_of(x: Tensor, others: Sequence[Any]) -> bool:
+    for other in others:
         if x is other:
             return True
     return False
@@ -256,6 +258,8 @@ class CustomOp:
             raise ValueError(f"schema {schema!r} names an overload; a custom op is one operator, without overloads")
         if hasattr(torch.ops, namespace) and hasattr(getattr(torch.ops, namespace), short):
             raise ValueError(f"{self.name} is already defined; a duplicate name is an error")
+        returns = self.signature.returns
+        self._one_tensor = len(returns) == 1 and returns[0].is_tensor
         self.reference = reference
         self.__doc__ = reference.__doc__ or type(self).__doc__
         self.__name__ = short
@@ -520,6 +524,11 @@ class CustomOp:
     def _checked(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an implementation returned, if it fits the schema and shares no memory with an input."""
         result = chosen.function(*args, **kwargs)
+        if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
+            self._check(chosen, args, kwargs, result)
+        return result
+
+    def _check(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         returns = self.signature.returns
 
         def error(what: str) -> NoReturn:
@@ -541,7 +550,6 @@ class CustomOp:
                 if any(x is y for x in made for y in tensors_in([value])):
                     error(f"an output is the input '{name}' itself. A custom op returns new tensors; return a clone.")
             error("an output shares memory with an input or another output. A custom op returns new tensors.")
-        return result
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         fake = self._current.get("fake")
