@@ -43,7 +43,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # errno and floating-point traps are what nobody reads, and they block vectorisation. Contraction to fused operations
 # would make a value depend on the instruction set and on the loop it stands in; equality of two moduli must not.
 CXX_FLAGS = ["-O3", "-std=c++17", "-g0", "-fPIC", "-fvisibility=hidden"]
-CXX_FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+CXX_FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd"]
 HEADERS = sorted(glob("csrc/**/*.h", recursive=True))
 SANITIZERS = os.environ.get("MANUALGRAD_SANITIZE", "")
 

@@ -53,7 +53,6 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     x = torch.randn(1000, device=arguments.device, requires_grad=True)
     plain, norm = x.detach(), torch.linalg.vector_norm
 
-
     def compare(what: str, call: Any, **others: Any) -> dict[str, Any]:
         contenders = {"stock": lambda: call(norm), "ours": lambda: call(norm), "floor": lambda: plain * 2}
         rules = {"ours": mg.override("aten::linalg_vector_norm")}
@@ -87,4 +86,10 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main("overhead", "Cost of a call (stock: PyTorch's own; for custom ops torch.library.custom_op)", rows, COLUMNS, threads=[1])
+    main(
+        "overhead",
+        "Cost of a call (stock: PyTorch's own; for custom ops torch.library.custom_op)",
+        rows,
+        COLUMNS,
+        threads=[1],
+    )

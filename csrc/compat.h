@@ -96,7 +96,8 @@ inline Geometry geometry(const Tensor& tensor) {
   return {tensor.sizes().data(), tensor.strides().data(), tensor.dim()};
 }
 
-// torch.empty_like; for contiguous tensors without the detour through the dispatcher, which costs a small call the most.
+// torch.empty_like; for contiguous tensors without the detour through the dispatcher, which costs a small call the
+// most.
 inline Tensor allocate_like(const Tensor& self) {
   if (!self.is_contiguous()) return torch::stable::empty_like(self);
   const Geometry like = geometry(self);
@@ -104,8 +105,8 @@ inline Tensor allocate_like(const Tensor& self) {
   AtenTensorHandle made = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(self.get(), &dtype));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(self.get(), &device));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(like.dim, like.sizes, like.strides, dtype, device,
-                                                         self.get_device_index(), &made));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(like.dim, like.sizes, like.strides, dtype, device, self.get_device_index(), &made));
   return Tensor(made);
 }
 

@@ -2,47 +2,12 @@
 #pragma once
 
 #include "compat.h"
+#include "loops.h"
 #include "math/norm.h"
 
 #include <algorithm>
 
 namespace manualgrad {
-
-constexpr int kMaxDims = 64;
-
-// A nest of loops, outermost first, with one stride (in elements) for each operand.
-template <int Operands>
-struct Loops {
-  int dims = 0;
-  int64_t size[kMaxDims];
-  int64_t stride[Operands][kMaxDims];
-
-  // Adds a loop inside the others; merges it with the one around it where all operands step through both as one.
-  void push(int64_t count, const int64_t (&steps)[Operands]) {
-    if (count == 1) return;
-    bool merges = dims > 0;
-    for (int k = 0; merges && k < Operands; ++k) merges = stride[k][dims - 1] == steps[k] * count;
-    if (merges) {
-      size[dims - 1] *= count;
-    } else {
-      size[dims++] = count;
-    }
-    for (int k = 0; k < Operands; ++k) stride[k][dims - 1] = steps[k];
-  }
-
-  int64_t inner() const { return dims > 0 ? size[dims - 1] : 1; }
-  int64_t inner_stride(int operand) const { return dims > 0 ? stride[operand][dims - 1] : 0; }
-
-  // The offset of each operand at a linear index.
-  HOST_DEVICE void offsets(int64_t index, int64_t (&offset)[Operands]) const {
-    for (int k = 0; k < Operands; ++k) offset[k] = 0;
-    for (int d = dims - 1; d >= 0; --d) {
-      const int64_t next = d > 0 ? index / size[d] : 0, at = index - next * size[d];
-      for (int k = 0; k < Operands; ++k) offset[k] += at * stride[k][d];
-      index = next;
-    }
-  }
-};
 
 struct NormPlan {
   Power power;
@@ -145,6 +110,25 @@ inline NormPlan plan_norm_backward(const Tensor& grad, const Tensor& self, doubl
     }
   }
   return plan;
+}
+
+// The operator on any device; run(Tag<S>{}, plan, out) fills out where there is something to compute.
+template <class Run>
+inline Tensor norm_backward_by(const Tensor& grad, const Tensor& self, double p, const Tensor& norm, const Dims& dim,
+                               bool keepdim, const Run& run) {
+  bool reduced[kMaxDims];
+  keepdim = keepdim && !whole(grad, norm, dim);
+  check_norm_backward(grad, self, p, norm, dim, keepdim, reduced);
+  Tensor out = allocate_like(self);
+  dispatch_inexact(self.scalar_type(), NORM_BACKWARD "self: ", [&](auto tag) {
+    if (self.numel() == 0) return;
+    if (p == 0) {
+      torch::stable::zero_(out);
+      return;
+    }
+    run(tag, plan_norm_backward(grad, self, p, norm, out, keepdim, reduced), out);
+  });
+  return out;
 }
 
 }  // namespace manualgrad

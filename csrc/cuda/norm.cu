@@ -226,20 +226,9 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
 
 Tensor norm_backward(const Tensor& grad, const Tensor& self, double p, const Tensor& norm, const Dims& dim,
                      bool keepdim) {
-  bool reduced[kMaxDims];
-  keepdim = keepdim && !whole(grad, norm, dim);
-  check_norm_backward(grad, self, p, norm, dim, keepdim, reduced);
-  Tensor out = allocate_like(self);
-  dispatch_inexact(self.scalar_type(), NORM_BACKWARD "self: ", [&](auto tag) {
-    if (self.numel() == 0) return;
-    if (p == 0) {
-      torch::stable::zero_(out);
-      return;
-    }
-    run<typename decltype(tag)::type>(plan_norm_backward(grad, self, p, norm, out, keepdim, reduced), grad, self, norm,
-                                      out);
+  return norm_backward_by(grad, self, p, norm, dim, keepdim, [&](auto tag, const NormPlan& plan, Tensor& out) {
+    run<typename decltype(tag)::type>(plan, grad, self, norm, out);
   });
-  return out;
 }
 
 }  // namespace

@@ -40,7 +40,19 @@ from .internals import (
 )
 from .schema import Signature, flatten, tensors_in, unflatten
 
-__all__ = ["Derivative", "Mode", "SingleLevelFunction", "any_tangent", "apply", "differentiated", "function_class", "pull_back", "redispatch", "transposed_jvp", "transposing"]
+__all__ = [
+    "Derivative",
+    "Mode",
+    "SingleLevelFunction",
+    "any_tangent",
+    "apply",
+    "differentiated",
+    "function_class",
+    "pull_back",
+    "redispatch",
+    "transposed_jvp",
+    "transposing",
+]
 
 
 class SingleLevelFunction(_SingleLevelFunction):
@@ -231,9 +243,7 @@ def _autograd_function(derivative: Derivative) -> Any:
             ctx.n_inputs = len(flat)
             ctx.constants = [None if isinstance(v, Tensor) else (v,) for v in (*flat, *flat_outputs)]
         if not all_differentiable:
-            ctx.mark_non_differentiable(
-                *tensors_in(o for o, yes in zip(outputs, derivative.differentiable) if not yes)
-            )
+            ctx.mark_non_differentiable(*tensors_in(o for o, yes in zip(outputs, derivative.differentiable) if not yes))
         return result if one_output else tuple(flat_outputs)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -380,7 +390,11 @@ def transposed_jvp(
         )
     results = iter(found)
     return [
-        [None if v is None else next(results) for v in c] if isinstance(c, list) else None if c is None else next(results)
+        [None if v is None else next(results) for v in c]
+        if isinstance(c, list)
+        else None
+        if c is None
+        else next(results)
         for c in cotangents
     ]
 

@@ -202,9 +202,7 @@ def _named_outputs(signature: Signature, outputs: Sequence[Any]) -> Any:
 def _user_jvp(
     signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
-    found = rule.function(
-        signature.Inputs(*inputs), _named_outputs(signature, outputs), signature.Inputs(*tangents)
-    )
+    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), signature.Inputs(*tangents))
     return check_tangents(signature, rule.location, outputs, found)
 
 
@@ -381,7 +379,9 @@ class CustomOp:
             if kind not in known:
                 raise TypeError(f"{self.name}: swap has no {kind!r}; expected some of {list(known)}")
             if function is not None and not callable(function):
-                raise TypeError(f"{self.name}: swap({kind}=...) takes a function or None, got {type(function).__name__}")
+                raise TypeError(
+                    f"{self.name}: swap({kind}=...) takes a function or None, got {type(function).__name__}"
+                )
             registered = self._base.get(kind)
             chosen = self._check_differentiability(marks)
             if chosen is None and registered is not None:
@@ -535,7 +535,9 @@ class CustomOp:
             raise RuntimeError(f"{self.name}, implemented at {chosen.location}: {what}")
 
         if len(returns) != 1 and (result is not None if not returns else not isinstance(result, tuple)):
-            error(f"expected {f'a tuple of {len(returns)} outputs' if returns else 'None'}, got {type(result).__name__}.")
+            error(
+                f"expected {f'a tuple of {len(returns)} outputs' if returns else 'None'}, got {type(result).__name__}."
+            )
         outputs = self.signature.outputs(result)
         if len(outputs) != len(returns):
             error(f"expected a tuple of {len(returns)} outputs, got {len(outputs)}.")
@@ -585,7 +587,9 @@ class CustomOp:
     def _loop(self, info: Any, in_dims: Sequence[Any], values: Sequence[Any], call: Callable[..., Any]) -> Any:
         """The vmap rule of last resort: one call for each element of the batch."""
         if info.batch_size == 0:
-            raise RuntimeError(f"{self.name} has no vmap implementation: a batch of size 0 has no element to call it on")
+            raise RuntimeError(
+                f"{self.name} has no vmap implementation: a batch of size 0 has no element to call it on"
+            )
         results = []
         for k in range(info.batch_size):
             one = [_select(v, d, k) for v, d in zip(values, in_dims)]

@@ -74,6 +74,7 @@ def is_composite(op: Any) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
+
 # What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 

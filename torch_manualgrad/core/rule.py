@@ -67,7 +67,9 @@ class Rule:
         if self.aten._schema.is_mutable:
             raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
         if any(r.alias_info is not None for r in self.aten._schema.returns):
-            raise ValueError(f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own")
+            raise ValueError(
+                f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own"
+            )
         if is_composite(self.aten):
             raise ValueError(
                 f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
@@ -143,7 +145,9 @@ class _Plan:
 
     def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         # at once: the body of a transparent formula, the operator of another
-        self.call = (function.reference if function.transparent else function.op) if isinstance(function, Formula) else function
+        self.call = (
+            (function.reference if function.transparent else function.op) if isinstance(function, Formula) else function
+        )
         self.parameters = _parameters(function)
         unknown = [p for p in self.parameters if p not in names]
         if unknown:
@@ -266,13 +270,17 @@ def _operator(name: str) -> Any:
             return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         except AttributeError:
             pass
-    raise ValueError(f"rule {name!r}: there is no such operator; expected 'namespace::name' or 'namespace::name.overload'")
+    raise ValueError(
+        f"rule {name!r}: there is no such operator; expected 'namespace::name' or 'namespace::name.overload'"
+    )
 
 
 rules: Registry[Rule] = Registry("rule")
 
 
-def rule(name: str, *, vjp: Formulas | None = None, jvp: Formulas | None = None, register: bool = True, **about: Any) -> Rule:
+def rule(
+    name: str, *, vjp: Formulas | None = None, jvp: Formulas | None = None, register: bool = True, **about: Any
+) -> Rule:
     """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
 
     Args:

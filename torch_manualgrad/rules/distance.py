@@ -5,9 +5,9 @@ D_ij = ||a_i - b_j||_p, so with w the gradient field of the norm (see norm.py), 
     vjp: a_i gets sum_j G_ij w(a_i - b_j), and b_j the same with the roles exchanged, as w is odd;
     jvp: dD_ij = sum_k w(a_i - b_j)_k (da_i - db_j)_k.
 
-Written out these take memory for every difference (P R M entries). The bodies below do so, exactly and differentiably;
-what runs when nobody differentiates them goes through the same expressions a block at a time, or calls aten's kernel
-where that is right.
+Written out these take memory for every difference (P R M entries). The bodies below do so, exactly and differentiably.
+What runs when nobody differentiates them does not: the kernels, and where there is none, the same expressions a block at
+a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _flat_batch(x: Tensor, batch: Sequence[int]) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
 
 
-@formula(kernel=("default",))
+@formula(kernel=("cpu", "cuda"))
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     """Cotangent of x1 for that of the distances: sum_j grad_ij w(x1_i - x2_j). For x2: swap the two, transpose grad.
 
@@ -55,7 +55,8 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
         x1: ``(*, P, M)``, real.
         x2: ``(*, R, M)``, real; the batch dims broadcast.
         p: the order, 0 <= p <= inf.
-        cdist: the distances that the forward returned, ``(*, P, R)``. Nothing flows through this argument.
+        cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but
+            nothing flows through this argument.
     Returns:
         The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
     Non-smooth points: as norm_backward, pair by pair: 0 for a pair of equal points; ties shared equally for p = inf.
@@ -69,50 +70,12 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 def _(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     a, b, g = (_flat_batch(x, batch) for x in (x1, x2, grad))
-    distances = _flat_batch(cdist, batch)
-    if not (x1.numel() and x2.numel()):
-        out = torch.zeros_like(a)
-    elif _aten_is_right(x1, p, distances):
-        out = torch.ops.aten._cdist_backward(g.contiguous(), a, b, p, distances.contiguous())
-    elif p == 2 and x1.dtype in (torch.float32, torch.float64):
-        out = _cdist_backward_2(g, a, b, distances)
-    else:
-        out = torch.empty_like(a)
-        for block, rows in _blocks(a, b):
-            w = norm_direction(_differences(a[block, rows], b[block]), p, (-1,))
-            # over j, as a row of grad times a matrix
-            out[block, rows] = (g[block, rows].to(w.dtype).unsqueeze(-2) @ w).squeeze(-2).to(out.dtype)
+    out = torch.empty_like(a)
+    for block, rows in _blocks(a, b):
+        w = norm_direction(_differences(a[block, rows], b[block]), p, (-1,))
+        # over j, as a row of grad times a matrix
+        out[block, rows] = (g[block, rows].to(w.dtype).unsqueeze(-2) @ w).squeeze(-2).to(out.dtype)
     return out.reshape(*batch, *x1.shape[-2:]).sum_to_size(x1.shape)
-
-
-def _least(distances: Tensor) -> float:
-    """Above it, no square that mattered to a Euclidean distance underflowed."""
-    limits = torch.finfo(distances.dtype)
-    return math.sqrt(limits.tiny / limits.eps)
-
-
-def _aten_is_right(x: Tensor, p: float, distances: Tensor) -> bool:
-    """Whether aten's kernels are: for p = 1, a matter of signs; for p = 2, unless squares over- or underflowed."""
-    if p not in (1, 2) or x.dtype not in (torch.float32, torch.float64):
-        return False
-    if p == 1 or not distances.numel():
-        return True
-    low, high = distances.aminmax()
-    return bool((low > _least(distances)) & (high < math.inf))
-
-
-def _cdist_backward_2(grad: Tensor, x1: Tensor, x2: Tensor, cdist: Tensor) -> Tensor:
-    """p = 2: pairs that aten's kernel has wrong, and pairs of equal points, by w; the others by the kernel."""
-    rest = ~((cdist > _least(cdist)) & (cdist < math.inf))
-    indices = rest.nonzero()
-    without = grad.index_put(indices.unbind(1), grad.new_zeros(()))
-    out = torch.ops.aten._cdist_backward(without.contiguous(), x1, x2, 2.0, cdist.contiguous())
-    rows = out.view(x1.shape[0] * x1.shape[1], x1.shape[2])
-    for pairs in indices.split(max(_BLOCK // x1.shape[2], 1)):
-        n, i, j = pairs.unbind(1)
-        w = norm_direction(x1[n, i] - x2[n, j], 2.0, (-1,))
-        rows.index_add_(0, n * x1.shape[1] + i, w * grad[n, i, j].unsqueeze(-1))
-    return out
 
 
 @formula(kernel=("default",))
@@ -160,40 +123,34 @@ def _cdist_vjp(
     )
 
 
-# pdist is cdist(x, x) above the diagonal: its derivatives are those of cdist with the cotangent written symmetrically.
+# pdist is cdist(x, x) above the diagonal.
 
 
-def _square(upper: Tensor, n: int) -> Tensor:
-    """The symmetric (n, n) matrix with these entries above its diagonal, row by row, and zeros on it."""
-    i, j = torch.triu_indices(n, n, 1, device=upper.device)
-    square = upper.new_zeros(n * n).index_copy(0, i * n + j, upper).reshape(n, n)
-    return square + square.mT
-
-
-@formula(kernel=("default",))
+@formula(kernel=("cpu", "cuda"))
 def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
-    """Cotangent of x for that of its pairwise distances: sum_j G_ij w(x_i - x_j), G the symmetric matrix made of grad.
+    """Cotangent of x for that of its pairwise distances: the pair i < j adds grad_ij w(x_i - x_j) to row i, its negative to j.
 
     Args:
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
         self: x, ``(N, M)``, real.
         p: the order, 0 <= p <= inf.
-        pdist: the distances that the forward returned. Nothing flows through this argument.
+        pdist: the distances that the forward returned, as for cdist_backward.
     Returns:
         ``(N, M)``, the dtype of ``self``.
     Non-smooth points: as cdist_backward. Source: ATen _pdist_backward, which has no derivative.
     """
-    return cdist_backward.reference(_square(grad, self.shape[-2]), self, self, p, pdist)
+    i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
+    x = widened(self)
+    each = norm_direction(x[i] - x[j], p, (-1,)) * grad.unsqueeze(-1)
+    return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each).to(self.dtype)
 
 
 @pdist_backward.impl("default")
 def _(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
-    if _aten_is_right(self, p, pdist):
-        return torch.ops.aten._pdist_backward(grad.contiguous(), self.contiguous(), p, pdist.contiguous())
     n = self.shape[-2]
-    # ones on the diagonal: a distance of 0 would be looked at again, and the cotangent there is 0
-    distances = _square(pdist, n) + torch.eye(n, dtype=pdist.dtype, device=pdist.device)
-    return cdist_backward(_square(grad, n), self, self, p, distances)
+    i, j = torch.triu_indices(n, n, 1, device=self.device)
+    square = grad.new_zeros(n, n).index_put((i, j), grad)
+    return cdist_backward(square + square.mT, self, self, p, square)
 
 
 @formula
@@ -288,7 +245,7 @@ rule(
     vjp={("x1", "x2"): _cdist_vjp},
     jvp={"result": cdist_jvp},
     source="ATen _cdist_backward; the tangent and all second orders are new",
-    improves=("values", "missing"),
+    improves=("values", "missing", "speed"),
     samples=_cdist_samples,
 )
 rule(
@@ -296,7 +253,7 @@ rule(
     vjp={"self": lambda grad, self, p, result: pdist_backward(grad, self, p, result)},
     jvp={"result": pdist_jvp},
     source="ATen _pdist_backward; the tangent and all second orders are new",
-    improves=("values", "missing"),
+    improves=("values", "missing", "speed"),
     samples=_pdist_samples,
     gaps={"noncontiguous": "aten::_pdist_forward takes contiguous input only; torch.pdist makes it so"},
 )
