@@ -79,7 +79,7 @@ class Signature:
         self.lists = [i for i, a in enumerate(self.arguments) if a.is_tensor_list]
         self.output_lists = [i for i, r in enumerate(self.returns) if r.is_tensor_list]
         self.positional = sum(not a.kwarg_only for a in self.arguments)
-        self._defaults = [a.default for a in self.arguments]
+        self.defaults = [a.default for a in self.arguments]
         # `self` and the like are fine as names of arguments, but not as fields of a tuple
         self.Inputs = namedtuple("Inputs", self.names, rename=True)  # type: ignore[misc]
         self.Outputs = namedtuple("Outputs", self.output_names, rename=True)  # type: ignore[misc]
@@ -99,7 +99,7 @@ class Signature:
         values = list(args)
         n = len(values)
         if n < len(self.names):
-            values += self._defaults[n:]
+            values += self.defaults[n:]
             if kwargs:
                 for i in range(n, len(values)):
                     if self.names[i] in kwargs:

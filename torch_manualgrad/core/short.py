@@ -35,22 +35,22 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
     ((plan, _),) = derivative.vjps
     formula, pick = plan.call, plan.pick
     run, bind = derivative.run, signature.bind
-    tensors = _picker(derivative.tensor_places)
     constants = _picker(derivative.constant_places)
+    by_default = constants(signature.defaults)
+    keeps = (0 in derivative.tensor_places, len(signature.names) in derivative.tensor_places)  # the input, the output
     needed = [True] + [None] * (len(signature.names) - 1)
 
     def forward(ctx: Any, args: Any, kwargs: Any, x: Any) -> Any:
         with below_autograd():
             result = run(*args, **kwargs)
-        known = (*bind(args, kwargs), result)
-        ctx.save_for_backward(*tensors(known))
-        ctx.static = constants(known)
-        ctx.set_materialize_grads(False)
+        if keeps == (True, True):
+            ctx.save_for_backward(x, result)
+        else:
+            ctx.save_for_backward(*[t for t, kept in zip((x, result), keeps) if kept])
+        ctx.static = by_default if len(args) == 1 and not kwargs else constants(bind(args, kwargs))
         return result
 
     def backward(ctx: Any, grad: Any) -> Any:
-        if grad is None:
-            return None, None, None
         if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
             return None, None, pull_back(derivative, ctx, needed, (grad,))[0]
         with below_autograd():
