@@ -38,7 +38,7 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	@cd build/asan/lib && \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(CURDIR)/tests/test_kernels.py $(ARGS)
+	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(CURDIR)/tests/test_kernels.py $(CURDIR)/tests/test_distance_kernels.py $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
