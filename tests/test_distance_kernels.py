@@ -77,11 +77,8 @@ def reference(grad: Tensor, x1: Tensor, x2: Tensor, p: float) -> Tensor:
 def pdist_reference(grad: Tensor, x: Tensor, p: float) -> Tensor:
     n = len(x)
     i, j = torch.triu_indices(n, n, 1, device=x.device)
-    each = torch.stack([direction(x[a : a + 1], x[b : b + 1], p)[0, 0] for a, b in zip(i, j)]) if len(i) else None
+    each = direction(x[i, None], x[j, None], p)[:, 0, 0] * grad.double().unsqueeze(-1)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    if each is None:
-        return out
-    each = each * grad.double().unsqueeze(-1)
     return out.index_add(0, i, each).index_add(0, j, -each)
 
 
