@@ -1,9 +1,11 @@
 """Rules acting on aten's operators: where they act, for how long, and that nothing else changes."""
 
 import contextlib
+import gc
 import inspect
 import itertools
 import threading
+import weakref
 
 import pytest
 import torch
@@ -489,3 +491,26 @@ def test_a_forward_may_call_the_operator_it_replaces():
         same(torch.sin(random(3).requires_grad_()).detach(), 100 * stock)
         same(vmap(torch.sin)(random(3)), 100 * stock)
         same(jvp(torch.sin, (random(3),), (random(3),))[0], 100 * stock)
+
+
+@pytest.mark.parametrize(
+    "call", [torch.linalg.vector_norm, lambda x: torch.norm(x, 3, 0), lambda x: torch.dist(x, 2 * x)]
+)
+def test_saved_tensors_are_autograds_own(call):
+    """Nothing keeps a graph alive, and a change in place of what was saved is caught: on the short way as on the long."""
+    gc.collect()
+    gc.disable()
+    try:
+        with mg.override("*"):
+            x = random(4).requires_grad_() * 1
+            y = call(x)
+            left = [weakref.ref(t) for t in (x, y, y.grad_fn)]
+            del x, y
+            assert [r() for r in left] == [None] * 3
+            x = random(4).requires_grad_() * 1
+            y = call(x)
+            x.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.backward()
+    finally:
+        gc.enable()
