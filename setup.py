@@ -124,7 +124,8 @@ class build_kernels(BuildExtension):
             if ext.name.endswith("_cuda"):
                 self._build_cuda(ext, includes, defines)
                 continue
-            sanitize = [f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-g"] if SANITIZERS else []
+            # -O1, the last one given, wins: what is instrumented takes minutes to optimize
+            sanitize = [f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-g", "-O1"] if SANITIZERS else []
             ext.extra_compile_args = [*CXX_FLAGS, *WARNINGS, *includes, *defines, *sanitize]
             if SANITIZERS:
                 ext.extra_compile_args.append("-DMANUALGRAD_SANITIZE")

@@ -206,3 +206,45 @@ def test_guard_on_compiled_graphs():
     from torch_manualgrad.core import in_force
 
     assert internals.guard_compiled_graphs(in_force.state) is True
+
+
+def test_nested_names():
+    """A strided nested tensor as sizes, strides and starts in a buffer, also transposed; a jagged one's ragged dim."""
+    buffer = random(6).requires_grad_()
+    sizes, strides, starts = torch.tensor([[1, 2], [2, 2]]), torch.tensor([[2, 1], [2, 1]]), torch.tensor([0, 2])
+    nested = internals.strided_nested(buffer, sizes, strides, starts)
+    assert nested.is_nested and nested.layout is torch.strided and nested.values().data_ptr() == buffer.data_ptr()
+    same(nested.unbind()[1], buffer[2:].reshape(2, 2))
+    same(torch.autograd.grad((nested.values() * buffer.detach()).sum(), buffer)[0], buffer.detach())
+    moved = internals.nested_strides(nested.transpose(1, 2))
+    assert [t.tolist() for t in moved] == [[[2, 1], [2, 2]], [[1, 2], [1, 2]], [0, 2]]
+    assert all(t.device.type == "cpu" for t in moved)
+    for dim in (1, 2):
+        values = random(*(6, 2) if dim == 1 else (2, 6))
+        jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 6]), jagged_dim=dim)
+        assert internals.jagged_dim(jagged) == dim and internals.jagged_dim(jagged.transpose(1, 2)) == 3 - dim
+
+
+def test_jagged_names():
+    """A jagged tensor's view of a buffer; one of a dual buffer, which refuses to compute; attention in another's hands."""
+    values, offsets = random(6, 2).requires_grad_(), torch.tensor([0, 2, 6])
+    made = internals.jagged_nested(values, offsets, None, 1, 2, 4)
+    assert made.is_nested and made.layout is torch.jagged and made.offsets() is offsets
+    assert made.values().data_ptr() == values.data_ptr() and internals.dual_jagged(made) is None
+    holes = internals.jagged_nested(values, offsets, torch.tensor([1, 2]), 1, None, None)
+    assert [len(c) for c in holes.unbind()] == [1, 2]
+    with fwAD.dual_level():
+        dual = fwAD.make_dual(values.detach(), torch.ones_like(values))
+        made = internals.jagged_of_duals(dual, offsets, 1)
+        assert made.is_nested and internals.jagged_dim(made) == 1 and made.shape[0] == 2
+        assert internals.has_tangent(internals.dual_jagged(made))
+        with pytest.raises(RuntimeError, match=r"aten\.neg\.default: the tangent of a jagged"):
+            -made
+    q = internals.jagged_nested(random(6, 2, 4), offsets, None, 1, None, None).transpose(1, 2)
+    stock = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    undo = internals.replace_jagged_attention(lambda own, *args, **kwargs: (own(*args, **kwargs), kwargs))
+    found, given = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=False)
+    undo()
+    same(found.values(), stock.values())
+    assert given == {"is_causal": False}
+    assert torch.nn.functional.scaled_dot_product_attention(q, q, q).is_nested

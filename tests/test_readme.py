@@ -15,7 +15,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/composition.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/composition.md", "docs/degeneracy.md"]
 
 if not (ROOT / "README.md").exists():
     pytest.skip("not a source tree", allow_module_level=True)
@@ -32,7 +32,7 @@ def examples(document: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/degeneracy.md"])
 def test_examples_run(document, tmp_path):
     path = tmp_path / f"{Path(document).stem}.py"
     path.write_text(examples(document))
@@ -41,9 +41,9 @@ def test_examples_run(document, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_there_are_five_examples():
+def test_there_are_seven_examples():
     text = (ROOT / "README.md").read_text()
-    assert text.count("```python") == 5
+    assert text.count("```python") == 7
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

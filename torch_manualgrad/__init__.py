@@ -3,17 +3,19 @@
 # isort: skip_file
 from .core import kernels as _kernels
 from . import rules as _families  # first: it registers, and below `rules` becomes the registry, no more the package
-from . import testing
+from . import linalg, nested, testing
 from .core.autograd import SingleLevelFunction
 from .core.custom_op import BackwardContext, CustomOp, custom_op
 from .core.formula import Formula, formula, ops
 from .core.override import Handle, install, override
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
+from .linalg import Degeneracy
 
 __all__ = [
     "BackwardContext",
     "CustomOp",
+    "Degeneracy",
     "Formula",
     "Handle",
     "Rule",
@@ -22,6 +24,8 @@ __all__ = [
     "custom_op",
     "formula",
     "install",
+    "linalg",
+    "nested",
     "ops",
     "override",
     "rule",

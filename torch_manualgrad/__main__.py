@@ -175,7 +175,7 @@ def _check(options: argparse.Namespace) -> int:
             samples = _samples(options.samples) if options.samples else _own_samples(rule, options)
             with mg.override(rule):
                 report += mg.testing.check(
-                    rule.aten, samples, name=rule.name, gaps=rule.gaps, raise_on_failure=False, **chosen
+                    rule.probe, samples, name=rule.name, gaps=rule.gaps, raise_on_failure=False, **chosen
                 )
     else:
         module, op = _load(options.target)

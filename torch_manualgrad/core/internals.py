@@ -5,6 +5,7 @@ Each name has a line saying what it is relied on for; ``tests/test_internals.py`
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ __all__ = [
     "SingleLevelFunction",
     "below_autograd",
     "below_autograd_keys",
+    "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
     "forward_ad_enabled",
@@ -36,14 +38,20 @@ __all__ = [
     "in_functorch",
     "is_autocast_enabled",
     "is_composite",
+    "jagged_dim",
+    "jagged_nested",
+    "jagged_of_duals",
+    "nested_strides",
     "only_autograd",
     "parse_schema",
     "primal",
     "python_function",
     "pytree",
     "release",
+    "replace_jagged_attention",
     "set_autocast_off",
     "shares_memory",
+    "strided_nested",
     "tangents_possible",
     "unwrap_if_dead",
     "vmap_call",
@@ -178,6 +186,81 @@ def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], valu
     """
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op, *values)
+
+
+def jagged_dim(nested: Any) -> int:
+    """The ragged dim of a jagged nested tensor."""
+    return int(nested._ragged_idx)
+
+
+def jagged_nested(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, min_seqlen: int | None, max_seqlen: int | None
+) -> Any:
+    """torch.nested.nested_tensor_from_jagged, which refuses to be traced."""
+    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths as view
+
+    return view(values, offsets, lengths, dim, min_seqlen, max_seqlen)
+
+
+def dual_jagged(nested: Any) -> Tensor | None:
+    """The buffer, with its tangent, of what `jagged_of_duals` made; None for another nested tensor."""
+    return nested._values if hasattr(nested, "carries_tangents") else None
+
+
+def jagged_of_duals(values: Tensor, offsets: Tensor, dim: int) -> Any:
+    """A jagged nested tensor whose buffer is a dual tensor, for functions that read it by `dual_jagged`.
+
+    PyTorch's class computes on its buffer below autograd, where a tangent is lost without a word: what comes so far,
+    as no such function stands in its way, raises RuntimeError.
+    """
+    return _jagged_class()(values, offsets, _ragged_idx=dim)
+
+
+@functools.cache
+def _jagged_class() -> Any:
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    jagged: Any = NestedTensor
+
+    class DualJagged(jagged):  # type: ignore[misc]
+        carries_tangents = True
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any("Tensor" in str(r.type) for r in func._schema.returns):
+                raise RuntimeError(
+                    f"{func}: the tangent of a jagged nested tensor goes through the operators of torch_manualgrad.nested "
+                    "only, and this is none of them"
+                )
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    return DualJagged
+
+
+def nested_strides(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sizes (B, D), strides (B, D) and starts (B,) of a strided nested tensor's components in its ``values()``; on the CPU."""
+    return nested._nested_tensor_size(), nested._nested_tensor_strides(), nested._nested_tensor_storage_offsets()
+
+
+# A strided nested tensor as a view of a flat buffer, differentiable: (buffer, sizes, strides, starts), the last three int64 on the CPU.
+strided_nested: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = torch._nested_view_from_buffer
+
+
+def replace_jagged_attention(function: Callable[..., Any]) -> Callable[[], None]:
+    """Let scaled_dot_product_attention on jagged tensors, which never comes to be an aten call, be ``function``.
+
+    It is given PyTorch's own as its first argument. Returns what undoes this.
+    """
+    from torch.nested._internal import ops as module
+
+    ops: Any = module
+    own = ops.jagged_scaled_dot_product_attention
+    ops.jagged_scaled_dot_product_attention = functools.partial(function, own)
+
+    def undo() -> None:
+        ops.jagged_scaled_dot_product_attention = own
+
+    return undo
 
 
 def release(library: torch.library.Library) -> None:

@@ -1,4 +1,4 @@
-"""Rules acting on the operators themselves: scoped, nested, and undone in any order."""
+"""Rules and families acting on the operators themselves: scoped, nested, and undone in any order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from . import in_force
 from .autograd import Mode, apply, differentiated
+from .families import Family, families
 from .internals import PLAIN, below_autograd, only_autograd, release
 from .rule import Bound, Rule, rules
-from .schema import Signature, tensors_in
+from .schema import tensors_in, with_tensors
 
 __all__ = ["Handle", "install", "override"]
 
@@ -56,22 +57,23 @@ class _Overridden:
 
     def _kernel(self) -> Any:
         signature, bind = self.signature, self.signature.bind
-        unary = signature.tensor_like == [0] and not signature.lists
-        may_take_numbers = self.may_take_numbers
+        may_take_numbers, places, size = self.may_take_numbers, signature.tensor_like, len(signature.names)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             derivative = self.derivative
             if derivative is None or derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
                 return self.stock.call_boxed(keyset, *args, **kwargs)
-            if unary and only_autograd() and type(x := args[0]) in PLAIN:
-                if not x.requires_grad or not torch.is_grad_enabled():
+            if derivative.short_call is not None and only_autograd():
+                values = args if len(args) == size else bind(args, kwargs)
+                grad = _plain_and_differentiable(values, places)
+                if grad is False or grad and not torch.is_grad_enabled():
                     with below_autograd():
                         return derivative.run(*args, **kwargs)
-                if derivative.short_call is not None and _dense(x):
-                    return derivative.short_call(args, kwargs, x)
+                if grad:
+                    return derivative.short_call(args, kwargs, values)
             values = bind(args, kwargs)
             if may_take_numbers:
-                args, kwargs = signature.split(_with_tensors(signature, values))
+                args, kwargs = signature.split(with_tensors(signature, values))
             mode = differentiated(signature, values)
             if mode is Mode.PLAIN_NOTHING:
                 with below_autograd():
@@ -85,7 +87,19 @@ class _Overridden:
         return kernel
 
 
-_NUMBERS = (bool, int, float, complex)
+def _plain_and_differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None:
+    """Whether one requires grad of what are all plain dense tensors, or absent; None if they are something else."""
+    grad = False
+    for i in places:
+        x = values[i]
+        if type(x) in PLAIN:
+            if x.requires_grad:
+                grad = True
+            if not _dense(x):
+                return None
+        elif x is not None:
+            return None
+    return grad
 
 
 def _dense(x: Tensor) -> bool:
@@ -97,25 +111,16 @@ def _all_dense(values: Sequence[Any]) -> bool:
     return all(_dense(x) for x in tensors_in(values))
 
 
-def _with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
-    """Tensors in place of Python numbers, which the dispatcher hands on where the schema says Tensor."""
-    for i in signature.tensor_like:
-        if type(number := values[i]) in _NUMBERS:
-            others = list(tensors_in(values))
-            # promoting as the number would: the dtype of a scalar does not count beyond its kind among larger tensors
-            wide = {float: torch.float64, complex: torch.complex128} if any(x.dim() for x in others) else {}
-            dtype = wide.get(type(number)) or torch.result_type(others[0], number)
-            values[i] = torch.tensor(number, dtype=dtype, device=others[0].device)
-    return values
-
-
 _overridden: dict[str, _Overridden] = {}
 
 
-def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
+def _put(key: object, chosen: Sequence[Rule | Family], forward: bool) -> None:
     with in_force.changes():
         try:
             for rule in chosen:
+                if isinstance(rule, Family):
+                    rule.put(key)
+                    continue
                 if rule.name not in _overridden:
                     _overridden[rule.name] = _Overridden(rule)
                 derivative = rule.derivative_with_forward if forward else rule.derivative
@@ -125,9 +130,12 @@ def _put(key: object, chosen: Sequence[Rule], forward: bool) -> None:
             raise
 
 
-def _drop(key: object, chosen: Sequence[Rule]) -> None:
+def _drop(key: object, chosen: Sequence[Rule | Family]) -> None:
     with in_force.changes():
         for rule in chosen:
+            if isinstance(rule, Family):
+                rule.drop(key)
+                continue
             one = _overridden.get(rule.name)
             if one is None:
                 continue
@@ -148,16 +156,22 @@ def _release() -> None:
         del _overridden[one.name]
 
 
-def _choose(names: Sequence[str | Rule | Any]) -> list[Rule]:
-    """The rules meant by ``names``; none: every rule that improves on stock; "*": all."""
+Chosen = list[Rule | Family]
+
+
+def _choose(names: Sequence[str | Rule | Any]) -> Chosen:
+    """What is meant by ``names``; none: every rule that improves on stock, and all families; "*": all."""
     if not names:
-        return [r for r in rules.values() if r.improves]
-    chosen: dict[str, Rule] = {}
+        return [r for r in rules.values() if r.improves] + [*families.values()]
+    chosen: dict[str, Rule | Family] = {}
     for name in names:
-        if isinstance(name, Rule):
+        found: Sequence[Rule | Family]
+        if isinstance(name, (Rule, Family)):
             found = [name]
         elif name == "*":
-            found = list(rules.values())
+            found = [*rules.values(), *families.values()]
+        elif isinstance(name, str) and name in families:
+            found = [families[name]]
         else:
             if not isinstance(name, str):
                 given, name = name, getattr(name, "_name", None) or getattr(name, "_qualified_op_name", None)
@@ -173,16 +187,17 @@ def _choose(names: Sequence[str | Rule | Any]) -> list[Rule]:
 
 
 class Handle:
-    """Rules in force until `remove`. Removing twice does nothing."""
+    """Rules and families in force until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Sequence[Rule], forward: bool) -> None:
-        self.rules = tuple(chosen)
-        _put(self, self.rules, forward)
+    def __init__(self, chosen: Sequence[Rule | Family], forward: bool) -> None:
+        self.rules = tuple(c for c in chosen if isinstance(c, Rule))
+        self.families = tuple(c for c in chosen if isinstance(c, Family))
+        _put(self, chosen, forward)
 
     def remove(self) -> None:
-        """Take these rules away; others that were installed before or after stay."""
-        _drop(self, self.rules)
-        self.rules = ()
+        """Take these away; others that were installed before or after stay."""
+        _drop(self, (*self.rules, *self.families))
+        self.rules, self.families = (), ()
 
 
 def install(*names: Any, forward: bool = False) -> Handle:
@@ -190,7 +205,8 @@ def install(*names: Any, forward: bool = False) -> Handle:
 
     Args:
         names: operators ("aten::linalg_vector_norm", or without "aten::"; without an overload: all overloads that have
-            a rule), ``OpOverload`` or `Rule` objects. None given: every rule that improves on stock. "*": all rules.
+            a rule), ``OpOverload``, `Rule` or `Family` objects; "nested" is a family. None given: every rule that improves
+            on stock, and every family. "*": all rules, and every family.
         forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
@@ -198,9 +214,15 @@ def install(*names: Any, forward: bool = False) -> Handle:
     rule keeps that rule's backward. While other threads live, what is removed stays registered and passes calls on to
     PyTorch, which costs them a few microseconds.
 
+    The family "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested tensors, of
+    both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
+    as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
+    to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
+    carried raises, and stands in ``torch_manualgrad.nested.operators.LIMITS``.
+
     Raises:
         KeyError: no rule of that name; the message names the nearest.
-        TypeError: something else than a name, an operator of torch.ops or a rule.
+        TypeError: something else than a name, an operator of torch.ops, a rule or a family.
     """
     return Handle(_choose(names), forward)
 

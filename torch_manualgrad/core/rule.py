@@ -22,7 +22,7 @@ from .sample import Sample
 from .schema import Argument, Signature, flatten, unflatten
 from .short import short_call
 
-__all__ = ["IMPROVEMENTS", "Rule", "Sample", "rule", "rules"]
+__all__ = ["IMPROVEMENTS", "Rule", "Sample", "operator", "rule", "rules"]
 
 # What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
 IMPROVEMENTS = ("values", "missing", "speed")
@@ -45,6 +45,8 @@ class Rule:
         source: where the mathematics comes from.
         gaps: mode -> reason, for what raises.
         samples: ``(dtype, device) -> iterable of Sample``, or None.
+        probe: what the checks differentiate in place of the bare operator: a function through it which sees to a
+            condition on its input (Hermitian) or removes a choice in its outputs (the phase of a vector).
         forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
     """
 
@@ -59,10 +61,11 @@ class Rule:
         not_differentiable: Sequence[str] = (),
         gaps: Mapping[str, str] | None = None,
         samples: Callable[..., Iterable[Sample]] | None = None,
+        probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name.removesuffix(".default")
-        self.aten = _operator(name)
+        self.aten = operator(name)
         self.signature = Signature(self.aten._schema)
         if self.aten._schema.is_mutable:
             raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
@@ -81,6 +84,7 @@ class Rule:
         self.source = source
         self.gaps = dict(gaps or {})
         self.samples = samples
+        self.probe = probe or self.aten
         self.forward = forward
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
@@ -261,7 +265,7 @@ class Bound(Derivative):
         return result
 
 
-def _operator(name: str) -> Any:
+def operator(name: str) -> Any:
     """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")

@@ -152,3 +152,18 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors_in(value)
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
+    """Tensors in place of Python numbers, which the dispatcher hands on where the schema says Tensor."""
+    for i in signature.tensor_like:
+        if type(number := values[i]) in _NUMBERS:
+            others = list(tensors_in(values))
+            # promoting as the number would: the dtype of a scalar does not count beyond its kind among larger tensors
+            wide = {float: torch.float64, complex: torch.complex128} if any(x.dim() for x in others) else {}
+            dtype = wide.get(type(number)) or torch.result_type(others[0], number)
+            values[i] = torch.tensor(number, dtype=dtype, device=others[0].device)
+    return values

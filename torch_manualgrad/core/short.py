@@ -1,4 +1,4 @@
-"""The short way of a call: one tensor in, one out, and nothing but autograd near.
+"""The short way of a call: plain tensors in and out, no lists of them, and nothing but autograd near.
 
 Most calls of an overridden operator are of this kind, and a few microseconds of Python are more than their arithmetic.
 What is bound by name elsewhere is picked by place here; the mathematics is the same formula.
@@ -6,13 +6,14 @@ What is bound by name elsewhere is picked by place here; the mathematics is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .autograd import function_class, pull_back
+from .formula import direct
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
@@ -22,44 +23,73 @@ __all__ = ["short_call"]
 
 
 def short_call(derivative: Bound) -> Callable[..., Any] | None:
-    """``(args, kwargs, x) -> result`` with the derivative attached; None if the operator is of another kind.
+    """``(args, kwargs, values) -> result`` with the derivative attached; None if the operator is of another kind.
 
-    The caller has made sure that ``x``, the only tensor and the first argument, is plain and requires grad, and that no
-    transform and no dual level is near.
+    The caller has made sure that every tensor among the arguments is plain, that one of them requires grad, and that no
+    transform and no dual level is near. ``values`` are the arguments as `Signature.bind` gives them.
     """
     signature = derivative.signature
-    if signature.tensor_like != [0] or signature.lists or len(signature.returns) != 1:
+    places, returns = signature.tensor_like, signature.returns
+    if signature.lists or signature.output_lists or not all(r.is_tensor for r in returns):
         return None
-    if not signature.returns[0].is_tensor or not all(derivative.differentiable) or len(derivative.vjps) != 1:
-        return None
-    ((plan, _),) = derivative.vjps
-    formula, pick = plan.call, plan.pick
-    run, bind = derivative.run, signature.bind
-    constants = _picker(derivative.constant_places)
-    by_default = constants(signature.defaults)
-    keeps = (0 in derivative.tensor_places, len(signature.names) in derivative.tensor_places)  # the input, the output
-    needed = [True] + [None] * (len(signature.names) - 1)
+    run, vjp = derivative.run, derivative.vjp
+    one_output = len(returns) == 1
+    fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
+    tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
+    nothing: list[Any] = [None] * len(signature.names)
+    others = 3 + len(places)
+    in_python = any(f.in_python for f in derivative.rule.formulas)
+    one_formula = derivative.vjps[0][0] if places == [0] and len(derivative.vjps) == 1 else None
 
-    def forward(ctx: Any, args: Any, kwargs: Any, x: Any) -> Any:
+    def forward(ctx: Any, args: Any, kwargs: Any, values: Any, *_: Any) -> Any:
         with below_autograd():
             result = run(*args, **kwargs)
-        if keeps == (True, True):
-            ctx.save_for_backward(x, result)
+        if one_output:
+            known = (*values, result)
         else:
-            ctx.save_for_backward(*[t for t, kept in zip((x, result), keeps) if kept])
-        ctx.static = by_default if len(args) == 1 and not kwargs else constants(bind(args, kwargs))
+            result = tuple(result)
+            known = (*values, *result)
+            ctx.set_materialize_grads(False)
+            if fixed:
+                ctx.mark_non_differentiable(*[result[i] for i in fixed])
+        ctx.save_for_backward(*tensors(known))
+        ctx.static = constants(known)
         return result
 
-    def backward(ctx: Any, grad: Any) -> Any:
-        if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
-            return None, None, pull_back(derivative, ctx, needed, (grad,))[0]
-        with below_autograd():
-            return None, None, formula(*pick((*ctx.saved_tensors, *ctx.static, grad, (True,))))
+    def backward(ctx: Any, *grads: Any) -> Any:
+        plain = not (torch.is_grad_enabled() or is_autocast_enabled()) and only_autograd()
+        if one_formula is not None:
+            if not any(g is not None for g in grads):
+                return (None,) * others
+            if plain:
+                direct.now = in_python
+                try:
+                    with below_autograd():
+                        found = one_formula((*ctx.saved_tensors, *ctx.static, *grads, (True,)))
+                finally:
+                    direct.now = False
+                return None, None, None, found
+        needed = nothing.copy()
+        for i, wanted in zip(places, ctx.needs_input_grad[3:]):
+            needed[i] = wanted
+        if plain:
+            direct.now = in_python
+            try:
+                with below_autograd():
+                    result = vjp(needed, ctx.saved_tensors, ctx.static, grads)
+            finally:
+                direct.now = False
+        else:
+            result = pull_back(derivative, ctx, needed, grads)
+        return (None, None, None, *[result[i] for i in places])
 
-    return function_class(derivative, forward, backward).apply
+    call = function_class(derivative, forward, backward).apply
+    if places == [0]:
+        return lambda args, kwargs, values: call(args, kwargs, values, values[0])
+    return lambda args, kwargs, values: call(args, kwargs, values, *[values[i] for i in places])
 
 
-def _picker(places: list[int]) -> Callable[[Any], Any]:
+def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
     """``places`` of a sequence, as a tuple whatever their number."""
     if len(places) > 1:
         return itemgetter(*places)

@@ -65,6 +65,24 @@ def entries(name: str) -> list[Any]:
     return found
 
 
+# Beside linalg.*, the entries that reach a rule of ours, also those that are composed of others.
+_NORMS = """
+    cdist dist masked.norm masked.normalize nn.functional.normalize nn.functional.cosine_similarity
+    nn.functional.pairwise_distance nn.functional.pdist nn.functional.triplet_margin_loss norm renorm
+"""
+_LINEAR_ALGEBRA = """
+    addbmm addmm addmv baddbmm bmm cholesky cholesky_inverse cholesky_solve corrcoef cov logdet lu lu_solve lu_unpack
+    matmul matrix_exp mm mv nn.functional.bilinear nn.functional.linear ormqr pca_lowrank pinverse qr svd svd_lowrank
+    triangular_solve
+"""
+
+
+def reached() -> list[str]:
+    """The database's names of the operators that reach one of this package's rules."""
+    linalg = {op.name for op in op_db() if op.name.startswith("linalg.") and op.supports_autograd}
+    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split()]
+
+
 def op_samples(
     name: str, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None
 ) -> Iterator[Case]:
