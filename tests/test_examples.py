@@ -89,3 +89,62 @@ def test_the_command_line_of_the_example(digits, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_path(str(EXAMPLES / "digits_gradient_penalty.py"), run_name="__main__")
     assert "--steps" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def kabsch():
+    path = EXAMPLES / "kabsch.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    return runpy.run_path(str(path))
+
+
+def test_learning_through_the_alignment_of_a_symmetric_molecule(kabsch):
+    errors, runs = kabsch["main"](steps=120)
+    f32 = torch.float32
+    assert all(row["kabsch", f32] < 1e-6 for row in errors.values())
+    assert all(math.isnan(row["stock", f32]) for d, row in errors.items() if d < 5e-6)
+    assert math.isnan(errors[0.0]["stock", torch.float64])
+    assert errors[0.1]["stock", f32] < 1e-5  # far from symmetry it is as good
+    assert runs["stock", 0.0].nan_step == 1 and runs["stock", 0.1].nan_step is not None
+    for start in (0.0, 0.1):
+        assert runs["kabsch", start].nan_step is None and runs["kabsch", start].guest_error < 1e-4
+
+
+def test_the_gradient_that_the_alignment_example_takes_for_exact(kabsch):
+    """Central differences at the symmetric cage."""
+    align, cage, guest = kabsch["by_kabsch"], kabsch["buckminsterfullerene"](), torch.tensor([0.5, 0.3, 0.0]).double()
+    observed = kabsch["frames"](64, 0.0, seed=0)
+    direction = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    above, below = (kabsch["loss_of"](align, cage + h * direction, guest, *observed) for h in (1e-5, -1e-5))
+    gradient = kabsch["cage_gradient"](align, 0.0, torch.float64)
+    torch.testing.assert_close((gradient * direction).sum(), (above - below) / 2e-5, rtol=1e-6, atol=1e-8)
+    assert cage.shape == (60, 3)
+    nearest = torch.cdist(cage, cage).sort(1).values[:, 1:4]  # three neighbours, two in the five-ring
+    torch.testing.assert_close(nearest, torch.tensor([1.401, 1.458, 1.458], dtype=torch.float64).expand(60, 3))
+
+
+def test_whitening_is_noise_in_stock_and_right_in_ours():
+    path = EXAMPLES / "whitening.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    runs = runpy.run_path(str(path))["main"](steps=11)
+    for (dtype, way), run in runs.items():
+        bound = 1e-3 if dtype == "float32" else 1e-11
+        if way == "stock":
+            assert max(run.at_covariance) > 0.1  # several times the gradient itself
+        else:
+            assert run.first_nan is None and max(run.at_covariance) < bound, (dtype, way)
+        assert max(run.at_layer) < bound
+
+
+def test_attention_on_jagged_and_on_padded_tensors_learns_the_same(capsys):
+    path = EXAMPLES / "ragged_attention.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    runs = runpy.run_path(str(path))["main"](steps=6, size=12)
+    jagged, padded = runs["jagged"], runs["padded"]
+    assert len(jagged.losses) == 6 and jagged.losses[-1] < jagged.losses[0] - 0.5
+    assert jagged.losses == pytest.approx(padded.losses, abs=1e-4)
+    assert sum(jagged.kept) < 0.5 * sum(padded.kept)  # what is kept is as large as the words are many
+    assert "largest difference of the losses" in capsys.readouterr().out

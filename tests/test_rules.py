@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing import Report, check, op_samples
+from torch_manualgrad.testing import CHECKS, Report, check, op_samples
+from torch_manualgrad.testing.opinfo import reached
 
 DTYPES = [torch.float64, torch.complex128]
 RULES = list(mg.rules.values())
@@ -32,36 +33,50 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
     found = samples(rule, dtype)
     assert found or dtype.is_complex
     with mg.override(rule):
-        check(rule.aten, found, gaps=rule.gaps)
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps)
+
+
+def same(ours, stock):
+    ours, stock = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (ours, stock))
+    pairs = zip(ours, stock, strict=True)
+    return all(a.dtype == b.dtype and ((a == b) | (a != a) & (b != b)).all() for a, b in pairs)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_forward_values_are_stocks_to_the_bit(rule):
     for sample in samples(rule, torch.float64):
-        stock = rule.aten(*sample.args, **sample.kwargs)
+        # some of LAPACK's drivers are not reproducible: the last bit depends on where the memory lies
+        stock = [rule.aten(*sample.args, **sample.kwargs) for _ in range(30)]
         with mg.override(rule):
-            x = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in sample.args]
-            ours = rule.aten(*x, **sample.kwargs)
-        torch.testing.assert_close(ours.detach(), stock, rtol=0, atol=0)
+            args = [
+                a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+                for a in sample.args
+            ]
+            ours = rule.aten(*args, **sample.kwargs)
+        assert any(same(ours, one) for one in stock), sample
 
 
-# The database's operators that reach a rule of ours, also those that are composed of others.
-REACHED = [
-    "cdist", "dist", "linalg.norm", "linalg.vector_norm", "masked.norm", "masked.normalize", "nn.functional.normalize",
-    "nn.functional.cosine_similarity", "nn.functional.pairwise_distance", "nn.functional.pdist",
-    "nn.functional.triplet_margin_loss", "norm", "renorm",
-]  # fmt: skip
+STOCK_CANNOT_VMAP = ("cov",)  # aten::equal, of the weights, has no batching rule
+# Not those of the operator itself, which is PyTorch's: its fake kernel, its registrations.
+OF_DERIVATIVES = tuple(c for c in CHECKS if c not in ("kernel", "fake", "opcheck"))
 AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose samples are all kinks
 
 
-@pytest.mark.parametrize("name", REACHED)
+@pytest.mark.parametrize("name", reached())
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_modes_on_the_operator_database(name, dtype):
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_all_modes_on_the_operator_database(name, dtype, which):
     report = Report()
-    with mg.override("*"):
-        for case in op_samples(name, dtype, limit=12):
+    with mg.override(*which):
+        for case in op_samples(name, dtype, limit=6):
             if case.name != AT_ZERO:
-                report += check(case.fn, [case.sample], name=case.name, raise_on_failure=False)
+                report += check(
+                    case.fn,
+                    [case.sample],
+                    name=case.name,
+                    checks=OF_DERIVATIVES if which and name not in STOCK_CANNOT_VMAP else OF_DERIVATIVES[:3],
+                    raise_on_failure=False,
+                )
     assert not report.failures, str(report)
     assert report.results or dtype.is_complex
 

@@ -1,0 +1,34 @@
+"""Linear algebra whose derivatives are right also where singular values and eigenvalues meet."""
+
+from torch_manualgrad.rules.linalg.degeneracy import Degeneracy, GaugeError, GaugeWarning
+
+from .decompositions import SVD, Eigh, eigh, svd
+from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm
+from .lu import LU, lu
+from .norms import nuclear_norm, spectral_norm
+from .polar import Alignment, Polar, kabsch, polar, procrustes
+
+__all__ = [
+    "LU",
+    "SVD",
+    "Alignment",
+    "Degeneracy",
+    "Eigh",
+    "GaugeError",
+    "GaugeWarning",
+    "Polar",
+    "eigh",
+    "expm",
+    "funm_hermitian",
+    "kabsch",
+    "logm",
+    "lu",
+    "nuclear_norm",
+    "polar",
+    "powm",
+    "procrustes",
+    "rsqrtm",
+    "spectral_norm",
+    "sqrtm",
+    "svd",
+]

@@ -1,0 +1,148 @@
+"""svd and eigh with a choice of what their derivative does where values meet."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torch_manualgrad.core.custom_op import CustomOp, custom_op
+from torch_manualgrad.rules.linalg.degeneracy import Degeneracy, check_gauge
+from torch_manualgrad.rules.linalg.eig import linalg_eig_backward, linalg_eig_jvp
+from torch_manualgrad.rules.linalg.forward import linalg_eigh, linalg_svd
+from torch_manualgrad.rules.linalg.svd import linalg_svd_jvp, svd_backward
+
+from .arguments import matrix
+
+
+class SVD(NamedTuple):
+    """U (*, m, k), S (*, k) and Vh (*, k, n), with A = U diag(S) Vh."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+class Eigh(NamedTuple):
+    """eigenvalues (*, n), ascending, and eigenvectors (*, n, n) in columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+_OPTIONS = "float? rtol=None, float atol=0., float broadening=0., str gauge='warn'"
+
+
+@custom_op(f"manualgrad::svd(Tensor A, bool full_matrices=False, {_OPTIONS}) -> (Tensor U, Tensor S, Tensor Vh)")
+def _svd(A: Tensor, full_matrices: bool = False, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return linalg_svd(A, full_matrices)
+
+
+@custom_op(f"manualgrad::eigh(Tensor A, str UPLO='L', {_OPTIONS}) -> (Tensor eigenvalues, Tensor eigenvectors)")
+def _eigh(A: Tensor, UPLO: str = "L", *options: Any) -> tuple[Tensor, Tensor]:
+    return linalg_eigh(A, UPLO)
+
+
+def _differentiate(op: CustomOp, backward: Any, jvp: Any) -> None:
+    """Bind formulas of the outputs and options to an operator; vmap goes through the batch dimensions."""
+
+    @op.impl_save_for_backward
+    def _(inputs: Any, output: Any) -> Any:
+        return tuple(output), inputs[2:]
+
+    @op.impl_backward
+    def _(ctx: Any, saved: Any, *grads: Tensor | None) -> dict[str, Tensor]:
+        outputs, options = saved
+        return {"A": backward(*grads, *outputs, *options)}
+
+    @op.impl_jvp
+    def _(inputs: Any, output: Any, tangents: Any) -> Any:
+        return jvp(tangents.A, *output, *inputs[2:])
+
+    @op.impl_vmap
+    def _(info: Any, in_dims: Any, A: Tensor, *options: Any) -> Any:
+        output = op(A.movedim(in_dims.A, 0), *options)
+        return output, tuple(0 for _ in output)
+
+
+_differentiate(_svd, svd_backward, linalg_svd_jvp)
+_differentiate(
+    _eigh,
+    lambda gL, gV, L, V, *options: linalg_eig_backward(gL, gV, L, V, True, *options),
+    lambda dA, L, V, *options: linalg_eig_jvp(dA, L, V, True, *options),
+)
+
+EXACT = Degeneracy()
+
+
+def svd(
+    A: Tensor,
+    full_matrices: bool = True,
+    *,
+    rank: int | None = None,
+    degeneracy: Degeneracy = EXACT,
+    gauge: str = "warn",
+) -> SVD:
+    """Singular value decomposition, as `torch.linalg.svd`, with a derivative also where singular values meet.
+
+    Args:
+        A: (*, m, n), real or complex.
+        full_matrices: whether U is (*, m, m) and Vh (*, n, n). A loss may then depend on the further columns through the
+            projector onto their span. Without meaning if ``rank`` is given.
+        rank: the number of leading singular triplets to return. The derivative is that of these triplets of A, which is
+            not that of a matrix of this rank: it knows the rest of the spectrum.
+        degeneracy: when two values count as equal, and whether to broaden; see `Degeneracy`.
+        gauge: about a loss that depends on the choice of basis within a group of equal values, or on the phase of a
+            complex vector, and so has no derivative: "warn", "error" or "ignore". Only "error" waits for a GPU.
+
+    Returns:
+        `SVD`: U, S, Vh, S in descending order; under autocast float32 at least.
+
+    Non-smooth points: at equal values the gradient is right for losses of S that are symmetric in the group, for polar
+    factors, for projectors onto the whole group, and for one function U f(S) V^H of the matrix (a reconstruction);
+    see the rules in rules/linalg/degeneracy.py, also for what cannot be told from U, S and V. The tangent is right for
+    the first three of these.
+
+    Raises:
+        ValueError: A is no matrix, ``rank`` is not between 1 and min(m, n), an unknown gauge. TypeError: A is neither
+        floating point nor complex. GaugeError: as said. torch.linalg.LinAlgError: no convergence, nan in A; not for
+        small matrices, where a nan gives nan.
+
+    Source: `torch.linalg.svd`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/svd.py.
+    """
+    A = matrix(A, "A")
+    check_gauge(gauge)
+    k = min(A.shape[-2:])
+    if rank is not None and not 1 <= rank <= k:
+        raise ValueError(f"rank: expected 1 to {k} for a matrix of shape {list(A.shape[-2:])}, got {rank}")
+    full = full_matrices and rank is None
+    U, S, Vh = _svd(A, full, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge)
+    if rank is None:
+        return SVD(U, S, Vh)
+    return SVD(U[..., :rank], S[..., :rank], Vh[..., :rank, :])
+
+
+def eigh(A: Tensor, UPLO: str = "L", *, degeneracy: Degeneracy = EXACT, gauge: str = "warn") -> Eigh:
+    """Eigenvalues and eigenvectors of a Hermitian matrix, as `torch.linalg.eigh`, with a derivative also where they meet.
+
+    Args:
+        A: (*, n, n), real or complex; only one triangle is read. The gradient is Hermitian.
+        UPLO: "L" or "U": which triangle.
+        degeneracy, gauge: as for `svd`.
+
+    Returns:
+        `Eigh`: eigenvalues in ascending order and eigenvectors; under autocast float32 at least.
+
+    Non-smooth points: as for `svd`, with V f(L) V^H for the function of the matrix (whitening, for one).
+
+    Raises:
+        ValueError: A is not square, UPLO or gauge unknown. TypeError: A is neither floating point nor complex.
+        GaugeError: as for `svd`. torch.linalg.LinAlgError: as for `svd`.
+
+    Source: `torch.linalg.eigh`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/eig.py.
+    """
+    A = matrix(A, "A", square=True)
+    check_gauge(gauge)
+    if UPLO not in ("L", "U"):
+        raise ValueError(f"UPLO: expected 'L' or 'U', got {UPLO!r}")
+    return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))

@@ -1,0 +1,115 @@
+"""LU with and without pivoting."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.custom_op import custom_op
+from torch_manualgrad.rules.linalg.forward import linalg_lu
+from torch_manualgrad.rules.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
+
+from .arguments import matrix
+
+
+class LU(NamedTuple):
+    """P (*, m, m), L (*, m, k) and U (*, k, n), with A = P L U; P of shape (0,), and A = L U, without pivoting."""
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+def lu(A: Tensor, *, pivot: bool = True) -> LU:
+    """LU factorisation, as `torch.linalg.lu`, with a derivative also where the last pivot is zero; unpivoted anywhere.
+
+    Args:
+        A: (*, m, n), float32, float64, complex64 or complex128.
+        pivot: False for the factorisation without pivoting, A = L U, which torch has on CUDA only. It is not stable,
+            unless A is diagonally dominant, definite or the like.
+
+    Returns:
+        `LU`: P, a permutation; L, lower triangular with ones on the diagonal; U, upper triangular; under autocast
+        float32 at least.
+
+    Non-smooth points: P is taken as constant. A last pivot of zero is no such point if m <= n; an earlier zero, or any
+    if m > n and the loss depends on L, gives a gradient with inf or nan. Without pivoting a zero pivot that divides
+    anything gives L and U themselves inf or nan.
+
+    Raises:
+        ValueError: A is no matrix. TypeError: A is neither floating point nor complex. NotImplementedError: half
+        precision without autocast.
+
+    Source: `torch.linalg.lu`, for small matrices rules/linalg/forward.py; Golub and Van Loan, Matrix Computations, 3.2;
+    for the derivative, rules/linalg/lu.py.
+    """
+    return LU(*_lu(matrix(A, "A"), pivot))
+
+
+@custom_op("manualgrad::lu(Tensor A, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)")
+def _lu(A: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    if pivot or A.is_cuda:
+        return linalg_lu(A, pivot=pivot)
+    if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+        raise NotImplementedError(f"A: LU without pivoting is not implemented for {A.dtype}")
+    packed = A.clone(memory_format=torch.contiguous_format)
+    _eliminate(packed)
+    L, U = unpacked(packed)
+    torch.diagonal(L, dim1=-2, dim2=-1).fill_(1)
+    return A.new_empty(0), L, U
+
+
+_PANEL = 16  # so many columns are eliminated one by one; more of them by halves, which is products of matrices
+
+
+def _eliminate(A: Tensor) -> None:
+    """Put the factors of A without pivoting, packed, in its place."""
+    m, n = A.shape[-2:]
+    if n <= _PANEL:
+        for j in range(min(m, n)):
+            A[..., j + 1 :, j] /= A[..., j : j + 1, j]
+            A[..., j + 1 :, j + 1 :] -= A[..., j + 1 :, j : j + 1] * A[..., j : j + 1, j + 1 :]
+        return
+    half = n // 2
+    top = min(half, m)
+    left, right = A[..., :half], A[..., half:]
+    _eliminate(left)
+    right[..., :top, :] = torch.linalg.solve_triangular(
+        left[..., :top, :top], right[..., :top, :], upper=False, unitriangular=True
+    )
+    if m > half:
+        rest = right[..., half:, :]
+        rest -= left[..., half:, :] @ right[..., :half, :]
+        _eliminate(rest)
+
+
+@_lu.impl_fake
+def _(A: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    if pivot or A.is_cuda:
+        return linalg_lu(A, pivot=pivot)
+    k = min(A.shape[-2:])
+    return A.new_empty(0), A.new_empty(*A.shape[:-1], k), A.new_empty(*A.shape[:-2], k, A.shape[-1])
+
+
+@_lu.impl_vmap
+def _(info: Any, in_dims: Any, A: Tensor, pivot: bool = True) -> Any:
+    return _lu(A.movedim(in_dims.A, 0), pivot), (0 if pivot else None, 0, 0)
+
+
+@_lu.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return *output, inputs.pivot
+
+
+def _gradient(ctx: Any, saved: Any, _: None, grad_L: Tensor | None, grad_U: Tensor | None) -> dict[str, Tensor]:
+    return {"A": linalg_lu_backward(grad_L, grad_U, *saved)}
+
+
+_lu.impl_backward(_gradient, output_differentiability=(False, True, True))
+
+
+@_lu.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> Any:
+    return None, *linalg_lu_jvp(tangents.A, *output, inputs.pivot)

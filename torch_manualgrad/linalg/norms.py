@@ -1,0 +1,194 @@
+"""Norms of singular values: nuclear_norm, spectral_norm.
+
+With A = W S V^H, the gradient of the nuclear norm sum_i s_i is the polar factor W V^H; its derivative is in `polar`.
+
+The gradient of the spectral norm s_1 is K = w_1 v_1^H = A Q / s_1, with Q = v_1 v_1^H the projector on the first
+eigenvector of B = A^H A. With R the reduced resolvent, the sum over j > 1 of v_j v_j^H / (s_1^2 - s_j^2), and mu = s_1^2,
+
+    dmu = tr(Q dB),   dQ = R dB Q + Q dB R,   dR = R dB R - dmu R^2 - R^2 dB Q - Q dB R^2,
+
+in terms of Q and R again, so that all orders are exact. Only differences from s_1 occur: the other singular values may
+repeat.
+
+Non-smooth points. Nuclear norm, A without full rank: the subgradient of least norm, the sum of w_i v_i^H over s_i > 0,
+and its derivatives among the matrices of that rank. Spectral norm, s_1 = ... = s_k: the mean of the gradients w_i v_i^H
+over these, a subgradient; its derivatives are those along changes of A that keep the k equal, and finite along others.
+At A = 0 all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding, max(m, n) eps s_1.
+
+Sources: Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import matrix
+from .polar import polar_factor
+from .smooth import hermitian, smooth, svd
+
+__all__ = ["nuclear_norm", "spectral_norm"]
+
+
+def _inner(X: Tensor, Y: Tensor) -> Tensor:
+    """Re tr(X^H Y), with the two dims kept."""
+    product = X.conj() * Y
+    return (product.real if product.is_complex() else product).sum((-2, -1), keepdim=True)
+
+
+def _rounding(A: Tensor, S: Tensor) -> Tensor:
+    return S[..., :1] * (max(A.shape[-2:]) * torch.finfo(S.dtype).eps)
+
+
+# -- nuclear norm ---------------------------------------------------------------------------------------------------
+
+
+def _sum_vjp(needed: Any, inputs: Any, output: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    return {"A": grad * polar_factor(*inputs, False)}
+
+
+def _sum_jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    return None if tangents.A is None else _inner(polar_factor(*inputs, False), tangents.A)
+
+
+@smooth(vjp=_sum_vjp, jvp=_sum_jvp)
+def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
+    """The sum of the singular values of A = W diag(S) V^H, (*, 1, 1).
+
+    Args: A, W, S, V: as polar_factor, columns of W that belong to 0 replaced by 0.
+    Non-smooth points: the module's docstring.
+    Source: Watson, Linear Algebra Appl. 170 (1992) 33.
+    """
+    return S.sum(-1)[..., None, None]
+
+
+# -- spectral norm --------------------------------------------------------------------------------------------------
+
+
+def _projector_vjp(needed: Any, inputs: Any, outputs: Any, gQ: Tensor | None, gR: Tensor | None) -> dict[str, Tensor]:
+    # dR is self-adjoint as it stands; the pairing with -dmu R^2 gives -<gR, R^2> Q / k
+    Q, R = outputs
+    found = []
+    if gQ is not None:
+        found.append(R @ gQ @ Q + Q @ gQ @ R)
+    if gR is not None:
+        R2 = R @ R
+        found.append(R @ gR @ R - _inner(gR, R2) * Q / _rank(inputs) - R2 @ gR @ Q - Q @ gR @ R2)
+    return {"B": found[0] if len(found) == 1 else found[0] + found[1]}
+
+
+def _projector_jvp(inputs: Any, outputs: Any, tangents: Any) -> tuple[Tensor | None, Tensor | None]:
+    dB = tangents.B
+    if dB is None:
+        return None, None
+    Q, R = outputs
+    R2 = R @ R
+    dmu = _inner(Q, dB) / _rank(inputs)
+    return R @ dB @ Q + Q @ dB @ R, R @ dB @ R - dmu * R2 - R2 @ dB @ Q - Q @ dB @ R2
+
+
+def _rank(inputs: Any) -> Tensor:
+    return inputs.first.sum(-1)[..., None, None]
+
+
+@smooth(vjp=_projector_vjp, jvp=_projector_jvp)
+def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and R of the module's docstring, for B = V diag(S^2) V^H with S_1 = 1.
+
+    Args:
+        B: Hermitian, (*, n, n). Its value is not read.
+        S: (*, n), V: (*, n, n), unitary; constants to every derivative.
+        first: (*, n): 1 for the singular values that are equal to S_1, 0 for the others; constant.
+    Returns:
+        (Q, R): (*, n, n). Q has rank k, the number of the former.
+    Non-smooth points: k > 1: as if the k eigenvalues moved together.
+    Source: Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
+    """
+    apart = torch.where(first == 0, (1 - S) * (1 + S), 1)
+    resolvent = (1 - first) / apart
+    return (V * first.unsqueeze(-2)) @ V.mH, (V * resolvent.unsqueeze(-2)) @ V.mH
+
+
+def _first_gradient(inputs: Any, norm: Tensor) -> Tensor:
+    """K, from A / s_1 and s_1 / s_1 with a constant for the denominators: no square overflows."""
+    A, S, V, first = inputs
+    scale = S[..., :1, None]
+    scale = torch.where(scale == 0, 1, scale)
+    A, S, norm = A / scale, S / scale.squeeze(-1), norm / scale
+    Q, _ = first_projector(hermitian(A.mH @ A), S, V, first)
+    vanishing = S[..., :1, None] == 0
+    return torch.where(vanishing, 0, A @ Q) / (torch.where(vanishing, 1, norm) * first.sum(-1)[..., None, None])
+
+
+def _largest_vjp(needed: Any, inputs: Any, norm: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    return {"A": grad * _first_gradient(inputs, norm)}
+
+
+def _largest_jvp(inputs: Any, norm: Tensor, tangents: Any) -> Tensor | None:
+    return None if tangents.A is None else _inner(_first_gradient(inputs, norm), tangents.A)
+
+
+@smooth(vjp=_largest_vjp, jvp=_largest_jvp)
+def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Tensor:
+    """The largest singular value of A, (*, 1, 1).
+
+    Args:
+        A: (*, m, n), m >= n >= 1. Its value is not read.
+        S, V: its singular values, descending, (*, n), and right singular vectors (*, n, n); constants.
+        first: as first_projector.
+    Non-smooth points: the module's docstring.
+    Source: Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
+    """
+    return S[..., :1, None].clone()
+
+
+# -- what is public -------------------------------------------------------------------------------------------------
+
+
+def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
+    """The sum of the singular values; exact derivatives also where they repeat.
+
+    Args:
+        A: (*, m, n), real or complex.
+        keepdim: (*, 1, 1) in place of (*).
+    Returns:
+        Real. The gradient is the polar factor of A.
+    Raises:
+        TypeError, ValueError: A is no matrix of floating-point or complex numbers.
+    Non-smooth points: A without full rank: the subgradient of least norm, and its derivatives among the matrices of that
+    rank; at A = 0 all derivatives are 0.
+    """
+    A = matrix(A, "A")
+    if A.shape[-2] < A.shape[-1]:
+        A = A.mH
+    W, S, V = svd(A)
+    zero = S <= _rounding(A, S)
+    norm = singular_value_sum(A, W * ~zero.unsqueeze(-2), S, V)
+    return norm if keepdim else norm[..., 0, 0]
+
+
+def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
+    """The largest singular value; exact derivatives also where others repeat, and a subgradient where it does.
+
+    Args:
+        A: (*, m, n), real or complex.
+        keepdim: (*, 1, 1) in place of (*).
+    Returns:
+        Real. 0 for an empty matrix.
+    Raises:
+        TypeError, ValueError: A is no matrix of floating-point or complex numbers.
+    Non-smooth points: a largest singular value of multiplicity k: the mean of the k gradients w_i v_i^H, a subgradient,
+    and its derivatives along changes that keep the k equal. At A = 0 all derivatives are 0.
+    """
+    A = matrix(A, "A")
+    if A.shape[-2] < A.shape[-1]:
+        A = A.mH
+    if A.shape[-1] == 0:
+        norm = A.abs().sum((-2, -1), keepdim=True)
+    else:
+        _, S, V = svd(A)
+        first = (S >= S[..., :1] - _rounding(A, S)).to(S.dtype)
+        norm = largest_singular_value(A, S, V, first)
+    return norm if keepdim else norm[..., 0, 0]

@@ -1,0 +1,244 @@
+"""The polar decomposition and what it solves: polar, procrustes, kabsch.
+
+A = U P with U^H U = I and P Hermitian, U = W V^H and P = V S V^H in terms of A = W S V^H. For a change E of A,
+
+    dU = U X + (E - U U^H E) P^-1,   with   P X + X P = U^H E - E^H U,
+
+a Lyapunov equation, whose solution divides by sums s_i + s_j of singular values and never by their differences: where
+singular values repeat nothing is special. The equation is an operator, so is P^-1, and the derivatives of both are made
+of themselves:
+
+    dX = the solution for  dC - dP X - X dP,        d(P^-1) = -P^-1 dP P^-1,
+
+so that all orders are exact. As U is the gradient of the sum of the singular values, E -> dU is self-adjoint: the vjp is
+the jvp. A rotation with det = 1 is U with the last column of W reversed if need be. It is the polar factor for P with
+the last s_n reversed, and all of the above holds; it is smooth also where det A = 0, if s_(n-1) > 0.
+
+Non-smooth points: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a rotation with
+a reversal, s_(n-1) = s_n) the factor is not unique, and U is one of those that there are. The part of the derivative
+that does not exist is 0: the equation is solved in the least-squares sense, P^-1 is the pseudo-inverse. A sum counts as
+0 up to rounding, n eps s_1.
+
+Sources: Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488; Higham, Functions of Matrices (SIAM 2008), chapter 8
+and theorem 8.9; Kabsch, Acta Cryst. A32 (1976) 922; Schoenemann, Psychometrika 31 (1966) 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arguments import matrix
+from .smooth import hermitian, smooth, svd
+
+__all__ = ["Alignment", "Polar", "kabsch", "polar", "procrustes"]
+
+
+class Polar(NamedTuple):
+    """What `polar` returns."""
+
+    U: Tensor
+    P: Tensor
+
+
+class Alignment(NamedTuple):
+    """What `kabsch` returns."""
+
+    rotation: Tensor
+    translation: Tensor
+    rmsd: Tensor
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+
+def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:
+    """1 / sums, and 0 where they are zero to rounding. L: the eigenvalues that were added, one of them the largest."""
+    scale = L[..., :1].abs() * (L.shape[-1] * torch.finfo(L.dtype).eps)
+    scale = scale.reshape(*scale.shape, *(1,) * (sums.dim() - L.dim()))
+    zero = sums.abs() <= scale
+    return torch.where(zero, 0, 1 / torch.where(zero, 1, sums))
+
+
+def _lyapunov_vjp(needed: Any, inputs: Any, X: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    P, L, V, _ = inputs
+    Y = skew_lyapunov(P, L, V, grad)
+    return {"P": Y @ X + X @ Y, "C": Y}
+
+
+def _lyapunov_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
+    P, L, V, _ = inputs
+    C, dP = tangents.C, tangents.P
+    if dP is not None:
+        turned = dP @ X + X @ dP
+        C = -turned if C is None else C - turned
+    return None if C is None else skew_lyapunov(P, L, V, C)
+
+
+@smooth(vjp=_lyapunov_vjp, jvp=_lyapunov_jvp)
+def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
+    """The skew-Hermitian X with P X + X P = (C - C^H) / 2: V X~ V^H with X~_ij = C~_ij / (l_i + l_j).
+
+    Args:
+        P: Hermitian, (*, n, n). Its value is not read: L and V have it.
+        L, V: its eigenvalues (*, n), one of the largest magnitude first, and eigenvectors (*, n, n); constants to every
+            derivative.
+        C: (*, n, n); its skew-Hermitian part is used.
+    Returns:
+        (*, n, n).
+    Non-smooth points: l_i + l_j = 0: 0 in place of X~_ij and in its derivatives.
+    Source: Higham, Functions of Matrices, section 10.6 and theorem 8.9.
+    """
+    rotated = V.mH @ C @ V
+    skew = (rotated - rotated.mH) / 2  # here, where it makes a real diagonal exactly 0
+    return V @ (skew * _reciprocal(L.unsqueeze(-1) + L.unsqueeze(-2), L)) @ V.mH
+
+
+def _inverse_vjp(needed: Any, inputs: Any, X: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    return {"P": -(X @ grad @ X)}
+
+
+def _inverse_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
+    return None if tangents.P is None else -(X @ tangents.P @ X)
+
+
+@smooth(vjp=_inverse_vjp, jvp=_inverse_jvp)
+def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
+    """P^-1 = V diag(1 / L) V^H, with 0 for 1 / l at l = 0.
+
+    Args: P, L, V: as skew_lyapunov. Returns (*, n, n). Non-smooth points: singular P: the derivative, too, acts in the
+    range of P only.
+    Source: Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
+    """
+    return (V * _reciprocal(L, L).unsqueeze(-2)) @ V.mH
+
+
+def _polar_derivative(inputs: Any, U: Tensor, E: Tensor) -> Tensor:
+    A, _, S, V, unitary = inputs
+    P = hermitian(U.mH @ A)
+    Z = U.mH @ E
+    change = U @ skew_lyapunov(P, S, V, 2 * Z)
+    return change if unitary else change + (E - U @ Z) @ hermitian_inverse(P, S, V)
+
+
+def _polar_vjp(needed: Any, inputs: Any, U: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    return {"A": _polar_derivative(inputs, U, grad)}
+
+
+def _polar_jvp(inputs: Any, U: Tensor, tangents: Any) -> Tensor | None:
+    return None if tangents.A is None else _polar_derivative(inputs, U, tangents.A)
+
+
+@smooth(vjp=_polar_vjp, jvp=_polar_jvp)
+def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> Tensor:
+    """U = W V^H, the polar factor of A = W diag(S) V^H.
+
+    Args:
+        A: (*, m, n), m >= n. Its value is not read.
+        W, S, V: (*, m, n), (*, n), (*, n, n), V unitary, the largest magnitude in S first; constants to every derivative.
+            A column of W may be reversed together with its entry in S, or 0 together with it.
+        unitary: whether U U^H = I, which leaves out a part of the derivative that is then 0.
+    Returns:
+        (*, m, n).
+    Non-smooth points: the module's docstring.
+    Source: Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488, theorem 2.2.
+    """
+    return W @ V.mH
+
+
+# -- what is public -------------------------------------------------------------------------------------------------
+
+
+def _unitary_factor(A: Tensor) -> Tensor:
+    if A.shape[-2] < A.shape[-1]:
+        return _unitary_factor(A.mH).mH
+    return polar_factor(A, *svd(A), A.shape[-2] == A.shape[-1])
+
+
+def _rotation_factor(A: Tensor) -> Tensor:
+    """The rotation nearest to a real square A."""
+    W, S, V = svd(A)
+    reversed_ = torch.linalg.det(W @ V.mH) < 0
+    last = torch.arange(A.shape[-1], device=A.device) == A.shape[-1] - 1
+    signs = torch.where(reversed_.unsqueeze(-1) & last, -1, 1).to(S.dtype)
+    return polar_factor(A, W * signs.unsqueeze(-2), S * signs, V, True)
+
+
+def polar(A: Tensor, side: str = "right") -> Polar:
+    """The polar decomposition A = U P, or A = P U; exact derivatives also where singular values repeat.
+
+    Args:
+        A: (*, m, n), real or complex.
+        side: of P: "right", A = U P with P (*, n, n); "left", A = P U with P (*, m, m).
+    Returns:
+        (U, P): U (*, m, n), with orthonormal columns, or rows if m < n: the nearest such matrix to A. P is Hermitian
+        positive semidefinite.
+    Raises:
+        TypeError, ValueError: A is no matrix of floating-point or complex numbers, or another ``side``.
+    Non-smooth points: where A has not full rank, U and its derivative are not all determined. The part of the derivative
+    that is not is 0. A square real A may have rank n - 1: the derivative is then that of the branch of U that is taken.
+    """
+    A = matrix(A, "A")
+    if side not in ("right", "left"):
+        raise ValueError(f"side: expected 'right' or 'left', got {side!r}")
+    U = _unitary_factor(A)
+    return Polar(U, hermitian(U.mH @ A if side == "right" else A @ U.mH))
+
+
+def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
+    """The orthogonal (unitary) R with the least ||A R - B||_F; exact derivatives also where singular values repeat.
+
+    Args:
+        A, B: (*, m, n), real or complex; batch dims broadcast.
+        rotation: only among those with det R = 1; for real A and B.
+    Returns:
+        R: (*, n, n), the polar factor of A^H B, the last singular vector reversed if ``rotation`` needs it.
+    Raises:
+        TypeError: no floating-point or complex numbers, or complex ones with ``rotation``. ValueError: the shapes.
+    Non-smooth points: those of `polar` at A^H B. With ``rotation``: where R is not unique, that is if the two smallest
+    singular values are 0, or if they are equal and det(A^H B) < 0.
+    """
+    A, B = matrix(A, "A"), matrix(B, "B")
+    if A.shape[-2:] != B.shape[-2:]:
+        raise ValueError(f"B: expected the size of A, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
+    if rotation and (A.is_complex() or B.is_complex()):
+        raise TypeError("procrustes: a rotation is for real A and B")
+    M = A.mH @ B
+    return _rotation_factor(M) if rotation else _unitary_factor(M)
+
+
+def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
+    """The rigid motion that best takes the points P to the points Q: least sum_k w_k |R p_k + t - q_k|^2.
+
+    Exact derivatives also where the singular values of the covariance repeat, as they do for symmetric sets of points.
+
+    Args:
+        P, Q: (*, N, d), real: N points, one in a row; batch dims broadcast.
+        weights: (*, N), not negative, not all 0; None: all equal.
+    Returns:
+        (rotation, translation, rmsd): R (*, d, d) with det R = 1, t (*, d), so that ``P @ R.mT + t[..., None, :]`` is
+        near Q, and the root of the weighted mean square distance that is left, (*).
+    Raises:
+        TypeError: no real floating-point numbers. ValueError: the shapes.
+    Non-smooth points: those of `procrustes` with ``rotation`` (points on a line in three dimensions; mirror images for
+    which two axes are equally bad). The derivatives of the rmsd are 0 where it is 0.
+    """
+    P, Q = matrix(P, "P"), matrix(Q, "Q")
+    if P.is_complex() or Q.is_complex():
+        raise TypeError(f"kabsch: expected real points, got {P.dtype} and {Q.dtype}")
+    if P.shape[-2:] != Q.shape[-2:]:
+        raise ValueError(f"Q: expected as many points as P, {list(P.shape[-2:])}, got {list(Q.shape[-2:])}")
+    if weights is not None and weights.shape[-1:] != P.shape[-2:-1]:
+        raise ValueError(f"weights: expected one for each of {P.shape[-2]} points, got {list(weights.shape)}")
+
+    w = P.new_ones(P.shape[-2]) if weights is None else weights
+    w = (w / w.sum(-1, keepdim=True)).unsqueeze(-1)
+    p, q = (w * P).sum(-2, keepdim=True), (w * Q).sum(-2, keepdim=True)
+    R = _rotation_factor((w * (Q - q)).mT @ (P - p))
+    t = q - p @ R.mT
+    square = (w * (P @ R.mT + t - Q).square()).sum((-2, -1))
+    vanishing = square == 0
+    rmsd = torch.where(vanishing, 0, torch.where(vanishing, 1, square).sqrt())
+    return Alignment(R, t.squeeze(-2), rmsd)

@@ -1,0 +1,76 @@
+"""Operators whose derivative is written out in terms of the same operators, so that every order is exact.
+
+Such an operator takes a matrix and, beside it, the decomposition of that matrix, computed once and without history.
+Its values are made of the decomposition; its derivatives are given with respect to the matrix, as a whole. Nothing is
+ever differentiated through singular vectors or eigenvectors, which have no derivative where values repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.formula import formula
+
+
+def smooth(
+    *, vjp: Callable[..., dict[str, Tensor]], jvp: Callable[..., Any], fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function an opaque formula with these derivatives; what is returned is its operator.
+
+    Args:
+        vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; what it leaves out is a constant. ``needed`` says
+            of each input whether its gradient is wanted. A gradient may still have the shape of the output's batch: it
+            is summed to that of its input.
+        jvp: ``(inputs, output, tangents) -> tangent``, or a tuple of them; a missing tangent is None.
+        fake: what computes the outputs' shapes, if not the function.
+
+    All tensors of a call have as many batch dims, in front, and these broadcast: vmap adds one to each.
+    """
+
+    def define(function: Callable[..., Any]) -> Any:
+        made = formula(kernel=("default",))(function)
+        names = made.signature.tensor_names
+
+        @made.impl_save_for_backward
+        def save(inputs: Any, output: Any) -> Any:
+            return inputs, output
+
+        @made.impl_backward
+        def backward(ctx: Any, saved: Any, *grads: Tensor | None) -> dict[str, Tensor | None]:
+            inputs, output = saved
+            found = vjp(ctx.needs_input_grad, inputs, output, *grads)
+            return {n: found[n].sum_to_size(getattr(inputs, n).shape) if n in found else None for n in names}
+
+        made.impl_jvp(jvp)
+
+        @made.impl_vmap
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+            front = [_to_front(x, d) for x, d in zip(args, in_dims)]
+            return made.op(*front), 0 if len(made.signature.returns) == 1 else (0,) * len(made.signature.returns)
+
+        if fake is not None:
+            made.impl_fake(fake)
+        return made.op  # and not the formula: the compiler knows an operator when it sees one
+
+    return define
+
+
+def _to_front(x: Any, dim: int | None) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+
+
+def hermitian(X: Tensor) -> Tensor:
+    """(X + X^H) / 2."""
+    return (X + X.mH) / 2
+
+
+def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W, S and V with A = W diag(S) V^H, reduced and without history."""
+    W, S, Vh = torch.linalg.svd(A.detach(), full_matrices=False)
+    return W, S, Vh.mH

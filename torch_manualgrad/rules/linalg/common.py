@@ -1,0 +1,79 @@
+"""What the families of linear algebra share: parts of a matrix, and samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# What the kernels for the derivatives of small matrices take (csrc/factor_plan.h), by side, device and dtype.
+_LARGEST = 32
+_DEVICES = frozenset({"cpu", "cuda"})
+_DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
+
+
+def recorded(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is done with these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def fused(side: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
+    """Whether a kernel takes matrices of this larger side: small ones, of which nothing is recorded.
+
+    What is recorded goes by the formula's own steps, which autograd sees through.
+
+    Args:
+        tensors: the last one is a matrix, or the triangle of one.
+        in_cache: up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+    """
+    A = tensors[-1]
+    assert A is not None
+    if A.dtype not in _DTYPES or A.device.type not in _DEVICES:
+        return False
+    if side > _LARGEST and (
+        side > in_cache or not A.is_cpu or A.is_complex() or not side == A.shape[-1] == A.shape[-2]
+    ):
+        return False
+    return not recorded(*tensors)
+
+
+def sym(X: Tensor) -> Tensor:
+    """X + X^H."""
+    return X + X.mH
+
+
+def skew(X: Tensor) -> Tensor:
+    """X - X^H."""
+    return X - X.mH
+
+
+def phi(X: Tensor) -> Tensor:
+    """The lower triangle with half of the diagonal: phi(X) + phi(X)^H = X for a Hermitian X with a real diagonal."""
+    lower = X.tril()
+    return lower - 0.5 * torch.diag_embed(X.diagonal(dim1=-2, dim2=-1))
+
+
+def eye_like(X: Tensor) -> Tensor:
+    """The identity of the size of the last dim of X, in its dtype and on its device."""
+    return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
+    """Normal entries, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=dtype, generator=generator).to(device)
+
+
+def random_conditioned(
+    *shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, least: float = 1.0
+) -> Tensor:
+    """Random matrices with the well separated singular values least, least + 0.7, ...: off every kink."""
+    X = random(*shape, dtype=dtype, seed=seed)
+    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
+    S = least + 0.7 * torch.arange(S.shape[-1] - 1, -1, -1, dtype=S.dtype).expand(S.shape)
+    return ((U * S.unsqueeze(-2)) @ Vh).to(device)
+
+
+def random_definite(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
+    """Hermitian positive definite matrices with well separated eigenvalues."""
+    X = random_conditioned(*shape, dtype=dtype, seed=seed)
+    return (X @ X.mH).to(device)

@@ -1,0 +1,238 @@
+"""Quotients by differences of singular values or eigenvalues, where these meet.
+
+The derivative of a decomposition divides numerators N_ij by denominators d_ij = s_j - s_i. Where two values meet, the
+vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has one: N_ij
+vanishes with d_ij. The quotient is then taken from what is known:
+
+1. N_ij is no larger than its rounding error: as far as the vectors are concerned the pair contributes nothing (a
+   projector onto the group, a polar factor).
+2. N_ij agrees, within its rounding error, with d_ij h_ij, where h_ij is what a function of the matrix (U f(S) V^H, any
+   f) has for a quotient: h = c H, with H the symmetric part belonging to N and c = f'/f, read off the diagonal, where
+   the cotangent of s_i is c H_ii. Then it is h_ij: a reconstruction, whitening, any one spectral function.
+3. Otherwise the pair is divided if d_ij is above the tolerance, or if the quotient is no larger than the gradient
+   elsewhere (values that are rounding errors themselves, such as those of a null space, are still separate).
+4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported.
+
+What no rule can do: at exactly equal values the cotangents of U, S and V do not determine the gradient. At A = I, the
+losses <G, U S V^H> and <G, U V^H> with an antisymmetric plus off-diagonal G have the same cotangents, (G, 0, G^T), and
+different gradients. Sums of several spectral functions of one group fall under this; they are exact through the
+operators of `mg.linalg` that never take a decomposition apart (polar, sqrtm, funm_hermitian, nuclear_norm, ...).
+The same holds for tangents: that of a group's values is a matrix, of which S can carry the diagonal only.
+
+Everything here decides by values and differentiates as N / d does, with 0 for the derivative of a masked pair.
+"""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GAUGES = ("warn", "error", "ignore")
+
+# rtol, atol and broadening of a `Degeneracy`.
+Tolerances = tuple[float | None, float, float]
+
+
+class GaugeError(RuntimeError):
+    """The loss depends on the choice of a basis or of a phase, and so has no derivative."""
+
+
+class GaugeWarning(UserWarning):
+    """As `GaugeError`; what does not depend on the choice was returned."""
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """When two singular values, or eigenvalues, count as equal, and what is done about it.
+
+    Attributes:
+        rtol: relative to the largest value; None: 4 max(m, n) eps, of the dtype of the values.
+        atol: absolute; the larger of the two counts.
+        broadening: 0, or a width relative to the largest value: every 1/d becomes d / (d^2 + width^2) (a Lorentzian).
+            The gradient is then bounded and biased, everywhere by about (width / d)^2, and nothing is reported.
+    """
+
+    rtol: float | None = None
+    atol: float = 0.0
+    broadening: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol", "broadening"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+
+
+@dataclass
+class Scale:
+    """The magnitudes by which a batch of spectra is judged, each of shape (*, 1, 1) in the dtype of the values."""
+
+    tolerance: Tensor
+    window: Tensor
+    width: Tensor | None
+
+    @classmethod
+    def of(cls, values: Tensor, size: int, rtol: float | None, atol: float, broadening: float) -> Scale:
+        largest = values.detach().abs().amax(-1)[..., None, None]
+        eps = torch.finfo(largest.dtype).eps
+        tolerance = (largest * (4 * size * eps if rtol is None else rtol)).clamp(min=atol)
+        return cls(
+            tolerance,
+            torch.maximum(tolerance, largest * eps**0.5),
+            (largest * broadening).clamp(min=torch.finfo(largest.dtype).tiny) if broadening else None,
+        )
+
+
+def differences(values: Tensor) -> Tensor:
+    """d_ij = s_j - s_i."""
+    return values.unsqueeze(-2) - values.unsqueeze(-1)
+
+
+def sums(values: Tensor) -> Tensor:
+    """s_i + s_j."""
+    return values.unsqueeze(-2) + values.unsqueeze(-1)
+
+
+class Resolved:
+    """The quotients by the module's rules.
+
+    Args:
+        scale: of the values. columns: the cotangents or tangents whose inner products with unit vectors the numerators
+            are, (*, m, k) each: they say how large rounding errors are.
+
+    Attributes:
+        doubts: whether rule 4 applied anywhere; 0-dim.
+    """
+
+    def __init__(self, scale: Scale, *columns: Tensor | None) -> None:
+        self.scale = scale
+        given = [c.detach() for c in columns if c is not None]
+        self.eps = torch.finfo(given[0].dtype).eps
+        self.size = torch.zeros_like(scale.tolerance)
+        self.noise = self._noise(sum(c.norm(dim=-2) for c in given), max(c.shape[-2] for c in given))
+        self.pair_noise = self.noise.unsqueeze(-1) + self.noise.unsqueeze(-2)
+        self.doubts = torch.zeros((), dtype=torch.bool, device=scale.tolerance.device)
+
+    def _noise(self, norms: Tensor, length: int) -> Tensor:
+        return 8 * length**0.5 * self.eps * norms
+
+    def by_differences(self, N: Tensor, values: Tensor, H: Tensor | None = None, g: Tensor | None = None) -> Tensor:
+        """N_ij / (s_j - s_i), 0 on the diagonal.
+
+        Args:
+            H: the symmetric part (*, k, k) that belongs to N. g: the cotangent of the values, (*, k).
+        """
+        d = differences(values)
+        apart = ~torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+        h = contradicted = None
+        if H is not None and g is not None:
+            h, contradicted = _spectral(H, g, self.pair_noise)
+            h = h * apart
+        plain = self._quotient(N, d)
+        self.size = plain.detach().abs().amax((-2, -1), keepdim=True)
+        if g is not None:
+            self.size = torch.maximum(self.size, g.detach().abs().amax(-1)[..., None, None])
+        result = self._resolve(N, d, plain, self.pair_noise, h, contradicted, apart)
+        if N.is_complex():
+            phase = N.detach().diagonal(dim1=-2, dim2=-1).abs()
+            self._doubt(phase > self.noise / self.eps**0.5)
+        return result
+
+    def by_sums(self, N: Tensor, values: Tensor) -> Tensor:
+        """N_ij / (s_i + s_j)."""
+        d = sums(values)
+        return self._resolve(N, d, self._quotient(N, d), self.pair_noise)
+
+    def by_values(self, rest: Tensor, values: Tensor, columns: Tensor) -> Tensor:
+        """The columns of ``rest``, what a projector left of ``columns``, over the values."""
+        d = values.unsqueeze(-2)
+        noise = self._noise(columns.detach().norm(dim=-2, keepdim=True), columns.shape[-2])
+        return self._resolve(rest, d, self._quotient(rest, d), noise)
+
+    def _quotient(self, N: Tensor, d: Tensor) -> Tensor:
+        if self.scale.width is not None:
+            t = d / self.scale.width
+            return N * (t / (t.square() + 1) / self.scale.width)
+        equal = d.detach().abs() <= self.scale.tolerance
+        return torch.where(equal, 0, N) / torch.where(equal, 1, d)
+
+    def _resolve(
+        self,
+        N: Tensor,
+        d: Tensor,
+        plain: Tensor,
+        noise: Tensor,
+        h: Tensor | None = None,
+        contradicted: Tensor | None = None,
+        counted: Tensor | None = None,
+    ) -> Tensor:
+        if self.scale.width is not None:
+            return plain
+        N, d, value = N.detach(), d.detach(), plain.detach()
+        distance = d.abs()
+        smooth = (distance <= self.scale.window) & ((N if h is None else N - h * d).abs() <= noise)
+        chosen = torch.where(smooth, 0 if h is None else h, value)
+        doubtful = (distance <= self.scale.tolerance) & ~smooth
+        moderate = doubtful & (N.abs() <= 4 * self.size * distance)
+        chosen = torch.where(moderate, N / torch.where(moderate, d, 1), chosen)
+        doubtful = doubtful & ~moderate
+        if contradicted is not None:
+            doubtful = doubtful | (contradicted & smooth & (distance <= self.scale.tolerance))
+        self._doubt(doubtful if counted is None else doubtful & counted)
+        return plain + (chosen - value)
+
+    def _doubt(self, entries: Tensor) -> None:
+        if self.scale.width is None:
+            self.doubts = self.doubts | entries.any()
+
+
+def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The quotients h of rule 2, and where the diagonal contradicts there being one function: both (*, k, k)."""
+    H, g = H.detach(), cotangent.detach()
+    d = H.diagonal(dim1=-2, dim2=-1)
+    d = d.real if d.is_complex() else d
+    squares, products, size = (x.unsqueeze(-1) + x.unsqueeze(-2) for x in (d.square(), g * d, g.square()))
+    known = squares > noise.square()
+    c = torch.where(known, products / torch.where(known, squares, 1), 0)
+    fits = size - c * products <= torch.finfo(g.dtype).eps ** 0.75 * size
+    return torch.where(fits, c, 0) * H, ~fits & (H.abs() > noise)
+
+
+_unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
+
+
+def report(doubtful: Tensor, gauge: str, what: str) -> None:
+    """Warn or raise if the 0-dim flag is set. On a GPU a warning is given when its flag has arrived: at a later call."""
+    if gauge == "ignore":
+        return
+    text = (
+        f"{what}: the loss or the direction depends on the choice of basis within a group of equal values (or on the "
+        "phase of a complex vector), where there is no derivative; the part that does not depend on it is returned. "
+        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
+    )
+    if gauge == "error":
+        if doubtful:
+            raise GaugeError(text)
+        return
+    if not doubtful.is_cuda:
+        if doubtful:
+            warnings.warn(text, GaugeWarning, stacklevel=3)
+        return
+    while _unread and _unread[0][0].query():
+        _, flag, earlier = _unread.popleft()
+        if flag:
+            warnings.warn(earlier, GaugeWarning, stacklevel=3)
+    flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(doubtful, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(doubtful.device))
+    _unread.append((event, flag, text))
+
+
+def check_gauge(gauge: str) -> None:
+    """Raises: ValueError unless it is one of `GAUGES`."""
+    if gauge not in GAUGES:
+        raise ValueError(f"gauge: expected one of {list(GAUGES)}, got {gauge!r}")
