@@ -26,31 +26,39 @@ def measure(
 ) -> dict[str, list[float]]:
     """Times in seconds of each contender, one entry a round.
 
-    A round calls each contender so often that it takes about a millisecond; there are as many rounds as fit, at least 7.
+    A round calls each contender so often that it takes about two milliseconds, after a few calls that are not timed;
+    there are as many rounds as fit, at least 3.
     ``inside``: what a contender runs inside of; entered and left outside of the time taken.
     """
     calls = {}
     around = {name: (inside or {}).get(name, nullcontext()) for name in contenders}
     for name, run in contenders.items():
         with around[name]:
-            run()
-            run()
-            start = time.perf_counter()
-            run()
-        calls[name] = max(1, min(2000, int(1e-3 / max(time.perf_counter() - start, 1e-7))))
+            took = _seconds(run)
+            if took < 0.05:  # the first call of a short one is longer than the others
+                took = _seconds(run)
+        calls[name] = max(1, min(2000, int(2e-3 / max(took, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    end = time.perf_counter() + seconds
+    begin = now = time.perf_counter()
     rounds = 0
-    while rounds < 7 or time.perf_counter() < end:
+    while rounds < 3 or now < begin + seconds:
         for name, run in contenders.items():
             with around[name]:
-                run()
+                for _ in range(min(calls[name] // 2, 10)):
+                    run()
                 start = time.perf_counter()
                 for _ in range(calls[name]):
                     run()
                 times[name].append((time.perf_counter() - start) / calls[name])
         rounds += 1
+        now = time.perf_counter()
     return times
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, dict[str, float]]:
@@ -100,10 +108,19 @@ def main(
     run: Callable[[argparse.Namespace], list[dict[str, Any]]],
     columns: list[str],
     threads: Sequence[int] = (1, 2),
+    options: Callable[[argparse.ArgumentParser], None] | None = None,
+    seconds: float = 1.5,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> None:
-    """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``."""
+    """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``.
+
+    ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. ``draw(document, path)`` is to write
+    a figure to ``results/<name>.svg``.
+    """
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each row")
+    if options is not None:
+        options(parser)
+    parser.add_argument("--seconds", type=float, default=seconds, help="for each row")
     parser.add_argument("--threads", type=int, nargs="+", default=threads)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dry", action="store_true", help="write no file")
@@ -120,4 +137,6 @@ def main(
         suffix = "" if arguments.device == "cpu" else f"_{arguments.device}"
         path = RESULTS / f"{name}{suffix}.json"
         path.write_text(json.dumps(document, indent=1) + "\n")
+        if draw is not None:
+            draw(document, path.with_suffix(".svg"))
         print(f"\nwritten: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name}")

@@ -11,10 +11,12 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -237,6 +239,10 @@ inline int instruction_set() {
   }
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (const char* wanted = std::getenv("ATEN_CPU_CAPABILITY")) {
+    if (std::string_view(wanted) == "default") return 0;
+    if (std::string_view(wanted) == "avx2") return 1;
+  }
   return avx512 ? 2 : 1;
 }
 inline const int kInstructionSet = instruction_set();
@@ -267,6 +273,30 @@ struct Multiversion {
     }
   }
 };
+
+// f(std::integral_constant<int, B>{}) with the bytes B of the widest vectors of the processor at hand; what f runs by
+// run_native<B> is compiled for those.
+template <class F>
+void with_native(const F& f) {
+  switch (kInstructionSet) {
+    case 2:
+      return f(std::integral_constant<int, 64>{});
+    case 1:
+      return f(std::integral_constant<int, 32>{});
+    default:
+      return f(std::integral_constant<int, 16>{});
+  }
+}
+template <int Bytes, class Body, class... Args>
+void run_native(const Args&... args) {
+  if constexpr (Bytes == 64) {
+    Multiversion<Body>::avx512(args...);
+  } else if constexpr (Bytes == 32) {
+    Multiversion<Body>::avx2(args...);
+  } else {
+    Multiversion<Body>::baseline(args...);
+  }
+}
 #else
 template <class Body>
 struct Multiversion {
@@ -275,6 +305,15 @@ struct Multiversion {
     Body::run(args...);
   }
 };
+
+template <class F>
+void with_native(const F& f) {
+  f(std::integral_constant<int, 16>{});
+}
+template <int Bytes, class Body, class... Args>
+void run_native(const Args&... args) {
+  Multiversion<Body>::call(args...);
+}
 #endif
 
 }  // namespace manualgrad

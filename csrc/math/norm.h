@@ -77,7 +77,7 @@ HOST_DEVICE Complex<T> scaled(Complex<T> x, T factor) {
 // --- powers ---------------------------------------------------------------------------------------------------------
 
 template <class To, class From>
-HOST_DEVICE To bits_as(From value) {
+HOST_DEVICE To bits_as(const From& value) {
   static_assert(sizeof(To) == sizeof(From), "bits_as");
   To result;
   std::memcpy(&result, &value, sizeof(To));

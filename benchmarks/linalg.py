@@ -1,0 +1,212 @@
+"""Backward, and forward plus backward, of the decompositions and solves: stock eager, stock compiled, JAX, ours."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from side_by_side import main, measure, summary
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+L = torch.linalg
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 500, 1000, 2000)
+RECTANGLES = ((200, 10), (2000, 64), (10, 200))
+FULL = 16 * 2**20  # bytes of a batch
+COLUMNS = [
+    "operator",
+    "shape",
+    "dtype",
+    "what",
+    "stock",
+    "compiled",
+    "jax",
+    "ours",
+    "ours, forward=True",
+    "double",
+    "product",
+]
+
+
+def _definite(x: Tensor) -> Tensor:
+    return x @ x.mT / x.shape[-1] + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x
+
+
+# name -> (what the input is made of, the function, whether rectangles too)
+OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any], bool]] = {
+    "lu": (_plain, lambda x: L.lu(x)[1:], True),
+    "svd": (_plain, lambda x: L.svd(x, full_matrices=False), True),
+    "eigh": (_definite, L.eigh, False),
+    "cholesky": (_definite, L.cholesky, False),
+    "det": (_definite, L.det, False),
+    "inv": (_definite, L.inv, False),
+    "solve": (_definite, lambda x: L.solve(x, x.detach()), False),
+    "qr": (_plain, lambda x: L.qr(x), True),
+}
+# Where a forward of our own is to be had.
+FORWARDS = ("lu", "svd", "eigh")
+
+
+# Of which the compiled contenders are timed too, in the largest batch: compiling takes seconds a row.
+COMPILED = (4, 16, 64, 500)
+
+
+def full(n: int, dtype: torch.dtype) -> int:
+    return 1 if n >= 500 else max(1, FULL // (n * n * dtype.itemsize))
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+    few = arguments.batches if torch.get_num_threads() == 1 else ()  # several threads are of no use to these
+    for name in arguments.operators:
+        for dtype in (torch.float32, torch.float64):
+            for n in arguments.sizes:
+                for batch in dict.fromkeys((*few, full(n, dtype))):
+                    if batch <= full(n, dtype):
+                        yield name, (batch, n, n), dtype
+            if OPERATORS[name][2] and arguments.rectangles:
+                for m, n in RECTANGLES:
+                    yield name, (max(1, FULL // (m * n * dtype.itemsize)) if m * n < 10_000 else 1, m, n), dtype
+
+
+def outputs(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def contender(
+    function: Callable[[Tensor], Any], x: Tensor, cotangents: list[Tensor], backward_only: bool
+) -> Callable[[], object]:
+    if backward_only:
+        result = outputs(function(x))
+        return lambda: torch.autograd.grad(result, x, cotangents, retain_graph=True)
+    return lambda: torch.autograd.grad(outputs(function(x)), x, cotangents)
+
+
+def jax_contender(name: str, x: Tensor, cotangents: list[Tensor]) -> Callable[[], object] | None:
+    """JAX's forward plus backward, compiled; it has no backward apart from its forward."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    table = {
+        "svd": lambda a: jax.numpy.linalg.svd(a, full_matrices=False),
+        "eigh": jax.numpy.linalg.eigh,
+        "cholesky": jax.numpy.linalg.cholesky,
+        "det": jax.numpy.linalg.det,
+        "inv": jax.numpy.linalg.inv,
+        "lu": lambda a: jax.lax.linalg.lu(a)[0],
+        "qr": jax.numpy.linalg.qr,
+    }
+    if name not in table:
+        return None
+    value = jax.numpy.asarray(x.detach().numpy())
+    given = [jax.numpy.asarray(c.numpy()) for c in cotangents]
+
+    @jax.jit
+    def both(a: Any) -> Any:
+        result, pull = jax.vjp(table[name], a)
+        leaves, spec = jax.tree.flatten(result)
+        like = given if len(given) == len(leaves) else [jax.numpy.ones_like(leaf) for leaf in leaves]
+        return pull(jax.tree.unflatten(spec, like))
+
+    return lambda: jax.block_until_ready(both(value))
+
+
+def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    generator = torch.Generator().manual_seed(0)
+    with_jax = arguments.jax and importlib.util.find_spec("jax") is not None
+    for name, shape, dtype in cases(arguments):
+        make, function, _ = OPERATORS[name]
+        x = make(torch.randn(shape, dtype=dtype, generator=generator).to(arguments.device)).requires_grad_()
+        with torch.no_grad():
+            cotangents = [torch.randn_like(o) for o in outputs(function(x))]
+        for what in ("backward", "forward + backward"):
+            only = what == "backward"
+            contenders = {"stock": contender(function, x, cotangents, only)}
+            inside: dict[str, AbstractContextManager[object]] = {"ours": mg.override("*")}
+            if only:
+                with mg.override("*"):
+                    contenders["ours"] = contender(function, x, cotangents, only)
+                y, z = x.detach(), x.detach().clone()
+                contenders["double"] = lambda y=y: y * 2
+                contenders["product"] = lambda y=y, z=z: y @ z.mT
+            else:
+                contenders["ours"] = contender(function, x, cotangents, only)
+                if name in FORWARDS:
+                    contenders["ours, forward=True"] = contender(function, x, cotangents, only)
+                    inside["ours, forward=True"] = mg.override("*", forward=True)
+                *_, m, n = shape
+                if m == n and n in COMPILED and shape[0] == full(n, dtype):
+                    if arguments.compile:
+                        contenders["compiled"] = contender(torch.compile(function), x, cotangents, only)
+                    if with_jax and (made := jax_contender(name, x, cotangents)) is not None:
+                        contenders["jax"] = made
+            row = {"operator": name, "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:], "what": what}
+            found.append(row | summary(measure(contenders, arguments.seconds, inside), "stock"))
+            print(".", end="", flush=True)
+    print()
+    return found
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Speed-up over n of the largest batches, one thread."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharex=True, layout="constrained")
+    for panel, what, column in zip(panels, ("backward", "forward + backward"), ("ours", "ours, forward=True")):
+        for name in OPERATORS:
+            points: dict[int, tuple[int, float]] = {}
+            for row in document["rows"]:
+                batch, m, n = map(int, row["shape"].split("x"))
+                if (row["operator"], row["what"], row["dtype"], row["threads"]) != (name, what, "float64", 1) or m != n:
+                    continue
+                ratio = row.get(column, row["ours"])["ratio"]
+                points[n] = max(points.get(n, (0, ratio)), (batch, ratio))
+            if points:
+                panel.plot(sorted(points), [points[n][1] for n in sorted(points)], marker="o", markersize=3, label=name)
+        panel.axhline(1, color="grey", linewidth=0.8)
+        panel.set(xscale="log", yscale="log", xlabel="n", title=f"{what}, float64")
+        panel.set_xticks([2, 4, 8, 16, 32, 128, 500, 2000])
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+        panel.set_yticks([1, 2, 5, 10, 20, 50])
+    panels[0].set_ylabel("times faster than PyTorch")
+    panels[0].legend(frameon=False, ncols=2)
+    plt.rcParams["svg.hashsalt"] = "linalg"
+    figure.savefig(path, metadata={"Date": None})
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--batches", type=int, nargs="*", default=(1, 10, 100), help="beside the one that fills 16 MB")
+    parser.add_argument("--no-rectangles", dest="rectangles", action="store_false")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of stock too")
+    parser.add_argument("--no-jax", dest="jax", action="store_false")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", mg.linalg.GaugeWarning)  # cotangents are random
+    main(
+        "linalg",
+        "Linear algebra: batches of about 16 MB, and small ones",
+        rows,
+        COLUMNS,
+        options=options,
+        seconds=0.2,
+        draw=draw,
+    )

@@ -1,0 +1,87 @@
+// The derivatives of small factorisations and solves on the CPU; the contract is in factor_plan.h.
+//
+// Up to kLargestFactor one matrix a lane, and what the lanes leave over one at a time; the smallest have loops whose
+// bounds the compiler knows, and unrolls. Larger ones: factor_blocks.h.
+#include "../factor_plan.h"
+#include "../lane_groups.h"
+#include "factor_blocks.h"
+
+namespace manualgrad {
+namespace {
+
+struct Cpu {
+  template <template <class, int> class Family>
+  static constexpr int64_t kLargest =
+      std::is_same_v<Family<float, 0>, LuPush<float, 0>> || std::is_same_v<Family<float, 0>, CholeskyPush<float, 0>> ||
+              std::is_same_v<Family<float, 0>, SolvePush<float, 0>>
+          ? kLargestFactor
+          : kLargestBlocks;
+
+  template <template <class, int> class Family, class S, int F>
+  static void run_sized(const Family<S, F>& family) {
+    const int64_t side = std::max(family.m(), family.n());
+    with_native([&](auto bytes) {
+      constexpr int kBytes = decltype(bytes)::value;
+      using All = Groups<Family<S, F>, kBytes>;
+      in_groups<kBytes>(family, 2 * side * side * side, 1, [&](int64_t begin, int64_t end, auto* memory) {
+        if constexpr (kBytes > 16) {
+          run_native<kBytes, All>(family, begin, end, memory);
+        } else {
+          All::run_each(family, begin * All::kCount, std::min(end * All::kCount, family.batch), memory);
+        }
+      });
+    });
+  }
+
+  // Whether matrices go one at a time through factor_blocks.h: large ones, and where that is faster, by measurement,
+  // few ones, and those of which full products are formed.
+  template <template <class, int> class Family, class S>
+  static bool in_blocks(int64_t batch, int64_t m, int64_t n) {
+    constexpr bool kSolve = std::is_same_v<Family<S, 0>, SolvePull<S, 0>>;
+    if (std::max(m, n) > kLargestFactor) return true;
+    if ((m != n && !kSolve) || n <= 4) return false;
+    constexpr bool kFull = kSolve || std::is_same_v<Family<S, 0>, Inverse<S, 0>>;
+    return batch < kLanes<RealOf<S>> || (kFull && n >= 16 && m > 4);
+  }
+
+  template <template <class, int> class Family, class Arguments>
+  static void run(const Tensor&, const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
+    using S = typename Arguments::Scalar;
+    if constexpr (!NumberTraits<S>::kComplex && kLargest<Family> == kLargestBlocks) {
+      if (in_blocks<Family, S>(batch, m, n)) {
+        return pull_blocks(arguments, batch, static_cast<int>(m), static_cast<int>(n));
+      }
+    }
+    const auto sized = [&](auto side) {
+      Family<S, decltype(side)::value> family{};
+      static_cast<Arguments&>(family) = arguments;
+      static_cast<Sides<decltype(side)::value>&>(family) = {batch, static_cast<int>(m), static_cast<int>(n)};
+      run_sized(family);
+    };
+    if constexpr (!NumberTraits<S>::kComplex && kLargest<Family> == kLargestBlocks) {  // tangents: not worth the code
+      if (m == n && n == 2) return sized(std::integral_constant<int, 2>{});
+      if (m == n && n == 3) return sized(std::integral_constant<int, 3>{});
+      if (m == n && n == 4) return sized(std::integral_constant<int, 4>{});
+    }
+    sized(std::integral_constant<int, 0>{});
+  }
+};
+
+}  // namespace
+}  // namespace manualgrad
+
+STABLE_TORCH_LIBRARY_IMPL(manualgrad, CPU, m) {
+  using Operators = manualgrad::FactorOperators<manualgrad::Cpu>;
+  m.impl("lu_pullback", TORCH_BOX(&Operators::lu_pullback));
+  m.impl("lu_pushforward", TORCH_BOX(&Operators::lu_pushforward));
+  m.impl("lu_factor_pullback", TORCH_BOX(&Operators::lu_factor_pullback));
+  m.impl("lu_factor_pushforward", TORCH_BOX(&Operators::lu_factor_pushforward));
+  m.impl("cholesky_pullback", TORCH_BOX(&Operators::cholesky_pullback));
+  m.impl("cholesky_pushforward", TORCH_BOX(&Operators::cholesky_pushforward));
+  m.impl("det_pullback", TORCH_BOX(&Operators::det_pullback));
+  m.impl("slogdet_pullback", TORCH_BOX(&Operators::slogdet_pullback));
+  m.impl("inv_pullback", TORCH_BOX(&Operators::inv_pullback));
+  m.impl("inv_pushforward", TORCH_BOX(&Operators::inv_pushforward));
+  m.impl("solve_pullback", TORCH_BOX(&Operators::solve_pullback));
+  m.impl("solve_pushforward", TORCH_BOX(&Operators::solve_pushforward));
+}

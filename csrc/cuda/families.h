@@ -1,0 +1,95 @@
+// Families of small matrices (csrc/small_plan.h, csrc/factor_plan.h) on CUDA: a thread for a matrix, in its own memory,
+// or a warp for a matrix, in shared memory. On the current stream; waits for nothing.
+#pragma once
+
+#include "../one_matrix.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+namespace manualgrad {
+namespace {
+
+constexpr int kThreads = 128, kWarp = 32, kGroup = 4;
+
+// The threads of a block of one warp. Those of a group share a pair of rows.
+struct Warp {
+  int thread;
+  HOST_DEVICE int rank() const { return thread; }
+  HOST_DEVICE int size() const { return kWarp; }
+  HOST_DEVICE int group() const { return thread / kGroup; }
+  HOST_DEVICE int groups() const { return kWarp / kGroup; }
+  HOST_DEVICE int place() const { return thread % kGroup; }
+  HOST_DEVICE int width() const { return kGroup; }
+  HOST_DEVICE void sync() const {
+#if defined(__CUDA_ARCH__)
+    __syncwarp();
+#endif
+  }
+  template <class T>
+  HOST_DEVICE T largest(T value) const {
+#if defined(__CUDA_ARCH__)
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+      value = larger_of(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+#endif
+    return value;
+  }
+};
+
+template <int Numbers, class Family>
+__global__ void __launch_bounds__(kThreads) thread_kernel(Family family) {
+  typename Family::Scalar memory[Numbers];
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t b = int64_t{blockIdx.x} * kThreads + threadIdx.x; b < family.batch; b += stride) {
+    family.run(OneMatrix<Alone>{{}, b}, memory);
+  }
+}
+
+template <class Family>
+__global__ void __launch_bounds__(kWarp) warp_kernel(Family family) {
+  extern __shared__ double2 shared[];
+  for (int64_t b = blockIdx.x; b < family.batch; b += gridDim.x) {
+    const OneMatrix<Warp> matrix{{static_cast<int>(threadIdx.x)}, b};
+    family.run(matrix, reinterpret_cast<typename Family::Scalar*>(shared));
+    matrix.team.sync();
+  }
+}
+
+// launch(kernel's grid, stream); the grid is large enough for so many blocks.
+template <class Launch>
+void on_stream(const Tensor& like, int64_t blocks, const Launch& launch) {
+  const int32_t device = like.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* found = nullptr;
+  MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &found) == 0,
+                   "manualgrad: small matrices: no current stream on device ", device);
+  launch(static_cast<int>(std::min<int64_t>(blocks, 1 << 20)), static_cast<cudaStream_t>(found));
+  const cudaError_t error = cudaGetLastError();
+  MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: small matrices: ", cudaGetErrorString(error));
+}
+
+// A thread has memory for so many numbers.
+template <int Numbers, class Family>
+void launch_threads(const Tensor& like, const Family& family) {
+  on_stream(like, (family.batch + kThreads - 1) / kThreads,
+            [&](int grid, cudaStream_t stream) { thread_kernel<Numbers><<<grid, kThreads, 0, stream>>>(family); });
+}
+
+template <class Family>
+void launch_warps(const Tensor& like, const Family& family) {
+  on_stream(like, family.batch, [&](int grid, cudaStream_t stream) {
+    const size_t bytes = static_cast<size_t>(family.numbers()) * sizeof(typename Family::Scalar);
+    const auto kernel = warp_kernel<Family>;
+    if (bytes > 48 * 1024) {  // more than that has to be asked for
+      const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+      MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: small matrices: no shared memory of ", bytes, " bytes");
+    }
+    kernel<<<grid, kWarp, bytes, stream>>>(family);
+  });
+}
+
+}  // namespace
+}  // namespace manualgrad

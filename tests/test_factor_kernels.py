@@ -1,0 +1,389 @@
+"""The compiled derivatives of LU, Cholesky, determinants, inverses and solves against their references, on every device
+that has them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_manualgrad as mg
+from torch_manualgrad.core import kernels
+
+LIBRARIES = {library.device: library for library in kernels.load()}
+DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 16, 31, 32]
+RECTANGLES = [(5, 2), (2, 5), (4, 1), (1, 4), (16, 8), (8, 16), (20, 3), (3, 20), (32, 17), (17, 32), (0, 3), (3, 0)]
+LARGER = [33, 48, 100]  # of real square matrices, on the CPU
+BATCH = 35  # two groups of lanes and more than one matrix left, for every dtype
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    library = LIBRARIES[request.param]
+    if library.path is None:
+        pytest.skip(library.reason)
+    assert library.loaded, library.reason
+    return request.param
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def regular(*batch: int, n: int, dtype: torch.dtype) -> Tensor:
+    """Matrices whose factors are well conditioned, with interchanges of rows."""
+    A = random(*batch, n, n, dtype=dtype) / max(1.0, math.sqrt(n)) + 2 * torch.eye(n, dtype=dtype)
+    return A[..., random(n, dtype=torch.float32, seed=9).argsort(), :]
+
+
+def lu_arguments(*batch: int, m: int, n: int, dtype: torch.dtype, grad_L: bool = True, grad_U: bool = True) -> tuple:
+    side = max(m, n)
+    A = regular(*batch, n=side, dtype=dtype)[..., :m, :n]
+    P, L, U = torch.linalg.lu(A)
+    gL = random(*L.shape, dtype=dtype, seed=1) if grad_L else None
+    gU = random(*U.shape, dtype=dtype, seed=2) if grad_U else None
+    return gL, gU, P, L, U, True
+
+
+def definite(*batch: int, n: int, dtype: torch.dtype) -> Tensor:
+    A = random(*batch, n, n, dtype=dtype)
+    return A @ A.mH / max(n, 1) + torch.eye(n, dtype=dtype)
+
+
+def lu_pushforward(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
+    m = n if m is None else m
+    _, _, P, L, U, pivot = lu_arguments(*batch, m=m, n=n, dtype=dtype)
+    return random(*batch, m, n, dtype=dtype, seed=3), P, L, U, pivot
+
+
+def packed(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
+    m = n if m is None else m
+    LU, pivots = torch.linalg.lu_factor(regular(*batch, n=max(m, n), dtype=dtype)[..., :m, :n])
+    return random(*batch, m, n, dtype=dtype, seed=3), LU, pivots, True
+
+
+def cholesky(*batch: int, n: int, dtype: torch.dtype, upper: bool = False) -> tuple:
+    L = torch.linalg.cholesky(definite(*batch, n=n, dtype=dtype), upper=upper)
+    return random(*batch, n, n, dtype=dtype, seed=3), L, upper
+
+
+def det(*batch: int, n: int, dtype: torch.dtype) -> tuple:
+    A = regular(*batch, n=n, dtype=dtype)
+    LU, pivots = torch.linalg.lu_factor(A)
+    return random(*batch, dtype=dtype, seed=3), torch.linalg.det(A), LU, pivots
+
+
+def slogdet(*batch: int, n: int, dtype: torch.dtype) -> tuple:
+    h, _, LU, pivots = det(*batch, n=n, dtype=dtype)
+    return h, LU, pivots
+
+
+def inverse(*batch: int, n: int, dtype: torch.dtype) -> tuple:
+    return random(*batch, n, n, dtype=dtype, seed=3), regular(*batch, n=n, dtype=dtype)
+
+
+def solve(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -> tuple:
+    columns = n if columns is None else columns
+    A = regular(*batch, n=n, dtype=dtype)
+    gX, X = (random(*batch, n, columns, dtype=dtype, seed=s) for s in (3, 4))
+    return gX, X, A, *torch.linalg.lu_factor(A)
+
+
+def solve_tangents(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -> tuple:
+    dB, X, A, LU, pivots = solve(*batch, n=n, dtype=dtype, columns=columns)
+    return random(*batch, n, n, dtype=dtype, seed=5), dB, X, A, LU, pivots
+
+
+# operator -> its arguments for square matrices, at (*batch, n=, dtype=)
+OPERATORS: dict[str, Callable[..., tuple]] = {
+    "lu_pullback": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
+    "lu_pushforward": lu_pushforward,
+    "lu_factor_pullback": packed,
+    "lu_factor_pushforward": packed,
+    "cholesky_pullback": cholesky,
+    "cholesky_pushforward": cholesky,
+    "det_pullback": det,
+    "slogdet_pullback": slogdet,
+    "inv_pullback": inverse,
+    "inv_pushforward": inverse,
+    "solve_pullback": solve,
+    "solve_pushforward": solve_tangents,
+}
+
+
+IN_CACHE = [name for name in OPERATORS if not name.endswith("pushforward") or name.startswith("inv")]
+
+
+def cases(sizes: list[int], larger: list[int]) -> list[Any]:
+    """(name, n, dtype) that a kernel takes; the larger ones on the CPU."""
+    found = [*itertools.product(OPERATORS, sizes, DTYPES), *itertools.product(IN_CACHE, larger, DTYPES[:2])]
+    return [pytest.param(name, n, dtype, id=f"{name}-{n}-{str(dtype)[6:]}") for name, n, dtype in found]
+
+
+def skip_unless_taken(n: int, device: str) -> None:
+    if n > max(SIZES) and device != "cpu":
+        pytest.skip("the kernel takes smaller matrices")
+
+
+def moved(arguments: tuple, move: Callable[[Tensor], Tensor]) -> tuple:
+    return tuple(move(x) if isinstance(x, Tensor) else x for x in arguments)
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.complex128 if x.is_complex() else torch.float64) if x.is_floating_point() or x.is_complex() else x
+
+
+def check(name: str, arguments: tuple, device: str) -> tuple[Tensor, ...]:
+    """The kernel against its reference in double precision."""
+    found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to(device))))
+    expected = outputs(getattr(mg.ops, name).reference(*moved(arguments, wide)))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert one.is_contiguous()
+        assert one.shape == other.shape
+        single = one.dtype in (torch.float32, torch.complex64)
+        scale = 1.0 if other.numel() == 0 else max(1.0, other.abs().max().item())
+        tolerance = (2e-5 if single else 1e-13) * scale
+        torch.testing.assert_close(wide(one.cpu()), other, rtol=0, atol=tolerance)
+    return found
+
+
+@pytest.mark.parametrize("name, n, dtype", cases(SIZES, LARGER))
+def test_square(name, n, dtype, device):
+    skip_unless_taken(n, device)
+    for batch in ((), (1,), (BATCH if n <= max(SIZES) else 3,), (2, 3), (0,)):
+        check(name, OPERATORS[name](*batch, n=n, dtype=dtype), device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m, n", RECTANGLES)
+def test_rectangles(m, n, dtype, device):
+    for batch in ((), (BATCH,)):
+        check("lu_pullback", lu_arguments(*batch, m=m, n=n, dtype=dtype), device)
+        check("lu_pushforward", lu_pushforward(*batch, m=m, n=n, dtype=dtype), device)
+        check("lu_factor_pullback", packed(*batch, m=m, n=n, dtype=dtype), device)
+        check("lu_factor_pushforward", packed(*batch, m=m, n=n, dtype=dtype), device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m, n", [(2, 2), (4, 4), (5, 5), (9, 9), (5, 2), (2, 5), (20, 3), (16, 8)])
+def test_one_cotangent_of_two(m, n, dtype, device):
+    for grad_L in (True, False):
+        check("lu_pullback", lu_arguments(BATCH, m=m, n=n, dtype=dtype, grad_L=grad_L, grad_U=not grad_L), device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", SIZES)
+def test_options(n, dtype, device):
+    """Without pivoting, an upper factor, other numbers of columns."""
+    gL, gU, P, L, U, _ = lu_arguments(BATCH, m=n, n=n, dtype=dtype)
+    check("lu_pullback", (gL, gU, P, L, U, False), device)
+    check("lu_pushforward", (gL, P, L, U, False), device)
+    given, LU, pivots, _ = packed(BATCH, n=n, dtype=dtype)
+    check("lu_factor_pullback", (given, LU, pivots, False), device)
+    check("lu_factor_pushforward", (given, LU, pivots, False), device)
+    check("cholesky_pullback", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
+    check("cholesky_pushforward", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
+    for columns in (0, 1, 2, 5, 32):
+        check("solve_pullback", solve(BATCH, n=n, dtype=dtype, columns=columns), device)
+        dA, dB, *rest = solve_tangents(BATCH, n=n, dtype=dtype, columns=columns)
+        for given in ((dA, dB), (dA, None), (None, dB)):
+            check("solve_pushforward", (*given, *rest), device)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "columns": lambda x: x.mT.contiguous().mT if x.dim() > 2 else x,
+    "rows": lambda x: x.contiguous(),
+    "gaps": lambda x: torch.stack([x, x], -1)[..., 1],
+    "reordered batch": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name, n, dtype", cases([2, 3, 4, 7, 12, 20], [50]))
+def test_layouts(name, n, dtype, layout, device):
+    skip_unless_taken(n, device)
+    arguments = OPERATORS[name](3, 6, n=n, dtype=dtype)
+    expected = check(name, arguments, device)
+    found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: LAYOUTS[layout](x.to(device)))))
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name, n, dtype", cases([3, 9], [40]))
+def test_broadcast_batches(name, n, dtype, device):
+    skip_unless_taken(n, device)
+    arguments = moved(OPERATORS[name](n=n, dtype=dtype), lambda x: x.to(device).expand(4, 5, *x.shape))
+    expected = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.contiguous())))
+    for one, other in zip(outputs(getattr(mg.ops, name)(*arguments)), expected):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name, n, dtype", cases([1, 2, 3, 4, 7, 16, 21], [35]))
+def test_same_bits_wherever_it_stands(name, n, dtype, device):
+    """In any place of a batch, and with any number of threads; but few matrices may take another way than many."""
+    skip_unless_taken(n, device)
+    op, arguments = getattr(mg.ops, name), OPERATORS[name](300, n=n, dtype=dtype)
+    arguments = moved(arguments, lambda x: x.to(device))
+    whole = outputs(op(*arguments))
+    few = [(0, 1), (1, 2), (3, 5), (299, 1)] if n <= 4 or dtype.is_complex else []
+    for start, count in (*few, (7, 16), (250, 50)):
+        part = outputs(op(*moved(arguments, lambda x, a=start, c=count: x[a : a + c])))
+        for one, other in zip(part, whole):
+            assert torch.equal(one, other[start : start + count])
+    turned = outputs(op(*moved(moved(arguments, lambda x: x[:7]), lambda x: x.flip(0))))
+    for one, other in zip(turned, outputs(op(*moved(arguments, lambda x: x[:7])))):
+        assert torch.equal(one.flip(0), other)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for one, other in zip(outputs(op(*arguments)), whole):
+                assert torch.equal(one, other)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("name, n, dtype", cases([1, 3, 9], [34]))
+def test_infinities_stay_in_their_matrix(name, n, dtype, value, device):
+    skip_unless_taken(n, device)
+    op, arguments = getattr(mg.ops, name), OPERATORS[name](BATCH, n=n, dtype=dtype)
+    arguments = moved(arguments, lambda x: x.to(device))
+    clean = outputs(op(*arguments))
+    others = [b for b in range(BATCH) if b != 5]
+    for place, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor) or argument.dtype != dtype:
+            continue
+        changed = argument.clone()
+        changed[5] = value
+        found = outputs(op(*arguments[:place], changed, *arguments[place + 1 :]))
+        for one, other in zip(found, clean):
+            assert torch.equal(one[others], other[others])
+        unread = (name, place) in {
+            ("solve_pullback", 2),
+            ("solve_pushforward", 3),
+        }  # A, of which the kernel takes the factors
+        if n > 1 and math.isnan(value) and not unread:
+            assert any(one[5].isnan().any() for one in found)
+
+
+def singular(n: int, zeros: int, dtype: torch.dtype) -> Tensor:
+    A = regular(6, n=n, dtype=dtype)
+    A[1::2] = A[1::2, :, : n - zeros] @ random(n - zeros, n, dtype=dtype, seed=5)
+    nilpotent = torch.ones(n, n, dtype=dtype).triu(1)
+    return torch.cat((A, nilpotent[None], torch.zeros(1, n, n, dtype=dtype), torch.eye(n, dtype=dtype)[None]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 9, 36])
+def test_zero_pivots(n, dtype, device):
+    """The adjugate, exact for any number of zeros among the pivots; nan where log|det| has no derivative."""
+    if n > max(SIZES) and (dtype.is_complex or device != "cpu"):
+        pytest.skip("the kernel takes smaller matrices")
+    for zeros in {0, 1, min(2, n), n}:
+        LU, pivots, _ = torch.linalg.lu_factor_ex(singular(n, zeros, dtype))
+        LU = LU.clone()
+        for b, places in enumerate(itertools.islice(itertools.combinations(range(n), zeros), 6)):
+            for i in places:
+                LU[b, i, i] = 0
+        grad = random(*LU.shape[:1], dtype=dtype)
+        swaps = (pivots != torch.arange(1, n + 1)).sum(-1)
+        value = LU.diagonal(dim1=-2, dim2=-1).prod(-1) * (1 - 2 * (swaps % 2))
+        check("det_pullback", (grad, value, LU, pivots), device)
+        found = mg.ops.slogdet_pullback(grad.to(device), LU.to(device), pivots.to(device)).cpu()
+        is_singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)
+        assert found[is_singular].isnan().all()
+        assert found[~is_singular].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("n", [1, 2, 4, 9, 33, 130, 300])
+def test_last_pivot_of_zero(n, dtype, device):
+    """Smooth for the factors of square and wide matrices: nothing is divided by it, in no route."""
+    # of large ones one alone: PyTorch's own LU of several at once hangs on more than one thread
+    arguments = list(lu_arguments(BATCH if n <= max(SIZES) else 1, m=n, n=n, dtype=dtype))
+    arguments[4] = arguments[4].clone()
+    arguments[4][..., -1, -1] = 0
+    if n > max(SIZES):
+        found = mg.ops.linalg_lu_backward(*moved(tuple(arguments), lambda x: x.to(device))).cpu()
+        torch.testing.assert_close(found, mg.ops.lu_pullback.reference(*arguments), rtol=0, atol=1e-11)
+        return
+    for name, given in (("lu_pullback", arguments), ("lu_pushforward", [arguments[0], *arguments[2:]])):
+        assert all(x.isfinite().all() for x in check(name, tuple(given), device))
+
+
+@pytest.mark.parametrize("n", [3, 9, 33])
+def test_what_is_no_permutation_gives_nan(n, device):
+    skip_unless_taken(n, device)
+    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in lu_arguments(4, m=n, n=n, dtype=torch.float64)]
+    expected = mg.ops.lu_pullback(*arguments)
+    for value in (0.0, 1.0, 1e30, -1.0, math.nan, math.inf):
+        P = arguments[2].clone()
+        P[2] = value
+        found = mg.ops.lu_pullback(*arguments[:2], P, *arguments[3:])
+        assert found[2].isnan().all()
+        assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("n", [3, 9, 33])
+def test_pivots_out_of_range_do_no_harm(n, device):
+    skip_unless_taken(n, device)
+    for name in (
+        "lu_factor_pullback",
+        "lu_factor_pushforward",
+        "det_pullback",
+        "slogdet_pullback",
+        "solve_pullback",
+        "solve_pushforward",
+    ):
+        if n > max(SIZES) and name not in IN_CACHE:
+            continue
+        arguments = OPERATORS[name](BATCH, n=n, dtype=torch.float64)
+        wrong = moved(arguments, lambda x: (torch.full_like(x, 2**31 - 1) if x.dtype == torch.int32 else x).to(device))
+        getattr(mg.ops, name)(*wrong)
+        wrong = moved(arguments, lambda x: (torch.full_like(x, -(2**31)) if x.dtype == torch.int32 else x).to(device))
+        getattr(mg.ops, name)(*wrong)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_does_not_fit_is_named(name, device):
+    op = getattr(mg.ops, name)
+    arguments = OPERATORS[name](2, n=3, dtype=torch.float64)
+    names = [a.name for a in op.op._schema.arguments]
+    for i, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor):
+            continue
+        for wrong in (argument[:1], argument.to(torch.float16), argument.unsqueeze(0)):
+            given = moved(tuple(wrong if j == i else a for j, a in enumerate(arguments)), lambda x: x.to(device))
+            with pytest.raises(RuntimeError, match=rf"manualgrad::{name}: .*(expected|float16)") as raised:
+                op(*given)
+            assert any(f" {n}: " in str(raised.value) for n in names) or "float16" in str(raised.value)
+    for n, dtype in ((33, torch.complex128), (257 if device == "cpu" and name in IN_CACHE else 33, torch.float64)):
+        too_large = OPERATORS[name](1, n=n, dtype=dtype)
+        with pytest.raises(RuntimeError, match="up to 256" if n == 257 else "up to 32"):
+            op(*moved(too_large, lambda x: x.to(device)))
+
+
+@pytest.mark.parametrize("n", [3, 16, 40])
+def test_taken_where_nothing_is_recorded(n, device):
+    """The public formulas run the kernel, and give what they give without it."""
+    skip_unless_taken(n, device)
+    gL, gU, P, L, U, _ = moved(lu_arguments(4, m=n, n=n, dtype=torch.float64), lambda x: x.to(device))
+    found = mg.ops.linalg_lu_backward(gL, gU, P, L, U, True)
+    assert torch.equal(found, mg.ops.lu_pullback(gL, gU, P, L, U, True))
+    recorded = mg.ops.linalg_lu_backward(gL, gU, P, L.requires_grad_(), U, True)
+    assert recorded.requires_grad
+    torch.testing.assert_close(recorded, found)

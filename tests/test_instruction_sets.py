@@ -1,0 +1,60 @@
+"""The CPU kernels in the vectors of narrower instruction sets, chosen as PyTorch's own are: ATEN_CPU_CAPABILITY."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_manualgrad.core import kernels
+
+SCRIPT = """
+import torch
+import torch_manualgrad as mg
+
+def random(*shape, dtype):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(len(shape)))
+
+for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+    tolerance = 1e-3 if dtype in (torch.float32, torch.complex64) else 1e-10
+    def same(found, expected):
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for n in (2, 3, 8, 40):
+        A = random(21, n, n, dtype=dtype) + 2 * n**0.5 * torch.eye(n, dtype=dtype)
+        G = random(21, n, n, dtype=dtype).roll(1, 0)
+        factors = torch.linalg.lu(A)
+        if n <= 32:
+            same(mg.ops.lu_pushforward(G, *factors, True), mg.ops.lu_pushforward.reference(G, *factors, True))
+        if n <= 32 or not dtype.is_complex:
+            same(mg.ops.lu_pullback(G, G, *factors, True), mg.ops.lu_pullback.reference(G, G, *factors, True))
+            same(mg.ops.inv_pullback(G, A), mg.ops.inv_pullback.reference(G, A))
+        if n > 8:
+            continue
+        U, S, Vh = mg.ops.svd_jacobi(A)
+        same(U * S.unsqueeze(-2) @ Vh, A)
+        same(mg.ops.eigh_jacobi(A @ A.mH)[0], torch.linalg.eigvalsh(A @ A.mH))
+        same(mg.ops.lu_small(A)[0], factors.P)
+        given = (G, S, G, U, S, Vh, None, 0.0, 0.0)
+        same(mg.ops.svd_pullback(*given)[0], mg.ops.svd_pullback.reference(*given)[0])
+    x, offsets = random(50, 7, dtype=dtype), torch.tensor([0, 3, 3, 40, 50])
+    same(mg.ops.segment_sum(x, offsets, 0), mg.ops.segment_sum.reference(x, offsets, 0))
+    norm = torch.linalg.vector_norm(x)
+    same(mg.ops.norm_backward(torch.ones_like(norm), x, 2.0, norm, keepdim=False), x / norm)
+    if not dtype.is_complex:
+        same(mg.ops.segment_softmax(x, offsets, 0), mg.ops.segment_softmax.reference(x, offsets, 0))
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_kernels_equal_their_references(capability):
+    cpu = next(library for library in kernels.load() if library.device == "cpu")
+    if cpu.path is None:
+        pytest.skip(cpu.reason)
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    assert done.returncode == 0, done.stderr
