@@ -9,6 +9,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 BENCHMARKS := $(wildcard benchmarks/*.py)
+KERNEL_TESTS := $(wildcard tests/test_*kernels.py) tests/test_linalg_forward.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow bench asan lint format docs install clean
@@ -38,7 +39,7 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	@cd build/asan/lib && \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(CURDIR)/tests/test_kernels.py $(CURDIR)/tests/test_distance_kernels.py $(ARGS)
+	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(KERNEL_TESTS)) $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
@@ -53,8 +54,10 @@ format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/ruff format --quiet
 	@$(VENV)/bin/clang-format -i $(C_SOURCES)
 
-docs: $(VENV)/installed  ## measure again what docs/composition.md says
+docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md and docs/coverage.md say
 	@$(PY) docs/composition.py
+	@$(PY) docs/nested.py
+	@$(PY) docs/coverage.py
 
 install: $(VENV)/installed  ## make .venv and build the kernels, nothing more
 

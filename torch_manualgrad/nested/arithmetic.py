@@ -1,0 +1,150 @@
+"""Elementwise operators of two arguments, at least one of them nested.
+
+On values they are torch's own, differentiable in every mode. What is here is how the other argument lies on the values:
+a number or a tensor of no dims; another nested tensor with the same components (dense dims broadcast); a dense tensor
+that broadcasts to every component, (D,) or (1, D), or one for each, (B, 1, D), with 1 (or nothing) in the ragged dims;
+or a padded one, (B, L, D), of whose L at least as many as the component has are used, as `Ragged.to_padded` lays them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .border import on_nested, require_same_structure
+from .packing import readable, strided_places
+from .ragged import Ragged
+
+__all__ = ["add", "div", "elementwise", "maximum", "minimum", "mul", "pow", "sub"]
+
+Operand = Ragged | Tensor | float | complex
+
+
+def elementwise(function: Callable[..., Tensor], x: Operand, other: Operand, **options: Any) -> Ragged:
+    """``function`` of two arguments, entry by entry; either may be dense.
+
+    Returns: a Ragged with the components of the nested argument; with one ragged dim, its dense dims may broadcast.
+    Raises: ValueError: nested arguments of different structure, or a dense one that does not broadcast.
+    """
+    nested = x if isinstance(x, Ragged) else other
+    if not isinstance(nested, Ragged):
+        raise TypeError(f"expected a Ragged, got {type(x).__name__} and {type(other).__name__}")
+    values = function(_laid(nested, x, "x"), _laid(nested, other, "other"), **options)
+    if nested.sizes is not None:
+        return nested.like(values)
+    return nested.like(
+        values, [nested.batch, *(None if d == nested.packed_dim else n for d, n in enumerate(values.shape))]
+    )
+
+
+def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
+    """The operand as what broadcasts with the values of ``nested``."""
+    if operand is nested or not isinstance(operand, (Ragged, Tensor)):
+        return nested.values if operand is nested else operand
+    if isinstance(operand, Ragged):
+        require_same_structure(nested, operand, name=name)
+        if nested.sizes is not None and nested.shape != operand.shape:
+            raise ValueError(f"{name}: the dense sizes differ: {nested!r} and {operand!r}")
+        return operand.values
+    if operand.dim() == 0:
+        return operand
+    given, dims = list(operand.shape), nested.dim()
+    full = operand.reshape([1] * (dims - len(given)) + given) if len(given) <= dims else operand
+    sizes = list(full.shape)
+    padded = len(given) <= dims and any(sizes[d] != 1 for d in nested.ragged_dims)
+    fits = len(given) <= dims and sizes[0] in (1, nested.batch)
+    if not fits or padded and (len(given) < dims or not _long_enough(nested, sizes)):
+        raise ValueError(
+            f"{name}: shape {given} does not broadcast to {nested!r}; expected at most {dims} dims, "
+            f"1 or {nested.batch} in the batch dim if it is there, and 1 in ragged dims, or with a batch dim no less "
+            "than the components there"
+        )
+    if nested.sizes is not None:
+        return _laid_flat(nested, full, name)
+    if padded:
+        full = full.expand(nested.batch, *sizes[1:])
+        (ragged,), total = nested.ragged_dims, nested.values.shape[nested.packed_dim]
+        return Ragged.from_padded(full, offsets=nested.offsets, ragged_dim=ragged, total=total).values
+    if sizes[0] == 1 and len(given) < dims:
+        return full.squeeze(0)
+    rows = full.expand(nested.batch, *sizes[1:]).squeeze(nested.packed_dim + 1)
+    return rows.index_select(0, nested.segment_ids()).movedim(0, nested.packed_dim)
+
+
+def _long_enough(nested: Ragged, sizes: Sequence[int]) -> bool:
+    """Whether a dense tensor of these sizes has an entry for every one of the components; not known, it has.
+
+    Elsewhere than on the CPU the last entry stands for those that are missing.
+    """
+    if not readable(nested.offsets):
+        return True
+    largest = nested.component_sizes().amax(0).tolist() if nested.batch else [0] * (nested.dim() - 1)
+    return all(sizes[d] == 1 or sizes[d] >= largest[d - 1] for d in nested.ragged_dims)
+
+
+def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
+    for d, (n, given) in enumerate(zip(nested.shape[1:], full.shape[1:]), 1):
+        if n is not None and given not in (1, n):
+            raise ValueError(f"{name}: size {given} in dim {d} does not broadcast to {nested!r}")
+    contiguous = full.contiguous()
+    step = [0 if n == 1 else s for n, s in zip(full.shape, contiguous.stride())]
+    device = nested.offsets.device
+    strides = torch.tensor(step[1:], device=device).expand(nested.batch, -1)
+    starts = torch.arange(nested.batch, device=device) * step[0]
+    places = strided_places(nested.component_sizes(), strides, starts, nested.values.shape[0])
+    return contiguous.reshape(-1).index_select(0, places)
+
+
+@on_nested
+def add(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
+    """x + alpha other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    return elementwise(torch.add, _tensor(x, other), other, alpha=alpha)
+
+
+@on_nested
+def sub(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
+    """x - alpha other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    return elementwise(torch.sub, _tensor(x, other), other, alpha=alpha)
+
+
+@on_nested
+def mul(x: Operand, other: Operand) -> Ragged:
+    """x other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    return elementwise(torch.mul, x, other)
+
+
+@on_nested
+def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Ragged:
+    """x / other; with "trunc" or "floor" rounded, and gradient 0. Arguments, result, errors: `elementwise`."""
+    return elementwise(torch.div, _tensor(x, other), other, rounding_mode=rounding_mode)
+
+
+@on_nested
+def pow(x: Operand, other: Operand) -> Ragged:
+    """x to the power of other. Arguments, result, errors: the module's docstring, `elementwise`.
+
+    Non-smooth points: torch.pow's: 0 to the power 0 has gradient 0; a negative x to a real power is nan.
+    """
+    return elementwise(torch.pow, x, other)
+
+
+@on_nested
+def maximum(x: Operand, other: Operand) -> Ragged:
+    """The greater of both; at a tie each gets half of the gradient. Arguments, result, errors: `elementwise`."""
+    return elementwise(torch.maximum, _tensor(x, other), _tensor(other, x))
+
+
+@on_nested
+def minimum(x: Operand, other: Operand) -> Ragged:
+    """The smaller of both; at a tie each gets half of the gradient. Arguments, result, errors: `elementwise`."""
+    return elementwise(torch.minimum, _tensor(x, other), _tensor(other, x))
+
+
+def _tensor(operand: Operand, other: Operand) -> Operand:
+    """A number as a tensor like ``other``'s values, for functions whose argument may not be one."""
+    if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
+        return operand
+    return other.values.new_full((), operand)

@@ -1,0 +1,325 @@
+"""Attention over sequences of unequal lengths, right in all six modes.
+
+For one sequence, with S = scale q k^T, hidden entries -inf, P = softmax(S) along the keys, y = P v. For changes of S and
+v, and for a cotangent g of y,
+
+    dP = P (dS - sum P dS),   dy = dP v + P dv;        gP = g v^T,   gS = P (gP - sum P gP),   gv = P^T g,
+
+and q, k enter by S alone. The fast kernels keep no P, but its row sums; what is differentiated further is the above, in
+terms of q, k and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.formula import formula
+from .border import on_nested, require_same_structure
+from .groups import Group, Groups
+from .ragged import Ragged
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
+    """S, and what is hidden."""
+    S = (_wide(q) * scale) @ _wide(k).mT
+    hidden = group.hidden
+    if group.causal:
+        places = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
+        hidden = places[0][:, None] < places[1]
+    if hidden is None:
+        return S, None
+    return S.masked_fill(hidden & ~hidden.all(-1, keepdim=True) if group.lonely else hidden, -torch.inf), hidden
+
+
+def _weights(group: Group, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """P, 0 for a query that sees no key."""
+    return _shares(group, *_scores(group, q, k, scale))
+
+
+def _shares(group: Group, S: Tensor, hidden: Tensor | None) -> Tensor:
+    P = S.softmax(-1)
+    return P.masked_fill(hidden, 0) if group.lonely and hidden is not None else P
+
+
+def _by_groups(
+    f: Callable[..., tuple[Tensor, ...]],
+    queries: tuple[Tensor, ...],
+    keys: tuple[Tensor, ...],
+    structure: tuple[Tensor, Tensor, bool],
+    sides: tuple[int, ...],
+) -> tuple[Tensor, ...]:
+    """``f(group, *queries, *keys)`` on the padded tensors (n, P, L, d) of every group; its results packed, (*b, T, d).
+
+    Args:
+        structure: both offsets, and whether it is causal.
+        sides: for each result of ``f``, 0 if it goes along the queries, 1 if along the keys.
+    """
+    q_offsets, k_offsets, causal = structure
+    lead, counts = queries[0].shape[:-2], (queries[0].shape[-2], keys[0].shape[-2])
+    queries, keys = (tuple(x.reshape(lead.numel(), *x.shape[-2:]) for x in some) for some in (queries, keys))
+    groups = Groups(q_offsets, k_offsets, *counts, causal)
+    found = [
+        f(group, *[group.queries.cut(x) for x in queries], *[group.keys.cut(x) for x in keys])
+        for group in groups.groups
+    ]
+    joined = [groups.joined([parts[i] for parts in found], side) for i, side in enumerate(sides)]
+    return tuple(x.reshape(*lead, *x.shape[-2:]) for x in joined)
+
+
+# -- the fast way: PyTorch's fused kernels, on the CPU ----------------------------------------------------------------
+
+
+def _fused(q: Tensor, v: Tensor) -> bool:
+    return q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and 0 not in q.shape
+
+
+def _rows(*tensors: Tensor) -> list[Tensor]:
+    """With the last dim contiguous: the fused kernels read the others' strides, but not its."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+
+
+def _bias(group: Group, q: Tensor, k: Tensor) -> Tensor | None:
+    """What is hidden, as the fused kernels want it: to be added."""
+    if group.hidden is None:
+        return None
+    bias = q.new_zeros(group.hidden.shape).masked_fill_(group.hidden, -torch.inf)
+    return bias.expand(q.shape[0], 1, q.shape[2], k.shape[2])
+
+
+def _fused_forward(group: Group, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    if not q.shape[2]:
+        return torch.empty_like(q), _wide(q.sum(-1, keepdim=True))
+    y, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *_rows(q, k, v), 0.0, group.causal, attn_mask=_bias(group, q, k), scale=scale
+    )
+    return y, sums.unsqueeze(-1)
+
+
+def _fused_backward(
+    group: Group, grad: Tensor, q: Tensor, y: Tensor, sums: Tensor, k: Tensor, v: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not q.shape[2]:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *_rows(grad, q, k, v, y), sums.squeeze(-1), 0.0, group.causal, attn_mask=_bias(group, q, k), scale=scale
+    )
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+
+
+@formula(kernel=("default",))
+def nested_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    sums: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of q, k and v for that of attention: scale gS k, scale gS^T q and P^T g, as in the module's docstring.
+
+    Args:
+        grad: g, (*b, Tq, m). q: (*b, Tq, d). k: (*b, Tk, d). v: (*b, Tk, m).
+        y, sums: what `nested_attention` returned; only a kernel reads them.
+        q_offsets, k_offsets: (B + 1,). is_causal, scale: as nested_attention.
+    Returns:
+        The shapes of q, k and v. Non-smooth points: none; differentiable in every mode.
+    Source: Dao et al., FlashAttention (2022), appendix B; ATen _scaled_dot_product_flash_attention_backward.
+    """
+
+    def backward(group: Group, g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        P, g = _weights(group, q, k, scale), _wide(g)
+        of_P = g @ _wide(v).mT
+        of_S = P * (of_P - (P * of_P).sum(-1, keepdim=True)) * scale
+        return of_S @ _wide(k), of_S.mT @ _wide(q), P.mT @ g
+
+    found = _by_groups(backward, (grad, q), (k, v), (q_offsets, k_offsets, is_causal), (0, 1, 1))
+    return tuple(g.to(q.dtype).contiguous() for g in found)  # type: ignore[return-value]
+
+
+@nested_attention_backward.impl("default")
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    sums: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    if not _fused(q, v):
+        reference = nested_attention_backward.reference
+        return reference(grad, q, k, v, y, sums, q_offsets, k_offsets, is_causal, scale)
+    backward = partial(_fused_backward, scale=scale)
+    sides = (grad, q, y, sums.unsqueeze(-1)), (k, v)
+    found = _by_groups(backward, *sides, (q_offsets, k_offsets, is_causal), (0, 1, 1))
+    return tuple(g.contiguous() for g in found)
+
+
+@formula(kernel=("default",))
+def nested_attention(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention over packed sequences, softmax(scale q k^T) v for each, and log sum exp of each row of scale q k^T.
+
+    Args:
+        q: (*b, Tq, d). k: (*b, Tk, d). v: (*b, Tk, m). Real, of one dtype.
+        q_offsets, k_offsets: (B + 1,), int32 or int64: the sequences.
+        is_causal: whether place i of a sequence of queries sees the keys 0 to i only.
+        scale: of the products.
+    Returns:
+        (*b, Tq, m), 0 where a sequence has no keys; and (*b, Tq), a constant to every derivative.
+    Non-smooth points: none.
+    Source: ATen scaled_dot_product_attention; Vaswani et al., Attention is all you need (2017).
+    """
+
+    def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        S, hidden = _scores(group, q, k, scale)
+        return _shares(group, S, hidden) @ _wide(v), S.detach().logsumexp(-1, keepdim=True)
+
+    y, sums = _by_groups(forward, (q,), (k, v), (q_offsets, k_offsets, is_causal), (0, 0))
+    return y.to(q.dtype).contiguous(), sums.squeeze(-1).contiguous()
+
+
+@nested_attention.impl("default")
+def _(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    if not _fused(q, v):
+        return nested_attention.reference(q, k, v, q_offsets, k_offsets, is_causal, scale)
+    forward = partial(_fused_forward, scale=scale)
+    y, sums = _by_groups(forward, (q,), (k, v), (q_offsets, k_offsets, is_causal), (0, 0))
+    return y.contiguous(), sums.squeeze(-1).contiguous()
+
+
+@nested_attention.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return tuple(inputs), tuple(output)
+
+
+def _backward(ctx: Any, saved: Any, grad: Tensor, _: Any) -> Any:
+    (q, k, v, *structure), (y, sums) = saved
+    found = nested_attention_backward(grad, q, k, v, y, sums, *structure)
+    wanted = [g if ctx.needs_input_grad[n] else None for n, g in zip("qkv", found)]
+    return {**dict(zip("qkv", wanted)), "q_offsets": None, "k_offsets": None}
+
+
+nested_attention.impl_backward(_backward, output_differentiability=[True, False])
+
+
+@nested_attention.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> Any:
+    q, k, v, q_offsets, k_offsets, causal, scale = inputs
+    q_t, k_t, v_t = (torch.zeros_like(x) if t is None else t for x, t in zip((q, k, v), tangents))
+
+    def forward(group: Group, q: Tensor, q_t: Tensor, k: Tensor, v: Tensor, k_t: Tensor, v_t: Tensor) -> Any:
+        P = _weights(group, q, k, scale)
+        S_t = (_wide(q_t) @ _wide(k).mT + _wide(q) @ _wide(k_t).mT) * scale
+        P_t = P * (S_t - (P * S_t).sum(-1, keepdim=True))
+        return (P_t @ _wide(v) + P @ _wide(v_t),)
+
+    (y_t,) = _by_groups(forward, (q, q_t), (k, v, k_t, v_t), (q_offsets, k_offsets, causal), (0,))
+    return y_t.to(q.dtype), None
+
+
+@nested_attention.impl_vmap
+def _(info: Any, in_dims: Any, *args: Any) -> Any:
+    if in_dims[3] is not None or in_dims[4] is not None:
+        raise ValueError("offsets: vmap goes over a dim of the values, with the same offsets for all")
+    front = [
+        x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(args[:3], in_dims[:3])
+    ]
+    return nested_attention.op(*front, *args[3:]), (0, 0)
+
+
+# -- what users call --------------------------------------------------------------------------------------------------
+
+
+@on_nested
+def scaled_dot_product_attention(
+    query: Ragged,
+    key: Ragged,
+    value: Ragged,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Ragged:
+    """softmax(scale q k^T) v for each sequence of a batch, without padding, right in all six modes.
+
+    Args:
+        query: (B, ..., *, d), the ragged dim the last but one: usually (B, heads, *, d).
+        key, value: (B, ..., *, d) and (B, ..., *, m), with sequences of their own lengths, the same for both.
+        attn_mask, dropout_p: there is neither; None and 0.
+        is_causal: whether place i of a sequence of queries sees the keys 0 to i only.
+        scale: of the products; None for d^(-1/2).
+        enable_gqa: key and value may have fewer heads (the third dim from the end), each for as many heads of query.
+
+    Returns: the components of ``query`` with m in place of d; 0 for a sequence without keys.
+    Raises: ValueError: shapes that do not fit, a mask, or dropout. TypeError: a dtype that is not floating point, or
+    more than one.
+    Non-smooth points: none.
+    Source: `nested_attention`. It reads the lengths, for which a GPU is waited once a call.
+    """
+    if attn_mask is not None:
+        raise ValueError("attn_mask: expected None; sequences of unequal lengths have no mask in common")
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
+    query, key, value = (_sequences(x, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
+    for name, x in (("key", key), ("value", value)):
+        if x.dim() != query.dim():
+            raise ValueError(f"{name}: expected as many dims as query, {query.dim()}, got shape {x.shape}")
+        if x.values.dtype != query.values.dtype:
+            raise TypeError(f"{name}: expected the dtype of query, {query.values.dtype}, got {x.values.dtype}")
+    require_same_structure(key, value, name="value")
+    q, k, v = query.values, key.values, value.values
+    if enable_gqa and query.dim() > 3:
+        heads = q.shape[-3]
+        if not k.shape[-3] or heads % k.shape[-3] or not v.shape[-3] or heads % v.shape[-3]:
+            raise ValueError(
+                f"key and value: {heads} heads of query are no multiple of {k.shape[-3]} and {v.shape[-3]}"
+            )
+        k, v = (x.repeat_interleave(heads // x.shape[-3], -3) for x in (k, v))
+    if query.batch != key.batch or q.shape[:-2] != k.shape[:-2] or k.shape[:-2] != v.shape[:-2]:
+        raise ValueError(f"key and value: shapes {key.shape} and {value.shape} do not fit a query {query.shape}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"key: expected a last dim of {q.shape[-1]}, as query, got {k.shape[-1]}")
+    if scale is None:
+        scale = max(q.shape[-1], 1) ** -0.5
+    y, _ = nested_attention.op(q, k, v, query.offsets, key.offsets, is_causal, scale)
+    return query.like(y, (*query.shape[:-1], value.shape[-1]))
+
+
+def _sequences(x: Ragged, name: str) -> Ragged:
+    """``x`` with the last dim but one as its only ragged one, where components of equal sizes leave that open."""
+    if x.dim() < 3 or not x.values.is_floating_point():
+        what = f"shape {x.shape}" if x.dim() < 3 else f"{x.values.dtype}"
+        raise (ValueError if x.dim() < 3 else TypeError)(
+            f"{name}: expected shape (B, ..., *, d) and a floating point dtype, got {what}"
+        )
+    if x.ragged_dims == (x.dim() - 2,):
+        return x
+    try:
+        return Ragged.from_components(x.components(), ragged_dims=[x.dim() - 2])
+    except ValueError as error:
+        raise ValueError(f"{name}: expected shape (B, ..., *, d), ragged in the last dim but one: {error}") from None

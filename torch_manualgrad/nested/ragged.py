@@ -1,0 +1,438 @@
+"""`Ragged`: a batch of tensors of one number of dims whose sizes differ in some of them, packed into one buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.internals import pytree
+from .layouts import from_jagged, from_strided, recorded, strided_components, to_jagged, to_strided
+from .packing import flat_from_packed, packed_from_flat, readable, row_strides, segments
+
+__all__ = ["Ragged"]
+
+
+class Ragged:
+    """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
+
+    Attributes:
+        values: with one ragged dim, the components side by side along it: the component's shape with T, the sum of
+            their lengths, in its place. With several, the components flattened (row by row) and concatenated: (N,).
+        offsets: (B + 1,), int32 or int64: where components begin along that dim, from 0 to T (or N).
+        shape: (B, ...), as of a nested tensor, with None for each ragged dim. Dim 0 is the batch.
+        sizes: with several ragged dims, (B, number of them), integers: each component's sizes there; else None.
+
+    Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
+    vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
+    without waiting (on the CPU); what has to read them on a GPU waits for it, once, and says so.
+
+    Raises: ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not
+    fit the values; TypeError: offsets of another dtype.
+    """
+
+    __slots__ = ("_read", "offsets", "shape", "sizes", "values")
+
+    values: Tensor
+    offsets: Tensor
+    shape: tuple[int | None, ...]
+    sizes: Tensor | None
+    _read: tuple[list[int], list[list[int]] | None] | None  # offsets and sizes, once they have been read
+
+    def __init__(
+        self, values: Tensor, offsets: Tensor, shape: Sequence[int | None], sizes: Tensor | None = None
+    ) -> None:
+        _set(self, values, offsets, tuple(shape), sizes)
+        self._check_structure()
+        self._check_values()
+        if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and type(offsets) is Tensor:
+            self._check_contents()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Ragged is frozen: cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged, (self.values, self.offsets, self.shape, self.sizes)
+
+    def __repr__(self) -> str:
+        shape = ", ".join("*" if s is None else str(s) for s in self.shape)
+        return f"Ragged(({shape}), {self.values.dtype})" if isinstance(self.values, Tensor) else f"Ragged({shape})"
+
+    # -- structure ----------------------------------------------------------------------------------------------------
+
+    @property
+    def ragged_dims(self) -> tuple[int, ...]:
+        return tuple(d for d, size in enumerate(self.shape) if size is None)
+
+    @property
+    def packed_dim(self) -> int:
+        """The dim of ``values`` along which components lie: 0 with several ragged dims."""
+        return self.ragged_dims[0] - 1 if self.sizes is None else 0
+
+    @property
+    def batch(self) -> int:
+        """B, the number of components."""
+        return self.offsets.shape[0] - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,): the components' lengths along the packed dim."""
+        return self.offsets.diff()
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def wrapped(self, dim: int, *, name: str = "dim") -> int:
+        """``dim`` as a number from 0 (the batch). Raises: IndexError: there is no such dim."""
+        if not -self.dim() <= dim < self.dim():
+            raise IndexError(f"{name}: {dim} is out of range for a nested tensor of {self.dim()} dims")
+        return dim % self.dim()
+
+    def segment_ids(self) -> Tensor:
+        """(T,): the component that each place along the packed dim belongs to. Waits for no device."""
+        return segments(self.offsets, self.values.shape[self.packed_dim])
+
+    def component_sizes(self) -> Tensor:
+        """(B, D), int64: every component's shape. Waits for no device."""
+        columns = iter([self.lengths] if self.sizes is None else self.sizes.unbind(1))
+        full = [next(columns).long() if n is None else self._constant(n) for n in self.shape[1:]]
+        return torch.stack(full, 1)
+
+    def _constant(self, size: int) -> Tensor:
+        return torch.full((self.batch,), size, dtype=torch.int64, device=self.offsets.device)
+
+    def read(self) -> tuple[list[int], list[list[int]] | None]:
+        """Offsets and sizes as numbers; waits for a GPU the first time."""
+        if self._read is None:
+            numbers = self.offsets.tolist(), None if self.sizes is None else self.sizes.tolist()
+            object.__setattr__(self, "_read", numbers)
+        assert self._read is not None
+        return self._read
+
+    def read_offsets(self) -> list[int]:
+        """The first of `read`."""
+        return self.read()[0]
+
+    def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
+        """Other values in the same components; another ``shape`` if their dense dims differ or the ragged dim moved.
+
+        Raises: ValueError: values that do not fit.
+        """
+        made = Ragged.__new__(Ragged)
+        read = None if torch.compiler.is_compiling() else self._read
+        _set(made, values, self.offsets, self.shape if shape is None else tuple(shape), self.sizes, read)
+        if shape is None and values.shape == self.values.shape:
+            return made
+        made._check_values()
+        if values.shape[made.packed_dim] != self.values.shape[self.packed_dim] and self.sizes is None:
+            raise ValueError(
+                f"values: expected {self.values.shape[self.packed_dim]} along dim {made.packed_dim}, where components "
+                f"lie, got shape {list(values.shape)}"
+            )
+        return made
+
+    # -- components ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_components(components: Sequence[Tensor], *, ragged_dims: Sequence[int] | None = None) -> Ragged:
+        """Pack tensors of one number of dims: a copy.
+
+        Args:
+            components: B of them, at least one.
+            ragged_dims: which dims (1 is a component's first) are ragged; by default those in which sizes differ, and
+                dim 1 if none do.
+        Raises:
+            ValueError: no components, components without dims, or sizes that differ in a dim that is not to be ragged.
+        """
+        if not components:
+            raise ValueError("components: expected at least one; with none, give Ragged the values and the shape")
+        sizes = [list(c.shape) for c in components]
+        if not all(sizes) or len({len(s) for s in sizes}) > 1:
+            raise ValueError(f"components: expected one number of dims, at least 1, got shapes {sizes}")
+        shape = _ragged_shape(sizes, ragged_dims)
+        ragged = [d for d, n in enumerate(shape) if n is None]
+        device = components[0].device
+        if len(ragged) == 1:
+            values = torch.cat(list(components), ragged[0] - 1)
+            lengths, chosen = [s[ragged[0] - 1] for s in sizes], None
+        else:
+            values = torch.cat([c.reshape(-1) for c in components])
+            lengths = [math.prod(s) for s in sizes]
+            chosen = torch.tensor([[s[d - 1] for d in ragged] for s in sizes], device=device)
+        return Ragged(values, _offsets(lengths, device), shape, chosen)
+
+    def component(self, index: int) -> Tensor:
+        """The component ``index``, from 0: a view of ``values``. Reads the offsets: waits for a GPU."""
+        at, sizes = self.read()
+        part = self.values.narrow(self.packed_dim, at[index], at[index + 1] - at[index])
+        return part if sizes is None else part.reshape(self._full(sizes[index]))
+
+    def components(self) -> list[Tensor]:
+        """The B components, views of ``values``. Reads the offsets: waits for a GPU."""
+        at, sizes = self.read()
+        # not one by one: the gradient of each would be a buffer of its own
+        parts = self.values.split([b - a for a, b in zip(at, at[1:])], self.packed_dim) if self.batch else ()
+        return list(parts) if sizes is None else [p.reshape(self._full(n)) for p, n in zip(parts, sizes)]
+
+    def _full(self, ragged_sizes: Sequence[int]) -> list[int]:
+        """A component's shape, of which its sizes in the ragged dims are given."""
+        sizes = iter(ragged_sizes)
+        return [next(sizes) if n is None else n for n in self.shape[1:]]
+
+    # -- flat -----------------------------------------------------------------------------------------------------------
+
+    def flat(self) -> Tensor:
+        """(N,): the components one after the other, each row by row. Waits for no device."""
+        return self.values if self.sizes is not None else flat_from_packed(self.values, self.offsets, self.packed_dim)
+
+    @staticmethod
+    def from_flat(flat: Tensor, sizes: Tensor, shape: Sequence[int | None]) -> Ragged:
+        """The inverse of `flat`: components of ``sizes`` (B, D) and of that ``shape``, one after the other."""
+        ragged = [d for d, n in enumerate(shape) if n is None]
+        if len(ragged) == 1:
+            offsets, total = cumulated(sizes[:, ragged[0] - 1]), 0
+            dense = math.prod(n for n in shape[1:] if n is not None)
+            total = flat.shape[0] // dense if dense else int(offsets[-1])
+            packed = [total if n is None else n for n in shape[1:]]
+            return Ragged(packed_from_flat(flat, offsets, packed, ragged[0] - 1), offsets, shape)
+        return Ragged(flat, cumulated(sizes.prod(1)), shape, sizes[:, [d - 1 for d in ragged]])
+
+    # -- torch's nested tensors -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_nested(nested: Tensor, *, ragged_dims: Sequence[int] | None = None) -> Ragged:
+        """A torch nested tensor of either layout; differentiable in reverse.
+
+        The jagged layout shares memory and offsets, unless there are holes between the components: these are left out
+        of a copy, for which a GPU is waited. The strided layout is copied where it has a gradient or is not in order.
+
+        Args:
+            ragged_dims: for the strided layout, as in `from_components`.
+        Raises:
+            TypeError: no nested tensor. ValueError: a strided one without components or whose components have no dims.
+        """
+        if not isinstance(nested, Tensor) or not nested.is_nested:
+            raise TypeError(f"nested: expected a nested tensor, got {type(nested).__name__}")
+        if nested.layout is torch.jagged:
+            values, offsets, dim = from_jagged(nested)
+            shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
+            shape[dim] = None
+            return Ragged(values, offsets, shape)
+        if nested.dim() < 2:
+            raise ValueError("nested: a strided nested tensor needs components with at least one dim")
+        if recorded(nested) and nested.size(0):
+            return Ragged.from_components(strided_components(nested), ragged_dims=ragged_dims)
+        flat, sizes = from_strided(nested)
+        return Ragged.from_flat(flat, sizes.to(flat.device), _ragged_shape(sizes.tolist(), ragged_dims))
+
+    def to_nested(self, layout: torch.layout) -> Tensor:
+        """As a torch nested tensor; differentiable in reverse.
+
+        Args:
+            layout: ``torch.jagged``: shares values and offsets. ``torch.strided``: reads the sizes, waits for a GPU; a
+                copy where there is a gradient.
+        Raises:
+            ValueError: another layout; several ragged dims as jagged; no components as strided.
+        """
+        if layout is torch.strided:
+            if not self.batch:
+                raise ValueError("to_nested: a strided nested tensor without components has no sizes; use torch.jagged")
+            if recorded(self.values):
+                return torch.nested.as_nested_tensor(self.components())
+            return to_strided(self.flat(), self.component_sizes().cpu())
+        if layout is not torch.jagged:
+            raise ValueError(f"layout: expected torch.strided or torch.jagged, got {layout}")
+        if self.sizes is not None:
+            raise ValueError(f"layout: torch.jagged has one ragged dim, this has {list(self.ragged_dims)}")
+        nested: Tensor = to_jagged(self.values, self.offsets, self.ragged_dims[0])
+        return nested
+
+    # -- padded -------------------------------------------------------------------------------------------------------
+
+    def to_padded(self, value: float = 0.0, length: int | Sequence[int] | None = None) -> Tensor:
+        """(B, ...): components filled up with ``value`` to common sizes in the ragged dims.
+
+        Args:
+            length: those sizes, at least the longest; None: the longest, for which a GPU is waited.
+        Raises:
+            ValueError: a ``length`` that is too short (on the CPU; on a GPU it cuts).
+        """
+        sizes = self.component_sizes()
+        ragged = [d - 1 for d in self.ragged_dims]
+        if length is None:
+            at, read = self.read()
+            rows = [[b - a] for a, b in zip(at, at[1:])] if read is None else read
+            length = [max(column) for column in zip(*rows)] if rows else [0] * len(ragged)
+        length = [length] if isinstance(length, int) else list(length)
+        if len(length) != len(ragged) or min(length) < 0:
+            raise ValueError(f"length: expected {len(ragged)} sizes that are not negative, got {length}")
+        if readable(sizes) and self.batch and (sizes[:, ragged].amax(0) > torch.tensor(length)).any():
+            raise ValueError(f"length: {length} is shorter than components of {sizes[:, ragged].amax(0).tolist()}")
+        if self.sizes is None:
+            return self._padded_rows(value, length[0])
+        full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(self.shape[1:])]
+        places = self.offsets[:-1].reshape([-1] + [1] * len(full))
+        inside = torch.ones_like(places, dtype=torch.bool)
+        for d, n in enumerate(full):
+            coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
+            of_dim = [-1] + [1] * len(full)
+            places = places + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
+            inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
+        return _filled(self.values, 0, value, places, inside)
+
+    def _padded_rows(self, value: float, length: int) -> Tensor:
+        local = torch.arange(length, device=self.offsets.device)
+        rows = _filled(
+            self.values, self.packed_dim, value, self.offsets[:-1, None] + local, local < self.lengths[:, None]
+        )
+        return rows.movedim(self.packed_dim, 0)
+
+    @staticmethod
+    def from_padded(
+        padded: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        offsets: Tensor | None = None,
+        ragged_dim: int = 1,
+        total: int | None = None,
+    ) -> Ragged:
+        """The first ``lengths[b]`` places along one dim of each component of a dense tensor. Differentiable.
+
+        Args:
+            padded: (B, ...).
+            lengths: (B,), int32 or int64; or else ``offsets``: (B + 1,), as of `Ragged`.
+            ragged_dim: along which dim of ``padded``.
+            total: the sum of the lengths, if it is known: a GPU is then not waited for.
+        Raises:
+            ValueError: neither or both of lengths and offsets; lengths out of range (read on the CPU; on a GPU places
+            beyond the end repeat the last). IndexError: no such dim. TypeError: lengths of another dtype.
+        """
+        if (lengths is None) == (offsets is None):
+            raise ValueError("lengths, offsets: expected one of the two")
+        if not -padded.dim() <= ragged_dim < padded.dim() or ragged_dim % padded.dim() == 0:
+            raise IndexError(f"ragged_dim: {ragged_dim} is no component dim of a tensor of shape {list(padded.shape)}")
+        given = offsets if lengths is None else lengths
+        assert given is not None
+        ragged_dim %= padded.dim()
+        if given.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"lengths or offsets: expected int32 or int64, got {given.dtype}")
+        batch, longest = padded.shape[0], padded.shape[ragged_dim]
+        if given.shape != (batch + (lengths is None),):
+            raise ValueError(
+                f"lengths or offsets: shape {list(given.shape)} does not fit {batch} components of {list(padded.shape)}"
+            )
+        if offsets is None:
+            offsets = cumulated(given)
+        lengths = offsets.diff()
+        if readable(lengths) and batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= longest:
+            raise ValueError(f"lengths: expected from 0 to {longest}, got {lengths.tolist()}")
+        total = int(offsets[-1]) if total is None else total
+        which = segments(offsets, total)
+        places = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
+        if total and not batch * longest:
+            raise ValueError(f"total: {total} places cannot come from padded of shape {list(padded.shape)}")
+        rows = padded.movedim(ragged_dim, 1).flatten(0, 1)
+        values = rows.index_select(0, places.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
+        shape: list[int | None] = list(padded.shape)
+        shape[ragged_dim] = None
+        return Ragged(values, offsets, shape)
+
+    # -- checks ---------------------------------------------------------------------------------------------------------
+
+    def _check_structure(self) -> None:
+        offsets, sizes, ragged = self.offsets, self.sizes, self.ragged_dims
+        if offsets.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"offsets: expected int32 or int64, got {offsets.dtype}")
+        if not ragged or ragged[0] == 0 or min(n for n in self.shape if n is not None) < 0:
+            raise ValueError(
+                f"shape: expected the batch and sizes, at least one of them ragged (None), got {self.shape}"
+            )
+        if list(offsets.shape) != [(self.shape[0] or 0) + 1]:
+            raise ValueError(
+                f"offsets: expected shape [{(self.shape[0] or 0) + 1}] for {self.shape}, got {list(offsets.shape)}"
+            )
+        if (sizes is None) != (len(ragged) == 1):
+            raise ValueError(
+                f"sizes: given exactly if several dims are ragged, which of {self.shape} are {list(ragged)}"
+            )
+        if sizes is not None and list(sizes.shape) != [self.shape[0], len(ragged)]:
+            raise ValueError(f"sizes: expected shape {[self.shape[0], len(ragged)]}, got {list(sizes.shape)}")
+        if sizes is not None and sizes.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"sizes: expected int32 or int64, got {sizes.dtype}")
+
+    def _check_values(self) -> None:
+        values, expected = self.values, self.shape[1:] if self.sizes is None else (None,)
+        if values.dim() != len(expected) or any(e is not None and e != n for e, n in zip(expected, values.shape)):
+            raise ValueError(f"values: shape {list(values.shape)} does not fit {self!r}, packed as {list(expected)}")
+
+    def _check_contents(self) -> None:
+        at, sizes = self.read()
+        end = self.values.shape[self.packed_dim]
+        if at[0] != 0:
+            raise ValueError(f"offsets: expected to start at 0, got {at[0]}")
+        for i, (a, b) in enumerate(zip(at, at[1:])):
+            if b < a:
+                raise ValueError(f"offsets: they decrease from {a} to {b} at component {i}")
+        if at[-1] != end:
+            raise ValueError(f"offsets: expected to end with the buffer at {end}, got {at[-1]}")
+        if sizes is not None:
+            counts = [math.prod(self._full(n)) for n in sizes]
+            if any(n < 0 for row in sizes for n in row) or counts != [b - a for a, b in zip(at, at[1:])]:
+                raise ValueError(f"sizes: components of {counts} entries do not fit offsets {at}")
+
+
+def _set(made: Ragged, values: Any, offsets: Any, shape: tuple[int | None, ...], sizes: Any, read: Any = None) -> None:
+    put = object.__setattr__
+    put(made, "values", values)
+    put(made, "offsets", offsets)
+    put(made, "shape", shape)
+    put(made, "sizes", sizes)
+    put(made, "_read", read)
+
+
+def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
+    at = [0]
+    for n in lengths:
+        at.append(at[-1] + n)
+    return torch.tensor(at, device=device)
+
+
+def cumulated(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(lengths.dtype)
+
+
+def _ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | None) -> list[int | None]:
+    """The shape of components of these sizes, with None in the dims that differ or are asked for."""
+    differ = [d for d, n in enumerate(zip(*sizes), 1) if len(set(n)) > 1]
+    chosen = list(ragged_dims) if ragged_dims is not None else differ or [1]
+    dims = len(sizes[0])
+    if not chosen or not all(1 <= d <= dims for d in chosen) or not set(differ) <= set(chosen):
+        raise ValueError(f"ragged_dims: {chosen}, where components of {dims} dims differ in dims {differ}")
+    return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
+
+
+def _filled(values: Tensor, dim: int, value: float, places: Tensor, inside: Tensor) -> Tensor:
+    """``values`` at ``places`` along ``dim``, and ``value`` where not ``inside``; the places' dims come in place of it."""
+    end = values.shape[dim]
+    filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)
+    extended = torch.cat([values, filler], dim)
+    found = extended.index_select(dim, torch.where(inside, places, end).flatten())
+    return found.unflatten(dim, places.shape)
+
+
+def _flatten(ragged: Ragged) -> tuple[list[Any], Any]:
+    leaves = [ragged.values, ragged.offsets]
+    return (leaves if len(ragged.ragged_dims) == 1 else [*leaves, ragged.sizes]), ragged.shape
+
+
+def _unflatten(leaves: Any, shape: Any) -> Ragged:
+    made = Ragged.__new__(Ragged)
+    values, offsets, *sizes = leaves
+    _set(made, values, offsets, shape, sizes[0] if sizes else None)
+    return made
+
+
+pytree.register_pytree_node(Ragged, _flatten, _unflatten, serialized_type_name="torch_manualgrad.nested.Ragged")

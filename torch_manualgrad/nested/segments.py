@@ -1,0 +1,327 @@
+"""Segments: what a reduction along the ragged dim is made of.
+
+``offsets`` (B + 1 of them, from 0 to T) cut the dim ``dim`` of a tensor, T long, into B segments. With E the 0/1 matrix
+that repeats a row of B for each place of its segment, and x_s the part of x in segment s:
+
+    sum:          y = E^T x,                         vjp: E g,                          jvp: E^T t
+    softmax:      y = exp(x) / E E^T exp(x),         vjp: y (g - E E^T (y g)),          jvp: the same, at t
+    log_softmax:  y = x - log E E^T exp(x),          vjp: g - exp(y) E E^T g,           jvp: t - E E^T (exp(y) t)
+    amax:         y_s = max x_s,                     vjp: g / count where attained,     jvp: the mean of t there
+
+E and E^T are each other's derivative, and the others are made of them, so all hold to any order in any mode. Exponents
+are shifted by the segment's maximum, a constant to every derivative as no result depends on it.
+An empty segment sums to 0, and its maximum is -inf (the least integer). Half precision is summed in float32.
+
+The kernels divide their work by entries, not by segments, and their results do not depend on the number of threads. They
+check the offsets as they read them: the CPU raises; a GPU, which would have to be waited for, reads and writes nothing
+but what there is, and makes the whole result nan. The Python bodies, which act without kernels, check nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.formula import Formula, formula
+from ..core.internals import below_autograd, entry
+from .packing import segments
+from .short import alone, shortened
+
+__all__ = [
+    "_nested_sum_backward",
+    "log_softmaxes",
+    "maxima",
+    "nested_log_softmax_backward",
+    "nested_softmax_backward",
+    "segment_amax",
+    "segment_amax_backward",
+    "segment_log_softmax",
+    "segment_softmax",
+    "segment_sum",
+    "softmaxes",
+    "sums",
+    "wide",
+]
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the dtype to add up in."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _with_size(x: Tensor, dim: int, size: int) -> list[int]:
+    return [size if d == dim % x.dim() else s for d, s in enumerate(x.shape)]
+
+
+def _sum(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    zeros = torch.zeros(_with_size(x, dim, len(offsets) - 1), dtype=x.dtype, device=x.device)
+    return zeros.index_add(dim, segments(offsets, x.shape[dim]), x)
+
+
+def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
+    return x.index_select(dim, segments(offsets, count))
+
+
+def _amax(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    start = torch.full(_with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
+    places = segments(offsets, x.shape[dim])
+    places = places.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
+    return start.scatter_reduce(dim, places, x, "amax")
+
+
+def _sum_all(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """E E^T x: each place has its segment's sum."""
+    return _repeat(_sum(x, offsets, dim), offsets, x.shape[dim], dim)
+
+
+def _shifted(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    return x - _repeat(_amax(x.detach(), offsets, dim), offsets, x.shape[dim], dim)
+
+
+Call = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def _with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Tensor]) -> Call:
+    """Register the backward of ``op(values, offsets, dim)``, and make the short way to it (see `short`).
+
+    Args:
+        keep: what the backward needs: of "values" and "result".
+        backward: ``(grad, *kept, offsets, count, dim) -> gradient of the values``.
+    """
+
+    def kept(values: Tensor, result: Tensor) -> tuple[Tensor, ...]:
+        return tuple(values if name == "values" else result for name in keep)
+
+    @op.impl_save_for_backward
+    def save(inputs: Any, output: Tensor) -> Any:
+        values, offsets, dim = inputs
+        return (*kept(values, output), offsets, values.shape[dim], dim)
+
+    @op.impl_backward
+    def pull_back(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor | None]:
+        return {"values": backward(grad, *saved), "offsets": None}
+
+    run = entry(op.op)
+
+    def forward(values: Tensor, offsets: Tensor, dim: int, count: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result = run(values, offsets, dim)
+        return result, (*kept(values, result), offsets)
+
+    def gradients(needed: Any, grad: Tensor, residuals: Any, dim: int, count: int) -> tuple[Tensor, None]:
+        return backward(grad, *residuals, count, dim), None
+
+    short = shortened(op.__name__, 2, forward, gradients)
+
+    def call(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+        if alone(values, offsets):
+            if values.requires_grad and torch.is_grad_enabled():
+                return short(values, offsets, dim, values.shape[dim])
+            with below_autograd():
+                return run(values, offsets, dim)
+        return op.op(values, offsets, dim)  # what Dynamo knows how to trace
+
+    return call
+
+
+# -- sum --------------------------------------------------------------------------------------------------------------
+
+
+@formula(kernel=("cpu", "cuda"))
+def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """The sum of each segment: E^T x.
+
+    Args:
+        values: x, T long in ``dim``; floating or complex.
+        offsets: (B + 1,), int32 or int64: where the segments begin, from 0 to T.
+        dim: the dim that is cut.
+    Returns:
+        As ``values``, with B in place of T; contiguous.
+    Raises:
+        RuntimeError (IndexError without kernels): ``dim`` out of range. RuntimeError: offsets that do not start at 0,
+        decrease, or do not end at T (see the module); of another dtype or not one dim; values that are not inexact.
+    Non-smooth points: none, it is linear. Source: ATen sum.dim_IntList on nested tensors.
+    """
+    return _sum(wide(values), offsets, dim).to(values.dtype)
+
+
+@formula(kernel=("cpu", "cuda"))
+def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
+    """Cotangent of x for that of its segments' sums: E g, each place with its segment's.
+
+    Args:
+        grad: g, B long in ``dim``.
+        offsets: (B + 1,), int32 or int64, from 0 to ``count``.
+        count: T, the places of x in ``dim``.
+        dim: the dim that is cut.
+    Returns:
+        As ``grad``, with T in place of B; contiguous.
+    Raises: as segment_sum; RuntimeError: a grad of another length, a negative count. Non-smooth points: none.
+    Source: ATen _nested_sum_backward_cpu.
+    """
+    return _repeat(grad, offsets, count, dim).contiguous()
+
+
+sums = _with_backward(
+    segment_sum, (), lambda grad, offsets, count, dim: _nested_sum_backward(grad, offsets, count, dim)
+)
+
+
+@segment_sum.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    t = tangents.values
+    return None if t is None else segment_sum(t, inputs.offsets, inputs.dim)
+
+
+@_nested_sum_backward.impl_save_for_backward
+def _(inputs: Any, output: Tensor) -> Any:
+    return inputs.offsets, inputs.dim
+
+
+@_nested_sum_backward.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor | None]:
+    return {"grad": segment_sum(grad, *saved), "offsets": None}
+
+
+@_nested_sum_backward.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    t = tangents.grad
+    return None if t is None else _nested_sum_backward(t, inputs.offsets, inputs.count, inputs.dim)
+
+
+# -- softmax ----------------------------------------------------------------------------------------------------------
+
+
+@formula(kernel=("cpu", "cuda"))
+def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """The softmax within each segment: exp(x) / E E^T exp(x).
+
+    Args: as segment_sum; ``values`` real. Returns: the shape and dtype of ``values``, contiguous.
+    Raises: as segment_sum. Non-smooth points: none; a segment that holds nan, +inf or nothing but -inf is nan.
+    Source: ATen softmax_nested.
+    """
+    e = _shifted(wide(values), offsets, dim).exp()
+    return (e / _sum_all(e, offsets, dim)).to(values.dtype).contiguous()
+
+
+@formula(kernel=("cpu", "cuda"))
+def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """Cotangent of x for that of y = softmax(x) within segments: y (g - E E^T (y g)); the tangent too, for g = t.
+
+    Args:
+        grad: g, the shape and dtype of ``output``.
+        output: y, real.
+        offsets, dim: as segment_sum.
+    Returns:
+        As ``output``, contiguous.
+    Raises: as segment_sum; RuntimeError: a grad of another shape or dtype. Non-smooth points: none.
+    Source: ATen nested_softmax_backward.
+    """
+    g, y = wide(grad), wide(output)
+    return (y * (g - _sum_all(y * g, offsets, dim))).to(output.dtype).contiguous()
+
+
+softmaxes = _with_backward(
+    segment_softmax,
+    ("result",),
+    lambda grad, output, offsets, count, dim: nested_softmax_backward(grad, output, offsets, dim),
+)
+
+
+@segment_softmax.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    t = tangents.values
+    return None if t is None else nested_softmax_backward(t, output, inputs.offsets, inputs.dim)
+
+
+@formula(kernel=("cpu", "cuda"))
+def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """The logarithm of the softmax within each segment: x - log E E^T exp(x).
+
+    Args, Returns, Raises, non-smooth points: as segment_softmax. Source: ATen _log_softmax, within segments.
+    """
+    x = _shifted(wide(values), offsets, dim)
+    return (x - _sum_all(x.exp(), offsets, dim).log()).to(values.dtype).contiguous()
+
+
+@formula(kernel=("cpu", "cuda"))
+def nested_log_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """Cotangent of x for that of y = log_softmax(x) within segments: g - exp(y) E E^T g.
+
+    Args, Returns, Raises: as nested_softmax_backward. Non-smooth points: none.
+    Source: ATen _log_softmax_backward_data, within segments.
+    """
+    g = wide(grad)
+    return (g - wide(output).exp() * _sum_all(g, offsets, dim)).to(output.dtype).contiguous()
+
+
+log_softmaxes = _with_backward(
+    segment_log_softmax,
+    ("result",),
+    lambda grad, output, offsets, count, dim: nested_log_softmax_backward(grad, output, offsets, dim),
+)
+
+
+@segment_log_softmax.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    t = tangents.values
+    if t is None:
+        return None
+    total = segment_sum(output.exp() * t, inputs.offsets, inputs.dim)
+    return t - _nested_sum_backward(total, inputs.offsets, t.shape[inputs.dim], inputs.dim)
+
+
+# -- amax -------------------------------------------------------------------------------------------------------------
+
+
+@formula(kernel=("cpu", "cuda"))
+def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """The largest entry of each segment; nan if it holds one, -inf if it holds nothing.
+
+    Args: as segment_sum; ``values`` real. Returns: as segment_sum. Raises: as segment_sum.
+    Non-smooth points: entries that tie share the gradient equally, as ATen's amax has it. Source: ATen amax.
+    """
+    return _amax(values, offsets, dim)
+
+
+def _attained(values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    result = _nested_sum_backward(result.detach(), offsets, values.shape[dim], dim)
+    values = values.detach()
+    return ((values == result) | values.isnan()).to(values.dtype)
+
+
+@formula
+def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    """Cotangent of x for that of its segments' maxima: g / count on the entries that attain them, 0 on the others.
+
+    Args:
+        grad: g, B long in ``dim``.
+        values: x. result: the maxima; only compared with, nothing flows through either.
+        offsets, dim: as segment_sum.
+    Returns:
+        The shape and dtype of ``values``.
+    Raises: as segment_sum. Non-smooth points: as segment_amax. Source: ATen scale_grad_by_count.
+    """
+    attained = _attained(values, result, offsets, dim)
+    share = grad / segment_sum(attained, offsets, dim).clamp(min=1)
+    return _nested_sum_backward(share, offsets, values.shape[dim], dim) * attained
+
+
+maxima = _with_backward(
+    segment_amax,
+    ("values", "result"),
+    lambda grad, values, result, offsets, count, dim: segment_amax_backward(grad, values, result, offsets, dim),
+)
+
+
+@segment_amax.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    values, offsets, dim = inputs
+    t = tangents.values
+    if t is None:
+        return None
+    attained = _attained(values, output, offsets, dim)
+    return segment_sum(attained * t, offsets, dim) / segment_sum(attained, offsets, dim).clamp(min=1)
