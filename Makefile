@@ -6,6 +6,8 @@ ARGS   ?=
 
 PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
+# a process for each core, of one thread: threads of several processes would wait for each other
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 BENCHMARKS := $(wildcard benchmarks/*.py)
@@ -23,10 +25,10 @@ demo: $(VENV)/installed  ## train on real digits with a gradient penalty: stock 
 	@$(PY) examples/digits_gradient_penalty.py $(ARGS)
 
 test: $(VENV)/installed  ## the tests, without the slow ones
-	@$(PY) -m pytest -q -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/installed  ## all tests
-	@$(PY) -m pytest -q $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 bench: $(VENV)/installed  ## time everything; writes benchmarks/results/
 	@$(if $(BENCHMARKS),set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file $(ARGS); done,echo "no benchmarks")

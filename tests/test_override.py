@@ -459,6 +459,29 @@ def test_forward_is_used_when_asked_for():
     handle.remove()
 
 
+def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
+    asked = []
+    left = sine_times(2, leaves=lambda x: asked.append(x) or len(x) < 4, improves="speed")
+    monkeypatch.setattr("torch_manualgrad.core.override.rules", {left.name: left})
+    x = random(3).requires_grad_()
+    with mg.override():
+        assert torch.sin(x).grad_fn.name() == "SinBackward0"
+        assert factor(lambda x: torch.cat([x, x]).sin()[:3]) == 2
+        seen, x = len(asked), x.detach()
+        same(grad(lambda x: x.sin().sum())(x), 2 * x.cos())
+        same(jvp(torch.sin, (x,), (x,))[1], 2 * x * x.cos())
+        with fwAD.dual_level():
+            same(fwAD.unpack_dual(torch.sin(fwAD.make_dual(x, x))).tangent, 2 * x * x.cos())
+        assert len(asked) == seen, "where forward derivatives may follow it is not asked"
+        with mg.override(left):
+            assert factor() == 2
+        assert factor() == 1
+    with mg.override("*"):
+        assert factor() == 2
+    with mg.override(left):
+        assert factor() == 2
+
+
 def test_a_forward_is_for_dense_tensors():
     x = random(3)
     stock = x.sin()
@@ -472,10 +495,10 @@ def test_what_could_not_be_put_in_force_leaves_nothing_behind(monkeypatch):
     first, second = sine_times(2), mg.rule("aten::cos", vjp={"self": lambda grad: grad}, register=False)
     put = override._Overridden.put
 
-    def fail(self, key, rule, derivative):
+    def fail(self, key, rule, *how):
         if rule is second:
             raise MemoryError
-        put(self, key, rule, derivative)
+        put(self, key, rule, *how)
 
     monkeypatch.setattr(override._Overridden, "put", fail)
     with pytest.raises(MemoryError):

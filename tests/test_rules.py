@@ -36,6 +36,18 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
         check(rule.probe, found, name=rule.name, gaps=rule.gaps)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", [r for r in RULES if r.leaves], ids=lambda r: r.name)
+def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype):
+    found = samples(rule, dtype)
+    with mg.override():
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps)
+        outputs = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
+    stock = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
+    nodes = [[(o if isinstance(o, torch.Tensor) else o[0]).grad_fn.name() for o in os] for os in (outputs, stock)]
+    assert nodes[0] == nodes[1], "samples are small: what is left is what is checked"
+
+
 def same(ours, stock):
     ours, stock = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (ours, stock))
     pairs = zip(ours, stock, strict=True)

@@ -134,7 +134,8 @@ def python_function(op: Any) -> Callable[..., Any] | None:
     """
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name)
-    if namespace != "aten" or [o for o in packet.overloads() if not o.endswith("out")] != ["default"]:
+    functional = [o for o in packet.overloads() if not getattr(packet, o)._schema.is_mutable]
+    if namespace != "aten" or functional != ["default"]:
         return None
     for place in ("_VariableFunctions", "_linalg", "_nn", "_special", "_fft"):
         module = getattr(torch._C, place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ class _Overridden:
 
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
-        self.entries: list[tuple[object, Rule, Bound]] = []
+        self.entries: list[tuple[object, Rule, Bound, bool]] = []
         self.derivative: Bound | None = None
+        self.leaves: Callable[..., bool] | None = None
         self.operator = rule.aten
         self.signature = rule.signature
         self.may_take_numbers = len(rule.signature.tensor_like) > 1  # as in x * 2
@@ -38,8 +39,9 @@ class _Overridden:
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
             self.library.impl(name, self._kernel(), "Autograd", with_keyset=True, allow_override=True)
 
-    def put(self, key: object, rule: Rule, derivative: Bound) -> None:
-        self.entries.append((key, rule, derivative))
+    def put(self, key: object, rule: Rule, forward: bool, named: bool) -> None:
+        derivative = rule.derivative_with_forward if forward else rule.derivative
+        self.entries.append((key, rule, derivative, named))
         self._changed()
 
     def drop(self, key: object) -> None:
@@ -48,7 +50,8 @@ class _Overridden:
 
     def _changed(self) -> None:
         if self.entries:
-            _, rule, self.derivative = self.entries[-1]
+            _, rule, self.derivative, named = self.entries[-1]
+            self.leaves = None if named or self.derivative.forward is not None else rule.leaves
             forward = " forward" * (self.derivative is not rule.derivative)
             in_force.put(self.name, rule.identity + forward, rule.fingerprint + forward)
         else:
@@ -64,12 +67,17 @@ class _Overridden:
             if derivative is None or derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
                 return self.stock.call_boxed(keyset, *args, **kwargs)
             if derivative.short_call is not None and only_autograd():
+                if not torch.is_grad_enabled():
+                    with below_autograd():
+                        return derivative.run(*args, **kwargs)
                 values = args if len(args) == size else bind(args, kwargs)
                 grad = _plain_and_differentiable(values, places)
-                if grad is False or grad and not torch.is_grad_enabled():
+                if grad is False:
                     with below_autograd():
                         return derivative.run(*args, **kwargs)
                 if grad:
+                    if self.leaves is not None and self.leaves(*values):
+                        return self.stock.call_boxed(keyset, *args, **kwargs)
                     return derivative.short_call(args, kwargs, values)
             values = bind(args, kwargs)
             if may_take_numbers:
@@ -114,7 +122,7 @@ def _all_dense(values: Sequence[Any]) -> bool:
 _overridden: dict[str, _Overridden] = {}
 
 
-def _put(key: object, chosen: Sequence[Rule | Family], forward: bool) -> None:
+def _put(key: object, chosen: Sequence[Rule | Family], forward: bool, named: bool) -> None:
     with in_force.changes():
         try:
             for rule in chosen:
@@ -123,8 +131,7 @@ def _put(key: object, chosen: Sequence[Rule | Family], forward: bool) -> None:
                     continue
                 if rule.name not in _overridden:
                     _overridden[rule.name] = _Overridden(rule)
-                derivative = rule.derivative_with_forward if forward else rule.derivative
-                _overridden[rule.name].put(key, rule, derivative)
+                _overridden[rule.name].put(key, rule, forward, named)
         except BaseException:
             _drop(key, chosen)
             raise
@@ -189,10 +196,10 @@ def _choose(names: Sequence[str | Rule | Any]) -> Chosen:
 class Handle:
     """Rules and families in force until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Sequence[Rule | Family], forward: bool) -> None:
+    def __init__(self, chosen: Sequence[Rule | Family], forward: bool, named: bool) -> None:
         self.rules = tuple(c for c in chosen if isinstance(c, Rule))
         self.families = tuple(c for c in chosen if isinstance(c, Family))
-        _put(self, chosen, forward)
+        _put(self, chosen, forward, named)
 
     def remove(self) -> None:
         """Take these away; others that were installed before or after stay."""
@@ -206,7 +213,8 @@ def install(*names: Any, forward: bool = False) -> Handle:
     Args:
         names: operators ("aten::linalg_vector_norm", or without "aten::"; without an overload: all overloads that have
             a rule), ``OpOverload``, `Rule` or `Family` objects; "nested" is a family. None given: every rule that improves
-            on stock, and every family. "*": all rules, and every family.
+            on stock, and every family; a rule then leaves calls to PyTorch that it differentiates rightly in every
+            order, and faster (`Rule.leaves`). "*": all rules, and every family.
         forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
@@ -224,7 +232,7 @@ def install(*names: Any, forward: bool = False) -> Handle:
         KeyError: no rule of that name; the message names the nearest.
         TypeError: something else than a name, an operator of torch.ops, a rule or a family.
     """
-    return Handle(_choose(names), forward)
+    return Handle(_choose(names), forward, bool(names))
 
 
 class override:
@@ -236,13 +244,13 @@ class override:
 
     def __init__(self, *names: Any, forward: bool = False) -> None:
         self._chosen = _choose(names)
-        self._forward = forward
+        self._forward, self._named = forward, bool(names)
         self._handles: list[Handle] = []
 
     def __enter__(self) -> Handle:
         if torch.compiler.is_compiling():
             raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
-        self._handles.append(Handle(self._chosen, self._forward))
+        self._handles.append(Handle(self._chosen, self._forward, self._named))
         return self._handles[-1]
 
     def __exit__(self, *exception: object) -> None:

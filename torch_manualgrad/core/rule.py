@@ -48,6 +48,9 @@ class Rule:
         probe: what the checks differentiate in place of the bare operator: a function through it which sees to a
             condition on its input (Hermitian) or removes a choice in its outputs (the phase of a vector).
         forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
+        leaves: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
+            None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
+            every order, and faster.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Rule:
         samples: Callable[..., Iterable[Sample]] | None = None,
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
+        leaves: Callable[..., bool] | None = None,
     ) -> None:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
@@ -86,6 +90,7 @@ class Rule:
         self.samples = samples
         self.probe = probe or self.aten
         self.forward = forward
+        self.leaves = leaves
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
         )
