@@ -1,9 +1,15 @@
-"""Backward, and forward plus backward, of the decompositions and solves: stock eager, stock compiled, JAX, ours."""
+"""Forward, backward, and both, of the decompositions and solves: stock eager, stock compiled, JAX, ours.
+
+Ours is a plain override(), which leaves to stock what stock does as well. Forwards of our own are for lu, svd and eigh;
+without them the forward is stock's.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -58,7 +64,7 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any], 
 FORWARDS = ("lu", "svd", "eigh")
 
 
-# Of which the compiled contenders are timed too, in the largest batch: compiling takes seconds a row.
+# Of which the compiled contenders are timed too, in the largest batch and on one thread: compiling takes seconds a row.
 COMPILED = (4, 16, 64, 500)
 
 
@@ -84,75 +90,66 @@ def outputs(result: Any) -> list[Tensor]:
 
 
 def contender(
-    function: Callable[[Tensor], Any], x: Tensor, cotangents: list[Tensor], backward_only: bool
+    function: Callable[[Tensor], Any], x: Tensor, cotangents: list[Tensor], what: str
 ) -> Callable[[], object]:
-    if backward_only:
+    if what == "forward":
+        value = x.detach()
+        return lambda: function(value)
+    if what == "backward":
         result = outputs(function(x))
         return lambda: torch.autograd.grad(result, x, cotangents, retain_graph=True)
     return lambda: torch.autograd.grad(outputs(function(x)), x, cotangents)
 
 
-def jax_contender(name: str, x: Tensor, cotangents: list[Tensor]) -> Callable[[], object] | None:
-    """JAX's forward plus backward, compiled; it has no backward apart from its forward."""
-    import jax
+def contest(
+    what: str, name: str, function: Callable[[Tensor], Any], x: Tensor, cotangents: list[Tensor]
+) -> tuple[dict[str, Callable[[], object]], dict[str, AbstractContextManager[object]]]:
+    """The contenders, and what they run inside of."""
+    contenders = {"stock": contender(function, x, cotangents, what)}
+    inside: dict[str, AbstractContextManager[object]] = {}
+    if what != "forward":
+        inside["ours"] = mg.override()
+        with mg.override():  # for the graph of a backward
+            contenders["ours"] = contender(function, x, cotangents, what)
+    if what != "backward" and name in FORWARDS:
+        inside["ours, forward=True"] = mg.override(forward=True)
+        contenders["ours, forward=True"] = contender(function, x, cotangents, what)
+    if what == "backward":
+        y, z = x.detach(), x.detach().clone()
+        contenders["double"] = lambda: y * 2
+        contenders["product"] = lambda: y @ z.mT
+    return contenders, inside
 
-    jax.config.update("jax_enable_x64", True)
-    table = {
-        "svd": lambda a: jax.numpy.linalg.svd(a, full_matrices=False),
-        "eigh": jax.numpy.linalg.eigh,
-        "cholesky": jax.numpy.linalg.cholesky,
-        "det": jax.numpy.linalg.det,
-        "inv": jax.numpy.linalg.inv,
-        "lu": lambda a: jax.lax.linalg.lu(a)[0],
-        "qr": jax.numpy.linalg.qr,
-    }
-    if name not in table:
-        return None
-    value = jax.numpy.asarray(x.detach().numpy())
-    given = [jax.numpy.asarray(c.numpy()) for c in cotangents]
 
-    @jax.jit
-    def both(a: Any) -> Any:
-        result, pull = jax.vjp(table[name], a)
-        leaves, spec = jax.tree.flatten(result)
-        like = given if len(given) == len(leaves) else [jax.numpy.ones_like(leaf) for leaf in leaves]
-        return pull(jax.tree.unflatten(spec, like))
-
-    return lambda: jax.block_until_ready(both(value))
+def jax_seconds(name: str, shape: str, dtype: str) -> list[float]:
+    """Of JAX's forward plus backward, which has no backward apart; empty where it cannot be had."""
+    command = [sys.executable, str(Path(__file__).parent / "contenders/jax_linalg.py"), name, shape, dtype, "5"]
+    try:
+        return json.loads(subprocess.run(command, capture_output=True, timeout=40, check=True).stdout)
+    except (subprocess.SubprocessError, ValueError):
+        return []
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     generator = torch.Generator().manual_seed(0)
-    with_jax = arguments.jax and importlib.util.find_spec("jax") is not None
     for name, shape, dtype in cases(arguments):
         make, function, _ = OPERATORS[name]
         x = make(torch.randn(shape, dtype=dtype, generator=generator).to(arguments.device)).requires_grad_()
         with torch.no_grad():
             cotangents = [torch.randn_like(o) for o in outputs(function(x))]
-        for what in ("backward", "forward + backward"):
-            only = what == "backward"
-            contenders = {"stock": contender(function, x, cotangents, only)}
-            inside: dict[str, AbstractContextManager[object]] = {"ours": mg.override("*")}
-            if only:
-                with mg.override("*"):
-                    contenders["ours"] = contender(function, x, cotangents, only)
-                y, z = x.detach(), x.detach().clone()
-                contenders["double"] = lambda y=y: y * 2
-                contenders["product"] = lambda y=y, z=z: y @ z.mT
-            else:
-                contenders["ours"] = contender(function, x, cotangents, only)
-                if name in FORWARDS:
-                    contenders["ours, forward=True"] = contender(function, x, cotangents, only)
-                    inside["ours, forward=True"] = mg.override("*", forward=True)
-                *_, m, n = shape
-                if m == n and n in COMPILED and shape[0] == full(n, dtype):
-                    if arguments.compile:
-                        contenders["compiled"] = contender(torch.compile(function), x, cotangents, only)
-                    if with_jax and (made := jax_contender(name, x, cotangents)) is not None:
-                        contenders["jax"] = made
+        for what in ("forward",) * (name in FORWARDS) + ("backward", "forward + backward"):
+            contenders, inside = contest(what, name, function, x, cotangents)
+            n = shape[-1]
             row = {"operator": name, "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:], "what": what}
-            found.append(row | summary(measure(contenders, arguments.seconds, inside), "stock"))
+            whole = what == "forward + backward" and shape == (full(n, dtype), n, n) and n in COMPILED
+            more = whole and torch.get_num_threads() == 1
+            if more and arguments.compile:
+                contenders["compiled"] = contender(torch.compile(function), x, cotangents, what)
+            times = measure(contenders, arguments.seconds, inside)
+            if more and arguments.jax and (seconds := jax_seconds(name, row["shape"], row["dtype"])):
+                times["jax"] = seconds
+            found.append(row | summary(times, "stock"))
             print(".", end="", flush=True)
     print()
     return found
@@ -173,7 +170,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 batch, m, n = map(int, row["shape"].split("x"))
                 if (row["operator"], row["what"], row["dtype"], row["threads"]) != (name, what, "float64", 1) or m != n:
                     continue
-                ratio = row.get(column, row["ours"])["ratio"]
+                ratio = row[column if column in row else "ours"]["ratio"]
                 points[n] = max(points.get(n, (0, ratio)), (batch, ratio))
             if points:
                 panel.plot(sorted(points), [points[n][1] for n in sorted(points)], marker="o", markersize=3, label=name)
@@ -195,8 +192,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--batches", type=int, nargs="*", default=(1, 10, 100), help="beside the one that fills 16 MB")
     parser.add_argument("--no-rectangles", dest="rectangles", action="store_false")
-    parser.add_argument("--compile", action="store_true", help="torch.compile of stock too")
-    parser.add_argument("--no-jax", dest="jax", action="store_false")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument(
+        "--no-jax", dest="jax", action="store_false", help="which is left out too if it is not installed"
+    )
 
 
 if __name__ == "__main__":

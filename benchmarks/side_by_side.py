@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -27,7 +28,7 @@ def measure(
     """Times in seconds of each contender, one entry a round.
 
     A round calls each contender so often that it takes about two milliseconds, after a few calls that are not timed;
-    there are as many rounds as fit, at least 3.
+    there are as many rounds as fit, at least 3, of slow ones 2.
     ``inside``: what a contender runs inside of; entered and left outside of the time taken.
     """
     calls = {}
@@ -41,7 +42,7 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in contenders}
     begin = now = time.perf_counter()
     rounds = 0
-    while rounds < 3 or now < begin + seconds:
+    while rounds < 2 or rounds < 3 and now < begin + 10 * seconds or now < begin + seconds:
         for name, run in contenders.items():
             with around[name]:
                 for _ in range(min(calls[name] // 2, 10)):
@@ -66,7 +67,7 @@ def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, di
     result = {}
     for name, values in times.items():
         ratios = [b / v for b, v in zip(times[baseline], values)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         result[name] = {"us": statistics.median(values) * 1e6, "ratio": middle, "low": low, "high": high}
     return result
 
@@ -79,7 +80,7 @@ def machine() -> dict[str, Any]:
             break
     return {
         "cpu": cpu,
-        "cores": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
         "torch_manualgrad": mg.__version__,
@@ -102,6 +103,11 @@ def cell(entry: Mapping[str, float]) -> str:
     return f"{took}, {entry['ratio']:.2f}x [{entry['low']:.2f}, {entry['high']:.2f}]"
 
 
+def _what(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What a row measures."""
+    return tuple((k, v) for k, v in row.items() if not isinstance(v, dict))
+
+
 def main(
     name: str,
     about: str,
@@ -114,6 +120,8 @@ def main(
 ) -> None:
     """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``.
 
+    With ``--add`` the rows of the last run stay that this one does not measure.
+
     ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. ``draw(document, path)`` is to write
     a figure to ``results/<name>.svg``.
     """
@@ -124,8 +132,16 @@ def main(
     parser.add_argument("--threads", type=int, nargs="+", default=threads)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dry", action="store_true", help="write no file")
+    parser.add_argument("--add", action="store_true", help="to the rows of the last run, on the same machine")
     arguments = parser.parse_args()
+    path = RESULTS / f"{name}{'' if arguments.device == 'cpu' else f'_{arguments.device}'}.json"
     document: dict[str, Any] = {"about": about, "machine": machine(), "rows": []}
+    earlier: list[dict[str, Any]] = []
+    if arguments.add and path.exists():
+        found = json.loads(path.read_text())
+        if found["machine"] != document["machine"]:
+            parser.error(f"--add: {path.name} was measured on another machine or version: {found['machine']}")
+        earlier = found["rows"]
     for count in arguments.threads:
         torch.set_num_threads(count)
         print(f"\n{about}\n{count} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
@@ -134,8 +150,8 @@ def main(
         document["rows"] += [{"threads": count, **row} for row in rows]
     if not arguments.dry:
         RESULTS.mkdir(exist_ok=True)
-        suffix = "" if arguments.device == "cpu" else f"_{arguments.device}"
-        path = RESULTS / f"{name}{suffix}.json"
+        measured = {_what(row) for row in document["rows"]}
+        document["rows"] = [row for row in earlier if _what(row) not in measured] + document["rows"]
         path.write_text(json.dumps(document, indent=1) + "\n")
         if draw is not None:
             draw(document, path.with_suffix(".svg"))

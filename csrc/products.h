@@ -49,7 +49,7 @@ HOST_DEVICE Complex<Lanes<T, B>> times(const Complex<T>& a, const Complex<Lanes<
   return {{a.re * b.re.v - im * b.im.v}, {a.re * b.im.v + im * b.re.v}};
 }
 
-// c (m, n, by rows) = a (m, k) b (k, n), or c += a b; or the negative of this.
+// c (m, n, by rows) = a (m, k) b (k, n), or c += a b.
 template <class S, int Bytes>
 struct Product {
   using N = typename LanesOf<S, Bytes>::type;
@@ -76,18 +76,17 @@ struct Product {
   }
 
   template <int Rows>
-  HOST_DEVICE static void rows(const View<S>& a, const N* b, int64_t i, int64_t k, bool add, bool negative, int count,
-                               S* c, int64_t pitch) {
+  HOST_DEVICE static void rows(const View<S>& a, const N* b, int64_t i, int64_t k, bool add, int count, S* c,
+                               int64_t pitch) {
     N sum[Rows];
     for (int q = 0; q < Rows; ++q) sum[q] = add ? load_lanes<N>(c + (i + q) * pitch, count) : N{};
     for (int64_t r = 0; r < k; ++r) {
       for (int q = 0; q < Rows; ++q) sum[q] += times(a.raw(i + q, r), b[r], a.conjugated);
     }
-    for (int q = 0; q < Rows; ++q) store_lanes(negative ? -sum[q] : sum[q], count, c + (i + q) * pitch);
+    for (int q = 0; q < Rows; ++q) store_lanes(sum[q], count, c + (i + q) * pitch);
   }
 
-  HOST_DEVICE static void run(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, bool add,
-                              bool negative, S* c) {
+  HOST_DEVICE static void run(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, bool add, S* c) {
     constexpr int kRows = NumberTraits<S>::kComplex ? 4 : 8;
     N packed[kLargestProduct];
     const bool overlap = n >= kCount && !add;
@@ -96,19 +95,18 @@ struct Product {
       const int count = static_cast<int>(std::min<int64_t>(kCount, n - j));
       pack(b, k, j, count, packed);
       int64_t i = 0;
-      for (; i + kRows <= m; i += kRows) rows<kRows>(a, packed, i, k, add, negative, count, c + j, n);
-      for (; i + 2 <= m; i += 2) rows<2>(a, packed, i, k, add, negative, count, c + j, n);
-      for (; i < m; ++i) rows<1>(a, packed, i, k, add, negative, count, c + j, n);
+      for (; i + kRows <= m; i += kRows) rows<kRows>(a, packed, i, k, add, count, c + j, n);
+      for (; i + 2 <= m; i += 2) rows<2>(a, packed, i, k, add, count, c + j, n);
+      for (; i < m; ++i) rows<1>(a, packed, i, k, add, count, c + j, n);
     }
   }
 };
 
 template <class S>
-void product(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, S* c, bool add = false,
-             bool negative = false) {
+void product(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, S* c, bool add = false) {
   with_native([&](auto bytes) {
     constexpr int kBytes = decltype(bytes)::value;
-    run_native<kBytes, Product<S, kBytes>>(a, b, m, k, n, add, negative, c);
+    run_native<kBytes, Product<S, kBytes>>(a, b, m, k, n, add, c);
   });
 }
 

@@ -10,13 +10,13 @@
 namespace manualgrad {
 namespace {
 
-// Memory for so many matrices of (n, pitch) and one block of rows.
+// Memory for four matrices of (n, pitch) and one block of rows.
 template <class T>
 class Memory {
  public:
-  Memory(int n, int pitch, int matrices)
+  Memory(int n, int pitch)
       : size_(static_cast<size_t>(n) * pitch),
-        data_(new T[matrices * size_ + Blocks<T, 16>::kBlock * static_cast<size_t>(pitch)]) {}
+        data_(new T[4 * size_ + Blocks<T, 16>::kBlock * static_cast<size_t>(pitch)]) {}
 
   T* matrix(int i) const { return data_.get() + i * size_; }
   void clear(int i) const { std::fill(matrix(i), matrix(i) + size_, T(0)); }
@@ -88,7 +88,7 @@ void pull(const CholeskyArguments<T>& at, int64_t b, int, int n, Memory<T>& memo
   load_lower(at.factor.transposed(), b, n, L, pitch, true);
   load_lower(at.given.transposed(), b, n, G, pitch, true);
   memory.clear(2);
-  blocks.couple(G, L, {L, 1, pitch}, false, W, memory.matrix(3));
+  blocks.couple(G, L, {L, 1, pitch}, false, W, memory.matrix(4));
   transpose(W, pitch, n, n, G, pitch);
   blocks.solve_adjoint(L, true, false, G, pitch);
   transpose(G, pitch, n, n, W, pitch);
@@ -156,49 +156,28 @@ void pull(const SolveArguments<T>& at, int64_t b, int m, int n, Memory<T>& memor
   store_rows(L, pitch, n, n, at.out, b, order);
 }
 
+}  // namespace
+
 template <class Arguments>
-void run(const Arguments& at, int64_t batch, int m, int n, int matrices) {
+void pull_blocks(const Arguments& at, int64_t batch, int m, int n) {
   using T = typename Arguments::Scalar;
   const int side = std::max(m, n);
   parallel_for(batch, 1, [&](int64_t begin, int64_t end) {
-    Memory<T> memory(side, row_pitch<T>(side), matrices);
+    Memory<T> memory(side, row_pitch<T>(side));
     with_native([&](auto bytes) {
       for (int64_t b = begin; b < end; ++b) pull<T, decltype(bytes)::value>(at, b, m, n, memory);
     });
   });
 }
 
-}  // namespace
-
-template <class T>
-void pull_blocks(const LuArguments<T>& at, int64_t batch, int m, int n) {
-  run(at, batch, m, n, 4);
-}
-template <class T>
-void pull_blocks(const CholeskyArguments<T>& at, int64_t batch, int m, int n) {
-  run(at, batch, m, n, 3);
-}
-template <class T>
-void pull_blocks(const DetArguments<T>& at, int64_t batch, int m, int n) {
-  run(at, batch, m, n, 3);
-}
-template <class T>
-void pull_blocks(const InverseArguments<T>& at, int64_t batch, int m, int n) {
-  run(at, batch, m, n, 3);
-}
-template <class T>
-void pull_blocks(const SolveArguments<T>& at, int64_t batch, int m, int n) {
-  run(at, batch, m, n, 4);
-}
-
-#define MANUALGRAD_BLOCKS(T)                                                 \
-  template void pull_blocks(const LuArguments<T>&, int64_t, int, int);       \
-  template void pull_blocks(const CholeskyArguments<T>&, int64_t, int, int); \
-  template void pull_blocks(const DetArguments<T>&, int64_t, int, int);      \
-  template void pull_blocks(const InverseArguments<T>&, int64_t, int, int);  \
-  template void pull_blocks(const SolveArguments<T>&, int64_t, int, int);
-MANUALGRAD_BLOCKS(float)
-MANUALGRAD_BLOCKS(double)
+#define MANUALGRAD_BLOCKS(Arguments)                                     \
+  template void pull_blocks(const Arguments<float>&, int64_t, int, int); \
+  template void pull_blocks(const Arguments<double>&, int64_t, int, int);
+MANUALGRAD_BLOCKS(LuArguments)
+MANUALGRAD_BLOCKS(CholeskyArguments)
+MANUALGRAD_BLOCKS(DetArguments)
+MANUALGRAD_BLOCKS(InverseArguments)
+MANUALGRAD_BLOCKS(SolveArguments)
 #undef MANUALGRAD_BLOCKS
 
 }  // namespace manualgrad
