@@ -20,31 +20,19 @@
 #pragma once
 
 #include "math/triangular.h"
+#include "matrix_operators.h"
 #include "one_matrix.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <tuple>
 
 namespace manualgrad {
 
-constexpr int kLargestFactor = 32;
 static_assert(kLargestFactor <= kLargestOrder);
 
-using OptionalTensor = std::optional<Tensor>;
 using Pivots = MatrixBatch<const int32_t>;
 
 // --- what is done with one matrix, or with as many as there are lanes -----------------------------------------------
-//
-// F is the side of a square matrix where the compiler knows it, else 0.
-
-template <int F>
-struct Sides {
-  int64_t batch;
-  int m_, n_;
-  HOST_DEVICE int m() const { return F > 0 ? F : m_; }
-  HOST_DEVICE int n() const { return F > 0 ? F : n_; }
-};
 
 // Below the diagonal from one, and on it and above from the other, where they are; zero where not.
 template <class S>
@@ -332,83 +320,6 @@ struct SolvePush : SolvePushArguments<S>, Sides<F> {
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
-namespace detail {
-
-// Matrices of one batch, dtype and device, each checked against the first.
-struct FactorShape {
-  const char* where;
-  const Tensor& like;
-  const char* name;
-  int64_t dims;  // of `like`, after the batch
-
-  int64_t batch() const {
-    const Geometry at = geometry(like);
-    int64_t count = 1;
-    for (int64_t d = 0; d < at.dim - dims; ++d) count *= at.sizes[d];
-    return count;
-  }
-  std::vector<int64_t> with(std::initializer_list<int64_t> sizes) const {
-    const Geometry at = geometry(like);
-    std::vector<int64_t> all(at.sizes, at.sizes + at.dim - dims);
-    all.insert(all.end(), sizes);
-    return all;
-  }
-  void check(const char* what, const Tensor& tensor, std::initializer_list<int64_t> sizes) const {
-    check(what, tensor, sizes, like.scalar_type());
-  }
-  void check(const char* what, const OptionalTensor& tensor, std::initializer_list<int64_t> sizes) const {
-    if (tensor) check(what, *tensor, sizes);
-  }
-  void check(const char* what, const Tensor& tensor, std::initializer_list<int64_t> sizes, ScalarType type) const {
-    const std::vector<int64_t> expected = with(sizes);
-    const Geometry at = geometry(tensor);
-    MANUALGRAD_CHECK(
-        at.dim == static_cast<int64_t>(expected.size()) && std::equal(expected.begin(), expected.end(), at.sizes),
-        where, what, ": expected shape ", list(expected.data(), static_cast<int64_t>(expected.size())), ", got ",
-        list(at.sizes, at.dim));
-    MANUALGRAD_CHECK(tensor.scalar_type() == type, where, what, ": expected ", dtype_name(type), ", got ",
-                     dtype_name(tensor.scalar_type()));
-    MANUALGRAD_CHECK(same_device(tensor, like), where, what, ": not on the device of ", name);
-  }
-};
-
-// real_square: the largest side of a real square matrix.
-inline FactorShape factor_shape(const char* where, const char* name, const Tensor& matrix,
-                                int64_t real_square = kLargestFactor) {
-  MANUALGRAD_CHECK(matrix.dim() >= 2, where, name, ": expected matrices, got ", matrix.dim(), " dims");
-  const int64_t m = matrix.size(-2), n = matrix.size(-1);
-  const bool real = real_dtype(matrix.scalar_type()) == matrix.scalar_type();
-  const int64_t largest = m == n && real ? real_square : kLargestFactor;
-  MANUALGRAD_CHECK(std::max(m, n) <= largest, where, name, ": expected sides up to ", largest, ", got ", m, " by ", n);
-  return {where, matrix, name, 2};
-}
-inline FactorShape square_factor(const char* where, const char* name, const Tensor& matrix,
-                                 int64_t real_square = kLargestFactor) {
-  const FactorShape shape = factor_shape(where, name, matrix, real_square);
-  MANUALGRAD_CHECK(matrix.size(-2) == matrix.size(-1), where, name, ": expected square matrices, got ", matrix.size(-2),
-                   " by ", matrix.size(-1));
-  return shape;
-}
-
-// Keeps alive what matrices point to.
-class Operands {
- public:
-  template <class S>
-  MatrixBatch<const S> matrices(const Tensor& tensor, int64_t matrix_dims = 2) {
-    kept_.push_back(with_single_batch(tensor, matrix_dims));
-    return manualgrad::matrices<S>(kept_.back(), matrix_dims);
-  }
-  template <class S>
-  MatrixBatch<const S> matrices(const OptionalTensor& tensor, int64_t matrix_dims = 2) {
-    return tensor ? matrices<S>(*tensor, matrix_dims) : MatrixBatch<const S>{};
-  }
-
- private:
-  std::vector<Tensor> kept_;
-};
-
-}  // namespace detail
-
 // Device::kLargest<Family>: the largest side of a real square matrix, at least kLargestFactor, that of all others.
 // Device::run<Family>(like, arguments, batch, m, n) runs Family<S, F> over the batch; there is at least one entry.
 template <class Device>
@@ -421,7 +332,7 @@ struct FactorOperators {
     shape.check("L_grad", L_grad, {m, k});
     shape.check("U_grad", U_grad, {k, n});
     Tensor out = allocate(shape.with({m, n}), L);
-    dispatch(out, where, "L", [&](auto tag) {
+    detail::dispatch_filled(out, where, "L", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       LuArguments<S> all{};
@@ -441,7 +352,7 @@ struct FactorOperators {
     const int64_t m = L.size(-2), k = L.size(-1), n = U.size(-1);
     shape.check("A_t", A_t, {m, n});
     Tensor dL = allocate(shape.with({m, k}), L), dU = allocate(shape.with({k, n}), L);
-    dispatch(A_t, where, "L", [&](auto tag) {
+    detail::dispatch_filled(A_t, where, "L", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       LuArguments<S> all{};
@@ -484,13 +395,13 @@ struct FactorOperators {
                                                    const Tensor& pivots) {
     constexpr const char* where = "manualgrad::solve_pullback: ";
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePull>);
-    const int64_t n = LU.size(-1), r = columns(where, X, LU);
+    const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});
     shape.check("gX", gX, {n, r});
     shape.check("A", A, {n, n});
     shape.check("pivots", pivots, {n}, ScalarType::Int);
     Tensor gA = allocate(shape.with({n, n}), LU), gB = allocate(shape.with({n, r}), LU);
-    dispatch(gA, where, "LU", [&](auto tag) {
+    detail::dispatch_filled(gA, where, "LU", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       SolveArguments<S> all{};
@@ -509,14 +420,14 @@ struct FactorOperators {
                                   const Tensor& LU, const Tensor& pivots) {
     constexpr const char* where = "manualgrad::solve_pushforward: ";
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePush>);
-    const int64_t n = LU.size(-1), r = columns(where, X, LU);
+    const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});
     shape.check("dA", dA, {n, n});
     shape.check("dB", dB, {n, r});
     shape.check("A", A, {n, n});
     shape.check("pivots", pivots, {n}, ScalarType::Int);
     Tensor dX = allocate(shape.with({n, r}), LU);
-    dispatch(dX, where, "LU", [&](auto tag) {
+    detail::dispatch_filled(dX, where, "LU", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       SolvePushArguments<S> all{};
@@ -532,22 +443,6 @@ struct FactorOperators {
   }
 
  private:
-  // How many right-hand sides there are.
-  static int64_t columns(const char* where, const Tensor& X, const Tensor& LU) {
-    MANUALGRAD_CHECK(X.dim() == LU.dim(), where, "X: expected ", LU.dim(), " dims, got ", X.dim());
-    const int64_t r = X.size(-1), largest = std::max<int64_t>(LU.size(-1), kLargestFactor);
-    MANUALGRAD_CHECK(r <= largest, where, "X: expected up to ", largest, " columns, got ", r);
-    return r;
-  }
-
-  // f(Tag<S>{}) for the dtype of what is to be filled, if it has an entry.
-  template <class F>
-  static void dispatch(const Tensor& result, const char* where, const char* name, const F& f) {
-    dispatch_matrix(result.scalar_type(), where, name, [&](auto tag) {
-      if (result.numel() > 0) f(tag);
-    });
-  }
-
   template <template <class, int> class Family>
   static detail::FactorShape lu_shape(const char* where, const Tensor& P, const Tensor& L, const Tensor& U,
                                       bool pivot) {
@@ -570,7 +465,7 @@ struct FactorOperators {
     shape.check(name, given, {m, n});
     if (pivot) shape.check("pivs", pivs, {std::min(m, n)}, ScalarType::Int);
     Tensor out = allocate(shape.with({m, n}), LU);
-    dispatch(out, where, "LU", [&](auto tag) {
+    detail::dispatch_filled(out, where, "LU", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       const MatrixBatch<const S> factors = kept.matrices<S>(LU), g = kept.matrices<S>(given);
@@ -590,7 +485,7 @@ struct FactorOperators {
     const int64_t n = L.size(-1);
     shape.check(name, given, {n, n});
     Tensor out = allocate(shape.with({n, n}), L);
-    dispatch(out, where, "L", [&](auto tag) {
+    detail::dispatch_filled(out, where, "L", [&](auto tag) {
       using S = typename decltype(tag)::type;
       constexpr bool kPull = std::is_same_v<Family<S, 0>, CholeskyPull<S, 0>>;
       detail::Operands kept;
@@ -614,7 +509,7 @@ struct FactorOperators {
     shape.check("det", det, {});
     shape.check("pivots", pivots, {n}, ScalarType::Int);
     Tensor out = allocate(shape.with({n, n}), LU);
-    dispatch(out, where, "LU", [&](auto tag) {
+    detail::dispatch_filled(out, where, "LU", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       DetArguments<S> all{};
@@ -635,7 +530,7 @@ struct FactorOperators {
     const int64_t n = inverse.size(-1);
     shape.check(name, given, {n, n});
     Tensor out = allocate(shape.with({n, n}), inverse);
-    dispatch(out, where, "inverse", [&](auto tag) {
+    detail::dispatch_filled(out, where, "inverse", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       InverseArguments<S> all{};

@@ -4,6 +4,7 @@
 // run(move, memory), where `move` brings matrices in and out.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "lanes.h"
@@ -137,6 +138,23 @@ void in_groups(const Family& family, int64_t work, int64_t few, const Call& call
     const bool has_last = apart && end == groups;
     call(begin, has_last ? std::min(end, whole) : end, memory);
     if (has_last) All::run_each(family, whole * All::kCount, family.batch, memory);
+  });
+}
+
+// All of a family with sides, in the widest lanes there are.
+template <class Family>
+void run_in_lanes(const Family& family) {
+  const int64_t side = std::max(family.m(), family.n());
+  with_native([&](auto bytes) {
+    constexpr int kBytes = decltype(bytes)::value;
+    using All = Groups<Family, kBytes>;
+    in_groups<kBytes>(family, 2 * side * side * side, 1, [&](int64_t begin, int64_t end, auto* memory) {
+      if constexpr (kBytes > 16) {
+        run_native<kBytes, All>(family, begin, end, memory);
+      } else {
+        All::run_each(family, begin * All::kCount, std::min(end * All::kCount, family.batch), memory);
+      }
+    });
   });
 }
 

@@ -72,6 +72,18 @@ struct OneMatrix {
   Team team;
   int64_t place;
 
+  // f(i, j) for each entry of a matrix.
+  template <class F>
+  HOST_DEVICE void for_entries(int rows, int columns, const F& f) const {
+    if constexpr (std::is_same_v<Team, Alone>) {  // without divisions
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) f(i, j);
+      }
+    } else {
+      for (int k = team.rank(); k < rows * columns; k += team.size()) f(k / columns, k % columns);
+    }
+  }
+
   // Whether so many numbers are read faster than a part of them.
   template <class S>
   HOST_DEVICE static constexpr bool whole(int) {
@@ -80,10 +92,9 @@ struct OneMatrix {
   template <class S>
   HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to, int pitch,
                         Part part = Part::kAll) const {
-    for (int k = team.rank(); k < rows * columns; k += team.size()) {
-      const int i = k / columns, j = k % columns;
+    for_entries(rows, columns, [&](int i, int j) {
       if (belongs(part, i, j)) to[i * pitch + j] = from.at(place, i, j);
-    }
+    });
     team.sync();
   }
   template <class S>
@@ -94,10 +105,8 @@ struct OneMatrix {
   template <class S>
   HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
-    for (int k = team.rank(); k < rows * columns; k += team.size()) {
-      const int i = k / columns, j = k % columns;
-      to.at(place, order == nullptr ? i : order[i], j) = from[k];
-    }
+    for_entries(rows, columns,
+                [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * columns + j]; });
   }
 
   // See order_of_pivots(); null without pivots.

@@ -1,5 +1,5 @@
-"""The compiled derivatives of LU, Cholesky, determinants, inverses and solves against their references, on every device
-that has them."""
+"""The compiled derivatives of LU, Cholesky, QR, determinants, inverses and solves against their references, on every
+device that has them."""
 
 from __future__ import annotations
 
@@ -102,6 +102,31 @@ def solve_tangents(*batch: int, n: int, dtype: torch.dtype, columns: int | None 
     return random(*batch, n, n, dtype=dtype, seed=5), dB, X, A, LU, pivots
 
 
+def triangular(
+    *batch: int,
+    n: int,
+    dtype: torch.dtype,
+    columns: int | None = None,
+    upper: bool = True,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> tuple:
+    columns = n if columns is None else columns
+    A = random(*batch, n, n, dtype=dtype) / max(1.0, math.sqrt(n)) + 2 * torch.eye(n, dtype=dtype)
+    grad, X = (random(*batch, *((n, columns) if left else (columns, n)), dtype=dtype, seed=s) for s in (3, 4))
+    return grad, A, X, upper, left, unitriangular
+
+
+def qr(
+    *batch: int, n: int, dtype: torch.dtype, m: int | None = None, grad_Q: bool = True, grad_R: bool = True
+) -> tuple:
+    m = n if m is None else m
+    Q, R = torch.linalg.qr(regular(*batch, n=m, dtype=dtype)[..., :n])
+    gQ = random(*Q.shape, dtype=dtype, seed=1) if grad_Q else None
+    gR = random(*R.shape, dtype=dtype, seed=2) if grad_R else None
+    return gQ, gR, Q, R
+
+
 # operator -> its arguments for square matrices, at (*batch, n=, dtype=)
 OPERATORS: dict[str, Callable[..., tuple]] = {
     "lu_pullback": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
@@ -116,10 +141,15 @@ OPERATORS: dict[str, Callable[..., tuple]] = {
     "inv_pushforward": inverse,
     "solve_pullback": solve,
     "solve_pushforward": solve_tangents,
+    "triangular_pullback": triangular,
+    "qr_pullback": qr,
 }
+TRIANGLES = ("triangular_pullback", "qr_pullback")
 
 
-IN_CACHE = [name for name in OPERATORS if not name.endswith("pushforward") or name.startswith("inv")]
+IN_CACHE = [
+    name for name in OPERATORS if (not name.endswith("pushforward") or name.startswith("inv")) and name not in TRIANGLES
+]
 
 
 def cases(sizes: list[int], larger: list[int]) -> list[Any]:
@@ -128,7 +158,9 @@ def cases(sizes: list[int], larger: list[int]) -> list[Any]:
     return [pytest.param(name, n, dtype, id=f"{name}-{n}-{str(dtype)[6:]}") for name, n, dtype in found]
 
 
-def skip_unless_taken(n: int, device: str) -> None:
+def skip_unless_taken(n: int, device: str, name: str = "lu_pullback") -> None:
+    if device not in getattr(mg.ops, name).kernels:
+        pytest.skip("no such kernel")
     if n > max(SIZES) and device != "cpu":
         pytest.skip("the kernel takes smaller matrices")
 
@@ -151,7 +183,7 @@ def check(name: str, arguments: tuple, device: str) -> tuple[Tensor, ...]:
     expected = outputs(getattr(mg.ops, name).reference(*moved(arguments, wide)))
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
-        assert one.is_contiguous()
+        assert (one.mT if name == "qr_pullback" else one).is_contiguous()
         assert one.shape == other.shape
         single = one.dtype in (torch.float32, torch.complex64)
         scale = 1.0 if other.numel() == 0 else max(1.0, other.abs().max().item())
@@ -162,7 +194,7 @@ def check(name: str, arguments: tuple, device: str) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("name, n, dtype", cases(SIZES, LARGER))
 def test_square(name, n, dtype, device):
-    skip_unless_taken(n, device)
+    skip_unless_taken(n, device, name)
     for batch in ((), (1,), (BATCH if n <= max(SIZES) else 3,), (2, 3), (0,)):
         check(name, OPERATORS[name](*batch, n=n, dtype=dtype), device)
 
@@ -203,6 +235,68 @@ def test_options(n, dtype, device):
             check("solve_pushforward", (*given, *rest), device)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", SIZES)
+def test_triangles(n, dtype, device):
+    """Either triangle, either side, with and without its diagonal, any number of right-hand sides, any strides."""
+    op = mg.ops.triangular_pullback
+    for upper, left, unitriangular in itertools.product((True, False), repeat=3):
+        for columns in (0, 1, 2, 5, 32):
+            options = {"columns": columns, "upper": upper, "left": left, "unitriangular": unitriangular}
+            arguments = triangular(BATCH, n=n, dtype=dtype, **options)
+            gA, gB = check("triangular_pullback", arguments, device)
+            turned = op(*moved(arguments, lambda x: x.to(device).mT.contiguous().mT))
+            assert torch.equal(turned[0], gA) and torch.equal(turned[1], gB)
+            # what is not read has no effect and no gradient
+            unread = torch.ones(n, n, dtype=torch.bool).triu(int(not unitriangular))
+            unread = unread.mT if upper else unread
+            for value in (math.nan, math.inf, 0.0):
+                grad, A, *rest = moved(arguments, lambda x: x.to(device))
+                found = op(grad, A.masked_fill(unread.to(device), value), *rest)
+                assert torch.equal(found[0], gA) and torch.equal(found[1], gB)
+            assert (gA[..., unread.to(device)] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m, n", [(m, n) for m, n in RECTANGLES if m > n] + [(n, n) for n in SIZES])
+def test_qr(m, n, dtype, device):
+    """Each of the cotangents alone; garbage below the diagonals of R and its cotangent."""
+    skip_unless_taken(m, device, "qr_pullback")
+    for batch, grad_Q, grad_R in itertools.product(((), (BATCH,)), (True, False), (True, False)):
+        if not grad_Q and not grad_R:
+            continue
+        arguments = qr(*batch, m=m, n=n, dtype=dtype, grad_Q=grad_Q, grad_R=grad_R)
+        (found,) = check("qr_pullback", arguments, device)
+        below = torch.ones(n, n, dtype=torch.bool).tril(-1)
+        gQ, gR, Q, R = moved(arguments, lambda x: x.to(device))
+        for value in (math.nan, math.inf):
+            spoilt = [x if x is None else x.masked_fill(below.to(device), value) for x in (gR, R)]
+            assert torch.equal(mg.ops.qr_pullback(gQ, spoilt[0], Q, spoilt[1]), found)
+        for layout in ("columns", "gaps"):
+            given = moved((gQ, gR, Q, R), LAYOUTS[layout])
+            assert torch.equal(mg.ops.qr_pullback(*given), found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16])
+def test_triangles_with_a_pivot_of_zero(n, dtype, device):
+    """What is not finite stays in its matrix; the last pivot of a real square QR is not divided by."""
+    for name, place in (("triangular_pullback", 1), ("qr_pullback", 3)):
+        if device not in getattr(mg.ops, name).kernels:
+            continue
+        arguments = moved(OPERATORS[name](BATCH, n=n, dtype=dtype), lambda x: x.to(device))
+        clean = outputs(getattr(mg.ops, name)(*arguments))
+        for pivot in {0, n - 1}:
+            changed = list(arguments)
+            changed[place] = arguments[place].clone()
+            changed[place][5, pivot, pivot] = 0
+            for one, other in zip(outputs(getattr(mg.ops, name)(*changed)), clean):
+                smooth = name == "qr_pullback" and not dtype.is_complex and pivot == n - 1
+                assert one[5].isfinite().all() == smooth
+                keep = torch.arange(BATCH) != 5
+                assert torch.equal(one[keep], other[keep])
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "columns": lambda x: x.mT.contiguous().mT if x.dim() > 2 else x,
     "rows": lambda x: x.contiguous(),
@@ -214,7 +308,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name, n, dtype", cases([2, 3, 4, 7, 12, 20], [50]))
 def test_layouts(name, n, dtype, layout, device):
-    skip_unless_taken(n, device)
+    skip_unless_taken(n, device, name)
     arguments = OPERATORS[name](3, 6, n=n, dtype=dtype)
     expected = check(name, arguments, device)
     found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: LAYOUTS[layout](x.to(device)))))
@@ -224,7 +318,7 @@ def test_layouts(name, n, dtype, layout, device):
 
 @pytest.mark.parametrize("name, n, dtype", cases([3, 9], [40]))
 def test_broadcast_batches(name, n, dtype, device):
-    skip_unless_taken(n, device)
+    skip_unless_taken(n, device, name)
     arguments = moved(OPERATORS[name](n=n, dtype=dtype), lambda x: x.to(device).expand(4, 5, *x.shape))
     expected = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.contiguous())))
     for one, other in zip(outputs(getattr(mg.ops, name)(*arguments)), expected):
@@ -234,11 +328,11 @@ def test_broadcast_batches(name, n, dtype, device):
 @pytest.mark.parametrize("name, n, dtype", cases([1, 2, 3, 4, 7, 16, 21], [35]))
 def test_same_bits_wherever_it_stands(name, n, dtype, device):
     """In any place of a batch, and with any number of threads; but few matrices may take another way than many."""
-    skip_unless_taken(n, device)
+    skip_unless_taken(n, device, name)
     op, arguments = getattr(mg.ops, name), OPERATORS[name](300, n=n, dtype=dtype)
     arguments = moved(arguments, lambda x: x.to(device))
     whole = outputs(op(*arguments))
-    few = [(0, 1), (1, 2), (3, 5), (299, 1)] if n <= 4 or dtype.is_complex else []
+    few = [(0, 1), (1, 2), (3, 5), (299, 1)] if n <= 4 or dtype.is_complex or name not in IN_CACHE else []
     for start, count in (*few, (7, 16), (250, 50)):
         part = outputs(op(*moved(arguments, lambda x, a=start, c=count: x[a : a + c])))
         for one, other in zip(part, whole):
@@ -259,7 +353,7 @@ def test_same_bits_wherever_it_stands(name, n, dtype, device):
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("name, n, dtype", cases([1, 3, 9], [34]))
 def test_infinities_stay_in_their_matrix(name, n, dtype, value, device):
-    skip_unless_taken(n, device)
+    skip_unless_taken(n, device, name)
     op, arguments = getattr(mg.ops, name), OPERATORS[name](BATCH, n=n, dtype=dtype)
     arguments = moved(arguments, lambda x: x.to(device))
     clean = outputs(op(*arguments))
@@ -358,8 +452,25 @@ def test_pivots_out_of_range_do_no_harm(n, device):
         getattr(mg.ops, name)(*wrong)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("name", TRIANGLES)
+def test_strides_are_known_without_data(name, n, device):
+    skip_unless_taken(n, device, name)
+    given: list[tuple] = [OPERATORS[name](6, n=n, dtype=torch.float64)]
+    if name == "triangular_pullback":
+        for left, columns in itertools.product((True, False), (2, 20)):
+            given.append(triangular(6, n=n, dtype=torch.float64, left=left, columns=columns))
+    else:
+        given.append(qr(6, m=7, n=n, dtype=torch.float64))
+    for arguments in given:
+        found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to(device))))
+        known = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to("meta"))))
+        assert [(x.shape, x.stride()) for x in found] == [(x.shape, x.stride()) for x in known]
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_does_not_fit_is_named(name, device):
+    skip_unless_taken(3, device, name)
     op = getattr(mg.ops, name)
     arguments = OPERATORS[name](2, n=3, dtype=torch.float64)
     names = [a.name for a in op.op._schema.arguments]
@@ -387,3 +498,17 @@ def test_taken_where_nothing_is_recorded(n, device):
     recorded = mg.ops.linalg_lu_backward(gL, gU, P, L.requires_grad_(), U, True)
     assert recorded.requires_grad
     torch.testing.assert_close(recorded, found)
+
+
+@pytest.mark.parametrize("n", [2, 7, 16])
+def test_triangles_are_taken_where_nothing_is_recorded(n, device):
+    grad, A, X, *options = moved(triangular(4, n=n, dtype=torch.float64, upper=False), lambda x: x.to(device))
+    found = mg.ops.linalg_solve_triangular_backward(grad, A, X, *options)
+    for one, other in zip(found, mg.ops.triangular_pullback(grad, A, X, *options)):
+        assert torch.equal(one, other)
+    for one, other in zip(mg.ops.linalg_solve_triangular_backward(grad, A.requires_grad_(), X, *options), found):
+        assert one.requires_grad
+        torch.testing.assert_close(one, other)
+    gQ, gR, Q, R = moved(qr(4, m=n + 1, n=n, dtype=torch.float64), lambda x: x.to(device))
+    if device in mg.ops.qr_pullback.kernels:
+        assert torch.equal(mg.ops.linalg_qr_backward(gQ, gR, Q @ R, Q, R, "reduced"), mg.ops.qr_pullback(gQ, gR, Q, R))

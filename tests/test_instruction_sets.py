@@ -15,6 +15,8 @@ SCRIPT = """
 import torch
 import torch_manualgrad as mg
 
+LOWER = (False, True, False)  # neither upper nor unitriangular
+
 def random(*shape, dtype):
     return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(len(shape)))
 
@@ -28,6 +30,10 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         factors = torch.linalg.lu(A)
         if n <= 32:
             same(mg.ops.lu_pushforward(G, *factors, True), mg.ops.lu_pushforward.reference(G, *factors, True))
+            same(mg.ops.triangular_pullback(G, A, A, *LOWER), mg.ops.triangular_pullback.reference(G, A, A, *LOWER))
+            for QR in (torch.linalg.qr(A), torch.linalg.qr(A[..., :-1])):
+                given = (G[..., :, : QR.R.shape[-1]], G[..., : QR.R.shape[-1], : QR.R.shape[-1]], *QR)
+                same(mg.ops.qr_pullback(*given), mg.ops.qr_pullback.reference(*given))
         if n <= 32 or not dtype.is_complex:
             same(mg.ops.lu_pullback(G, G, *factors, True), mg.ops.lu_pullback.reference(G, G, *factors, True))
             same(mg.ops.inv_pullback(G, A), mg.ops.inv_pullback.reference(G, A))

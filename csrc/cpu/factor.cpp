@@ -17,22 +17,6 @@ struct Cpu {
           ? kLargestFactor
           : kLargestBlocks;
 
-  template <template <class, int> class Family, class S, int F>
-  static void run_sized(const Family<S, F>& family) {
-    const int64_t side = std::max(family.m(), family.n());
-    with_native([&](auto bytes) {
-      constexpr int kBytes = decltype(bytes)::value;
-      using All = Groups<Family<S, F>, kBytes>;
-      in_groups<kBytes>(family, 2 * side * side * side, 1, [&](int64_t begin, int64_t end, auto* memory) {
-        if constexpr (kBytes > 16) {
-          run_native<kBytes, All>(family, begin, end, memory);
-        } else {
-          All::run_each(family, begin * All::kCount, std::min(end * All::kCount, family.batch), memory);
-        }
-      });
-    });
-  }
-
   // Whether matrices go one at a time through factor_blocks.h: large ones, and where that is faster, by measurement,
   // few ones, and those of which full products are formed.
   template <template <class, int> class Family, class S>
@@ -52,18 +36,8 @@ struct Cpu {
         return pull_blocks(arguments, batch, static_cast<int>(m), static_cast<int>(n));
       }
     }
-    const auto sized = [&](auto side) {
-      Family<S, decltype(side)::value> family{};
-      static_cast<Arguments&>(family) = arguments;
-      static_cast<Sides<decltype(side)::value>&>(family) = {batch, static_cast<int>(m), static_cast<int>(n)};
-      run_sized(family);
-    };
-    if constexpr (!NumberTraits<S>::kComplex && kLargest<Family> == kLargestBlocks) {  // tangents: not worth the code
-      if (m == n && n == 2) return sized(std::integral_constant<int, 2>{});
-      if (m == n && n == 3) return sized(std::integral_constant<int, 3>{});
-      if (m == n && n == 4) return sized(std::integral_constant<int, 4>{});
-    }
-    sized(std::integral_constant<int, 0>{});
+    constexpr bool kKnown = !NumberTraits<S>::kComplex && kLargest<Family> == kLargestBlocks;  // tangents: not worth it
+    with_side<Family, kKnown>(arguments, batch, m, n, [](const auto& family) { run_in_lanes(family); });
   }
 };
 

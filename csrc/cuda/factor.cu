@@ -14,24 +14,8 @@ struct Cuda {
 
   template <template <class, int> class Family, class Arguments>
   static void run(const Tensor& like, const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
-    using S = typename Arguments::Scalar;
-    const auto sized = [&](auto side) {
-      constexpr int F = decltype(side)::value;
-      Family<S, F> family{};
-      static_cast<Arguments&>(family) = arguments;
-      static_cast<Sides<F>&>(family) = {batch, static_cast<int>(m), static_cast<int>(n)};
-      if constexpr (F > 0) {
-        launch_threads<4 * F * F + 4 * F>(like, family);
-      } else {
-        launch_warps(like, family);
-      }
-    };
-    if constexpr (!NumberTraits<S>::kComplex) {
-      if (m == n && n == 2) return sized(std::integral_constant<int, 2>{});
-      if (m == n && n == 3) return sized(std::integral_constant<int, 3>{});
-      if (m == n && n == 4) return sized(std::integral_constant<int, 4>{});
-    }
-    sized(std::integral_constant<int, 0>{});
+    constexpr bool kKnown = !NumberTraits<typename Arguments::Scalar>::kComplex;
+    with_side<Family, kKnown>(arguments, batch, m, n, [&](const auto& family) { launch_sized(like, family); });
   }
 };
 

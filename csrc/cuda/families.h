@@ -1,5 +1,5 @@
-// Families of small matrices (csrc/small_plan.h, csrc/factor_plan.h) on CUDA: a thread for a matrix, in its own memory,
-// or a warp for a matrix, in shared memory. On the current stream; waits for nothing.
+// Families of small matrices (csrc/small_plan.h, csrc/factor_plan.h, csrc/triangle_plan.h) on CUDA: a thread for a
+// matrix, in its own memory, or a warp for a matrix, in shared memory. On the current stream; waits for nothing.
 #pragma once
 
 #include "../one_matrix.h"
@@ -89,6 +89,17 @@ void launch_warps(const Tensor& like, const Family& family) {
     }
     kernel<<<grid, kWarp, bytes, stream>>>(family);
   });
+}
+
+// Of a family with sides; where the compiler knows them a thread has memory for four matrices and a little more.
+template <class Family>
+void launch_sized(const Tensor& like, const Family& family) {
+  constexpr int F = Family::kSide;
+  if constexpr (F > 0) {
+    launch_threads<4 * F * F + 4 * F>(like, family);
+  } else {
+    launch_warps(like, family);
+  }
 }
 
 }  // namespace

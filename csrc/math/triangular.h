@@ -240,18 +240,57 @@ HOST_DEVICE void solve_upper(const Team& team, const N* F, N* Y, N* inverse, int
   }
 }
 
+// The inverse of a diagonal that counts as ones.
+struct Ones {
+  HOST_DEVICE Unscaled operator[](int) const { return {}; }
+};
+
+// Y (n, r) := U^-H Y for an upper triangle U. inverse: the conjugate of that of its diagonal.
+template <class Team, class N, class Diagonal>
+HOST_DEVICE void solve_upper_adjoint(const Team& team, const Grid<const N>& U, const Grid<N>& Y,
+                                     const Diagonal& inverse, int n, int r) {
+  for (int i = 0; i < n; ++i) {
+    step<Sum::kSubtract, Factor::kConjugate>(team, Line<N>{Y.data + i * Y.row, Y.column},
+                                             {U.data + i * U.column, U.row}, {Y.data, Y.row, Y.column}, i, r,
+                                             inverse[i]);
+  }
+}
+
+// Y := L^-H Y for a lower triangle L.
+template <class Team, class N, class Diagonal>
+HOST_DEVICE void solve_lower_adjoint(const Team& team, const Grid<const N>& L, const Grid<N>& Y,
+                                     const Diagonal& inverse, int n, int r) {
+  for (int i = n - 1; i >= 0; --i) {
+    step<Sum::kSubtract, Factor::kConjugate>(team, Line<N>{Y.data + i * Y.row, Y.column},
+                                             {L.data + (i + 1) * L.row + i * L.column, L.row},
+                                             {Y.data + (i + 1) * Y.row, Y.row, Y.column}, n - 1 - i, r, inverse[i]);
+  }
+}
+
 // Y := L^-H U^-H Y.
 template <class Team, class N>
 HOST_DEVICE void lu_solve_adjoint(const Team& team, const N* F, N* Y, N* inverse, int n, int r) {
-  constexpr Sum kSubtract = Sum::kSubtract;
-  constexpr Factor kConjugate = Factor::kConjugate;
-  invert_diagonal<kConjugate>(team, F, n, n, inverse);
-  for (int i = 0; i < n; ++i) {
-    step<kSubtract, kConjugate>(team, Line<N>{Y + i * r, 1}, {F + i, n}, {Y, r, 1}, i, r, inverse[i]);
+  invert_diagonal<Factor::kConjugate>(team, F, n, n, inverse);
+  solve_upper_adjoint(team, Grid<const N>{F, n, 1}, Grid<N>{Y, r, 1}, inverse, n, r);
+  solve_lower_adjoint(team, Grid<const N>{F, n, 1}, Grid<N>{Y, r, 1}, Ones{}, n, r);
+}
+
+// T (n, n): an upper triangle, or the transpose of a lower one; becomes its cotangent, zero elsewhere. G (n, r): the
+// cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution.
+template <class Team, class N, class Diagonal>
+HOST_DEVICE void triangular_pull_back(const Team& team, N* T, N* G, const N* X, const Diagonal& inverse, bool upper,
+                                      bool unitriangular, int n, int r) {
+  if (upper) {
+    solve_upper_adjoint(team, Grid<const N>{T, n, 1}, Grid<N>{G, r, 1}, inverse, n, r);
+  } else {
+    solve_lower_adjoint(team, Grid<const N>{T, 1, n}, Grid<N>{G, r, 1}, inverse, n, r);
   }
-  for (int i = n - 2; i >= 0; --i) {
-    step<kSubtract, kConjugate>(team, Line<N>{Y + i * r, 1}, {F + (i + 1) * n + i, n}, {Y + (i + 1) * r, r, 1},
-                                n - 1 - i, r);
+  const int first = unitriangular ? 1 : 0;
+  const N *rows = upper ? G : X, *columns = upper ? X : G;
+  for (int i = 0; i < n; ++i) {
+    for (int j = team.rank(); j < i + first; j += team.size()) T[i * n + j] = N{};
+    step<Sum::kReplaceNegative, Factor::kPlain>(team, Line<N>{T + i * n + i + first, 1}, {rows + i * r, 1},
+                                                {columns + (i + first) * r, 1, r}, r, n - i - first);
   }
 }
 
@@ -261,6 +300,79 @@ HOST_DEVICE void multiply(const Team& team, const Grid<const N>& a, const Grid<c
   for (int i = 0; i < m; ++i) {
     step<How, Factor::kPlain>(team, Line<N>{c + i * n, 1}, {a.data + i * a.row, a.column}, b, k, n);
   }
+}
+
+// The upper triangle of c (n, n) += A^H B, or -= it, for A and B (m, n).
+template <Sum How, class Team, class N>
+HOST_DEVICE void add_upper_of_inner(const Team& team, const N* A, const N* B, int m, int n, N* c) {
+  for (int i = 0; i < n; ++i) {
+    step<How, Factor::kConjugate>(team, Line<N>{c + i * n + i, 1}, {A + i, n}, {B + i, n, 1}, m, n - i);
+  }
+}
+
+// The upper triangle of c += A B^H, or -= it, for upper triangles A and B.
+template <Sum How, class Team, class N>
+HOST_DEVICE void add_upper_of_outer(const Team& team, const N* A, const N* B, int n, N* c) {
+  for (int j = 0; j < n; ++j) {
+    step<How, Factor::kConjugate>(team, Line<N>{c + j, n}, {B + j * n + j, 1}, {A + j, 1, n}, n - j, j + 1);
+  }
+}
+
+// Q (m, n) with m > n, R (n, n). G and S: their cotangents, S null for zero, else an upper triangle. G becomes that of
+// Q R. M: memory for (n, n).
+template <class Team, class N>
+HOST_DEVICE void tall_qr_pull_back(const Team& team, const N* Q, const N* R, N* G, const N* S, N* M, N* inverse, int m,
+                                   int n) {
+  clear(team, Part::kAll, M, n, n);
+  add_upper_of_inner<Sum::kAdd>(team, Q, G, m, n, M);
+  if (S != nullptr) add_upper_of_outer<Sum::kSubtract>(team, S, R, n, M);
+  for (int i = 0; i < n; ++i) {  // the Hermitian matrix of this upper triangle
+    for (int j = i + team.rank(); j < n; j += team.size()) {
+      if (j == i) M[i * n + i] = from_real<N>(real_part(M[i * n + i]));
+      M[j * n + i] = conjugate(M[i * n + j]);
+    }
+  }
+  team.sync();
+  multiply<Sum::kSubtract>(team, Grid<const N>{Q, n, 1}, Grid<const N>{M, n, 1}, m, n, n, G);
+  invert_diagonal<Factor::kConjugate>(team, R, n, n, inverse);
+  solve_lower_adjoint(team, Grid<const N>{R, 1, n}, Grid<N>{G, 1, n}, inverse, n, m);  // transposed: G R^-H
+}
+
+// The same for a square Q, with W^H = R^H inner^H in place of W = inner R^-H: upper triangles, as all others.
+template <class Team, class N>
+HOST_DEVICE void square_qr_pull_back(const Team& team, const N* Q, const N* R, N* G, const N* S, N* M, N* inverse,
+                                     int n) {
+  constexpr bool kComplex = NumberTraits<N>::kComplex;
+  clear(team, Part::kAll, M, n, n);
+  add_upper_of_inner<Sum::kAdd>(team, G, Q, n, n, M);
+  add_upper_of_inner<Sum::kSubtract>(team, Q, G, n, n, M);
+  if (S != nullptr) {
+    add_upper_of_outer<Sum::kAdd>(team, S, R, n, M);
+    add_upper_of_outer<Sum::kSubtract>(team, R, S, n, M);
+  }
+  for (int i = team.rank(); i < n; i += team.size()) {  // what is left of the diagonal has no real part
+    if constexpr (kComplex) {
+      M[i * n + i] = {RealOf<N>{}, M[i * n + i].im * real_number<RealOf<N>>(0.5f)};
+    } else {
+      M[i * n + i] = N{};
+    }
+  }
+  team.sync();
+  invert_diagonal<Factor::kPlain>(team, R, n, n, inverse);
+  for (int i = n - 1; i >= 0; --i) {  // R^-1; of a real matrix nothing is divided by the last pivot
+    const int first = kComplex ? i : i + 1;
+    step<Sum::kSubtract, Factor::kPlain>(team, Line<N>{M + i * n + first, 1}, {R + i * n + i + 1, 1},
+                                         {M + (i + 1) * n + first, n, 1}, n - 1 - i, n - first, inverse[i]);
+  }
+  for (int i = 0; i < n; ++i) {  // the adjoint, and S
+    for (int j = i + team.rank(); j < n; j += team.size()) {
+      const N below = conjugate(M[i * n + j]), above = S == nullptr ? N{} : S[i * n + j];
+      M[i * n + j] = above;
+      M[j * n + i] = j == i ? below + above : below;
+    }
+  }
+  team.sync();
+  multiply<Sum::kReplace>(team, Grid<const N>{Q, n, 1}, Grid<const N>{M, n, 1}, n, n, n, G);
 }
 
 // adj(L U) = det U D U^-1 E L^-1 where some pivots are zero: replaces these by ones, in U without the entries that fall
