@@ -5,6 +5,9 @@ A new rule is covered by being registered: nothing here names one.
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import CHECKS, Report, check, op_samples
@@ -117,6 +120,43 @@ def test_at_kinks_every_mode_is_finite(dtype):
                 assert torch.func.grad(mode)(x).isfinite().all(), case.sample
                 assert torch.func.jvp(mode, (x,), (torch.ones_like(x),))[1].isfinite().all(), case.sample
     assert seen
+
+
+class Layouts(TorchDispatchMode):
+    """Compares what formulas return with what they return for tensors without data: the compiler relies on it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "manualgrad":
+            known = func(*tree_map_only(torch.Tensor, lambda x: x.to("meta"), args), **(kwargs or {}))
+            assert [layout(x) for x in tree_leaves(found)] == [layout(x) for x in tree_leaves(known)], func
+        return found
+
+
+def layout(x):
+    return None if x is None else (x.dtype, x.shape, [s for n, s in zip(x.shape, x.stride()) if n > 1 and x.numel()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_layouts_are_known_without_data(rule, dtype, monkeypatch):
+    for formula in mg.ops.values():
+        monkeypatch.setattr(formula, "in_python", False)  # which would pass by the mode
+    for sample in samples(rule, dtype):
+        with mg.override(rule), Layouts():
+            args = [
+                a.detach().requires_grad_()
+                if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex())
+                else a
+                for a in sample.args
+            ]
+            inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+            outputs = [o for o in tree_leaves(rule.probe(*args, **sample.kwargs)) if o.requires_grad]
+            torch.autograd.grad(outputs, inputs, [torch.randn_like(o) for o in outputs], allow_unused=True)
+            if "fwd" not in rule.gaps:
+                with fwAD.dual_level():
+                    duals = [fwAD.make_dual(a.detach(), a.detach()) if any(a is x for x in inputs) else a for a in args]
+                    rule.probe(*duals, **sample.kwargs)
 
 
 def test_every_rule_says_where_it_comes_from_and_has_samples():

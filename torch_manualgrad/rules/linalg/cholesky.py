@@ -50,14 +50,14 @@ def _over(X: Tensor, T: Tensor, upper: bool) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def cholesky_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_backward`; the kernel takes the sizes in csrc/factor_plan.h.
+    """`cholesky_backward`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
 
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
     Source: the module's docstring.
     """
     L, gL = _lower(L, upper), _lower(gL, upper)
     S = _over(_phi(L.mH @ gL, 0.5), L, False)
-    return sym(_over(S.mH, L, False))  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
+    return sym(_over(S.mH, L, False).mH)  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
 
 
 @formula(kernel=("default",))
@@ -70,7 +70,7 @@ def cholesky_blocked_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
 def _(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
     L, gL = _lower(L, upper), _lower(gL, upper)
     X = blocks.coupled(gL, None, L, L.mH, with_diagonal=True)
-    return sym(_over(X.mH, L, False).mul_(0.5))
+    return sym(_over(X.mH, L, False).mul_(0.5).mH)
 
 
 @formula
@@ -95,14 +95,14 @@ def cholesky_backward(gL: Tensor, upper: bool, L: Tensor) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def cholesky_pushforward(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_jvp`; the kernel takes the sizes in csrc/factor_plan.h.
+    """`cholesky_jvp`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
 
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
     Source: the module's docstring.
     """
     L = _lower(L, upper)
     half = _over(sym(dA), L.mH, True)
-    return _lower(L @ _phi(_over(half.mH, L.mH, True), 0.5), upper)
+    return _lower(L @ _phi(_over(half.mH, L.mH, True), 0.5), upper).contiguous()
 
 
 @formula

@@ -176,13 +176,13 @@ def det_pullback(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tenso
 
     Args:
         grad, det: the cotangent and the determinant, (*).
-        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes n up to 32, real on the CPU 256.
+        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/factor_plan.h.
     Returns:
         (*, n, n), by rows.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.
     Non-smooth points: none. Source: linalg_det_backward, of which it is the kernel.
     """
-    return grad[..., None, None] * _adjugate_from_lu(LU, pivots).conj()
+    return (grad[..., None, None] * _adjugate_from_lu(LU, pivots).conj()).contiguous()
 
 
 @linalg_det_backward.impl("default")
@@ -257,7 +257,7 @@ def slogdet_pullback(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 
     Args:
         h: see the module's docstring, (*), in the dtype of LU.
-        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes n up to 32, real on the CPU 256.
+        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/factor_plan.h.
     Returns:
         (*, n, n), by rows.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.

@@ -182,7 +182,7 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
         mode: "reduced", "complete" or "r".
     Returns:
-        The tangents, of the shapes of Q and R. With mode "r" the first is zero.
+        The tangents, of the shapes of Q and R, by rows. With mode "r" the first is zero.
     Non-smooth points: zero pivots: nan from there on, in the columns of Q and the rows of R. With mode "complete" and
     m > n, the last columns of Q do not turn within their span.
     Source: ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
@@ -195,7 +195,8 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     Q_t = Y - Q_p @ (N - lower + lower.mH)
     R_t = Q_t.mH @ A_p + Q_p.mH @ A_t
     R_t = _nan(R_t, undefined.unsqueeze(-1)).triu()
-    return (torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))), R_t
+    Q_t = torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))
+    return Q_t.contiguous(), R_t.contiguous()
 
 
 @linalg_qr_jvp.impl("default")
@@ -208,7 +209,7 @@ def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor
     if Q.shape[-1] < m:
         Y = solve_triangular(R_1, A_t, upper=True, left=False)
         upper = phi(sym(Q.mH @ Y)).mH
-        return Y - Q @ upper, upper @ R
+        return (Y - Q @ upper).contiguous(), upper @ R
     QhA_t = Q.mH @ A_t
     N = solve_triangular(R_1, QhA_t[..., :p], upper=True, left=False)
     omega = skew(phi(pad(N, (0, m - p))) if N.is_complex() else pad(N, (0, m - p)).tril(-1))

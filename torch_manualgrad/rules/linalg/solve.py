@@ -108,18 +108,23 @@ def _(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: boo
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
+def _solve_pull_back(gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
+    gB = solve_again(A, LU, pivots, gX, True, True)
+    return gB @ -X.mH, gB
+
+
 @formula(kernel=("cpu", "cuda"))
 def solve_pullback(gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     """`linalg_solve_backward` of A X = B with one batch; the kernel takes the sizes in csrc/factor_plan.h.
 
     Args: as linalg_solve_backward, X and gX (*, n, k).
     Returns:
-        gA, (*, n, n), and gB, (*, n, k).
+        gA, (*, n, n), and gB, (*, n, k), by rows: what has no data takes its strides from here.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n or k.
     Source: ATen linalg_solve_backward.
     """
-    gB = solve_again(A, LU, pivots, gX, True, True)
-    return gB @ -X.mH, gB
+    gA, gB = _solve_pull_back(gX, X, A, LU, pivots)
+    return gA.contiguous(), gB.contiguous()
 
 
 @formula
@@ -144,7 +149,7 @@ def linalg_solve_backward(
         gX, X = gX.unsqueeze(-1), X.unsqueeze(-1)
     if left:
         small = fused(max(X.shape[-2:]), gX, X, A, in_cache=64) and X.shape[:-2] == LU.shape[:-2]
-        gA, gB = (solve_pullback if small else solve_pullback.reference)(gX, X, A, LU, pivots)
+        gA, gB = (solve_pullback if small else _solve_pull_back)(gX, X, A, LU, pivots)
     else:
         gB = solve_again(A, LU, pivots, gX, False, True)
         gA = -X.mH @ gB
@@ -157,11 +162,11 @@ def solve_pushforward(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor
 
     Args: as linalg_solve_jvp, X and dB (*, n, k).
     Returns:
-        (*, n, k).
+        (*, n, k), by rows.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n or k.
     Source: ATen linalg_solve_jvp.
     """
-    return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, True, False), X, A, dA, dB)
+    return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, True, False), X, A, dA, dB).contiguous()
 
 
 @formula
@@ -297,7 +302,7 @@ def triangular_pullback(
     """`linalg_solve_triangular_backward` with one batch; the kernel takes the sizes in csrc/triangle_plan.h.
 
     Returns:
-        gA, (*, n, n), and gB, the shape of ``X``; both contiguous: fake tensors take their strides from here.
+        gA, (*, n, n), and gB, the shape of ``X``; by rows: what has no data takes its strides from here.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or larger matrices.
     Source: ATen linalg_solve_triangular_backward.
     """
