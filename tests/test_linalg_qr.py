@@ -205,6 +205,24 @@ def test_the_fast_formulas_are_the_bodies(dtype, mode):
             same(qr.linalg_qr_jvp(t, A, Q, R, mode), tuple(stock))
 
 
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+@pytest.mark.parametrize("m, n", [(5, 3), (3, 3), (3, 5)])
+@DTYPES
+def test_of_a_batch_only_the_deficient_go_by_the_body(m, n, dtype, mode):
+    A = random(2, 3, m, n, dtype=dtype)
+    A[0, 1] = dependent(m, n, 1, dtype)
+    A[1, 2] = 0
+    Q, R = torch.linalg.qr(A, mode)
+    gQ, gR, t = (random(*x.shape, dtype=dtype, seed=1) for x in (Q, R, A))
+    for given in ((gQ, gR), (gQ, None), (None, gR)):
+        found = qr.linalg_qr_backward(*given, A, Q, R, mode)
+        expected = qr.linalg_qr_backward.reference(*given, A, Q, R, mode)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+        assert found[0, 0].isfinite().all()
+    found, expected = (f(t, A, Q, R, mode) for f in (qr.linalg_qr_jvp, qr.linalg_qr_jvp.reference))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
 @DTYPES
 def test_third_order(dtype, override):
     def gradient(A):

@@ -64,21 +64,24 @@ class _Overridden:
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             derivative = self.derivative
-            if derivative is None or derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
+            if derivative is None:
                 return self.stock.call_boxed(keyset, *args, **kwargs)
             if derivative.short_call is not None and only_autograd():
-                if not torch.is_grad_enabled():
+                recording = torch.is_grad_enabled()
+                if not recording and derivative.forward is None:
                     with below_autograd():
                         return derivative.run(*args, **kwargs)
                 values = args if len(args) == size else bind(args, kwargs)
                 grad = _plain_and_differentiable(values, places)
-                if grad is False:
+                if grad is False or grad and not recording:
                     with below_autograd():
                         return derivative.run(*args, **kwargs)
                 if grad:
                     if self.leaves is not None and self.leaves(*values):
                         return self.stock.call_boxed(keyset, *args, **kwargs)
                     return derivative.short_call(args, kwargs, values)
+            if derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
+                return self.stock.call_boxed(keyset, *args, **kwargs)
             values = bind(args, kwargs)
             if may_take_numbers:
                 args, kwargs = signature.split(with_tensors(signature, values))

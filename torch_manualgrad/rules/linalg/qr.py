@@ -30,7 +30,7 @@ With mode "r" the forward keeps no Q; it is computed anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -91,11 +91,19 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
-def _full_rank(A: Tensor, R: Tensor, mode: str) -> Tensor | None:
-    """R's leading square part, if Q is at hand and no pivot vanishes, for which only the CPU can be asked at no cost."""
-    p = min(A.shape[-2:])
-    R = R if R.shape[-2:] == (p, p) else R[..., :p, :p]
-    return None if mode == "r" or not A.is_cpu or _vanishing(A, R).any() else R
+def _replace_deficient(
+    results: tuple[Tensor, ...], A: Tensor, R: Tensor, exact: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The results, with those of ``exact`` for matrices in which a pivot vanishes; the CPU can be asked at no cost."""
+    c = min(A.shape[-2:])
+    deficient = _vanishing(A, R[..., :c, :c]).any(-1)
+    if not deficient.any():
+        return results
+    if A.dim() == 2:
+        return exact(*tensors)
+    for result, right in zip(results, exact(*[x if x is None else x[deficient] for x in tensors])):
+        result[deficient] = right
+    return results
 
 
 @formula(kernel=("cpu",))
@@ -164,11 +172,16 @@ def linalg_qr_backward(
 
 @linalg_qr_backward.impl("default")
 def _(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor:
-    if (grad_Q is None and grad_R is None) or _full_rank(A, R, mode) is None:
+    if (grad_Q is None and grad_R is None) or mode == "r" or not A.is_cpu:
         return linalg_qr_backward.reference(grad_Q, grad_R, A, Q, R, mode)
     # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
     small = Q.shape[-1] == R.shape[-1] and fused(A.shape[-2], grad_Q, grad_R, Q)
-    return (qr_pullback if small else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+    grad = (qr_pullback if small else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+
+    def exact(*tensors: Tensor) -> tuple[Tensor]:
+        return (linalg_qr_backward.reference(*tensors, mode),)
+
+    return _replace_deficient((grad,), A, R, exact, grad_Q, grad_R, A, Q, R)[0]
 
 
 @formula(kernel=("default",))
@@ -199,13 +212,10 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     return Q_t.contiguous(), R_t.contiguous()
 
 
-@linalg_qr_jvp.impl("default")
-def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """With full rank Q and R do for A: dR = (N - Omega) R, or Q^H dA - Omega R if Q is square."""
-    R_1 = _full_rank(A_p, R, mode)
-    if R_1 is None:
-        return linalg_qr_jvp.reference(A_t, A_p, Q, R, mode)
-    m, p = Q.shape[-2], R_1.shape[-1]
+    m, p = Q.shape[-2], min(A_t.shape[-2:])
+    R_1 = R[..., :p, :p]
     if Q.shape[-1] < m:
         Y = solve_triangular(R_1, A_t, upper=True, left=False)
         upper = phi(sym(Q.mH @ Y)).mH
@@ -214,6 +224,17 @@ def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor
     N = solve_triangular(R_1, QhA_t[..., :p], upper=True, left=False)
     omega = skew(phi(pad(N, (0, m - p))) if N.is_complex() else pad(N, (0, m - p)).tril(-1))
     return Q @ omega, (QhA_t - omega @ R).triu()
+
+
+@linalg_qr_jvp.impl("default")
+def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
+    if mode == "r" or not A_p.is_cpu:
+        return linalg_qr_jvp.reference(A_t, A_p, Q, R, mode)
+
+    def exact(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return linalg_qr_jvp.reference(*tensors, mode)
+
+    return _replace_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, exact, A_t, A_p, Q, R)
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -34,13 +34,6 @@ def _inverse_is_left(A: Tensor, check_errors: bool) -> bool:
     return A.is_cpu and (n > 8 or A.numel() < 600 * n * n)
 
 
-def _solve_is_left(A: Tensor, B: Tensor, left: bool, check_errors: bool) -> bool:
-    """As `_inverse_is_left`; with one right-hand side ours has less to gain."""
-    n = A.shape[-1]
-    one = B.dim() < A.dim() or B.shape[-1 if left else -2] == 1
-    return A.is_cpu and (n > (16 if one else 64) or A.numel() < 40_000)
-
-
 def summed_to(gradient: Tensor, x: Tensor) -> Tensor:
     """A gradient in the shape of the input that was broadcast."""
     return gradient if gradient.shape == x.shape else gradient.sum_to_size(x.shape)
@@ -503,7 +496,6 @@ rule(
     source="ATen linalg_solve_backward, linalg_solve_jvp",
     samples=_solve_samples,
     probe=_solution,
-    leaves=_solve_is_left,
 )
 rule(
     "aten::linalg_inv_ex",
