@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
+from torch_manualgrad.core import internals
 from torch_manualgrad.testing import CHECKS, Report, check, op_samples
 from torch_manualgrad.testing.opinfo import reached
 
@@ -41,7 +42,9 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [r for r in RULES if r.leaves], ids=lambda r: r.name)
-def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype):
+def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch):
+    # once a graph with dual numbers was compiled, by another test, any tensor may carry a tangent, and nothing is left
+    monkeypatch.setattr(internals, "_tangents_in_graphs", False)
     found = samples(rule, dtype)
     with mg.override():
         check(rule.probe, found, name=rule.name, gaps=rule.gaps)
