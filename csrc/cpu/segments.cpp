@@ -260,8 +260,9 @@ struct Period {
   }
 };
 
+// Of any Period of fewer columns than lanes: three columns use six.
 template <class N>
-constexpr int kMostVectors = kLanesIn<N> > 4 ? kLanesIn<N> : 4;
+constexpr int kMostVectors = kLanesIn<N> > 6 ? kLanesIn<N> : 6;
 
 // Puts into every lane of a column what that column has.
 template <class N>
