@@ -77,7 +77,8 @@ class _Overridden:
                     with below_autograd():
                         return derivative.run(*args, **kwargs)
                 if grad:
-                    if self.leaves is not None and self.leaves(*values):
+                    leaves = self.leaves  # once: another thread may be changing what is in force
+                    if leaves is not None and leaves(*values):
                         return self.stock.call_boxed(keyset, *args, **kwargs)
                     return derivative.short_call(args, kwargs, values)
             if derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
