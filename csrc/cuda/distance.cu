@@ -5,8 +5,7 @@
 // and the coordinates. Runs on the current stream and waits for nothing. Deterministic: sums have a fixed order.
 #include "../distance_plan.h"
 #include "driver.h"
-
-#include <cuda_runtime.h>
+#include "launch.h"
 
 namespace manualgrad {
 namespace {
@@ -127,42 +126,34 @@ __global__ void __launch_bounds__(kThreads) row_kernel(DistancePlan plan, Trust 
 template <class T>
 struct Run {
   template <Power P>
-  static void power(const DistancePlan& plan, const Pointers<T>& at, int32_t device) {
-    void* stream = nullptr;
-    MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == 0,
-                     "manualgrad: distances: no current stream on device ", device);
+  static void power(const DistancePlan& plan, const Pointers<T>& at, const Stream& stream) {
     int lanes = 1;
     while (lanes < plan.columns && lanes < kThreads) lanes *= 2;
-    const int64_t rows = plan.batch * plan.rows;
-    row_kernel<P, T>
-        <<<static_cast<int>(std::min<int64_t>(rows, 1 << 20)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            plan, trust_range<T>(plan.p, plan.columns), lanes, at);
-    const cudaError_t error = cudaGetLastError();
-    MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: distances: ", cudaGetErrorString(error));
+    stream.launch(row_kernel<P, T>, std::min<int64_t>(plan.batch * plan.rows, 1 << 20), kThreads, 0, plan,
+                  trust_range<T>(plan.p, plan.columns), lanes, at);
   }
 
   static void run(const DistancePlan& plan, const Tensor& grad, const Tensor& x1, const Tensor& x2,
                   const Tensor& distances, Tensor& out) {
-    const int32_t device = x1.get_device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
+    const Stream stream("manualgrad: distances: ", x1);
     const Pointers<T> at{static_cast<const T*>(x1.const_data_ptr()), static_cast<const T*>(x2.const_data_ptr()),
                          static_cast<const T*>(grad.const_data_ptr()),
                          static_cast<const T*>(distances.const_data_ptr()), static_cast<T*>(out.mutable_data_ptr())};
     switch (plan.power) {
       case Power::kOne:
-        return power<Power::kOne>(plan, at, device);
+        return power<Power::kOne>(plan, at, stream);
       case Power::kTwo:
-        return power<Power::kTwo>(plan, at, device);
+        return power<Power::kTwo>(plan, at, stream);
       case Power::kThree:
-        return power<Power::kThree>(plan, at, device);
+        return power<Power::kThree>(plan, at, stream);
       case Power::kFour:
-        return power<Power::kFour>(plan, at, device);
+        return power<Power::kFour>(plan, at, stream);
       case Power::kThreeHalves:
-        return power<Power::kThreeHalves>(plan, at, device);
+        return power<Power::kThreeHalves>(plan, at, stream);
       case Power::kGeneral:
-        return power<Power::kGeneral>(plan, at, device);
+        return power<Power::kGeneral>(plan, at, stream);
       case Power::kExtreme:
-        return power<Power::kExtreme>(plan, at, device);
+        return power<Power::kExtreme>(plan, at, stream);
     }
   }
 };

@@ -3,10 +3,7 @@
 #pragma once
 
 #include "../one_matrix.h"
-
-#include <cuda_runtime.h>
-
-#include <algorithm>
+#include "launch.h"
 
 namespace manualgrad {
 namespace {
@@ -57,38 +54,21 @@ __global__ void __launch_bounds__(kWarp) warp_kernel(Family family) {
   }
 }
 
-// launch(kernel's grid, stream); the grid is large enough for so many blocks.
-template <class Launch>
-void on_stream(const Tensor& like, int64_t blocks, const Launch& launch) {
-  const int32_t device = like.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  void* found = nullptr;
-  MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &found) == 0,
-                   "manualgrad: small matrices: no current stream on device ", device);
-  launch(static_cast<int>(std::min<int64_t>(blocks, 1 << 20)), static_cast<cudaStream_t>(found));
-  const cudaError_t error = cudaGetLastError();
-  MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: small matrices: ", cudaGetErrorString(error));
-}
+constexpr const char* kSmallMatrices = "manualgrad: small matrices: ";
+constexpr int64_t kMostBlocks = 1 << 20;
 
 // A thread has memory for so many numbers.
 template <int Numbers, class Family>
 void launch_threads(const Tensor& like, const Family& family) {
-  on_stream(like, (family.batch + kThreads - 1) / kThreads,
-            [&](int grid, cudaStream_t stream) { thread_kernel<Numbers><<<grid, kThreads, 0, stream>>>(family); });
+  const int64_t blocks = (family.batch + kThreads - 1) / kThreads;
+  Stream(kSmallMatrices, like)
+      .launch(thread_kernel<Numbers, Family>, std::min(blocks, kMostBlocks), kThreads, 0, family);
 }
 
 template <class Family>
 void launch_warps(const Tensor& like, const Family& family) {
-  on_stream(like, family.batch, [&](int grid, cudaStream_t stream) {
-    const size_t bytes = static_cast<size_t>(family.numbers()) * sizeof(typename Family::Scalar);
-    const auto kernel = warp_kernel<Family>;
-    if (bytes > 48 * 1024) {  // more than that has to be asked for
-      const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-      MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: small matrices: no shared memory of ", bytes, " bytes");
-    }
-    kernel<<<grid, kWarp, bytes, stream>>>(family);
-  });
+  const size_t bytes = static_cast<size_t>(family.numbers()) * sizeof(typename Family::Scalar);
+  Stream(kSmallMatrices, like).launch(warp_kernel<Family>, std::min(family.batch, kMostBlocks), kWarp, bytes, family);
 }
 
 // Of a family with sides; where the compiler knows them a thread has memory for four matrices and a little more.

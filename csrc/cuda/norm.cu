@@ -6,8 +6,7 @@
 // fixed order.
 #include "../norm_plan.h"
 #include "driver.h"
-
-#include <cuda_runtime.h>
+#include "launch.h"
 
 namespace manualgrad {
 namespace {
@@ -148,20 +147,8 @@ __global__ void extreme_kernel(Loops<3> loops, int64_t numel, const S* x, S* out
 }
 
 // Enough blocks to fill any device several times over; the kernels stride over the rest.
-int blocks_for(int64_t count, int64_t per_block) {
-  return static_cast<int>(std::min<int64_t>((count + per_block - 1) / per_block, 16384));
-}
-
-cudaStream_t current_stream(int32_t device) {
-  void* stream = nullptr;
-  MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == 0, NORM_BACKWARD,
-                   "no current stream on device ", device);
-  return static_cast<cudaStream_t>(stream);
-}
-
-void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  MANUALGRAD_CHECK(error == cudaSuccess, NORM_BACKWARD, kernel, ": ", cudaGetErrorString(error));
+int64_t blocks_for(int64_t count, int64_t per_block) {
+  return std::min<int64_t>((count + per_block - 1) / per_block, 16384);
 }
 
 Tensor scratch(const Tensor& like, int64_t count, ScalarType type) {
@@ -178,8 +165,7 @@ template <class S>
 void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Tensor& norm, const Tensor& out) {
   using R = Real<S>;
   using T = RealCompute<S>;
-  const torch::stable::accelerator::DeviceGuard guard(self.get_device_index());
-  const cudaStream_t stream = current_stream(self.get_device_index());
+  const Stream stream(NORM_BACKWARD, self);
   const S* x = static_cast<const S*>(self.const_data_ptr());
   S* to = static_cast<S*>(out.mutable_data_ptr());
   const int64_t numel = plan.numel();
@@ -187,16 +173,14 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
   const Tensor memory = scratch(self, 3 * plan.slices, scalar_type_of<T>());
   T* base = static_cast<T*>(memory.mutable_data_ptr());
   const DeviceCoefficients<T> slices{base, base + plan.slices, base + 2 * plan.slices};
-  slice_kernel<S><<<blocks_for(plan.slices, 1), plan.slice_size <= 1024 ? 32 : kThreads, 0, stream>>>(
-      SliceLoops{plan.kept, plan.reduced}, plan.power, plan.p, trust_range<R>(plan.p, plan.slice_size), plan.slices,
-      plan.slice_size, x, static_cast<const R*>(grad.const_data_ptr()), static_cast<const R*>(norm.const_data_ptr()),
-      slices);
-  check_launch("slice_kernel");
+  stream.launch(slice_kernel<S>, blocks_for(plan.slices, 1), plan.slice_size <= 1024 ? 32 : kThreads, 0,
+                SliceLoops{plan.kept, plan.reduced}, plan.power, plan.p, trust_range<R>(plan.p, plan.slice_size),
+                plan.slices, plan.slice_size, x, static_cast<const R*>(grad.const_data_ptr()),
+                static_cast<const R*>(norm.const_data_ptr()), slices);
 
-  const int blocks = blocks_for(numel, 4 * kThreads);
+  const int64_t blocks = blocks_for(numel, 4 * kThreads);
   const auto finite = [&](auto kernel) {
-    kernel<<<blocks, kThreads, 0, stream>>>(plan.elements, numel, plan.p - 1, x, to, slices);
-    check_launch("finite_kernel");
+    stream.launch(kernel, blocks, kThreads, 0, plan.elements, numel, plan.p - 1, x, to, slices);
   };
   switch (plan.power) {
     case Power::kOne:
@@ -216,12 +200,9 @@ void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Ten
   }
   const Tensor counts = scratch(self, plan.slices, ScalarType::Long);
   auto* ties = static_cast<unsigned long long*>(counts.mutable_data_ptr());
-  MANUALGRAD_CHECK(cudaMemsetAsync(ties, 0, plan.slices * sizeof(*ties), stream) == cudaSuccess, NORM_BACKWARD,
-                   "clearing the counts failed");
-  tie_kernel<S><<<blocks, kThreads, 0, stream>>>(plan.elements, numel, x, slices.n, ties);
-  check_launch("tie_kernel");
-  extreme_kernel<S><<<blocks, kThreads, 0, stream>>>(plan.elements, numel, x, to, slices, ties);
-  check_launch("extreme_kernel");
+  stream.clear(ties, static_cast<size_t>(plan.slices) * sizeof(*ties));
+  stream.launch(tie_kernel<S>, blocks, kThreads, 0, plan.elements, numel, x, slices.n, ties);
+  stream.launch(extreme_kernel<S>, blocks, kThreads, 0, plan.elements, numel, x, to, slices, ties);
 }
 
 Tensor norm_backward(const Tensor& grad, const Tensor& self, double p, const Tensor& norm, const Dims& dim,

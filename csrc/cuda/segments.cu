@@ -6,12 +6,13 @@
 // thread has more than some rows or parts to go over, and results do not depend on how many threads there are.
 //
 // Offsets are not known to the host, and a device has no way to raise: what they say is clamped to the rows there are,
-// so that nothing else is read or written, and where it is wrong, the whole result is nan.
+// so that nothing else is read or written, and where it is wrong, the whole result is nan: it is written after a wait,
+// over what two threads may have written where segments overlap.
 #include "../segments_plan.h"
 #include "driver.h"
+#include "launch.h"
 
 #include <cooperative_groups.h>
-#include <cuda_runtime.h>
 
 namespace manualgrad {
 namespace {
@@ -246,10 +247,6 @@ __global__ void repeat_kernel(SegmentShape shape, const int64_t* offsets, const 
 // --- launches -------------------------------------------------------------------------------------------------------
 
 struct Cuda {
-  static void check(cudaError_t error, const char* where, const char* what) {
-    MANUALGRAD_CHECK(error == cudaSuccess, where, what, ": ", cudaGetErrorString(error));
-  }
-
   static SegmentShape shape_of(const SegmentPlan& plan, int64_t rows) {
     return {plan.outer, plan.length, plan.inner, plan.segments, rows, (plan.length + rows - 1) / rows};
   }
@@ -268,23 +265,12 @@ struct Cuda {
 
   // The kernel's last argument is a flag, cleared.
   template <class Kernel, class... Args>
-  static void launch(const SegmentPlan& plan, const Tensor& like, int64_t units, Kernel kernel, Args... args) {
-    const int32_t device = like.get_device_index();
-    void* stream = nullptr;
-    MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == 0, plan.where,
-                     "no current stream on device ", device);
+  static void launch(const Stream& stream, const Tensor& like, int64_t units, Kernel kernel, const Args&... args) {
     const Tensor flag = scratch(like, 1, ScalarType::Int);
     int* wrong = static_cast<int*>(flag.mutable_data_ptr());
-    check(cudaMemsetAsync(wrong, 0, sizeof(int), static_cast<cudaStream_t>(stream)), plan.where, "clearing the flag");
-    int processors = 0, blocks = 0;
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), plan.where, "the device");
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0), plan.where, "the occupancy");
-    const int64_t wanted = std::max<int64_t>(1, (units + kThreads - 1) / kThreads);
-    const int grid = static_cast<int>(std::min<int64_t>(wanted, int64_t{processors} * blocks));
-    void* given[] = {&args..., &wrong};
-    check(cudaLaunchCooperativeKernel(kernel, dim3(static_cast<unsigned>(grid)), dim3(kThreads), given, 0,
-                                      static_cast<cudaStream_t>(stream)),
-          plan.where, "the launch");
+    stream.clear(wrong, sizeof(*wrong));
+    const int64_t blocks = std::max<int64_t>(1, (units + kThreads - 1) / kThreads);
+    stream.launch_cooperative(kernel, blocks, kThreads, args..., wrong);
   }
 
   // Whether there is something to do; what can be wrong where there is nothing is known to the host.
@@ -297,22 +283,22 @@ struct Cuda {
   template <class Op, class T>
   static void run(const SegmentPlan& plan, const Tensor& like, const T* x, const T* y, T* out) {
     if (!needed(plan, Op::kRows)) return;
-    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+    const Stream stream(plan.where, like);
     const SegmentShape shape = shape_of(plan, tile_rows(plan.length));
     const Tensor parts = scratch(like, plan.outer * shape.tiles * 8 * plan.inner, like.scalar_type());
     const Operands<T> at{x, y, out, static_cast<T*>(parts.mutable_data_ptr())};
-    launch(plan, like, plan.outer * plan.inner * std::max(plan.segments, shape.tiles * 2), segment_kernel<Op, T>, shape,
-           static_cast<const int64_t*>(plan.offsets.const_data_ptr()), at);
+    launch(stream, like, plan.outer * plan.inner * std::max(plan.segments, shape.tiles * 2), segment_kernel<Op, T>,
+           shape, static_cast<const int64_t*>(plan.offsets.const_data_ptr()), at);
   }
 
   static void repeat(SegmentPlan plan, const Tensor& like, const void* from, void* to, int64_t) {
     if (!needed(plan, true)) return;
-    const torch::stable::accelerator::DeviceGuard guard(like.get_device_index());
+    const Stream stream(plan.where, like);
     if (real_dtype(like.scalar_type()) != like.scalar_type()) plan.inner *= 2;  // complex
     const SegmentShape shape = shape_of(plan, 16);
     const auto with = [&](auto tag) {
       using S = typename decltype(tag)::type;
-      launch(plan, like, plan.outer * plan.inner * shape.tiles, repeat_kernel<S>, shape,
+      launch(stream, like, plan.outer * plan.inner * shape.tiles, repeat_kernel<S>, shape,
              static_cast<const int64_t*>(plan.offsets.const_data_ptr()), static_cast<const S*>(from),
              static_cast<S*>(to));
     };

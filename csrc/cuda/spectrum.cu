@@ -6,8 +6,7 @@
 // summed is summed by one thread in a fixed order.
 #include "../spectrum_plan.h"
 #include "driver.h"
-
-#include <cuda_runtime.h>
+#include "launch.h"
 
 namespace manualgrad {
 namespace {
@@ -368,19 +367,9 @@ __global__ void push_kernel(PushOperands<S> all, int64_t count, bool* doubts) {
 
 // --- launches -------------------------------------------------------------------------------------------------------
 
-cudaStream_t current_stream(int32_t device) {
-  void* stream = nullptr;
-  MANUALGRAD_CHECK(aoti_torch_get_current_cuda_stream(device, &stream) == 0,
-                   "manualgrad: decompositions: no current stream on device ", device);
-  return static_cast<cudaStream_t>(stream);
-}
+constexpr const char* kDecompositions = "manualgrad: decompositions: ";
 
-void check_launch() {
-  const cudaError_t error = cudaGetLastError();
-  MANUALGRAD_CHECK(error == cudaSuccess, "manualgrad: decompositions: ", cudaGetErrorString(error));
-}
-
-int blocks(int64_t count) { return static_cast<int>(std::min<int64_t>(std::max<int64_t>(count, 1), 1 << 20)); }
+int64_t blocks(int64_t count) { return std::min<int64_t>(std::max<int64_t>(count, 1), 1 << 20); }
 
 bool* flag(Tensor& doubts) { return static_cast<bool*>(doubts.mutable_data_ptr()); }
 
@@ -390,13 +379,13 @@ struct Cuda {
   // What the rules need to know of each matrix, in memory that lives as long as this.
   template <class D, class S>
   struct Judged {
-    Judged(const Spectra<S>& all, const Tensor& like, cudaStream_t stream)
+    Judged(const Spectra<S>& all, const Tensor& like, const Stream& stream)
         : memory(torch::stable::new_empty(
               like, {static_cast<int64_t>(all.count * (2 * all.k * sizeof(double) + sizeof(Judgement<RealOf<S>>)))},
               ScalarType::Byte)),
           squares(static_cast<double*>(memory.mutable_data_ptr())),
           judgements(reinterpret_cast<Judgement<RealOf<S>>*>(squares + all.count * 2 * all.k)) {
-      judge_kernel<D, S><<<blocks(all.count), kThreads, 0, stream>>>(all, squares, judgements);
+      stream.launch(judge_kernel<D, S>, blocks(all.count), kThreads, 0, all, squares, judgements);
     }
     Tensor memory;
     double* squares;
@@ -408,15 +397,12 @@ struct Cuda {
                         Tensor& doubts) {
     dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
       using S = typename decltype(tag)::type;
-      const int32_t device = at.u.get_device_index();
-      const torch::stable::accelerator::DeviceGuard guard(device);
-      const cudaStream_t stream = current_stream(device);
+      const Stream stream(kDecompositions, at.u);
       const Spectra<S> all = tensors.view<S>(at);
       const Judged<D, S> judged(all, at.u, stream);
-      quotients_kernel<D, S><<<blocks((all.count * all.k * all.k + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-          all, judged.squares, judged.judgements, static_cast<S*>(out.mutable_data_ptr()),
-          out2 == nullptr ? nullptr : static_cast<S*>(out2->mutable_data_ptr()), flag(doubts));
-      check_launch();
+      stream.launch(quotients_kernel<D, S>, blocks((all.count * all.k * all.k + kThreads - 1) / kThreads), kThreads, 0,
+                    all, judged.squares, judged.judgements, static_cast<S*>(out.mutable_data_ptr()),
+                    out2 == nullptr ? nullptr : static_cast<S*>(out2->mutable_data_ptr()), flag(doubts));
     });
   }
 
@@ -425,33 +411,23 @@ struct Cuda {
                          bool by_columns, Tensor& out, Tensor& doubts) {
     dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
       using S = typename decltype(tag)::type;
-      const int32_t device = at.u.get_device_index();
-      const torch::stable::accelerator::DeviceGuard guard(device);
-      const cudaStream_t stream = current_stream(device);
+      const Stream stream(kDecompositions, at.u);
       const Spectra<S> all = tensors.view<S>(at);
       const Judged<D, S> judged(all, at.u, stream);
       const Tensor kept = torch::stable::contiguous(projected);
-      complement_kernel<S><<<blocks((out.numel() + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-          all, judged.squares, judged.judgements, static_cast<const S*>(kept.const_data_ptr()), by_columns,
-          static_cast<S*>(out.mutable_data_ptr()), flag(doubts));
-      check_launch();
+      stream.launch(complement_kernel<S>, blocks((out.numel() + kThreads - 1) / kThreads), kThreads, 0, all,
+                    judged.squares, judged.judgements, static_cast<const S*>(kept.const_data_ptr()), by_columns,
+                    static_cast<S*>(out.mutable_data_ptr()), flag(doubts));
     });
   }
 
   template <class S, class Kernel, class All>
   static void launch_small(const Kernel& kernel, const Decomposition& at, const All& all, Tensor& doubts) {
-    const int32_t device = at.u.get_device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
     const int64_t size = std::max(at.m, at.n), count = at.batch();
     int threads = 32;
     while (threads < kThreads && threads < size * size) threads *= 2;
     const size_t shared = Shared<S>::bytes(size, threads);
-    MANUALGRAD_CHECK(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared)) == cudaSuccess,
-        "manualgrad: decompositions: no shared memory of ", shared, " bytes");
-    kernel<<<blocks(count), threads, shared, current_stream(device)>>>(all, count, flag(doubts));
-    check_launch();
+    Stream(kDecompositions, at.u).launch(kernel, blocks(count), threads, shared, all, count, flag(doubts));
   }
 
   template <class D>

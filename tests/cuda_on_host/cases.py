@@ -1,0 +1,125 @@
+"""What the kernels' own tests do not say of csrc/cuda, in a process where its host build is loaded (run.py)."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+
+import pytest
+import test_factor_kernels as factor
+import test_spectrum_kernels as spectrum
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core import kernels
+
+# once forward, backward and at random
+ORDERS = ["forward", "reverse", "1", "2"]
+DOUBLES = [torch.float64, torch.complex128]
+
+
+def ops() -> torch._ops._OpNamespace:
+    return torch.ops.manualgrad
+
+
+def machine() -> ctypes.CDLL:
+    (library,) = (library for library in kernels.status() if library.loaded)
+    return ctypes.CDLL(str(library.path))
+
+
+def set_order(order: str) -> None:
+    machine().cuda_on_host_order(order.encode())
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def norm(dtype: torch.dtype, p: float, dim: int) -> tuple:
+    x = random(5, 70, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+    stored = torch.linalg.vector_norm(x, p, dim=dim, keepdim=True)
+    # a norm of zero cannot be: it is computed again
+    return torch.ones_like(stored), x, p, torch.zeros_like(stored) if p == 3 else stored, [dim], True
+
+
+def cdist(dtype: torch.dtype, p: float) -> tuple:
+    x1, x2 = random(3, 7).to(dtype), random(300, 7, seed=1).to(dtype)
+    return random(3, 300, seed=2).to(dtype), x1, x2, p, torch.cdist(x1.double(), x2.double(), p).to(dtype)
+
+
+def segments(name: str, dtype: torch.dtype) -> tuple:
+    offsets, x = torch.tensor([0, 3, 3, 203, 204, 290]), random(290, 2).to(dtype)
+    if name == "_nested_sum_backward":
+        return random(5, 2).to(dtype), offsets, 290, 0
+    return (random(290, 2, seed=1).to(dtype), x, offsets, 0) if name.endswith("backward") else (x, offsets, 0)
+
+
+SEGMENTS = ("segment_sum", "segment_amax", "segment_softmax", "segment_log_softmax")
+SEGMENTS_BACKWARD = ("nested_softmax_backward", "nested_log_softmax_backward", "_nested_sum_backward")
+CASES: dict[str, Callable[[], tuple]] = {}
+for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):
+    of = str(dtype)[6:]
+    for p, dim in ((1.0, 0), (1.5, 1), (3.0, 1), (float("inf"), 0), (float("-inf"), 1)):
+        CASES[f"norm_backward {of} {p} {dim}"] = lambda dtype=dtype, p=p, dim=dim: norm(dtype, p, dim)
+    if dtype.is_complex:
+        continue
+    for p in (1.0, 2.5, float("inf")):
+        CASES[f"cdist_backward {of} {p}"] = lambda dtype=dtype, p=p: cdist(dtype, p)
+    for name in SEGMENTS + SEGMENTS_BACKWARD:
+        CASES[f"{name} {of}"] = lambda name=name, dtype=dtype: segments(name, dtype)
+for dtype, n in itertools.product(DOUBLES, (3, 6)):
+    of = f"{str(dtype)[6:]} {n}"
+    for name in factor.OPERATORS:
+        if name != "qr_pullback":
+            CASES[f"{name} {of}"] = lambda name=name, dtype=dtype, n=n: factor.OPERATORS[name](3, n=n, dtype=dtype)
+    CASES[f"svd_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n + 2, n, dtype=dtype),)
+    CASES[f"eigh_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n, n, dtype=dtype), True)
+    CASES[f"lu_small {of}"] = lambda dtype=dtype, n=n: (random(3, n, n + 1, dtype=dtype),)
+for dtype, (m, n) in itertools.product(DOUBLES, ((6, 4), (4, 6), (36, 33))):
+    for name in ("svd_pullback", "svd_pushforward"):
+
+        def arguments(name: str = name, dtype: torch.dtype = dtype, m: int = m, n: int = n) -> tuple:
+            given = spectrum.arguments(2, m=m, n=n, dtype=dtype, device="cpu", spectrum="mixed")
+            U, S, Vh, gU, gS, gVh, dA = given
+            return (gU, gS, gVh, U, S, Vh, None, 0.0, 0.0) if name == "svd_pullback" else (dA, U, S, Vh, None, 0.0, 0.0)
+
+        CASES[f"{name} {str(dtype)[6:]} {m} {n}"] = arguments
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_order_of_threads_does_not_change_a_bit(case):
+    """In any order, what each thread does is the same: a race shows, and so does what is not written."""
+    op, given = getattr(ops(), case.split()[0]).default, CASES[case]()
+    found = []
+    try:
+        for order in ORDERS:
+            set_order(order)
+            found.append(factor.outputs(op(*given)))
+    finally:
+        set_order("mixed")
+    for others in found[1:]:
+        for one, other in zip(found[0], others):
+            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+    assert not any(x.isnan().any() for x in found[0])
+
+
+@pytest.mark.parametrize(
+    "offsets", [[1, 4, 9], [-1, 4, 9], [0, 5, 4, 9], [0, -5, 9], [0, 4, 8], [0, 12], [0, 2**40, 9]]
+)
+@pytest.mark.parametrize("name", SEGMENTS + SEGMENTS_BACKWARD)
+def test_bad_offsets_give_nan(name, offsets):
+    """A device cannot raise without being waited for: nothing else is read, and the result is nan.
+
+    Rows that decreasing offsets give to two segments are written by two threads; after the grid has waited for itself,
+    nan is, in their place.
+    """
+    given, x = torch.tensor(offsets), random(2, 9, 3)
+    args = (x, x, given, 1) if name.endswith("backward") else (x, given, 1)
+    if name == "_nested_sum_backward":
+        args = random(2, len(offsets) - 1, 3), given, 9, 1
+    try:
+        machine().cuda_on_host_watch_global(int(offsets != [0, 5, 4, 9]))
+        assert getattr(ops(), name).default(*args).isnan().all()
+    finally:
+        machine().cuda_on_host_watch_global(1)
