@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+TORCH  ?= 2.10.0
 
 PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
@@ -10,11 +11,12 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
+CUDA_ON_HOST := $(wildcard tests/cuda_on_host/*.h tests/cuda_on_host/*/*.h tests/cuda_on_host/*.cpp tests/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)
 KERNEL_TESTS := $(wildcard tests/test_*kernels.py) tests/test_linalg_forward.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench asan lint format docs install clean
+.PHONY: help demo test test-slow test-torch bench asan cuda-on-host lint format docs clients install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -30,6 +32,20 @@ test: $(VENV)/installed  ## the tests, without the slow ones
 test-slow: $(VENV)/installed  ## all tests
 	@$(PYTEST) $(ARGS)
 
+# Another torch has an environment of its own, .venv-2.15.0, with the libraries that $(VENV) has built: they are for every
+# torch. The package itself is that of this folder.
+OTHER := .venv-$(TORCH)
+
+test-torch: $(VENV)/installed $(OTHER)/installed  ## the fast tests with TORCH=2.15.0, or any other version (the first time downloads it)
+	@OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -q -n auto --dist worksteal -m "not slow" $(ARGS)
+
+.venv-%/installed: pyproject.toml
+	@echo "making .venv-$* with torch $* (about 5 GB on Linux)"
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check torch==$* "setuptools>=77" wheel ninja
+	@MANUALGRAD_BUILD=none .venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[test]'
+	@touch $@
+
 bench: $(VENV)/installed  ## time everything; writes benchmarks/results/
 	@$(if $(BENCHMARKS),set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file $(ARGS); done,echo "no benchmarks")
 
@@ -43,23 +59,30 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(KERNEL_TESTS)) $(ARGS)
 
+cuda-on-host: $(VENV)/installed  ## the kernel tests on csrc/cuda without a GPU; ARGS='--kind sanitizers --every 6'
+	@$(PY) tests/cuda_on_host/run.py $(ARGS)
+
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
 	$(VENV)/bin/ruff check --quiet || status=1; \
 	$(VENV)/bin/ruff format --check --quiet >/dev/null || { echo "ruff format: run 'make format'"; status=1; }; \
 	$(VENV)/bin/mypy --no-error-summary || status=1; \
-	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES) || status=1; \
+	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES) $(CUDA_ON_HOST) || status=1; \
 	test $$status = 0 && echo "lint: ruff, mypy and clang-format have nothing to say"
 
 format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/ruff check --quiet --fix-only
 	@$(VENV)/bin/ruff format --quiet
-	@$(VENV)/bin/clang-format -i $(C_SOURCES)
+	@$(VENV)/bin/clang-format -i $(C_SOURCES) $(CUDA_ON_HOST)
 
-docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md and docs/coverage.md say
+docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md, docs/coverage.md and docs/parity.md say
 	@$(PY) docs/composition.py
 	@$(PY) docs/nested.py
 	@$(PY) docs/coverage.py
+	@$(PY) docs/parity.py
+
+clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)
+	@OMP_NUM_THREADS=1 $(PY) tests/parity/clients.py build/clients $(ARGS)
 
 install: $(VENV)/installed  ## make .venv and build the kernels, nothing more
 
@@ -80,5 +103,5 @@ $(VENV)/linters: $(VENV)/installed
 	@touch $@
 
 clean:  ## remove everything that was made
-	@rm -rf $(VENV) build dist out *.egg-info torch_manualgrad/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-[0-9]* build dist out *.egg-info torch_manualgrad/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

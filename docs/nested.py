@@ -59,6 +59,30 @@ def measured(cases: Sequence[Case]) -> Found:
     return found
 
 
+UNDER_OVERRIDE = """## Under override
+
+- A call of which nothing is differentiated is PyTorch's own; where that raises, ours computes.
+- A call that autograd records, or that has a tangent, is ours; what ours refuses, PyTorch's own does. What both refuse
+  raises PyTorch's error, with ours as its cause.
+- A jagged result keeps its input's structure: the offsets and lengths themselves, and with them the nested int; what is
+  known of the shortest and the longest length; and places of the buffer that belong to no component.
+- A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
+
+What stays different on purpose:
+
+| what | PyTorch | under override | why |
+| --- | --- | --- | --- |
+| stock columns below that say "raises" | raises | computes | the point of the family; a test that pins the refusal changes |
+| softmax over the ragged dim of a jagged tensor, gradient | wrong | right | its backward is that of a dense dim |
+| mean over everything of a jagged tensor with holes, gradient | divides by the used entries, its forward by all | the derivative of the forward | the two contradict one another |
+| gradients that pass a transposed strided tensor | may come in the wrong order | right | PyTorch takes the cotangent's buffer for one in order |
+| select from the components of a strided tensor | reads freed memory, may end the process | right; out of range raises IndexError | its strides and offsets are those of tensors that are gone |
+| backward of split_with_sizes of a jagged tensor | ends the process | right | |
+| select, chunk and split of a strided tensor that autograd records | a view; a write to it raises | a copy; a write to it stays there | the strided class has no function of ours as its history |
+| a write to a view of a jagged tensor that autograd records | some raise at once, the others in the backward | raises at once | a view made in an autograd function |
+
+"""
+
 MARKS = {"right": "ok", "wrong": "wrong", "raises": "raises", "declared": "declared", "abort": "abort"}
 
 
@@ -96,6 +120,9 @@ What is declared:
 
 On jagged tensors a tangent is carried under dual numbers (`torch.autograd.forward_ad`) and through the operators below;
 what is none of them raises. torch.func's transforms do not take PyTorch's nested tensors; they take a `Ragged`.
+
+{UNDER_OVERRIDE}
+## Operators
 
 {table(lines)}
 

@@ -45,7 +45,7 @@ def by_eigh(C: Tensor) -> Tensor:
 
 
 def by_rsqrtm(C: Tensor) -> Tensor:
-    return mg.linalg.rsqrtm(C + EPS * torch.eye(len(C), dtype=C.dtype))
+    return mg.linalg.rsqrtm(C + EPS * torch.eye(len(C), dtype=C.dtype), assume="hermitian")
 
 
 Way = tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[Any]]]

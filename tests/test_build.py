@@ -17,7 +17,7 @@ from torch_manualgrad.core import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = [library.path for library in kernels.load() if library.path is not None]
-SOURCES = ["setup.py", "pyproject.toml", "csrc", "torch_manualgrad"]
+SOURCES = ["setup.py", "pyproject.toml", "csrc", "torch_manualgrad", "torch_manualgrad_pytest.py"]
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
@@ -86,7 +86,8 @@ def test_wheel_without_kernels_is_for_any_platform(tree):
     assert run.returncode == 0, run.stderr
     (wheel,) = (tree / "dist").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith(".so")] and "torch_manualgrad_pytest.py" in names
 
 
 @pytest.mark.slow

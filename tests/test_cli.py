@@ -71,7 +71,7 @@ def test_show_every_name(capsys):
 
 def test_show_takes_short_names(capsys):
     assert main(["show", "norm"]) == 0
-    assert capsys.readouterr().out.count("rule  ") == 4  # all overloads
+    assert capsys.readouterr().out.count("rule  ") == 6  # all overloads, and what torch.norm reaches
     assert main(["show", "manualgrad::norm_jvp"]) == 0
 
 
@@ -87,6 +87,23 @@ def test_env(capsys):
     assert mg.__version__ in printed and torch.__version__ in printed
     assert "cpu kernels" in printed and "cuda kernels" in printed
     assert printed.count("loaded") >= 2  # loaded, or why not
+
+
+def test_what_is_absent_and_what_claims_ended_are_said(capsys, monkeypatch):
+    rule = mg.rules["aten::dist"]
+    monkeypatch.setitem(mg.rules.absent, "aten::gone", "torch 2.15 has no aten::gone")
+    monkeypatch.setattr(rule, "claims", {**rule.claims, "missing": "2.3"})
+    assert main(["list"]) == 0 and "absent: torch 2.15 has no aten::gone" in capsys.readouterr().out
+    assert main(["env"]) == 0
+    printed = capsys.readouterr().out
+    assert "torch 2.15 has no aten::gone" in printed and "aten::dist: missing, since torch 2.3" in printed
+    assert main(["show", "dist"]) == 0 and "missing, since torch 2.3" in capsys.readouterr().out
+    assert main(["show", "gone"]) == 2 and "torch 2.15 has no aten::gone" in capsys.readouterr().err
+
+
+def test_functions_are_names_too(capsys):
+    for name in ("linalg.svd", "torch.linalg.svd", "svd"):
+        assert main(["show", name]) == 0 and "rule       aten::_linalg_svd" in capsys.readouterr().out
 
 
 def test_check_a_rule(capsys):
@@ -123,7 +140,7 @@ def test_composition(module, capsys):
         (["check", "no_such_module:op"], "there is no module 'no_such_module'"),
         (["check", "no_such_file.py:op"], "there is no file no_such_file.py"),
         (["check", "math:no_such_name"], "math has no 'no_such_name'"),
-        (["check", "math:pi"], "math:pi is a float, not an operator or a function"),
+        (["check", "math:pi"], "math:pi is a float, not an operator, a function or a rule"),
         (["check", "math:sin"], "math has no `samples`"),
         (["check", "math:sin", "--samples", "math:pi"], "math:pi is a float; expected an iterable of samples"),
         (["check", "math:sin", "--samples", "sys:path"], "sys:path has a str among its samples"),

@@ -775,3 +775,39 @@ def test_a_whole_kernel_goes_before_the_pair():
     assert not (op(random(3)) - 3 * random(3)).any()
     with op.swap(autograd=None):
         assert factor_of(op) == 2
+
+
+# -- defined again ----------------------------------------------------------------------------------------------------
+
+
+def test_redefine_replaces_the_op_with_all_that_is_registered_for_it():
+    def define(schema, factor):
+        @mg.custom_op(f"redefined::op{schema}", redefine=True)
+        def op(x, y=1.0):
+            return factor * y * x
+
+        return op
+
+    first = define("(Tensor x) -> Tensor", 2)
+    first.impl_save_for_backward(lambda inputs, output: None)
+    first.impl_backward(lambda ctx, saved, grad: {"x": 2 * grad})
+    first.impl("cpu")(lambda x: 2 * x)
+    compiled = torch.compile(lambda x: torch.ops.redefined.op(x), backend="aot_eager")
+    x = random(3).requires_grad_()
+    same(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((3,), 2.0).double())
+    with pytest.raises(ValueError, match="already defined; a duplicate name is an error .custom_op.*redefine=True"):
+        mg.custom_op("redefined::op(Tensor x) -> Tensor")(lambda x: x)
+
+    second = define("(Tensor x) -> Tensor", 3)
+    same(torch.ops.redefined.op(x.detach()), 3 * x.detach())
+    with pytest.raises(RuntimeError, match="redefined::op has no derivative in reverse mode"):
+        second(x)
+    second.impl_save_for_backward(lambda inputs, output: None)
+    second.impl_backward(lambda ctx, saved, grad: {"x": 3 * grad})
+    same(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((3,), 3.0).double())
+
+    other = define("(Tensor x, float y=1.0) -> Tensor", 5)
+    same(other(x.detach(), 2.0), 10 * x.detach())
+    same(compiled(x.detach()), 5 * x.detach())
+    with pytest.raises(ValueError, match="already defined"):
+        mg.custom_op("aten::sin(Tensor x) -> Tensor", redefine=True)(lambda x: x)

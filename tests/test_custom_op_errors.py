@@ -91,7 +91,7 @@ mgtest::bad(Tensr x) -> Tensor
         )
 
     def test_duplicate(self):
-        self.check("aten::sin(Tensor x) -> Tensor", """aten::sin is already defined; a duplicate name is an error""")
+        self.check("aten::sin(Tensor x) -> Tensor", """aten::sin is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)""")
 
     def test_no_annotations(self):
         self.check(
@@ -494,3 +494,23 @@ mgtest::op has no fake implementation, and its reference cannot run on tensors w
         op = define("(Tensor x) -> Tensor", lambda x: torch.from_numpy(x.numpy() * 2))
         compiled = torch.compile(op, backend="eager", fullgraph=True)
         assert "Register one with impl_fake" in message(lambda: compiled(random(3)), Exception)
+
+
+@pytest.mark.parametrize(
+    "kind, function, expected",
+    [
+        ("backward", lambda ctx, grad: {}, "4 arguments, (ctx, saved, grad_result0, grad_result1), but its parameters are (ctx, grad)"),
+        ("backward", lambda ctx, saved, a, b, c: {}, "4 arguments"),
+        ("save_for_backward", lambda inputs: None, "2 arguments, (inputs, output), but its parameters are (inputs)"),
+        ("jvp", lambda inputs, tangents: None, "3 arguments, (inputs, output, tangents), but its parameters are (inputs, tangents)"),
+    ],
+)
+def test_the_wrong_number_of_parameters(kind, function, expected):
+    op = define("(Tensor x) -> (Tensor, Tensor)", lambda x: (x.sin(), x.cos()))
+    for register in (getattr(op, f"impl_{kind}"), lambda f: op.swap(**{kind: f})):
+        with pytest.raises(TypeError) as error:
+            register(function)
+        text = str(error.value)
+        assert text.startswith(f"{op.name}: the {kind} implementation, written at {__file__}:") and expected in text
+    for right in (lambda *args: None, lambda a, b, c=1, d=2, *rest: None):
+        getattr(op, f"impl_{kind}")(right)

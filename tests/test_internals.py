@@ -10,6 +10,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from ops_for_tests import random, same
 from torch.func import grad, jvp, vmap
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_manualgrad.core import internals
 
@@ -51,6 +52,35 @@ def test_below_autograd_and_its_keys():
             return op.redispatch(keyset & internals.below_autograd_keys, x)
 
     same(inside_kernel(redispatch, x), x.detach())
+
+
+def test_what_is_a_view_below_autograd_is_none_outside():
+    x = torch.ones(2, 3)
+    with internals.below_autograd():
+        y = x.clone().view(3, 2)
+    assert not y._is_view() and x.view(3, 2)._is_view()
+
+
+def test_values_hidden():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = []
+
+    def f(x):
+        seen.append(internals.values_hidden())
+        return x * 1
+
+    class Seeing(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x * 1)
+        backward = staticmethod(lambda ctx, g: f(g))
+
+    x = torch.ones(2, requires_grad=True)
+    f(x)
+    make_fx(f, tracing_mode="real")(torch.ones(2))
+    y = Seeing.apply(x)
+    torch.autograd.grad(y, x, torch.ones(2), retain_graph=True)
+    torch.autograd.grad(y, x, torch.ones(3, 2), is_grads_batched=True)
+    assert seen == [False, True, False, True]
 
 
 def test_single_level_function():
@@ -225,22 +255,46 @@ def test_nested_names():
         assert internals.jagged_dim(jagged) == dim and internals.jagged_dim(jagged.transpose(1, 2)) == 3 - dim
 
 
+def test_the_size_of_a_ragged_dim_in_a_graph():
+    nested = torch.nested.nested_tensor([random(2, 3), random(4, 3)], layout=torch.jagged)
+    with internals.FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fake = mode.from_tensor(nested)
+        assert internals.traced_nested_int(fake.offsets()) == fake.size(1)
+    assert internals.traced_nested_int(nested.offsets()) is None
+
+
 def test_jagged_names():
     """A jagged tensor's view of a buffer; one of a dual buffer, which refuses to compute; attention in another's hands."""
     values, offsets = random(6, 2).requires_grad_(), torch.tensor([0, 2, 6])
-    made = internals.jagged_nested(values, offsets, None, 1, 2, 4)
+    known = internals.known_lengths(torch.empty(2, 0), torch.empty(4, 0))
+    made = internals.jagged_nested(values, internals.JaggedStructure(offsets, None, 1, known))
     assert made.is_nested and made.layout is torch.jagged and made.offsets() is offsets
     assert made.values().data_ptr() == values.data_ptr() and internals.dual_jagged(made) is None
-    holes = internals.jagged_nested(values, offsets, torch.tensor([1, 2]), 1, None, None)
+    found = internals.jagged_structure(made)
+    assert found.offsets is offsets and found.known is known and internals.longest_known(found) == 4
+    assert internals.longest_known(found._replace(known={})) is None
+    assert made.to_padded_tensor(0.0).shape == (2, 4, 2)  # PyTorch knows it too
+    assert internals.is_nested_int(made.size(1)) and not internals.is_nested_int(made.size(2))
+    with torch.no_grad():
+        made.mul_(1)
+    assert values._version == 0
+    result = internals.jagged_result(values, found)
+    with torch.no_grad():
+        result.mul_(1)
+    assert values._version == result._version == 1 and internals.jagged_structure(result).known is known
+    assert not result._is_view() and internals.jagged_result(values[:], found)._is_view()
+    lengths = torch.tensor([1, 2])
+    holes = internals.jagged_nested(values, internals.JaggedStructure(offsets, lengths, 1, {}))
+    assert holes.lengths() is lengths
     assert [len(c) for c in holes.unbind()] == [1, 2]
     with fwAD.dual_level():
         dual = fwAD.make_dual(values.detach(), torch.ones_like(values))
-        made = internals.jagged_of_duals(dual, offsets, 1)
+        made = internals.jagged_of_duals(dual, internals.JaggedStructure(offsets, None, 1, {}))
         assert made.is_nested and internals.jagged_dim(made) == 1 and made.shape[0] == 2
         assert internals.has_tangent(internals.dual_jagged(made))
         with pytest.raises(RuntimeError, match=r"aten\.neg\.default: the tangent of a jagged"):
             -made
-    q = internals.jagged_nested(random(6, 2, 4), offsets, None, 1, None, None).transpose(1, 2)
+    q = internals.jagged_nested(random(6, 2, 4), internals.JaggedStructure(offsets, None, 1, {})).transpose(1, 2)
     stock = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     undo = internals.replace_jagged_attention(lambda own, *args, **kwargs: (own(*args, **kwargs), kwargs))
     found, given = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=False)

@@ -269,7 +269,7 @@ def test_arguments():
     for call, what in [
         (lambda: mg.linalg.svd(A, rank=4), "rank: expected 1 to 3"),
         (lambda: mg.linalg.svd(A, rank=0), "rank"),
-        (lambda: mg.linalg.svd(A, gauge="maybe"), "gauge: expected one of"),
+        (lambda: mg.linalg.svd(A, gauge="maybe"), "gauge: expected"),
         (lambda: mg.linalg.svd(A[0]), "A: expected a matrix"),
         (lambda: mg.linalg.eigh(A[:2]), "A: expected square"),
         (lambda: mg.linalg.eigh(A, UPLO="l"), "UPLO"),

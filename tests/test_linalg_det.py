@@ -131,14 +131,14 @@ def test_stock_second_order_is_nan_two_ranks_down():
         torch.testing.assert_close(second(), mixed(A, T, 2))
 
 
-def test_stock_is_wrong_in_forward_over_forward():
+def test_forward_over_forward_where_stock_is_wrong_before_2_15():
     A, T = integers(4, 4), integers(4, 4, seed=7)
 
     def second(t):
         return forward(forward(lambda t: torch.linalg.det(A + t * T)))(t)
 
     zero = torch.zeros((), dtype=A.dtype)
-    assert not torch.isclose(second(zero), mixed(A, T, 2))
+    assert torch.isclose(second(zero), mixed(A, T, 2)) == (torch.__version__ >= "2.15")
     with mg.override():
         torch.testing.assert_close(second(zero), mixed(A, T, 2))
 

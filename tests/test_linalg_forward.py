@@ -404,10 +404,6 @@ def test_what_is_not_served_is_pytorchs(on_cpu):
         with pytest.raises(RuntimeError):
             torch.linalg.svd(A.half())
         assert same_bits(torch.linalg.eigh(hermitian(A[:, :3]), UPLO="u"), eigh_jacobi(hermitian(A[:, :3]), False))
-        broken = torch.full((3, 3), torch.nan)
-        assert all(x.isnan().all() for x in torch.linalg.svd(broken))
-    with pytest.raises(torch.linalg.LinAlgError):
-        torch.linalg.svd(broken)
 
 
 def pairs(A: Tensor) -> Tensor:
@@ -485,4 +481,55 @@ def test_functions_of_the_package(on_cpu, dtype):
     assert same_bits(mg.linalg.svd(A[..., :3]), torch.linalg.svd(A[..., :3]))
     assert same_bits(mg.linalg.eigh(A, "U"), eigh_jacobi(A, False))
     assert same_bits(mg.linalg.lu(A), lu_small(A))
-    assert all(x.isnan().all() for x in mg.linalg.svd(torch.full((2, 2), torch.nan)))
+
+
+def outcome(function, A):
+    """The error's type and message, or where each result is nan."""
+    try:
+        found = function(A)
+    except RuntimeError as error:
+        return type(error), str(error)
+    return [x.isnan() for x in ((found,) if isinstance(found, Tensor) else found)]
+
+
+STOCK_AND_OURS = [
+    (torch.linalg.svd, mg.linalg.svd),
+    (lambda A: torch.linalg.svd(A, full_matrices=False), lambda A: mg.linalg.svd(A, False)),
+    (torch.linalg.svdvals, lambda A: torch.linalg.svdvals(A)),
+    (torch.linalg.eigh, mg.linalg.eigh),
+    (lambda A: torch.linalg.eigh(A, UPLO="U"), lambda A: mg.linalg.eigh(A, "U")),
+    (torch.linalg.eigvalsh, lambda A: torch.linalg.eigvalsh(A)),
+    (torch.linalg.lu, mg.linalg.lu),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("pair", range(len(STOCK_AND_OURS)))
+def test_what_is_not_finite_is_as_in_pytorch(on_cpu, pair, value, dtype):
+    """The same error, or nan in the same places, by the functions of the package and by replacement forwards."""
+    stock, ours = STOCK_AND_OURS[pair]
+    for batch, place in itertools.product([(), (3,)], [(0, 0), (2, 1), (1, 2), (2, 2)]):
+        A = random(*batch, 3, 3, dtype=dtype)
+        A = A @ A.mH
+        A[(1, *place) if batch else place] = value
+        expected = outcome(stock, A)
+        found = [outcome(ours, A)]
+        with mg.override(forward=True):
+            found.append(outcome(stock, A))
+        for one in found:
+            assert type(one) is type(expected)
+            if isinstance(expected, tuple):
+                assert one == expected
+            else:
+                torch.testing.assert_close(one, expected)
+
+
+def test_nan_in_a_graph_and_under_vmap(on_cpu):
+    A = torch.full((2, 3, 3), torch.nan)
+    torch.compiler.reset()
+    with mg.override(*NAMES, forward=True):
+        compiled = torch.compile(lambda A: torch.linalg.eigh(A).eigenvalues, backend="aot_eager", fullgraph=True)
+        for call in (lambda: compiled(A), lambda: vmap(torch.linalg.svdvals)(A), lambda: vmap(mg.linalg.eigh)(A)):
+            with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
+                call()

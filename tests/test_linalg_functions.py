@@ -1,14 +1,15 @@
-"""Functions of a Hermitian matrix: derivatives where eigenvalues repeat or nearly do, and their accuracy."""
+"""Functions of a matrix that is assumed Hermitian: derivatives where eigenvalues repeat or nearly do, and their accuracy."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.linalg import expm, functions, funm_hermitian, logm, powm, rsqrtm, sqrtm
+from torch_manualgrad.linalg import functions, funm_hermitian
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128
@@ -23,6 +24,14 @@ def hermitian(values, dtype=F64, seed=0):
     Q = torch.linalg.qr(random(len(values), len(values), dtype=dtype, seed=seed))[0]
     return (Q * torch.tensor(values, dtype=dtype)) @ Q.mH
 
+
+def assume_hermitian(f):
+    return functools.update_wrapper(functools.partial(f, assume="hermitian"), f)
+
+
+expm, logm, powm, rsqrtm, sqrtm = map(
+    assume_hermitian, (mg.linalg.expm, mg.linalg.logm, mg.linalg.powm, mg.linalg.rsqrtm, mg.linalg.sqrtm)
+)
 
 SPECTRA = {"I": (1, 1, 1), "pair": (1, 1, 2), "close": (1, 1 + 1e-9, 2), "apart": (0.5, 1.2, 3)}
 
@@ -305,9 +314,14 @@ def test_outside_the_domain():
         (lambda: sqrtm(torch.ones(2, 3)), ValueError, "A: expected square"),
         (lambda: logm(torch.ones(3)), ValueError, "A: expected a matrix"),
         (lambda: expm(torch.ones(2, 2, dtype=torch.int64)), TypeError, "A: expected a floating"),
-        (lambda: rsqrtm([[1.0]]), TypeError, "A: expected a Tensor, got list"),
+        (lambda: rsqrtm([[1.0]]), TypeError, r"rsqrtm: A: expected a Tensor, got \[\[1.0\]\]"),
         (lambda: powm(torch.eye(2), float("nan")), ValueError, "p: expected a finite number, got nan"),
-        (lambda: powm(torch.eye(2), torch.tensor(2.0)), ValueError, "p: expected a finite number"),
+        (
+            lambda: powm(torch.eye(2), torch.tensor(2.0)),
+            TypeError,
+            r"p: expected a real number, got a Tensor of shape \[\]",
+        ),
+        (lambda: powm(torch.eye(2), True), ValueError, "p: expected a finite number, got True"),
         (lambda: funm_hermitian(torch.eye(2), torch.sum), ValueError, r"f: expected a real tensor of shape \[2\]"),
         (
             lambda: funm_hermitian(torch.eye(2), torch.sin, [lambda x: 1.0]),

@@ -361,10 +361,25 @@ def test_under_override_nothing_changes():
         (
             lambda: procrustes(torch.ones(3, 2), torch.ones(3, 2, dtype=C128), rotation=True),
             TypeError,
-            "a rotation is for real A and B",
+            "B: expected the dtype of A, torch.float32, got torch.complex128",
         ),
-        (lambda: kabsch(torch.ones(3, 2), torch.ones(4, 2)), ValueError, "Q: expected as many points as P"),
-        (lambda: kabsch(torch.ones(3, 2), torch.ones(3, 2, dtype=C128)), TypeError, "expected real points"),
+        (
+            lambda: procrustes(torch.ones(3, 2, dtype=C128), torch.ones(3, 2, dtype=C128), rotation=True),
+            TypeError,
+            "rotation: expected False for complex A and B, got True",
+        ),
+        (
+            lambda: kabsch(torch.ones(3, 2), torch.ones(4, 2)),
+            ValueError,
+            r"Q: expected the size of P, \[3, 2\], got \[4, 2\]",
+        ),
+        (lambda: kabsch(torch.ones(3, 2, dtype=C128), torch.ones(3, 2)), TypeError, "P: expected real points"),
+        (lambda: kabsch(torch.ones(3, 2), torch.ones(3, 2).double()), TypeError, "Q: expected the dtype of P"),
+        (
+            lambda: kabsch(torch.ones(2, 3, 2), torch.ones(3, 3, 2)),
+            ValueError,
+            r"Q: its batch \[3\] does not broadcast",
+        ),
         (lambda: kabsch(torch.ones(3, 2), torch.ones(3, 2), torch.ones(2)), ValueError, "weights: expected one for"),
         (lambda: nuclear_norm(torch.ones(3)), ValueError, "A: expected a matrix"),
         (lambda: spectral_norm(torch.ones(2, 2, dtype=torch.bool)), TypeError, "A: expected a floating"),
@@ -373,3 +388,49 @@ def test_under_override_nothing_changes():
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        (
+            [1.0, -0.5, 1.0, 1.0],
+            r"weights: expected numbers that are finite and not negative, got \[1.0, -0.5, 1.0, 1.0\]",
+        ),
+        ([1.0, float("nan"), 1.0, 1.0], r"weights: .* finite and not negative, got \[1.0, nan"),
+        ([1.0, float("inf"), 1.0, 1.0], r"weights: .* finite and not negative, got \[1.0, inf"),
+        ([0.0, 0.0, 0.0, 0.0], r"weights: expected one that is not 0, got \[0.0, 0.0, 0.0, 0.0\]"),
+        ([[1.0, 1, 1, 1], [0, 0, 0, 0]], r"weights: expected one that is not 0, got \[\[1.0"),
+        ([1j, 1, 1, 1], "weights: expected real numbers, got torch.complex64"),
+        ([[1.0, 1, 1, 1]] * 3, r"weights: its batch \[3\] does not broadcast with that of P, \[2\]"),
+        (1.0, r"weights: expected one for each of 4 points, got \[\]"),
+    ],
+)
+def test_weights_that_are_refused(weights, message, dtype):
+    P = torch.stack([TETRAHEDRON, TETRAHEDRON]).to(dtype)
+    weights = torch.tensor(weights)
+    with pytest.raises(TypeError if weights.is_complex() else ValueError, match=message):
+        kabsch(P, P, weights if weights.is_complex() else weights.to(dtype))
+
+
+def test_weights_of_other_kinds():
+    expected = kabsch(TETRAHEDRON, random(4, 3), torch.tensor([1.0, 2, 0, 1], dtype=F64))
+    for weights in (torch.tensor([1, 2, 0, 1]), torch.tensor([1.0, 2, 0, 1])):
+        for found, value in zip(kabsch(TETRAHEDRON, random(4, 3), weights), expected):
+            torch.testing.assert_close(found, value, rtol=0, atol=0)
+
+
+def test_weights_that_cannot_be_read_give_nan():
+    """Which the singular value decomposition refuses."""
+    moved = random(4, 3)
+    weighted = torch.func.vmap(lambda w: kabsch(TETRAHEDRON, moved, w).rmsd)
+    good = torch.tensor([[1.0, 1, 1, 1], [1, 0, 1, 1]], dtype=F64)
+    expected = [kabsch(TETRAHEDRON, moved, w).rmsd for w in good]
+    torch.testing.assert_close(weighted(good), torch.stack(expected))
+    for bad in ([1.0, -1, 1, 1], [0.0, 0, 0, 0]):
+        with pytest.raises(torch.linalg.LinAlgError, match="non-finite"):
+            weighted(torch.tensor([bad], dtype=F64))

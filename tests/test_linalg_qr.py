@@ -1,6 +1,7 @@
 """QR and Householder products where the tests of the rules do not look: other modes, lost rank, odd reflectors."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -68,6 +69,49 @@ def test_the_last_columns_turn_no_more_than_they_must(dtype, override):
     (Q, _), (Q_t, _) = jvp(lambda A: torch.linalg.qr(A, "complete"), (A,), (t,))
     same(Q[:, 2:].mH @ Q_t[:, 2:], torch.zeros(2, 2, dtype=dtype))
     same(Q.mH @ Q_t + Q_t.mH @ Q, torch.zeros(4, 4, dtype=dtype))
+
+
+def last_columns(A, weights):
+    return (weights * torch.linalg.qr(A, "complete").Q[..., A.shape[-1] :]).sum().abs()
+
+
+def their_span(A, weights):
+    rest = torch.linalg.qr(A, "complete").Q[..., A.shape[-1] :]
+    return (weights @ (rest @ rest.mH)).sum().abs()
+
+
+@DTYPES
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_a_loss_of_the_choice_of_the_last_columns_is_reported(dtype, batch, override):
+    A = random(*batch, 6, 3, dtype=dtype)
+    with pytest.warns(mg.linalg.GaugeWarning, match="QR factorisation"):
+        grad(last_columns)(A, random(6, 3, dtype=dtype, seed=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grad(their_span)(A, random(6, 6, dtype=dtype, seed=1))
+        grad(lambda A: torch.linalg.qr(A, "complete").Q[..., :3].abs().pow(3).sum())(A)
+        vmap(grad(last_columns), (0, None))(A.expand(2, 6, 3), random(6, 3, dtype=dtype, seed=1))  # no value to read
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(5, 2), (2, 5)])
+def test_as_is_one_of_the_last_singular_vectors(dtype, shape):
+    """Those of a full decomposition."""
+    A, k = random(*shape, dtype=dtype), 2
+
+    def rest(A):
+        U, _, Vh = torch.linalg.svd(A)
+        return U[:, k:] if A.shape[0] > k else Vh[k:].mH
+
+    def projector(X):
+        return X @ X.mH
+
+    with mg.override():
+        with pytest.warns(mg.linalg.GaugeWarning, match="singular value decomposition"):
+            grad(lambda A: (random(5, 3, dtype=dtype) * rest(A)).sum().abs())(A)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            grad(lambda A: (random(5, 5, dtype=dtype) @ projector(rest(A))).sum().abs())(A)
 
 
 # -- lost rank -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Rules acting on aten's operators: where they act, for how long, and that nothing else changes."""
 
+import asyncio
 import contextlib
 import gc
 import inspect
@@ -58,7 +59,7 @@ NORMS = [
         (["aten::dist"], ["aten::dist"]),
         (["dist"], ["aten::dist"]),
         (["dist.default"], ["aten::dist"]),
-        (["norm"], NORMS),
+        (["aten::norm"], NORMS),
         (["aten::norm.Scalar"], NORMS[:1]),
         ([torch.ops.aten.dist.default], ["aten::dist"]),
         ([torch.ops.aten.norm.ScalarOpt_dim], NORMS[1:2]),
@@ -87,8 +88,7 @@ def test_default_and_all():
         ("aten::norm.Scaler", KeyError, "did you mean 'aten::norm.Scalar'"),
         ("zzzz", KeyError, "there is no rule 'aten::zzzz'"),
         (torch.ops.aten.sin.default, KeyError, "there is no rule 'aten::sin'"),
-        (3, TypeError, "override takes names, operators of torch.ops and rules, got 3"),
-        (torch.dist, TypeError, "override takes names, operators of torch.ops and rules"),
+        (3, TypeError, "override takes names, functions of torch, operators of torch.ops and rules, got 3"),
     ],
 )  # fmt: skip
 def test_wrong_names(what, error, message):
@@ -140,6 +140,124 @@ def test_decorator():
 
     assert inside() == 2 and inside.__doc__ == "Documented."
     assert factor() == 1
+
+
+def test_a_decorated_generator_is_under_the_rules_while_its_body_runs():
+    @mg.override(DOUBLE)
+    def steps(n):
+        """Documented."""
+        got = 0
+        for _ in range(n):
+            try:
+                got = yield factor() + got
+            except KeyError:
+                yield 10 * factor()
+        return factor()
+
+    running = steps(2)
+    assert steps.__doc__ == "Documented." and inspect.isgenerator(running) is inspect.isgeneratorfunction(steps)
+    assert next(running) == 2 and factor() == 1
+    assert running.send(100) == 102 and factor() == 1
+    assert running.throw(KeyError()) == 20 and factor() == 1
+    with pytest.raises(StopIteration) as end:
+        next(running)
+    assert end.value.value == 2 and factor() == 1
+    seen = []
+
+    @mg.override(DOUBLE)
+    def closed():
+        try:
+            yield
+        finally:
+            seen.append(factor())
+
+    running = closed()
+    next(running)
+    running.close()
+    assert seen == [2] and factor() == 1
+
+    @mg.override(DOUBLE)
+    def fails():
+        yield
+        1 / 0  # noqa: B018
+
+    with pytest.raises(ZeroDivisionError):
+        list(fails())
+    assert factor() == 1
+
+
+def test_decorated_coroutines_are_under_the_rules_while_their_bodies_run():
+    seen = []
+
+    async def other():
+        for _ in range(3):
+            seen.append(factor())
+            await asyncio.sleep(0)
+
+    @mg.override(DOUBLE)
+    async def inside():
+        found = [factor()]
+        for _ in range(3):
+            await asyncio.sleep(0)
+            found.append(factor())
+        return found
+
+    @mg.override(TRIPLE)
+    async def several():
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+                got = yield factor()
+                seen.append(got)
+        finally:
+            await asyncio.sleep(0)
+            seen.append(("closed", factor()))
+
+    async def reads():
+        found = []
+        async for value in (running := several()):
+            found += [value, factor()]
+            if len(found) == 4:
+                break
+        await running.aclose()
+        running = several()
+        found += [await running.__anext__(), await running.asend("sent")]
+        with pytest.raises(KeyError):
+            await running.athrow(KeyError())
+        return found
+
+    async def together():
+        return await asyncio.gather(inside(), other())
+
+    assert asyncio.run(together()) == [[2, 2, 2, 2], None] and seen == [1, 1, 1]
+    seen.clear()
+    assert asyncio.run(reads()) == [3, 1, 3, 1, 3, 3]
+    assert seen == [None, ("closed", 3), "sent", ("closed", 3)] and factor() == 1
+    assert inspect.iscoroutinefunction(inside) and inspect.isasyncgenfunction(several)
+
+
+@pytest.mark.parametrize("what", [torch.nn.Linear, 3])
+def test_what_has_no_body_is_not_decorated(what):
+    with pytest.raises(TypeError, match="a function is decorated, got .*3|decorate the methods, such as __init__"):
+        mg.override(DOUBLE)(what)
+
+
+def test_what_acts_now_and_why():
+    assert mg.active() == []
+    with mg.override("dist", "nested"):
+        named = mg.active()
+        with mg.override():
+            improving = {a.name: a for a in mg.active()}
+        assert mg.active() == named
+        with mg.override("*", DOUBLE, forward=True):
+            everything = {a.name: a for a in mg.active()}
+    assert [(a.name, a.why, a.forward) for a in named] == [("aten::dist", "named", False), ("nested", "named", False)]
+    assert repr(named[0]) == "Active(name='aten::dist', why='named', forward=False)"
+    assert improving["aten::dist"].why == "improves values, speed" and improving.keys() <= everything.keys()
+    assert improving["nested"].why.startswith("improves") and improving["aten::dist"].acting is mg.rules["aten::dist"]
+    assert {a.why for a in everything.values()} == {"*"} and everything["aten::sin"].acting is DOUBLE
+    assert {n for n, a in everything.items() if a.forward} == {n for n, r in mg.rules.items() if r.forward}
+    assert mg.active() == []
 
 
 def test_generator():
@@ -233,6 +351,31 @@ def test_after_the_block_it_is_stocks_also_while_other_threads_run(another_threa
     with mg.override(DOUBLE):
         assert factor() == 2
     assert torch.sin(x.requires_grad_()).grad_fn.name() == "SinBackward0"
+
+
+def product(grad, self, other):
+    return (grad * other.conj()).sum_to_size(self.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.bfloat16, torch.float32, torch.complex64])
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_numbers_promote_as_in_stock(dtype, shape):
+    """Also after the block, and under torch.func, where a number among tensors cannot come to a Python kernel."""
+    vjp = {"self": product, "other": lambda grad, self, other: product(grad, other, self)}
+    rule = mg.rule("aten::mul.Tensor", vjp=vjp, register=False)
+    x = (3 * random(*shape)).to(dtype)
+
+    def run():
+        found = [x * n for n in (True, 3, 0.1, 0.1j)] + [vmap(lambda x, n=n: x * n)(x[None]) for n in (3, 0.1, 0.1j)]
+        if dtype is torch.float32:
+            found += [grad(lambda x: (x * 0.1).sum())(x), jacfwd(jacrev(lambda x: (x * x * 0.1).sum()))(x)]
+        return found
+
+    stock = run()
+    with mg.override(rule):
+        found = run()
+    for one, other, after in zip(found, stock, run()):
+        assert one.dtype == other.dtype == after.dtype and one.equal(other) and after.equal(other)
 
 
 # -- where it acts ---------------------------------------------------------------------------------------------------
@@ -463,7 +606,7 @@ def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
     monkeypatch.setattr("torch_manualgrad.core.internals._tangents_in_graphs", False)  # of graphs in other tests
     asked = []
     left = sine_times(2, leaves=lambda x: asked.append(x) or len(x) < 4, improves="speed")
-    monkeypatch.setattr("torch_manualgrad.core.override.rules", {left.name: left})
+    monkeypatch.setattr("torch_manualgrad.core.names.rules", {left.name: left})
     x = random(3).requires_grad_()
     with mg.override():
         assert torch.sin(x).grad_fn.name() == "SinBackward0"
@@ -493,15 +636,15 @@ def test_a_forward_is_for_dense_tensors():
 def test_what_could_not_be_put_in_force_leaves_nothing_behind(monkeypatch):
     from torch_manualgrad.core import override
 
-    first, second = sine_times(2), mg.rule("aten::cos", vjp={"self": lambda grad: grad}, register=False)
-    put = override._Overridden.put
+    first, second = sine_times(2), mg.rule("aten::atanh", vjp={"self": lambda grad: grad}, register=False)
+    operator = override._Operator
 
-    def fail(self, key, rule, *how):
+    def fail(rule):
         if rule is second:
             raise MemoryError
-        put(self, key, rule, *how)
+        return operator(rule)
 
-    monkeypatch.setattr(override._Overridden, "put", fail)
+    monkeypatch.setattr(override, "_Operator", fail)
     with pytest.raises(MemoryError):
         mg.install(first, second)
     assert factor() == 1

@@ -15,7 +15,15 @@ import torch_manualgrad as mg
 from torch_manualgrad.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/composition.md", "docs/degeneracy.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/composition.md",
+    "docs/degeneracy.md",
+    "docs/packages.md",
+    "docs/versions.md",
+]
 
 if not (ROOT / "README.md").exists():
     pytest.skip("not a source tree", allow_module_level=True)
@@ -41,9 +49,9 @@ def test_examples_run(document, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_there_are_seven_examples():
+def test_there_are_nine_examples():
     text = (ROOT / "README.md").read_text()
-    assert text.count("```python") == 7
+    assert text.count("```python") == 9
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -10,6 +10,7 @@ from ops_for_tests import define, random, same
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.lookup import Registry
 
 NESTINGS = [c for k in (1, 2, 3) for c in itertools.product((jacrev, jacfwd), repeat=k)]
 
@@ -350,6 +351,65 @@ def test_a_name_that_means_two_things_is_refused():
     with pytest.raises(ValueError, match="asks for 'grad', which names two things here"):
         local(op.name, vjp={"grad": lambda grad: 7 * grad})
     local(op.name, vjp={"grad": lambda output_mask: 0})  # not asked for, no conflict
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """As if this torch were 2.14.1, and nothing were registered."""
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
+    rules = Registry("rule")
+    monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    return rules
+
+
+def test_an_operator_that_this_torch_lacks_is_absent(registry):
+    about = {"vjp": {"self": one}, "improves": "values"}
+    assert mg.rule("aten::not_yet.Tensor", since="2.15", **about) is None
+    assert mg.rule("aten::gone", since="2.1", until="2.14", **about) is None
+    assert mg.rule("aten::nowhere", until="2.3", register=False, **about) is None
+    assert registry.absent == {
+        "aten::not_yet.Tensor": "torch 2.14.1+cpu has no aten::not_yet.Tensor, which comes with 2.15",
+        "aten::gone": "torch 2.14.1+cpu has no aten::gone, which is gone since 2.14",
+    }
+    made = mg.rule("aten::sin", until="2.14", **about)  # it is here all the same
+    assert list(registry.values()) == [made]
+    for names in ((), ("*",)):
+        with mg.override(*names) as handle:
+            assert handle.rules == (made,)
+    for what in ("aten::gone", "gone"):
+        with pytest.raises(KeyError, match="torch 2.14.1.cpu has no aten::gone, which is gone since 2.14"):
+            mg.override(what)
+    with pytest.raises(ValueError, match="exists already"):
+        mg.rule("aten::gone", until="2.14", **about)
+
+
+@pytest.mark.parametrize("versions", [{"until": "2.15"}, {"since": "2.14"}, {"since": "2.1", "until": "3.0"}, {}])
+def test_an_operator_that_ought_to_be_here_is_an_error(registry, versions):
+    with pytest.raises(ValueError, match="there is no such operator"):
+        mg.rule("aten::sinn", vjp={"self": one}, **versions)
+    assert not registry.absent
+
+
+@pytest.mark.parametrize("version", ["2", "two", "", "2.x", 2.15])
+def test_what_is_no_version_is_refused(version):
+    for about in ({"improves": {"values": version}}, {"since": version}, {"until": version}):
+        with pytest.raises(ValueError, match=f"{version!r} is no version of torch; expected one such as '2.15'"):
+            local("aten::sin", vjp={"self": one}, **about)
+
+
+def test_a_claim_ends_with_a_version(registry):
+    ends = mg.rule("aten::sin", vjp={"self": one}, improves={"values": "2.14", "missing": "2.15", "speed": None})
+    ended = mg.rule("aten::cos", vjp={"self": one}, improves={"values": "2.14"})
+    assert ends.improves == ("missing", "speed") and ended.improves == ()
+    assert ends.claims == {"values": "2.14", "missing": "2.15", "speed": None}
+    with mg.override() as handle:
+        assert handle.rules == (ends,)
+    with mg.override("cos") as handle:
+        assert handle.rules == (ended,)
 
 
 def test_the_registry():

@@ -7,12 +7,13 @@ from . import linalg, nested, testing
 from .core.autograd import SingleLevelFunction
 from .core.custom_op import BackwardContext, CustomOp, custom_op
 from .core.formula import Formula, formula, ops
-from .core.override import Handle, install, override
+from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
 from .linalg import Degeneracy
 
 __all__ = [
+    "Active",
     "BackwardContext",
     "CustomOp",
     "Degeneracy",
@@ -21,6 +22,7 @@ __all__ = [
     "Rule",
     "Sample",
     "SingleLevelFunction",
+    "active",
     "custom_op",
     "formula",
     "install",
@@ -31,7 +33,10 @@ __all__ = [
     "rule",
     "rules",
     "testing",
+    "unregister",
 ]
 __version__ = "0.1.0"
 
+# `import torch_manualgrad.rules.norm as norm` looks the family up as an attribute of `rules`
+vars(rules).update(vars(_families))
 _kernels.load()

@@ -19,6 +19,7 @@ import torch
 import torch_manualgrad as mg
 
 from .core import kernels
+from .core.names import missing, rules_named
 from .core.rule import Rule
 from .testing.report import table
 
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        for name in getattr(options, "modules", ()):
+            _module(name)
         return int(options.run(options) or 0)
     except Unknown as error:
         print(f"{PROGRAM} {options.command}: {error}", file=sys.stderr)
@@ -46,16 +49,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=mg.__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    one = commands.add_parser("list", help="every rule and every formula")
+    importing = argparse.ArgumentParser(add_help=False)
+    importing.add_argument(
+        "--import",
+        dest="modules",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module, or FILE.py, that registers rules or formulas; more than once for several",
+    )
+
+    one = commands.add_parser("list", help="every rule and every formula", parents=[importing])
     one.set_defaults(run=_list)
 
-    one = commands.add_parser("show", help="a rule or a formula: what it is made of, and its source text")
-    one.add_argument("name", help="an operator such as aten::dist, or a formula such as norm_backward")
+    one = commands.add_parser(
+        "show", help="a rule or a formula: what it is made of, and its source text", parents=[importing]
+    )
+    one.add_argument(
+        "name", help="an operator or function such as aten::dist, linalg.svd; a formula such as norm_backward"
+    )
     one.set_defaults(run=_show)
 
-    one = commands.add_parser("check", help="the derivatives of an operator, in every mode and through every transform")
+    one = commands.add_parser(
+        "check", help="the derivatives of an operator, in every mode and through every transform", parents=[importing]
+    )
     one.add_argument(
-        "target", metavar="TARGET", help="MODULE:OP or FILE.py:OP; or the name of a rule, such as aten::dist"
+        "target",
+        metavar="TARGET",
+        help="MODULE:OP or FILE.py:OP, an operator, a function or a rule; or what `show` takes, such as aten::dist",
     )
     one.add_argument("--samples", metavar="MODULE:NAME", help="a list of samples, or a function that returns one")
     one.add_argument("--dtype", default="float64", help="of a rule's own samples (default: float64)")
@@ -85,6 +106,8 @@ def _list(options: argparse.Namespace) -> None:
         lines.append([name, ", ".join(rule.improves), ", ".join(f.__name__ for f in rule.formulas)])
     print(table(lines))
     print()
+    for reason in mg.rules.absent.values():
+        print(f"absent: {reason}\n")
     lines = [["formula", "kernels", "what"]]
     for name, formula in mg.ops.items():
         what = (inspect.getdoc(formula.reference) or "").partition("\n")[0]
@@ -97,21 +120,13 @@ def _show(options: argparse.Namespace) -> None:
     if name.removeprefix("manualgrad::") in mg.ops:
         _show_formula(mg.ops[name.removeprefix("manualgrad::")])
         return
-    found = _rules_named(name)
+    found = rules_named(name)
     if not found:
-        raise Unknown(f"{mg.rules.missing(name)}; {mg.ops.missing(name)} (`{PROGRAM} list` prints all names)")
+        raise Unknown(f"{missing(name)}; {mg.ops.missing(name)} (`{PROGRAM} list` prints all names)")
     for position, rule in enumerate(found):
         if position:
             print()
         _show_rule(rule)
-
-
-def _rules_named(name: str) -> list[Rule]:
-    """The rule of that name, with or without "aten::"; without an overload, those of all overloads."""
-    full = name if "::" in name else f"aten::{name}"
-    if full in mg.rules:
-        return [mg.rules[full]]
-    return [rule for key, rule in mg.rules.items() if key.startswith(f"{full}.")]
 
 
 def _show_formula(formula: mg.Formula) -> None:
@@ -135,12 +150,19 @@ def _show_rule(rule: Rule) -> None:
     print(f"formulas   {', '.join(f.__name__ for f in rule.formulas)}")
     print(f"residuals  {', '.join(rule.residuals) or 'none'}")
     print(f"improves   {', '.join(rule.improves) or 'nothing: override() leaves it off unless it is named'}")
+    for ended in _ended(rule):
+        print(f"ended      {ended}")
     print(f"source     {rule.source or 'not given'}")
     print(f"forward    {'its own, under override(forward=True)' if rule.forward else 'that of PyTorch'}")
     if rule.not_differentiable:
         print(f"constant   {', '.join(rule.not_differentiable)}")
     for gap, reason in rule.gaps.items():
         print(f"gap        {gap}: {reason}")
+
+
+def _ended(rule: Rule) -> list[str]:
+    """The claims that hold no longer on this torch."""
+    return [f"{claim}, since torch {until}" for claim, until in rule.claims.items() if claim not in rule.improves]
 
 
 def _binding(function: Any) -> str:
@@ -168,19 +190,21 @@ def _check(options: argparse.Namespace) -> int:
                 raise Unknown(f"there is no {key[:-1]} {name!r}; expected some of {','.join(known)}")
     report = mg.testing.Report()
     if "::" in options.target or ":" not in options.target:
-        rules = _rules_named(options.target)
+        rules = rules_named(options.target)
         if not rules:
-            raise Unknown(f"{mg.rules.missing(options.target)}; an operator that has none is given as MODULE:OP")
-        for rule in rules:
-            samples = _samples(options.samples) if options.samples else _own_samples(rule, options)
-            with mg.override(rule):
-                report += mg.testing.check(
-                    rule.probe, samples, name=rule.name, gaps=rule.gaps, raise_on_failure=False, **chosen
-                )
+            raise Unknown(f"{missing(options.target)}; an operator that has none is given as MODULE:OP")
     else:
         module, op = _load(options.target)
+        rules = [op] if isinstance(op, Rule) else []
+    for rule in rules:
+        samples = _samples(options.samples) if options.samples else _own_samples(rule, options)
+        with mg.override(rule):
+            report += mg.testing.check(
+                rule.probe, samples, name=rule.name, gaps=rule.gaps, raise_on_failure=False, **chosen
+            )
+    if not rules:
         if not callable(op):
-            raise Unknown(f"{options.target} is a {type(op).__name__}, not an operator or a function")
+            raise Unknown(f"{options.target} is a {type(op).__name__}, not an operator, a function or a rule")
         if options.samples is None and not hasattr(module, "samples"):
             raise Unknown(f"{module.__name__} has no `samples`; name some with --samples MODULE:NAME")
         samples = _samples(options.samples) if options.samples else _as_list(module.samples, "samples")
@@ -230,6 +254,17 @@ def _load(name: str) -> tuple[Any, Any]:
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
         raise Unknown(f"{name!r} names nothing; expected MODULE:NAME, FILE.py:NAME or the name of a rule")
+    module = _module(source)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise Unknown(f"{getattr(found, '__name__', found)} has no {part!r}")
+        found = getattr(found, part)
+    return module, found
+
+
+def _module(source: str) -> Any:
+    """``package.module`` or ``folder/file.py``, imported."""
     # as `python -m` and `python FILE` do: what lies beside the caller, or beside the file, can be imported
     path = Path(source)
     folder, module_name = (path.resolve().parent, path.stem) if source.endswith(".py") else (Path.cwd(), source)
@@ -243,12 +278,7 @@ def _load(name: str) -> tuple[Any, Any]:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Unknown(f"there is no module {module_name!r}") from None
         raise
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise Unknown(f"{getattr(found, '__name__', found)} has no {part!r}")
-        found = getattr(found, part)
-    return module, found
+    return module
 
 
 # -- env --------------------------------------------------------------------------------------------------------------
@@ -272,6 +302,11 @@ def _env(options: argparse.Namespace) -> None:
     for library in kernels.status():
         state = f"loaded from {library.path}" if library.loaded else f"not loaded: {library.reason}"
         print(f"{f'{library.device} kernels':<18}{state}")
+    for reason in mg.rules.absent.values():
+        print(f"{'absent':<18}{reason}")
+    for rule in mg.rules.values():
+        for ended in _ended(rule):
+            print(f"{'claim ended':<18}{rule.name}: {ended}")
 
 
 # -- composition ------------------------------------------------------------------------------------------------------

@@ -69,8 +69,9 @@ class SingleLevelFunction(_SingleLevelFunction):
 
             @functools.wraps(rule)
             def jvp(ctx: Any, *tangents: Any) -> Any:
+                context = _Primals(ctx)
                 with forward_ad_enabled(True):
-                    return rule(_Primals(ctx), *tangents)
+                    return rule(context, *tangents)
 
             cls.jvp = staticmethod(jvp)  # type: ignore[method-assign]
 
@@ -80,10 +81,11 @@ class _Primals:
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
+        self._saved = ctx.saved_tensors
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        return tuple(t if t is None else primal(t) for t in self._ctx.saved_tensors)
+        return tuple(t if t is None else primal(t) for t in self._saved)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
@@ -98,8 +100,10 @@ class Derivative:
     """
 
     pure = True
+    one_precision = False  # under autocast the vjp is given all in the widest precision among it
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
-    short_call: Callable[..., Any] | None = None  # for the commonest call, with all that is known before it
+    # for the commonest call: the values -> the result, with the derivative attached
+    short_call: Callable[[Sequence[Any]], Any] | None = None
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op
@@ -128,6 +132,15 @@ class Derivative:
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         """The forward, below autograd."""
         return redispatch(self.op, self.signature, keyset, values)
+
+    def run_below(self, values: Sequence[Any]) -> Any:
+        """The forward of a plain call, below autograd.
+
+        With every value given: a default is the schema's, and ``torch.<name>`` may have another.
+        """
+        args, kwargs = self.signature.split(values)
+        with below_autograd():
+            return self.run(*args, **kwargs)
 
 
 class Mode(Enum):
@@ -184,16 +197,10 @@ def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
     return Mode.REVERSE if grad else Mode.NOTHING
 
 
-def apply(
-    derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> Any:
-    """The operator with its derivative attached, at this level.
-
-    Args:
-        values: the arguments as `Signature.bind` gives them; ``args`` and ``kwargs``: the same as they came.
-    """
+def apply(derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any]) -> Any:
+    """The operator with its derivative attached, at this level; ``values`` as `Signature.bind` gives them."""
     if mode is Mode.PLAIN_REVERSE and derivative.short is not None:
-        return derivative.short((values, args, kwargs), *[values[i] for i in derivative.signature.tensor_like])
+        return derivative.short(values, *[values[i] for i in derivative.signature.tensor_like])
     signature = derivative.signature
     lengths = None
     if signature.lists:
@@ -219,9 +226,7 @@ def _autograd_function(derivative: Derivative) -> Any:
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         values = flat if call.lengths is None else unflatten(flat, call.lengths)
         if call.plain:
-            args, kwargs = signature.split(values)
-            with below_autograd():
-                result = derivative.run(*args, **kwargs)
+            result = derivative.run_below(values)
             outputs = (result,) if one_output else signature.outputs(result)
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
@@ -285,13 +290,11 @@ def _autograd_function(derivative: Derivative) -> Any:
 
 def _short_function(derivative: Derivative) -> Any:
     """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
-    run, residuals, places = derivative.run, derivative.residuals, derivative.signature.tensor_like
+    run, residuals, places = derivative.run_below, derivative.residuals, derivative.signature.tensor_like
     constants = [None] * len(derivative.signature.names)
 
-    def forward(ctx: Any, call: Any, *_: Any) -> Any:
-        values, args, kwargs = call
-        with below_autograd():
-            result = run(*args, **kwargs)
+    def forward(ctx: Any, values: Any, *_: Any) -> Any:
+        result = run(values)
         tensors, ctx.static = residuals(values, (result,))
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -314,21 +317,41 @@ def _short_function(derivative: Derivative) -> Any:
 
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
-    words = derivative.signature.name.split("::")[-1].split("_")
+    words = derivative.signature.name.split("::")[-1].removesuffix("_forward").split("_")
     name = "".join(word[:1].upper() + word[1:] for word in words)
     return type(name, (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods})
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
     """The vjp without autocast, and below autograd if nobody is to differentiate it."""
-    tensors = ctx.saved_tensors
+    tensors = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: the graph is traced, and guards are not
+        return derivative.vjp(needed, tensors, ctx.static, grads)
     if is_autocast_enabled():
         with set_autocast_off():
+            if derivative.one_precision:
+                tensors, grads = _of_one_precision(tensors, grads)
             return derivative.vjp(needed, tensors, ctx.static, grads)
     if not derivative.pure or torch.is_grad_enabled() or tangents_possible(tensors):
         return derivative.vjp(needed, tensors, ctx.static, grads)
     with below_autograd():
         return derivative.vjp(needed, tensors, ctx.static, grads)
+
+
+def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """In the widest among them: under autocast an output may be narrower than the inputs, and formulas mix the two."""
+    floating = [t for t in (*tensors, *grads) if isinstance(t, Tensor) and _differentiable(t)]
+    real = {t.dtype.to_real() for t in floating}
+    if len(real) < 2:
+        return tensors, grads
+    widest = functools.reduce(torch.promote_types, real)
+
+    def wide(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not _differentiable(t):
+            return t
+        return t.to(widest.to_complex() if t.is_complex() else widest)
+
+    return [wide(t) for t in tensors], [wide(g) for g in grads]
 
 
 def _spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:

@@ -18,9 +18,13 @@ from .autograd import Derivative, Mode, any_tangent, apply, differentiated, redi
 from .gradients import ShapeOf, check_gradients, check_tangents, explain
 from .internals import (
     below_autograd,
+    bits_unread,
     enable_single_level_autograd_function,
     forward_ad_enabled,
     pytree,
+    reading_bits,
+    release,
+    saved_tensors_are_hooked,
     shares_memory,
     unwrap_if_dead,
     vmap_call,
@@ -34,6 +38,7 @@ _DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu":
 _KINDS = ("default", "fake", "vmap", "save_for_backward", "backward", "jvp", "autograd")
 
 _count = itertools.count(1)
+_defined: dict[str, CustomOp] = {}  # every op of ours, by its name
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -149,6 +154,10 @@ class ReferenceDerivative(Derivative):
     place of the op, see `CustomOp.kernel`.
     """
 
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        return not saved_tensors_are_hooked()
+
     def __init__(self, op: CustomOp, reference: Callable[..., Any]):
         self.reference = reference
         super().__init__(op.op, op.signature)
@@ -160,6 +169,8 @@ class ReferenceDerivative(Derivative):
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         places = [i for i, n in enumerate(needed) if n]
         values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
+        if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():
+            return self._plain_vjp(places, values, grads)
 
         def of_needed(*wanted: Tensor) -> Any:
             full = list(values)
@@ -173,6 +184,28 @@ class ReferenceDerivative(Derivative):
         result: list[Any] = [None] * len(values)
         for i, g in zip(places, pullback(full[0] if len(full) == 1 else tuple(full))):
             result[i] = g
+        return result
+
+    def _plain_vjp(self, places: Sequence[int], values: list[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The same in plain autograd: torch.func refuses to run where saved tensors have hooks."""
+        differentiable = torch.is_grad_enabled()
+        with torch.enable_grad():
+            for i in places:  # a node of its own: one tensor may stand for two arguments
+                x = values[i]
+                values[i] = x.view_as(x) if differentiable and x.requires_grad else x.detach().requires_grad_()
+            args, kwargs = self.signature.split(values)
+            outputs = self.signature.outputs(self.reference(*args, **kwargs))
+            pairs = [(o, g) for o, g in zip(outputs, grads) if g is not None and o.requires_grad]
+        wanted = [values[i] for i in places]
+        found: Sequence[Any] = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=differentiable, allow_unused=True
+            )
+        result: list[Any] = [None] * len(values)
+        for i, x, g in zip(places, wanted, found):
+            # a number that is zero, as torch.func.vjp gives: None would make the caller's graph miss its input
+            result[i] = torch.zeros_like(x) if g is None else g
         return result
 
 
@@ -255,7 +288,9 @@ class CustomOp:
         if self.signature.schema.overload_name:
             raise ValueError(f"schema {schema!r} names an overload; a custom op is one operator, without overloads")
         if hasattr(torch.ops, namespace) and hasattr(getattr(torch.ops, namespace), short):
-            raise ValueError(f"{self.name} is already defined; a duplicate name is an error")
+            raise ValueError(
+                f"{self.name} is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)"
+            )
         returns = self.signature.returns
         self._one_tensor = len(returns) == 1 and returns[0].is_tensor
         self.reference = reference
@@ -279,6 +314,7 @@ class CustomOp:
             self._register(short)
             self._resolve()
         in_force.remember(self.name, in_force.fingerprint(reference))
+        _defined[self.name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.op(*args, **kwargs)
@@ -293,6 +329,14 @@ class CustomOp:
         library.impl(short, self.kernel, "Autograd", with_keyset=True)
         library.impl(short, self._run_vmap, "FuncTorchBatched")
         torch.library.register_fake(self.name, self._run_fake, lib=library)
+
+    def undefine(self) -> None:
+        """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
+        with in_force.changes():
+            release(self._library)
+            del _defined[self.name]
+            in_force.put(self.name, "")
+            in_force.put(f"{self.name} redefined", str(next(_count)))  # graphs have its derivatives in them
 
     # -- registration -------------------------------------------------------------------------------------------
 
@@ -386,7 +430,8 @@ class CustomOp:
             chosen = self._check_differentiability(marks)
             if chosen is None and registered is not None:
                 chosen = registered.output_differentiability
-            layer[kind] = None if function is None else Implementation(function, chosen if kind == "backward" else None)
+            chosen = chosen if kind == "backward" else None
+            layer[kind] = None if function is None else self._implementation(kind, function, chosen)
         return Swap(self, layer)
 
     def below_autograd(self, *args: Any, **kwargs: Any) -> Any:
@@ -411,6 +456,31 @@ class CustomOp:
                 )
         return tuple(bool(m) for m in marks)
 
+    def _implementation(
+        self, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None
+    ) -> Implementation:
+        """``function``, if it takes what it will be given. Raises TypeError otherwise."""
+        made = Implementation(function, marks)
+        given = {
+            "save_for_backward": ["inputs", "output"],
+            "backward": ["ctx", "saved", *[f"grad_{name}" for name in self.signature.output_names]],
+            "jvp": ["inputs", "output", "tangents"],
+        }.get(kind)
+        if given is None:
+            return made
+        try:
+            parameters = inspect.signature(function)
+        except (TypeError, ValueError):  # of what is written in C nothing is known
+            return made
+        try:
+            parameters.bind(*given)
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: the {kind} implementation, written at {made.location}, is called with {len(given)} "
+                f"arguments, ({', '.join(given)}), but its parameters are {parameters}"
+            ) from None
+        return made
+
     def _put(self, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None = None) -> Any:
         if not callable(function):
             raise TypeError(f"{self.name}: the {kind} implementation must be a function, got {type(function).__name__}")
@@ -419,8 +489,9 @@ class CustomOp:
                 f"{self.name} has no kernel and is transparent: autograd, vmap and the compiler see through its body, "
                 f"so it has no place for a {kind} implementation"
             )
+        made = self._implementation(kind, function, marks)
         with in_force.lock:
-            self._base[kind] = Implementation(function, marks)
+            self._base[kind] = made
             self._first.setdefault(kind, self._base[kind].identity)
             in_force.remember(f"{self.name} {kind}", in_force.fingerprint(function))
             self._resolve()
@@ -496,7 +567,7 @@ class CustomOp:
         if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
-        return apply(rules.derivative, keyset, mode, values, args, kwargs)
+        return apply(rules.derivative, keyset, mode, values)
 
     def _whole(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         with enable_single_level_autograd_function():
@@ -523,7 +594,11 @@ class CustomOp:
 
     def _checked(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an implementation returned, if it fits the schema and shares no memory with an input."""
-        result = chosen.function(*args, **kwargs)
+        if bits_unread():  # under a mode or in a subclass: the function would read A.mH as A.mT
+            with reading_bits():
+                result = chosen.function(*args, **kwargs)
+        else:
+            result = chosen.function(*args, **kwargs)
         if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
             self._check(chosen, args, kwargs, result)
         return result
@@ -616,7 +691,7 @@ def _select(value: Any, dim: Any, k: int) -> Any:
     return value if dim is None else value.select(dim, k)
 
 
-def custom_op(schema: str) -> Callable[[Callable[..., Any]], CustomOp]:
+def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:
     """Define an operator whose reference implementation is the decorated function.
 
     Args:
@@ -624,6 +699,9 @@ def custom_op(schema: str) -> Callable[[Callable[..., Any]], CustomOp]:
             schema language; or ``"namespace::name"`` alone, with the types read from the function's annotations.
             Tensors, optional tensors and lists of tensors may stand anywhere, results may be tensors, lists of
             tensors or numbers. It must be functional: no argument is written to or returned.
+        redefine: replace the custom op of that name, if there is one, with everything registered for it; the schema may
+            be another. For notebooks, whose cells run again: no other thread may be inside a call of it. The new op is
+            at ``torch.ops``; the old `CustomOp` is not to be used any more.
 
     Returns:
         A decorator that makes a `CustomOp`; the function is its implementation on every device until another is
@@ -640,6 +718,8 @@ def custom_op(schema: str) -> Callable[[Callable[..., Any]], CustomOp]:
         text = schema
         if "(" not in schema:
             text = schema + torch.library.infer_schema(function, mutates_args=())
+        if redefine and (old := _defined.get(text.partition("(")[0].strip())) is not None:
+            old.undefine()
         return CustomOp(text, function)
 
     return define

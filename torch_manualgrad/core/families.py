@@ -8,41 +8,23 @@ the function does. It is registered at that kind's own autograd key, so calls on
 from __future__ import annotations
 
 import functools
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
-
-import torch
 
 from . import in_force
 from .in_force import fingerprint
-from .internals import release
+from .internals import forget_dispatch
 from .lookup import Registry
+from .registration import Registration, Suspension, without_overrides
 from .rule import operator
-from .schema import Signature, with_tensors
+from .schema import Signature
 
 __all__ = ["Family", "families", "stock"]
 
 families: Registry[Family] = Registry("family")
 
 
-class _Aside(threading.local):
-    depth = 0
-
-
-_aside = _Aside()
-
-
-class stock:
-    """On this thread, calls inside the block are PyTorch's own: for functions that are made of what they replace."""
-
-    def __enter__(self) -> None:
-        _aside.depth += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _aside.depth -= 1
+stock = Suspension()  # calls inside are PyTorch's own: for functions that are made of what they replace
 
 
 class Family:
@@ -54,6 +36,8 @@ class Family:
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             where PyTorch's own is to be called.
         besides: what is to be replaced beyond operators: each call replaces it, and returns what undoes that.
+        choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;
+            by default the function, and PyTorch's own where that returns NotImplemented.
     """
 
     def __init__(
@@ -63,14 +47,16 @@ class Family:
         functions: Mapping[str, Callable[..., Any]],
         *,
         besides: Sequence[Callable[[], Callable[[], None]]] = (),
+        choose: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.key = key
         self.functions = dict(functions)
         self._besides = tuple(besides)
+        self._choose = choose or _function_first
         self._holders: list[object] = []
         self._undo: list[Callable[[], None]] = []
-        self._libraries: list[torch.library.Library] = []
+        self._registrations: list[Registration] = []
 
     def __repr__(self) -> str:
         return f"<Family {self.name}: {len(self.functions)} operators at {self.key}>"
@@ -79,17 +65,22 @@ class Family:
     def fingerprint(self) -> str:
         return " ".join(fingerprint(f) for f in self.functions.values())
 
+    @property
+    def holder(self) -> object | None:
+        """Who put it in force last."""
+        return self._holders[-1] if self._holders else None
+
     def put(self, holder: object) -> None:
         """In force until `holder` drops it; with several holders, until the last does."""
         if not self._holders:
-            if not self._libraries:
+            if not self._registrations:
                 self._register()
             self._undo = [replace() for replace in self._besides]
         self._holders.append(holder)
         in_force.put(f"family {self.name}", self.name, self.fingerprint)
 
     def drop(self, holder: object) -> None:
-        """Take back one `put`; what is registered goes away if no other thread may be inside of it."""
+        """Take back one `put`. What is registered stays, and passes calls on: another thread may be inside of it."""
         held = [h for h in self._holders if h is not holder]
         if len(held) == len(self._holders):
             return
@@ -100,41 +91,35 @@ class Family:
             undo()
         self._undo = []
         in_force.put(f"family {self.name}", "")
-        if threading.active_count() == 1:  # else it passes calls on, until the next time
-            for library in self._libraries:
-                release(library)
-            self._libraries = []
+
+    def unregister(self) -> None:
+        """Take the registrations away, if nothing holds the family; see `torch_manualgrad.unregister`."""
+        if not self._holders:
+            for registration in self._registrations:
+                registration.release()
+                forget_dispatch(operator(registration.name))
+            self._registrations = []
 
     def _register(self) -> None:
-        with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
-            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-            made: dict[str, torch.library.Library] = {}
-            for name, function in self.functions.items():
-                namespace, _, short = name.partition("::")
-                if namespace not in made:
-                    made[namespace] = torch.library.Library(namespace, "IMPL")
-                made[namespace].impl(
-                    short, self._kernel(name, function), self.key, with_keyset=True, allow_override=True
-                )
-            self._libraries = list(made.values())
+        made = []
+        for name, function in self.functions.items():
+            op = operator(name)
+            registration = Registration(op, Signature(op._schema), self.key)
+            registration.register(self._kernel(function, registration.stock))
+            forget_dispatch(op)
+            made.append(registration)
+        self._registrations = made
 
-    def _kernel(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        own = torch.library.get_kernel(name, self.key)
-
+    def _kernel(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._holders and not _aside.depth:
-                found = function(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
-            signature = _signature(name)
-            if len(signature.tensor_like) > 1:  # one of them may be a number, as in x * 2
-                args, kwargs = signature.split(with_tensors(signature, signature.bind(args, kwargs)))
-            return own.call_boxed(keyset, *args, **kwargs)
+            if self._holders and not (stock.depth or without_overrides.depth):
+                return self._choose(function, functools.partial(own, keyset), args, kwargs)
+            return own(keyset, *args, **kwargs)
 
         return kernel
 
 
-@functools.cache
-def _signature(name: str) -> Signature:
-    return Signature(operator(name)._schema)
+def _function_first(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    found = function(*args, **kwargs)
+    return own(*args, **kwargs) if found is NotImplemented else found

@@ -8,8 +8,9 @@ from typing import Any, overload
 
 import torch
 
+from . import packages
 from .custom_op import CustomOp
-from .internals import entry
+from .internals import entry, values_hidden
 from .lookup import Registry
 
 __all__ = ["Formula", "formula", "ops"]
@@ -20,8 +21,8 @@ NAMESPACE = "manualgrad"
 class _Direct(threading.local):
     """While `now` is set, formulas with a Python kernel run it at once, on this thread.
 
-    For plain tensors of which nothing is recorded: it saves the way through the dispatcher back into Python, which is a
-    third of a small formula's time.
+    For plain tensors of which nothing is recorded, and whose values may be read: it saves the way through the dispatcher
+    back into Python, which is a third of a small formula's time.
     """
 
     now = False
@@ -42,9 +43,9 @@ class Formula(CustomOp):
         in_python: whether it is opaque with a kernel in Python.
     """
 
-    def __init__(self, function: Callable[..., Any], kernels: Sequence[str]) -> None:
+    def __init__(self, function: Callable[..., Any], kernels: Sequence[str] = (), namespace: str = NAMESPACE) -> None:
         self.kernels = tuple(kernels)
-        text = f"{NAMESPACE}::{function.__name__}{torch.library.infer_schema(function, mutates_args=())}"
+        text = f"{namespace}::{function.__name__}{torch.library.infer_schema(function, mutates_args=())}"
         if kernels:
             text = text.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
         super().__init__(text, function, transparent=not kernels, differentiable=bool(kernels))
@@ -54,7 +55,9 @@ class Formula(CustomOp):
             raise ValueError(f"{self.name}: a formula with a kernel takes no lists of tensors; make it transparent")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.in_python and direct.now:
+        if torch.compiler.is_dynamo_compiling():
+            return self.reference(*args, **kwargs) if self.transparent else self.op(*args, **kwargs)
+        if self.in_python and direct.now and not values_hidden():
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
 
@@ -63,23 +66,30 @@ class Formula(CustomOp):
         return f"<Formula {self.signature.schema}{kernels}>"
 
 
-ops: Registry[Formula] = Registry("formula")
+ops: Registry[Formula] = Registry("formula", packages.load)
 
 
 @overload
 def formula(function: Callable[..., Any], /) -> Formula: ...
 @overload
-def formula(*, kernel: Sequence[str]) -> Callable[[Callable[..., Any]], Formula]: ...
-def formula(function: Callable[..., Any] | None = None, /, *, kernel: Sequence[str] = ()) -> Any:
+def formula(*, kernel: Sequence[str] = (), namespace: str = NAMESPACE) -> Callable[[Callable[..., Any]], Formula]: ...
+def formula(
+    function: Callable[..., Any] | None = None, /, *, kernel: Sequence[str] = (), namespace: str = NAMESPACE
+) -> Any:
     """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
 
     Args:
         function: typed with what ``torch.library.infer_schema`` reads.
         kernel: types of device for which ``csrc/`` has a kernel; empty: none, and the formula is transparent.
+        namespace: of the operator, in place of ``manualgrad``: another package's own. The formula is then
+            ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
 
     Raises:
         ValueError: the name is taken, or the types cannot be read.
     """
-    if function is None:
-        return lambda f: ops.add(f.__name__, Formula(f, kernel))
-    return ops.add(function.__name__, Formula(function, ()))
+
+    def make(f: Callable[..., Any]) -> Formula:
+        made = Formula(f, kernel, namespace)
+        return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
+
+    return make if function is None else make(function)

@@ -25,12 +25,13 @@ import torch
 
 from .internals import guard_compiled_graphs
 
-__all__ = ["changes", "fingerprint", "lock", "put", "remember", "state"]
+__all__ = ["changes", "digest", "fingerprint", "lock", "put", "remember", "state"]
 
 lock = threading.RLock()  # held while registrations change; calls do not take it
 
 _in_force: dict[str, tuple[str, str]] = {}  # operator -> what is in force there, and the fingerprint of its code
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
+_definitions = 0  # a digest of these, in any order: a definition costs the same whatever was defined before
 _state = ""
 _depth = 0  # of nested changes
 _our_tag = ""
@@ -75,9 +76,17 @@ def changes() -> Iterator[None]:
 
 def remember(key: str, code: str) -> None:
     """Record the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger."""
+    global _definitions
     with lock:
+        if key in _defined:
+            _definitions ^= _number(key, _defined[key])
         _defined[key] = code
+        _definitions ^= _number(key, code)
         _tag()
+
+
+def _number(key: str, code: str) -> int:
+    return int(digest(f"{key} {code}"), 16)
 
 
 def _tag() -> None:
@@ -85,8 +94,8 @@ def _tag() -> None:
     global _our_tag
     config: Any = torch.compiler.config
     theirs = config.cache_key_tag.removesuffix(_our_tag)
-    text = repr((sorted(_defined.items()), sorted((k, code) for k, (_, code) in _in_force.items())))
-    _our_tag = f"|torch_manualgrad:{_digest(text.encode())}"
+    text = repr((_definitions, sorted((k, code) for k, (_, code) in _in_force.items())))
+    _our_tag = f"|torch_manualgrad:{digest(text)}"
     config.cache_key_tag = theirs + _our_tag
 
 
@@ -101,14 +110,14 @@ def _guard() -> None:
         _guarded = guard_compiled_graphs(state)
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+def digest(data: bytes | str) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:16]
 
 
 @functools.cache
 def _file_digest(path: str) -> str:
     try:
-        return _digest(Path(path).read_bytes())
+        return digest(Path(path).read_bytes())
     except OSError:  # a notebook cell, or code that has no file
         return path
 
@@ -119,7 +128,7 @@ def fingerprint(function: Callable[..., Any] | None) -> str:
     What it reaches in other files is not seen. A value without a stable repr makes the digest unique to this process,
     which costs a cache hit and is never wrong.
     """
-    return _digest(repr(_parts(function, frozenset())).encode())
+    return digest(repr(_parts(function, frozenset())))
 
 
 def _parts(value: Any, seen: frozenset[int]) -> Any:
@@ -133,7 +142,7 @@ def _parts(value: Any, seen: frozenset[int]) -> Any:
     seen = seen | {id(function)}
     cells = [c.cell_contents for c in function.__closure__ or () if c is not None and _filled(c)]
     return (
-        _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, _digest(code.co_code),
+        _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, digest(code.co_code),
         repr(function.__defaults__), repr(function.__kwdefaults__), [_parts(c, seen) for c in cells],
     )  # fmt: skip
 

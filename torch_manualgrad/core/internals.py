@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -25,12 +25,15 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "PLAIN",
     "FakeTensorMode",
+    "JaggedStructure",
     "SingleLevelFunction",
     "below_autograd",
     "below_autograd_keys",
+    "bits_unread",
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
+    "forget_dispatch",
     "forward_ad_enabled",
     "fresh_variable",
     "guard_compiled_graphs",
@@ -38,31 +41,47 @@ __all__ = [
     "in_functorch",
     "is_autocast_enabled",
     "is_composite",
+    "is_nested_int",
     "jagged_dim",
     "jagged_nested",
     "jagged_of_duals",
+    "jagged_result",
+    "jagged_structure",
+    "known_lengths",
+    "longest_known",
     "nested_strides",
     "only_autograd",
+    "operators",
     "parse_schema",
     "primal",
     "python_function",
     "pytree",
+    "reading_bits",
     "release",
     "replace_jagged_attention",
+    "saved_tensors_are_hooked",
     "set_autocast_off",
     "shares_memory",
     "strided_nested",
     "tangents_possible",
+    "traced_nested_int",
     "unwrap_if_dead",
+    "values_hidden",
     "vmap_call",
 ]
 
-# An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must.
-SingleLevelFunction = _SingleLevelFunction
 
-# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too.
+class SingleLevelFunction(_SingleLevelFunction):
+    """An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must."""
+
+    # compiled autograd asks every node's class for it, and finds it on torch.autograd.Function alone
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
+
+# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and the record of
+# what is a view of what: what a kernel returns as a view of its own temporary is a tensor of its own outside.
 below_autograd_keys = torch._C._after_autograd_keyset
-below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
 
 # True while any torch.func transform is running on this thread.
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -74,6 +93,24 @@ forward_ad_enabled = forward_ad._set_fwd_grad_enabled
 is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 parse_schema = torch._C.parse_schema
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether hooks on saved tensors are active on this thread, under which torch.func refuses to run."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def bits_unread() -> bool:
+    """Whether PyTorch passes over conj and neg bits on this thread, as it does inside ``__torch_dispatch__``."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Conjugate)
+
+
+def reading_bits() -> Any:
+    """A guard under which conj and neg bits count again: for code that may write ``A.mH``, and runs where they do not."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def is_composite(op: Any) -> bool:
@@ -154,6 +191,19 @@ def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
     return False
 
 
+_active_mode, _tracer_mode = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
+_key_included, _vmap_of_gradients = (
+    torch._C._dispatch_tls_is_dispatch_key_included,
+    torch._C._dispatch_key_parse("VmapMode"),
+)
+
+
+def values_hidden() -> bool:
+    """Whether a plain tensor on this thread may have no value to read: under a tracer of real tensors, which would put
+    the value into its graph, and under the vmap of batched gradients (``is_grads_batched``), where it has several."""
+    return _active_mode(_tracer_mode) is not None or _key_included(_vmap_of_gradients)
+
+
 @contextmanager
 def set_autocast_off() -> Iterator[None]:
     """Autocast off for every device type that has it on: a derivative is computed in the dtypes of its residuals."""
@@ -194,13 +244,67 @@ def jagged_dim(nested: Any) -> int:
     return int(nested._ragged_idx)
 
 
-def jagged_nested(
-    values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, min_seqlen: int | None, max_seqlen: int | None
-) -> Any:
-    """torch.nested.nested_tensor_from_jagged, which refuses to be traced."""
-    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths as view
+class JaggedStructure(NamedTuple):
+    """What a jagged nested tensor is besides its buffer.
 
-    return view(values, offsets, lengths, dim, min_seqlen, max_seqlen)
+    PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the object,
+    not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is learnt once.
+    """
+
+    offsets: Tensor
+    lengths: Tensor | None  # given if there are places in the buffer that belong to no component
+    dim: int  # the ragged one
+    known: dict[str, Tensor]  # the shortest and the longest length, as sizes of empty tensors, once they are known
+
+
+def jagged_structure(nested: Any) -> JaggedStructure:
+    """The structure of a jagged nested tensor."""
+    return JaggedStructure(nested._offsets, nested._lengths, int(nested._ragged_idx), nested._metadata_cache)
+
+
+def known_lengths(min_seqlen: Tensor | None, max_seqlen: Tensor | None) -> dict[str, Tensor]:
+    """`JaggedStructure.known`, from PyTorch's two arguments."""
+    found = {"min_seqlen": min_seqlen, "max_seqlen": max_seqlen}
+    return {name: n for name, n in found.items() if n is not None}
+
+
+def longest_known(structure: JaggedStructure) -> Any:
+    """The longest length, a number or, in a graph, a symbol; None if it is not known."""
+    found = structure.known.get("max_seqlen")
+    return None if found is None else found.shape[0]
+
+
+def is_nested_int(x: Any) -> bool:
+    """Whether ``x`` is the size of a ragged dim, which is no number."""
+    return isinstance(x, torch.SymInt) and x.node.is_nested_int()
+
+
+def traced_nested_int(offsets: Tensor) -> Any:
+    """In a graph, PyTorch's size of the ragged dim that ``offsets`` cut; None where it has none yet."""
+    from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+
+    return getattr(mb_unwrap_functional_tensor(offsets), "nested_int_memo", None)
+
+
+def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
+    """The jagged nested tensor with this buffer, without a history; it shares its memory."""
+    return _classes()[0](values.detach(), **_arguments(structure))
+
+
+def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
+    """`jagged_nested` that shares the counter of changes in place too, for a buffer that autograd may have saved.
+
+    A view where ``values`` are one, so that autograd refuses a change in place.
+    """
+    from torch.nested._internal.nested_tensor import _nt_view_dummy
+
+    known = [structure.known.get(name) for name in ("min_seqlen", "max_seqlen")]
+    made: Any = torch._nested_view_from_jagged(
+        values.detach(), structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
+    )
+    made = made if values._is_view() else made.detach()
+    made._metadata_cache = structure.known
+    return made
 
 
 def dual_jagged(nested: Any) -> Tensor | None:
@@ -208,17 +312,23 @@ def dual_jagged(nested: Any) -> Tensor | None:
     return nested._values if hasattr(nested, "carries_tangents") else None
 
 
-def jagged_of_duals(values: Tensor, offsets: Tensor, dim: int) -> Any:
+def jagged_of_duals(values: Tensor, structure: JaggedStructure) -> Any:
     """A jagged nested tensor whose buffer is a dual tensor, for functions that read it by `dual_jagged`.
 
     PyTorch's class computes on its buffer below autograd, where a tangent is lost without a word: what comes so far,
     as no such function stands in its way, raises RuntimeError.
     """
-    return _jagged_class()(values, offsets, _ragged_idx=dim)
+    return _classes()[1](values, **_arguments(structure))
+
+
+def _arguments(structure: JaggedStructure) -> dict[str, Any]:
+    offsets, lengths, dim, known = structure
+    return {"offsets": offsets, "lengths": lengths, "_ragged_idx": dim, "_metadata_cache": known}
 
 
 @functools.cache
-def _jagged_class() -> Any:
+def _classes() -> tuple[Any, Any]:
+    """PyTorch's class of jagged nested tensors, and that of those that carry a tangent."""
     from torch.nested._internal.nested_tensor import NestedTensor
 
     jagged: Any = NestedTensor
@@ -235,7 +345,7 @@ def _jagged_class() -> Any:
                 )
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    return DualJagged
+    return jagged, DualJagged
 
 
 def nested_strides(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -262,6 +372,22 @@ def replace_jagged_attention(function: Callable[..., Any]) -> Callable[[], None]
         ops.jagged_scaled_dot_product_attention = own
 
     return undo
+
+
+def forget_dispatch(op: Any) -> None:
+    """Let graphs be traced with what is registered for ``op`` now: a tracer keeps which kernel it found at a key that
+    is no alias."""
+    op._dispatch_cache.clear()
+
+
+def operators(namespace: str) -> Iterator[Any]:
+    """Every ``OpOverload`` of a namespace that has a schema; ``dir(torch.ops.aten)`` lists those that were asked for."""
+    for full in torch._C._dispatch_get_all_op_names():
+        space, _, rest = full.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
+        if (found := getattr(packet, overload or "default", None)) is not None:
+            yield found
 
 
 def release(library: torch.library.Library) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 __all__ = ["Registry"]
@@ -14,28 +14,52 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """Read-only to its users: a mapping, whose entries are attributes too.
 
+    Args:
+        what: it is made of, for messages.
+        fill: called before entries are read, so that more may be entered then.
+
+    Attributes:
+        absent: name -> why it is not among the entries, for what this torch cannot have.
+
     Raises:
         KeyError, AttributeError: there is no entry of that name; the message names the nearest.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, fill: Callable[[], None] = lambda: None) -> None:
         self._what = what
+        self._fill = fill
         self._entries: dict[str, T] = {}
+        self.absent: dict[str, str] = {}
 
     def add(self, name: str, entry: T) -> T:
         """Enter ``entry``. Raises ValueError if the name is taken."""
-        if name in self._entries:
-            raise ValueError(f"{self._what} {name!r} exists already; a duplicate name is an error")
+        self._is_new(name)
         self._entries[name] = entry
         return entry
 
+    def without(self, name: str, reason: str) -> None:
+        """Note that ``name`` cannot be entered here. Raises ValueError if the name is taken."""
+        self._is_new(name)
+        self.absent[name] = reason
+
+    def _is_new(self, name: str) -> None:
+        if name in self._entries or name in self.absent:
+            raise ValueError(f"{self._what} {name!r} exists already; a duplicate name is an error")
+
     def missing(self, name: object) -> str:
         """The message for a name that is not here."""
+        if str(name) in self.absent:
+            return self.absent[str(name)]
         near = difflib.get_close_matches(str(name), self._entries, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         return f"there is no {self._what} {name!r}{hint}"
 
+    def entered(self) -> list[T]:
+        """The entries so far, without asking other packages for theirs: for use while this package is imported."""
+        return list(self._entries.values())
+
     def __getitem__(self, name: str) -> T:
+        self._fill()
         try:
             return self._entries[name]
         except KeyError:
@@ -44,15 +68,18 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getattr__(self, name: str) -> T:
         if name.startswith("_"):
             raise AttributeError(name)
+        self._fill()
         try:
             return self._entries[name]
         except KeyError:
             raise AttributeError(self.missing(name)) from None
 
     def __iter__(self) -> Iterator[str]:
+        self._fill()
         return iter(self._entries)
 
     def __len__(self) -> int:
+        self._fill()
         return len(self._entries)
 
     def __dir__(self) -> list[str]:

@@ -3,103 +3,136 @@
 from __future__ import annotations
 
 import functools
-import threading
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import in_force
 from .autograd import Mode, apply, differentiated
+from .decorate import decorated
 from .families import Family, families
-from .internals import PLAIN, below_autograd, only_autograd, release
-from .rule import Bound, Rule, rules
-from .schema import tensors_in, with_tensors
+from .in_place import in_place_kernel, in_place_operator
+from .internals import PLAIN, only_autograd
+from .names import choose
+from .registration import Registration, release_numbers, without_overrides
+from .rule import Bound, Rule
+from .schema import Signature, tensors_in, with_tensors
 
-__all__ = ["Handle", "install", "override"]
+__all__ = ["Active", "Handle", "active", "install", "override", "unregister"]
 
 
-class _Overridden:
-    """One operator while rules act on it: the registration, and the rules in the order in which they came."""
+class Layer(NamedTuple):
+    """What one `install` or one entered `override` adds."""
+
+    rules: tuple[Rule, ...]
+    families: tuple[Family, ...]
+    forward: bool
+    named: bool
+
+
+class _Active(NamedTuple):
+    """What the kernel of one operator goes by."""
+
+    derivative: Bound
+    leaves: Callable[..., bool] | None
+
+
+class _State(NamedTuple):
+    """What follows from all layers together: the table that calls read, and what compiled graphs depend on."""
+
+    table: dict[str, _Active]
+    what: str
+    code: str
+
+
+_layers: list[tuple[Handle, Layer]] = []  # with the handle of each, in the order in which they came
+_table: dict[str, _Active] = {}  # replaced as a whole, so that a call reads one state and no mixture
+_operators: dict[str, _Operator] = {}  # every operator that a rule has ever acted on
+
+
+@functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
+def _resolved(layers: tuple[Layer, ...]) -> _State:
+    rules = {rule.name: (rule, layer) for layer in layers for rule in layer.rules}
+    table, what, code = {}, [], []
+    for name, (rule, layer) in sorted(rules.items()):
+        derivative = rule.derivative_with_forward if layer.forward else rule.derivative
+        leaves = None if layer.named or derivative.forward is not None else rule.leaves
+        table[name] = _Active(derivative, leaves)
+        how = " forward" * (derivative.forward is not None) + " leaves" * (leaves is not None)
+        what.append(f"{name} {rule.identity}{how}")
+        code.append(f"{name} {rule.fingerprint}{how}")
+    return _State(table, "; ".join(what), in_force.digest("; ".join(code)))
+
+
+def _changed() -> None:
+    global _table
+    state = _resolved(tuple(layer for _, layer in _layers))
+    _table = state.table
+    in_force.put("rules", state.what, state.code)
+
+
+class _Operator:
+    """One operator that rules have acted on, and its registration."""
 
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
-        self.entries: list[tuple[object, Rule, Bound, bool]] = []
-        self.derivative: Bound | None = None
-        self.leaves: Callable[..., bool] | None = None
-        self.operator = rule.aten
-        self.signature = rule.signature
-        self.may_take_numbers = len(rule.signature.tensor_like) > 1  # as in x * 2
-        self.stock = torch.library.get_kernel(rule.aten, "AutogradCPU")
-        namespace, _, name = rule.name.partition("::")
-        self.library = torch.library.Library(namespace, "IMPL")
-        with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
-            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-            self.library.impl(name, self._kernel(), "Autograd", with_keyset=True, allow_override=True)
+        self.registration = Registration(rule.aten, rule.signature, "Autograd", at="AutogradCPU")
+        self.registration.register(self._kernel(rule.signature))
+        self.in_place: Registration | None = None
+        if (op := in_place_operator(rule)) is not None:
+            self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
+            self.in_place.register(in_place_kernel(rule.aten, self.in_place.stock, self._residuals))
 
-    def put(self, key: object, rule: Rule, forward: bool, named: bool) -> None:
-        derivative = rule.derivative_with_forward if forward else rule.derivative
-        self.entries.append((key, rule, derivative, named))
-        self._changed()
+    def _residuals(self) -> Sequence[str] | None:
+        active = _table.get(self.name)
+        return None if active is None or without_overrides.depth else active.derivative.saved
 
-    def drop(self, key: object) -> None:
-        self.entries = [e for e in self.entries if e[0] is not key]
-        self._changed()
+    def release(self) -> None:
+        self.registration.release()
+        if self.in_place is not None:
+            self.in_place.release()
 
-    def _changed(self) -> None:
-        if self.entries:
-            _, rule, self.derivative, named = self.entries[-1]
-            self.leaves = None if named or self.derivative.forward is not None else rule.leaves
-            forward = " forward" * (self.derivative is not rule.derivative)
-            in_force.put(self.name, rule.identity + forward, rule.fingerprint + forward)
-        else:
-            self.derivative = None
-            in_force.put(self.name, "")
-
-    def _kernel(self) -> Any:
-        signature, bind = self.signature, self.signature.bind
-        may_take_numbers, places, size = self.may_take_numbers, signature.tensor_like, len(signature.names)
+    def _kernel(self, signature: Signature) -> Callable[..., Any]:
+        stock, may_take_numbers = self.registration.stock, self.registration.may_take_numbers
+        bind, split = signature.bind, signature.split
+        places, size, name = signature.tensor_like, len(signature.names), self.name
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            derivative = self.derivative
-            if derivative is None:
-                return self.stock.call_boxed(keyset, *args, **kwargs)
+            active = _table.get(name)
+            if active is None or without_overrides.depth:
+                return stock(keyset, *args, **kwargs)
+            derivative = active.derivative
+            values = args if len(args) == size else bind(args, kwargs)
             if derivative.short_call is not None and only_autograd():
                 recording = torch.is_grad_enabled()
-                if not recording and derivative.forward is None:
-                    with below_autograd():
-                        return derivative.run(*args, **kwargs)
-                values = args if len(args) == size else bind(args, kwargs)
-                grad = _plain_and_differentiable(values, places)
+                grad = False if not recording and derivative.forward is None else _differentiable(values, places)
                 if grad is False or grad and not recording:
-                    with below_autograd():
-                        return derivative.run(*args, **kwargs)
+                    return derivative.run_below(values)
                 if grad:
-                    leaves = self.leaves  # once: another thread may be changing what is in force
-                    if leaves is not None and leaves(*values):
-                        return self.stock.call_boxed(keyset, *args, **kwargs)
-                    return derivative.short_call(args, kwargs, values)
-            if derivative.forward is not None and not _all_dense((*args, *kwargs.values())):
-                return self.stock.call_boxed(keyset, *args, **kwargs)
-            values = bind(args, kwargs)
+                    if active.leaves is not None and active.leaves(*values):
+                        return stock(keyset, *args, **kwargs)
+                    return derivative.short_call(values)
+            if derivative.forward is not None and not _all_dense(values):
+                return stock(keyset, *args, **kwargs)
             if may_take_numbers:
-                args, kwargs = signature.split(with_tensors(signature, values))
+                values = with_tensors(signature, list(values))
             mode = differentiated(signature, values)
             if mode is Mode.PLAIN_NOTHING:
-                with below_autograd():
-                    return derivative.run(*args, **kwargs)
+                return derivative.run_below(values)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
             if not _all_dense(values):
-                return self.stock.call_boxed(keyset, *args, **kwargs)
-            return apply(derivative, keyset, mode, values, args, kwargs)
+                args, kwargs = split(values)
+                return stock(keyset, *args, **kwargs)
+            return apply(derivative, keyset, mode, values)
 
         return kernel
 
 
-def _plain_and_differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None:
+def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None:
     """Whether one requires grad of what are all plain dense tensors, or absent; None if they are something else."""
     grad = False
     for i in places:
@@ -123,91 +156,42 @@ def _all_dense(values: Sequence[Any]) -> bool:
     return all(_dense(x) for x in tensors_in(values))
 
 
-_overridden: dict[str, _Overridden] = {}
-
-
-def _put(key: object, chosen: Sequence[Rule | Family], forward: bool, named: bool) -> None:
+def _put(handle: Handle, layer: Layer) -> None:
     with in_force.changes():
+        for rule in layer.rules:
+            if rule.name not in _operators:
+                _operators[rule.name] = _Operator(rule)
         try:
-            for rule in chosen:
-                if isinstance(rule, Family):
-                    rule.put(key)
-                    continue
-                if rule.name not in _overridden:
-                    _overridden[rule.name] = _Overridden(rule)
-                _overridden[rule.name].put(key, rule, forward, named)
+            for family in layer.families:
+                family.put(handle)
+            _layers.append((handle, layer))
+            _changed()
         except BaseException:
-            _drop(key, chosen)
+            _drop(handle, layer)
             raise
 
 
-def _drop(key: object, chosen: Sequence[Rule | Family]) -> None:
+def _drop(handle: Handle, layer: Layer) -> None:
     with in_force.changes():
-        for rule in chosen:
-            if isinstance(rule, Family):
-                rule.drop(key)
-                continue
-            one = _overridden.get(rule.name)
-            if one is None:
-                continue
-            one.drop(key)
-        _release()
-
-
-def _release() -> None:
-    """Take away registrations that have no rule left.
-
-    Not while other threads run: one may be inside the kernel, which the dispatcher frees at once. Until then the kernel
-    passes everything on to PyTorch's. Except where it may be given numbers, which no Python kernel receives under
-    torch.func.
-    """
-    alone = threading.active_count() == 1
-    for one in [o for o in _overridden.values() if not o.entries and (alone or o.may_take_numbers)]:
-        release(one.library)
-        del _overridden[one.name]
-
-
-Chosen = list[Rule | Family]
-
-
-def _choose(names: Sequence[str | Rule | Any]) -> Chosen:
-    """What is meant by ``names``; none: every rule that improves on stock, and all families; "*": all."""
-    if not names:
-        return [r for r in rules.values() if r.improves] + [*families.values()]
-    chosen: dict[str, Rule | Family] = {}
-    for name in names:
-        found: Sequence[Rule | Family]
-        if isinstance(name, (Rule, Family)):
-            found = [name]
-        elif name == "*":
-            found = [*rules.values(), *families.values()]
-        elif isinstance(name, str) and name in families:
-            found = [families[name]]
-        else:
-            if not isinstance(name, str):
-                given, name = name, getattr(name, "_name", None) or getattr(name, "_qualified_op_name", None)
-                if not isinstance(name, str):
-                    raise TypeError(f"override takes names, operators of torch.ops and rules, got {given!r}")
-            full = name if "::" in name else f"aten::{name}"
-            full = full.removesuffix(".default")
-            found = [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
-            if not found:
-                raise KeyError(rules.missing(full))
-        chosen |= {r.name: r for r in found}
-    return list(chosen.values())
+        _layers[:] = [entry for entry in _layers if entry[0] is not handle]
+        for family in layer.families:
+            family.drop(handle)
+        _changed()
 
 
 class Handle:
     """Rules and families in force until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Sequence[Rule | Family], forward: bool, named: bool) -> None:
+    def __init__(self, chosen: Sequence[Rule | Family], forward: bool, names: Sequence[Any]) -> None:
+        self.names = tuple(names)
         self.rules = tuple(c for c in chosen if isinstance(c, Rule))
         self.families = tuple(c for c in chosen if isinstance(c, Family))
-        _put(self, chosen, forward, named)
+        self._layer = Layer(self.rules, self.families, forward, bool(names))
+        _put(self, self._layer)
 
     def remove(self) -> None:
         """Take these away; others that were installed before or after stay."""
-        _drop(self, (*self.rules, *self.families))
+        _drop(self, self._layer)
         self.rules, self.families = (), ()
 
 
@@ -215,16 +199,19 @@ def install(*names: Any, forward: bool = False) -> Handle:
     """Let rules replace the derivatives of operators until ``handle.remove()``.
 
     Args:
-        names: operators ("aten::linalg_vector_norm", or without "aten::"; without an overload: all overloads that have
-            a rule), ``OpOverload``, `Rule` or `Family` objects; "nested" is a family. None given: every rule that improves
-            on stock, and every family; a rule then leaves calls to PyTorch that it differentiates rightly in every
-            order, and faster (`Rule.leaves`). "*": all rules, and every family.
+        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
+            rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Family` objects; "nested" is a family. None given: every
+            rule that improves on stock, and every family; a rule then leaves calls to PyTorch that it differentiates
+            rightly in every order, and faster (`Rule.leaves`). "*": all rules, and every family. What this torch lacks
+            (``mg.rules.absent``) is left out, and is an error where it is all that a name means.
         forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
     linalg_vector_norm). Of several rules for one operator the one installed last is in force. A tensor computed under a
-    rule keeps that rule's backward. While other threads live, what is removed stays registered and passes calls on to
-    PyTorch, which costs them a few microseconds.
+    rule keeps that rule's backward. What was once put in force stays registered for the life of the process, as another
+    thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which costs each a few
+    microseconds. `unregister` takes it away.
 
     The family "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested tensors, of
     both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
@@ -234,36 +221,85 @@ def install(*names: Any, forward: bool = False) -> Handle:
 
     Raises:
         KeyError: no rule of that name; the message names the nearest.
-        TypeError: something else than a name, an operator of torch.ops, a rule or a family.
+        TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a family.
     """
-    return Handle(_choose(names), forward, bool(names))
+    return Handle(choose(names), forward, names)
 
 
 class override:
-    """`install` for the length of a ``with`` block; also a decorator.
+    """`install` for the length of a ``with`` block; also a decorator, of functions, generators and coroutines.
+
+    What ``names`` mean is looked up when the block is entered: rules registered since are among them. A decorated
+    generator or coroutine is under the rules while its body runs, not while it waits.
 
     Blocks nest and may end in any order, also after an exception. Under torch.compile enter it outside of the compiled
     function: each set of rules gets its own graph, and entering again finds the graph again.
     """
 
     def __init__(self, *names: Any, forward: bool = False) -> None:
-        self._chosen = _choose(names)
-        self._forward, self._named = forward, bool(names)
+        choose(names)  # what is misspelt is refused here
+        self._names, self._forward = names, forward
         self._handles: list[Handle] = []
 
     def __enter__(self) -> Handle:
         if torch.compiler.is_compiling():
             raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
-        self._handles.append(Handle(self._chosen, self._forward, self._named))
+        self._handles.append(install(*self._names, forward=self._forward))
         return self._handles[-1]
 
     def __exit__(self, *exception: object) -> None:
         self._handles.pop().remove()
 
     def __call__(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
+        return decorated(function, self)
 
-        return inside
+
+@dataclass(frozen=True)
+class Active:
+    """A rule, or a family, that acts now.
+
+    Attributes:
+        name: the operator, or the family.
+        why: "named" in the override; "*"; or "improves values, speed" under an override without names.
+        forward: whether a forward of the rule's own is in the place of PyTorch's.
+        acting: the `Rule` or `Family` itself.
+    """
+
+    name: str
+    why: str
+    forward: bool
+    acting: Rule | Family = field(repr=False)
+
+
+def active() -> list[Active]:
+    """What acts now, and why: for each operator the rule that was put there last, then the families."""
+    found = []
+    with in_force.lock:
+        acting = {rule.name: (handle, rule) for handle, layer in _layers for rule in layer.rules}
+        for name, (handle, rule) in acting.items():
+            found.append(Active(name, _why(handle, rule), _table[name].derivative.forward is not None, rule))
+        for family in families.values():
+            if (holder := family.holder) is not None:
+                found.append(Active(family.name, _why(holder, family), False, family))
+    return found
+
+
+def _why(handle: Any, acting: Rule | Family) -> str:
+    if handle.names:
+        return "named" if "*" not in [n for n in handle.names if isinstance(n, str)] else "*"
+    return "improves " + (", ".join(acting.improves) if isinstance(acting, Rule) else "what PyTorch lacks there")
+
+
+def unregister() -> None:
+    """Give every operator that rules and families have acted on, and do not now, back to PyTorch.
+
+    Calls then cost what they cost before the first `override`. Only where no other thread can be inside such a call:
+    PyTorch frees a kernel although a thread is in it, and the process crashes. What is active stays.
+    """
+    with in_force.changes():
+        for name in [n for n in _operators if n not in _table]:
+            _operators.pop(name).release()
+        if not _operators:
+            release_numbers()
+        for family in families.values():
+            family.unregister()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import packages
 from .autograd import Derivative
 from .formula import Formula
 from .in_force import fingerprint
@@ -21,6 +22,7 @@ from .lookup import Registry
 from .sample import Sample
 from .schema import Argument, Signature, flatten, unflatten
 from .short import short_call
+from .versions import parse, reached
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "operator", "rule", "rules"]
 
@@ -41,7 +43,9 @@ class Rule:
         vjp, jvp: the formulas by the inputs, the outputs, that they give.
         formulas: the `Formula` objects among these, and those that the bindings call.
         residuals: names of the inputs and outputs that are kept for the backward.
-        improves: what it has over PyTorch's own: some of "values", "missing", "speed".
+        claims: what it has over PyTorch's own, some of "values", "missing", "speed", each with the first torch in which
+            that is so no longer, or None.
+        improves: the claims that hold on this torch.
         source: where the mathematics comes from.
         gaps: mode -> reason, for what raises.
         samples: ``(dtype, device) -> iterable of Sample``, or None.
@@ -59,7 +63,7 @@ class Rule:
         vjp: Formulas | None,
         jvp: Formulas | None,
         *,
-        improves: str | Sequence[str] = (),
+        improves: str | Sequence[str] | Mapping[str, str | None] = (),
         source: str = "",
         not_differentiable: Sequence[str] = (),
         gaps: Mapping[str, str] | None = None,
@@ -81,10 +85,16 @@ class Rule:
             raise ValueError(
                 f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
             )
-        self.improves = (improves,) if isinstance(improves, str) else tuple(improves)
-        for claim in self.improves:
+        improves = (improves,) if isinstance(improves, str) else improves
+        self.claims: dict[str, str | None] = (
+            dict(improves) if isinstance(improves, Mapping) else dict.fromkeys(improves)
+        )
+        for claim, until in self.claims.items():
             if claim not in IMPROVEMENTS:
                 raise ValueError(f"rule {name}: improves={claim!r} is unknown; expected some of {list(IMPROVEMENTS)}")
+            if until is not None:
+                parse(until)
+        self.improves = tuple(claim for claim, until in self.claims.items() if until is None or not reached(until))
         self.source = source
         self.gaps = dict(gaps or {})
         self.samples = samples
@@ -164,10 +174,15 @@ class _Plan:
         twice = [p for p in self.parameters if names.count(p) > 1]
         if twice:
             raise ValueError(f"rule {rule}: the {what} formula asks for {twice[0]!r}, which names two things here")
-        places = [names.index(p) for p in self.parameters]
-        self.pick = itemgetter(*places) if len(places) > 1 else lambda known: [known[i] for i in places]
+        self.places = [names.index(p) for p in self.parameters]
+        self.pick = itemgetter(*self.places) if len(self.places) > 1 else self._pick
+
+    def _pick(self, known: Sequence[Any]) -> list[Any]:
+        return [known[i] for i in self.places]
 
     def __call__(self, known: Sequence[Any]) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # which does not trace an itemgetter
+            return self.call(*self._pick(known))
         return self.call(*self.pick(known))
 
 
@@ -185,6 +200,8 @@ class _Busy(threading.local):
 
 class Bound(Derivative):
     """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
+
+    one_precision = True
 
     def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
         signature = rule.signature
@@ -204,6 +221,7 @@ class Bound(Derivative):
         self.vjps = [
             (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
         ]
+        self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
         self._jvps = [
             (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
@@ -245,6 +263,12 @@ class Bound(Derivative):
         if self._lists:
             lengths, static = static
             tensors = unflatten(tensors, lengths)
+        for i in self._without_vjp:
+            if any(needed[i]) if isinstance(needed[i], list) else needed[i]:
+                raise NotImplementedError(
+                    f"rule {self.rule.name}: the gradient of {self.signature.names[i]!r} is asked for, and no vjp is given "
+                    "for it; one that returns None says that it is zero"
+                )
         known = (*tensors, *static, *grads)
         for plan, inputs in self.vjps:
             if len(inputs) == 1:
@@ -270,6 +294,15 @@ class Bound(Derivative):
         return result
 
 
+def exists(name: str) -> bool:
+    """Whether there is an operator of that name."""
+    try:
+        operator(name)
+    except ValueError:
+        return False
+    return True
+
+
 def operator(name: str) -> Any:
     """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``."""
     namespace, _, rest = name.partition("::")
@@ -284,12 +317,19 @@ def operator(name: str) -> Any:
     )
 
 
-rules: Registry[Rule] = Registry("rule")
+rules: Registry[Rule] = Registry("rule", packages.load)
 
 
 def rule(
-    name: str, *, vjp: Formulas | None = None, jvp: Formulas | None = None, register: bool = True, **about: Any
-) -> Rule:
+    name: str,
+    *,
+    vjp: Formulas | None = None,
+    jvp: Formulas | None = None,
+    register: bool = True,
+    since: str | None = None,
+    until: str | None = None,
+    **about: Any,
+) -> Any:
     """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
 
     Args:
@@ -297,14 +337,35 @@ def rule(
         vjp: input, or tuple of inputs, -> formula for its gradient.
         jvp: output, or tuple of outputs, -> formula for its tangent; without any, a jvp is derived from the vjp.
         register: False gives a rule that is in no table, to hand to `override`.
-        about: the further attributes of `Rule`.
+        since: the first torch that has the operator, as "2.11".
+        until: the first torch that has it no longer.
+        about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the first
+            torch in which it holds no longer: ``{"values": "2.15", "speed": None}``.
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
     where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
     ``output_mask``, which says which of the inputs of its key need a gradient. A missing cotangent or tangent is None.
 
+    Returns:
+        The rule; None where ``since`` or ``until`` says that this torch lacks the operator, which is then in
+        ``mg.rules.absent``.
+
     Raises:
         ValueError: no such operator, a name that is in no schema, or a second rule for the same operator.
     """
+    if reason := _absent(name, since, until):
+        if register:
+            rules.without(name.removesuffix(".default"), reason)
+        return None
     made = Rule(name, vjp, jvp, **about)
     return rules.add(made.name, made) if register else made
+
+
+def _absent(name: str, since: str | None, until: str | None) -> str:
+    """Why this torch does not have the operator, if that is so and was to be expected."""
+    reason = ""
+    if since is not None and not reached(since):
+        reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
+    if until is not None and reached(until):
+        reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
+    return reason if reason and not exists(name) else ""

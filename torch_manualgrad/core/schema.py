@@ -7,6 +7,7 @@ only where it is an argument of its own.
 
 from __future__ import annotations
 
+import functools
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -154,16 +155,29 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-_NUMBERS = (bool, int, float, complex)
-
-
 def with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
-    """Tensors in place of Python numbers, which the dispatcher hands on where the schema says Tensor."""
+    """Tensors in place of Python numbers, which the dispatcher hands on where the schema says Tensor.
+
+    They promote as the numbers would. Among tensors with dims, whose kind of dtype is at least the number's, the dtype
+    of a scalar does not count, so that it may be the widest; elsewhere it is what PyTorch makes of the number.
+    """
     for i in signature.tensor_like:
         if type(number := values[i]) in _NUMBERS:
             others = list(tensors_in(values))
-            # promoting as the number would: the dtype of a scalar does not count beyond its kind among larger tensors
-            wide = {float: torch.float64, complex: torch.complex128} if any(x.dim() for x in others) else {}
-            dtype = wide.get(type(number)) or torch.result_type(others[0], number)
-            values[i] = torch.tensor(number, dtype=dtype, device=others[0].device)
+            wide = any(x.dim() and _rank(x) >= _NUMBERS[type(number)] for x in others)
+            dtype = _WIDE[type(number)] if wide else _promoted(others, number)
+            values[i] = torch.tensor(number, dtype=dtype)
     return values
+
+
+_NUMBERS: dict[type, int] = {bool: 0, int: 1, float: 2, complex: 3}  # kinds of dtype, in the order of promotion
+_WIDE: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _rank(x: Tensor) -> int:
+    return 3 if x.is_complex() else 2 if x.is_floating_point() else 0 if x.dtype is torch.bool else 1
+
+
+def _promoted(others: Sequence[Tensor], number: Any) -> torch.dtype:
+    dtypes = [torch.result_type(x, number) for x in others]
+    return functools.reduce(torch.promote_types, dtypes)

@@ -23,27 +23,26 @@ __all__ = ["short_call"]
 
 
 def short_call(derivative: Bound) -> Callable[..., Any] | None:
-    """``(args, kwargs, values) -> result`` with the derivative attached; None if the operator is of another kind.
+    """``values -> result`` with the derivative attached; None if the operator is of another kind.
 
-    The caller has made sure that every tensor among the arguments is plain, that one of them requires grad, and that no
-    transform and no dual level is near. ``values`` are the arguments as `Signature.bind` gives them.
+    The caller has made sure that every tensor among the values is plain, that one of them requires grad, and that no
+    transform and no dual level is near. The values are the arguments as `Signature.bind` gives them.
     """
     signature = derivative.signature
     places, returns = signature.tensor_like, signature.returns
     if signature.lists or signature.output_lists or not all(r.is_tensor for r in returns):
         return None
-    run, vjp = derivative.run, derivative.vjp
+    run, vjp = derivative.run_below, derivative.vjp
     one_output = len(returns) == 1
     fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
     tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
     nothing: list[Any] = [None] * len(signature.names)
-    others = 3 + len(places)
+    others = 1 + len(places)
     in_python = any(f.in_python for f in derivative.rule.formulas)
     one_formula = derivative.vjps[0][0] if places == [0] and len(derivative.vjps) == 1 else None
 
-    def forward(ctx: Any, args: Any, kwargs: Any, values: Any, *_: Any) -> Any:
-        with below_autograd():
-            result = run(*args, **kwargs)
+    def forward(ctx: Any, values: Any, *_: Any) -> Any:
+        result = run(values)
         if one_output:
             known = (*values, result)
         else:
@@ -57,36 +56,30 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
         return result
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        plain = not (torch.is_grad_enabled() or is_autocast_enabled()) and only_autograd()
-        if one_formula is not None:
-            if not any(g is not None for g in grads):
-                return (None,) * others
-            if plain:
-                direct.now = in_python
-                try:
-                    with below_autograd():
-                        found = one_formula((*ctx.saved_tensors, *ctx.static, *grads, (True,)))
-                finally:
-                    direct.now = False
-                return None, None, None, found
+        if one_formula is not None and not any(g is not None for g in grads):
+            return (None,) * others
         needed = nothing.copy()
-        for i, wanted in zip(places, ctx.needs_input_grad[3:]):
+        for i, wanted in zip(places, ctx.needs_input_grad[1:]):
             needed[i] = wanted
-        if plain:
-            direct.now = in_python
-            try:
-                with below_autograd():
-                    result = vjp(needed, ctx.saved_tensors, ctx.static, grads)
-            finally:
-                direct.now = False
-        else:
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
             result = pull_back(derivative, ctx, needed, grads)
-        return (None, None, None, *[result[i] for i in places])
+            return (None, *[result[i] for i in places])
+        saved = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
+        direct.now = in_python
+        try:
+            with below_autograd():
+                if one_formula is not None:
+                    return None, one_formula((*saved, *ctx.static, *grads, (True,)))
+                result = vjp(needed, saved, ctx.static, grads)
+        finally:
+            direct.now = False
+        return (None, *[result[i] for i in places])
 
     call = function_class(derivative, forward, backward).apply
     if places == [0]:
-        return lambda args, kwargs, values: call(args, kwargs, values, values[0])
-    return lambda args, kwargs, values: call(args, kwargs, values, *[values[i] for i in places])
+        return lambda values: call(values, values[0])
+    return lambda values: call(values, *[values[i] for i in places])
 
 
 def _picker(places: Sequence[int]) -> Callable[[Any], Any]:

@@ -1,26 +1,93 @@
-"""What every function of this package asks of its matrices."""
+"""What every function of this package asks of its matrices and options, beyond their types."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..core.arguments import ArgumentError
+from ..core.internals import in_functorch
+
+__all__ = ["DtypeError", "fits", "matrix", "positive_weights"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class DtypeError(TypeError, NotImplementedError):
+    """A dtype that a function is not implemented for. PyTorch's functions raise a NotImplementedError."""
+
 
 def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
-    """A, in float32 at least if autocast is on.
+    """A, in float32 if it has half precision and autocast is on.
 
     Raises:
-        ValueError: A has less than two dims, or is not square where it should be. TypeError: not a tensor, or neither
-        floating point nor complex.
+        ArgumentError (a ValueError and a RuntimeError): A has less than two dims, or is not square where it should be.
+        TypeError: A is nested or sparse, or neither float32, float64, complex64 nor complex128.
     """
-    if not isinstance(A, Tensor):
-        raise TypeError(f"{name}: expected a Tensor, got {type(A).__name__}")
+    if A.layout is not torch.strided or A.is_nested:
+        raise DtypeError(f"{name}: expected a dense tensor, got one of layout {A.layout}")
     if A.dim() < 2:
-        raise ValueError(f"{name}: expected a matrix or a batch of matrices, got shape {list(A.shape)}")
+        raise ArgumentError(f"{name}: expected a matrix or a batch of matrices, got shape {list(A.shape)}")
     if square and A.shape[-1] != A.shape[-2]:
-        raise ValueError(f"{name}: expected square matrices, got shape {list(A.shape)}")
+        raise ArgumentError(f"{name}: expected square matrices, got shape {list(A.shape)}")
     if not (A.is_floating_point() or A.is_complex()):
-        raise TypeError(f"{name}: expected a floating point or complex dtype, got {A.dtype}")
-    if A.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(A.device.type):
+        raise DtypeError(f"{name}: expected a floating point or complex dtype, got {A.dtype}")
+    if A.dtype in _HALVES and torch.is_autocast_enabled(A.device.type):
         return A.float()
+    if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+        raise DtypeError(f"{name}: expected single or double precision, or autocast, got {A.dtype}")
     return A
+
+
+def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
+    """B, which has the matrices' size and dtype of A, and a batch that broadcasts with A's.
+
+    Raises: ArgumentError, DtypeError: it has not.
+    """
+    if B.shape[-2:] != A.shape[-2:]:
+        raise ArgumentError(f"{name}: expected the size of {other}, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
+    if B.dtype != A.dtype:
+        raise DtypeError(f"{name}: expected the dtype of {other}, {A.dtype}, got {B.dtype}")
+    _broadcast(B.shape[:-2], name, A.shape[:-2], other)
+    return B
+
+
+def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
+    """Weights for (*, N, d) points, in their dtype: finite, not negative, and not all 0.
+
+    Raises: ArgumentError: they are not, where that can be read; else nan takes the place of the weights.
+    DtypeError: complex weights.
+    """
+    if weights.is_complex():
+        raise DtypeError(f"{name}: expected real numbers, got {weights.dtype}")
+    if weights.shape[-1:] != points.shape[-2:-1]:
+        raise ArgumentError(f"{name}: expected one for each of {points.shape[-2]} points, got {list(weights.shape)}")
+    _broadcast(weights.shape[:-1], name, points.shape[:-2], "P")
+    weights = weights.to(points.dtype)
+    refused = {
+        "numbers that are finite and not negative": ~((weights >= 0) & weights.isfinite()),
+        "one that is not 0": (weights == 0).all(-1, keepdim=True),
+    }
+    for expected, where in refused.items():
+        if _readable(weights):
+            if points.shape[-2] and where.any():
+                raise ArgumentError(f"{name}: expected {expected}, got {weights.tolist()}")
+        else:
+            weights = torch.where(where, torch.nan, weights)
+    return weights
+
+
+def _broadcast(batch: Sequence[int], name: str, others: Sequence[int], other: str) -> None:
+    for n, m in zip(reversed(batch), reversed(others)):
+        if n != m and 1 not in (n, m):
+            raise ArgumentError(
+                f"{name}: its batch {list(batch)} does not broadcast with that of {other}, {list(others)}"
+            )
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether there are values: not in a graph, and under a transform it would depend on which."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
+    return plain and not torch.compiler.is_compiling() and not in_functorch()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from torch_manualgrad.core.custom_op import CustomOp, custom_op
-from torch_manualgrad.rules.linalg.degeneracy import Degeneracy, check_gauge
+from torch_manualgrad.rules.linalg.degeneracy import Degeneracy
 from torch_manualgrad.rules.linalg.eig import linalg_eig_backward, linalg_eig_jvp
 from torch_manualgrad.rules.linalg.forward import linalg_eigh, linalg_svd
 from torch_manualgrad.rules.linalg.svd import linalg_svd_jvp, svd_backward
 
+from ..core.arguments import ArgumentError, checked
 from .arguments import matrix
 
 
@@ -73,15 +74,17 @@ _differentiate(
 )
 
 EXACT = Degeneracy()
+Gauge = Literal["warn", "error", "ignore"]
 
 
+@checked
 def svd(
     A: Tensor,
     full_matrices: bool = True,
     *,
     rank: int | None = None,
     degeneracy: Degeneracy = EXACT,
-    gauge: str = "warn",
+    gauge: Gauge = "warn",
 ) -> SVD:
     """Singular value decomposition, as `torch.linalg.svd`, with a derivative also where singular values meet.
 
@@ -111,10 +114,9 @@ def svd(
     Source: `torch.linalg.svd`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/svd.py.
     """
     A = matrix(A, "A")
-    check_gauge(gauge)
     k = min(A.shape[-2:])
     if rank is not None and not 1 <= rank <= k:
-        raise ValueError(f"rank: expected 1 to {k} for a matrix of shape {list(A.shape[-2:])}, got {rank}")
+        raise ArgumentError(f"rank: expected 1 to {k} for a matrix of shape {list(A.shape[-2:])}, got {rank}")
     full = full_matrices and rank is None
     U, S, Vh = _svd(A, full, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge)
     if rank is None:
@@ -122,7 +124,8 @@ def svd(
     return SVD(U[..., :rank], S[..., :rank], Vh[..., :rank, :])
 
 
-def eigh(A: Tensor, UPLO: str = "L", *, degeneracy: Degeneracy = EXACT, gauge: str = "warn") -> Eigh:
+@checked
+def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = EXACT, gauge: Gauge = "warn") -> Eigh:
     """Eigenvalues and eigenvectors of a Hermitian matrix, as `torch.linalg.eigh`, with a derivative also where they meet.
 
     Args:
@@ -142,7 +145,4 @@ def eigh(A: Tensor, UPLO: str = "L", *, degeneracy: Degeneracy = EXACT, gauge: s
     Source: `torch.linalg.eigh`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/eig.py.
     """
     A = matrix(A, "A", square=True)
-    check_gauge(gauge)
-    if UPLO not in ("L", "U"):
-        raise ValueError(f"UPLO: expected 'L' or 'U', got {UPLO!r}")
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))

@@ -1,4 +1,6 @@
-"""Functions of a Hermitian matrix: funm_hermitian, sqrtm, rsqrtm, logm, expm, powm.
+"""Functions of a matrix: sqrtm, rsqrtm, logm, expm, powm, funm_hermitian. What is here is for a Hermitian one.
+
+Of a general matrix they are in `general`.
 
 For A = V diag(l) V^H, F(A) = V diag(f(l)) V^H. With E~ = V^H E V, its derivatives are
 
@@ -23,17 +25,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..core.arguments import ArgumentError, checked
 from .arguments import matrix
-from .smooth import hermitian, smooth
+from .general import exponential, logarithm_or_power
+from .smooth import hermitian, replaced, smooth, with_direction
 
 __all__ = ["expm", "funm_hermitian", "logm", "powm", "rsqrtm", "sqrtm"]
 
 Function = Callable[[Tensor], Tensor]
+
+Assume = Literal["general", "hermitian"]
 
 _TERMS = 8  # derivatives of a named function that are tabulated
 _FEWEST = 5  # of any other; those not given are differentiated
@@ -103,25 +109,13 @@ def _contract(L: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
 # -- the operator ---------------------------------------------------------------------------------------------------
 
 
-def _with(E: Tensor, direction: Tensor) -> Tensor:
-    """One direction more."""
-    direction = direction.unsqueeze(-3)
-    batch = torch.broadcast_shapes(E.shape[:-3], direction.shape[:-3])
-    return torch.cat([x.expand(*batch, *x.shape[-3:]) for x in (E, direction)], -3)
-
-
-def _replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
-    """The direction in one place exchanged."""
-    return _with(torch.cat([E[..., :slot, :, :], E[..., slot + 1 :, :, :]], -3), direction)
-
-
 def _vjp(needed: dict[str, bool], inputs: Any, output: Tensor, grad: Tensor) -> dict[str, Tensor]:
     A, L, V, J, D, E = inputs
     found = {}
     if needed["A"]:
-        found["A"] = hermitian_function(A, L, V, J, D, _with(E.mH, grad))
+        found["A"] = hermitian_function(A, L, V, J, D, with_direction(E.mH, grad))
     if needed["E"] and (slots := range(E.shape[-3])):
-        parts = [hermitian_function(A, L, V, J, D, _replaced(E.mH, s, grad)) for s in slots]
+        parts = [hermitian_function(A, L, V, J, D, replaced(E.mH, s, grad)) for s in slots]
         found["E"] = torch.stack(parts, -3)
     return found
 
@@ -130,10 +124,10 @@ def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
     A, L, V, J, D, E = inputs
     found = None
     if tangents.A is not None:
-        found = hermitian_function(A, L, V, J, D, _with(E, tangents.A))
+        found = hermitian_function(A, L, V, J, D, with_direction(E, tangents.A))
     if tangents.E is not None:
         for s in range(E.shape[-3]):
-            part = hermitian_function(A, L, V, J, D, _replaced(E, s, tangents.E[..., s, :, :]))
+            part = hermitian_function(A, L, V, J, D, replaced(E, s, tangents.E[..., s, :, :]))
             found = part if found is None else found + part
     return found
 
@@ -174,11 +168,19 @@ def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E:
     return V @ X @ V.mH
 
 
-def _apply(A: Tensor, tables: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    A = hermitian(matrix(A, "A", square=True))
+Tables = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def _apply(A: Tensor, tables: Tables) -> Tensor:
+    A = hermitian(A)
     L, V = torch.linalg.eigh(A.detach())
     J, D = tables(L.double())
     return hermitian_function(A, L, V, J, D, A.new_empty(*A.shape[:-2], 0, *A.shape[-2:]))
+
+
+def _function(A: Tensor, assume: str, tables: Tables, general: Callable[[Tensor], Tensor]) -> Tensor:
+    A = matrix(A, "A", square=True)
+    return general(A) if assume == "general" else _apply(A, tables)
 
 
 # -- tables of the named functions: (J, D) at the eigenvalues -------------------------------------------------------
@@ -255,7 +257,7 @@ def _general(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[T
         if not isinstance(row, Tensor) or row.shape != x.shape or row.is_complex():
             what = "f" if q == 0 else f"derivatives[{q - 1}]"
             given = list(row.shape) if isinstance(row, Tensor) else type(row).__name__
-            raise ValueError(
+            raise ArgumentError(
                 f"{what}: expected a real tensor of shape {list(x.shape)} for one of that shape, got {given}"
             )
         rows.append(row.to(x.dtype).detach() / math.factorial(q))
@@ -268,6 +270,7 @@ def _general(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[T
 # -- what is public -------------------------------------------------------------------------------------------------
 
 
+@checked
 def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ()) -> Tensor:
     """The function f of a Hermitian matrix, V f(diag l) V^H; exact derivatives also where eigenvalues repeat.
 
@@ -280,72 +283,117 @@ def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ())
     Returns:
         (*, n, n), Hermitian, in the dtype of A.
     Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers; f or one of ``derivatives``
-        returns another shape. NotImplementedError: on differentiating more often than derivatives are known.
+        TypeError, ValueError: A is no square matrix of floating-point or complex numbers; f or one of ``derivatives`` is
+        no function, or returns another shape. NotImplementedError: on differentiating more often than derivatives are
+        known.
 
     First and second derivatives have a relative error of some 1e-11 at worst, at any separation of the eigenvalues.
     A derivative of order k >= 2 takes time and memory of order n^(k+1).
     """
-    return _apply(A, lambda x: _general(f, derivatives, x))
+    return _apply(matrix(A, "A", square=True), lambda x: _general(f, derivatives, x))
 
 
-def sqrtm(A: Tensor) -> Tensor:
-    """The square root of a Hermitian positive semidefinite matrix; exact derivatives also where eigenvalues repeat.
-
-    Args:
-        A: (*, n, n), real or complex; (A + A^H) / 2 is used, so gradients are Hermitian.
-    Returns:
-        (*, n, n), Hermitian. nan where A has a negative eigenvalue.
-    Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers.
-    Non-smooth points: singular A: the derivative is infinite in the null space, and comes out as inf or nan.
-    """
-    return _apply(A, _sqrt)
-
-
-def rsqrtm(A: Tensor) -> Tensor:
-    """The inverse square root of a Hermitian positive definite matrix; exact derivatives also where eigenvalues repeat.
-
-    Args, Raises: `sqrtm`. Returns (*, n, n), Hermitian; nan where A has a negative eigenvalue, inf or nan where it is
-    singular. This is ZCA whitening, for A a covariance.
-    """
-    return _apply(A, _rsqrt)
-
-
-def logm(A: Tensor) -> Tensor:
-    """The logarithm of a Hermitian positive definite matrix; exact derivatives also where eigenvalues repeat.
-
-    Args, Raises: `sqrtm`. Returns (*, n, n), Hermitian; nan where A has a negative eigenvalue, -inf or nan where it is
-    singular.
-    """
-    return _apply(A, _log)
-
-
-def expm(A: Tensor) -> Tensor:
-    """The exponential of a Hermitian matrix; exact derivatives also where eigenvalues repeat.
-
-    Args, Raises: `sqrtm`. Returns (*, n, n), Hermitian. For other matrices there is ``torch.linalg.matrix_exp``.
-    """
-    return _apply(A, _exp)
-
-
-def powm(A: Tensor, p: float) -> Tensor:
-    """A real power of a Hermitian positive definite matrix; exact derivatives also where eigenvalues repeat.
+@checked
+def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
+    """The principal square root: the matrix whose square is A and whose eigenvalues have no negative real part.
 
     Args:
-        A: (*, n, n), real or complex; (A + A^H) / 2 is used, so gradients are Hermitian.
-        p: the exponent. For an integer this is ``torch.linalg.matrix_power``, and A may be indefinite.
+        A: (*, n, n), real or complex.
+        assume: "general": A is any matrix. The derivatives are exact in every mode and of every order, also where A is not
+            diagonalizable; one of order k takes the time of the root of a triangular matrix of order 2^k n.
+            "hermitian": A is Hermitian, positive semidefinite here. (A + A^H) / 2 is used, and gradients are Hermitian;
+            faster, and exact also where eigenvalues repeat.
     Returns:
-        (*, n, n), Hermitian. For other p, nan where A has a negative eigenvalue.
+        (*, n, n), in the dtype of A. A singular A has a root if the eigenvalue 0 has no Jordan block, else it is nan or
+        inf. A real A with a negative eigenvalue has no real principal root, and gives nan: convert it to a complex dtype.
+        So does a Hermitian one with a negative eigenvalue.
     Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers, or p is not a finite number.
+        TypeError, ValueError: A is no square matrix of floating-point or complex numbers, or another ``assume``.
+        RuntimeError: A general A holds inf or nan; torch.linalg.LinAlgError (one, too): no convergence.
+
+    Note:
+        Where not differentiable: at singular A, where the derivative is inf or nan in the null space. The principal
+        branch jumps where an eigenvalue crosses the negative real axis; on the axis, the sign of an imaginary part that
+        is 0 but for rounding decides.
+
+    References:
+        Bjorck and Hammarling, Linear Algebra Appl. 52/53 (1983) 127; Higham, Functions of Matrices, chapter 6 and
+        theorem 3.6 (general), corollary 3.12 (Hermitian).
+    """
+    return _function(A, assume, _sqrt, lambda A: logarithm_or_power(A, 0.5))
+
+
+@checked
+def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
+    """The inverse of the principal square root, with exact derivatives. Of a covariance, this is ZCA whitening.
+
+    Args, Raises, Note, References: `sqrtm`; "hermitian" for a covariance.
+
+    Returns:
+        (*, n, n), in the dtype of A; inf or nan where A is singular; nan as `sqrtm`.
+    """
+    return _function(A, assume, _rsqrt, lambda A: logarithm_or_power(A, -0.5))
+
+
+@checked
+def logm(A: Tensor, *, assume: Assume = "general") -> Tensor:
+    """The principal logarithm: the matrix whose exponential is A and whose eigenvalues have |imag| <= pi.
+
+    Args, Raises, Note: `sqrtm`.
+
+    Returns:
+        (*, n, n), in the dtype of A; nan (or -inf, if assumed Hermitian) where A is singular. nan as `sqrtm`, too.
+
+    References:
+        Al-Mohy and Higham, SIAM J. Sci. Comput. 34 (2012) C153; Higham, Functions of Matrices, chapter 11.
+    """
+    return _function(A, assume, _log, lambda A: logarithm_or_power(A, None))
+
+
+@checked
+def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
+    """The exponential, as ``torch.linalg.matrix_exp``, with exact derivatives in every mode and order.
+
+    Args:
+        A: (*, n, n), real or complex.
+        assume: "general", or "hermitian": (A + A^H) / 2 is used, and gradients are Hermitian.
+    Returns:
+        (*, n, n), in the dtype of A.
+    Raises:
+        TypeError, ValueError: A is no square matrix of floating-point or complex numbers, or another ``assume``.
+
+    Note: Where not differentiable: nowhere.
+
+    References:
+        ATen linalg_matrix_exp; Mathias, SIAM J. Matrix Anal. Appl. 17 (1996) 610.
+    """
+    return _function(A, assume, _exp, exponential)
+
+
+@checked
+def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
+    """A real power: the principal one, exp(p log A), with exact derivatives.
+
+    Args:
+        A: (*, n, n), real or complex.
+        p: the exponent. For an integer this is ``torch.linalg.matrix_power``, and A may have any eigenvalues.
+        assume: as for `sqrtm`.
+    Returns:
+        (*, n, n), in the dtype of A. For p no integer: nan (or inf, if assumed Hermitian) where A is singular, but for
+        p = 0.5, which is `sqrtm`; nan as `sqrtm`, too.
+    Raises:
+        TypeError, ValueError: as `sqrtm`, or p is not a finite number. RuntimeError: as `sqrtm`.
         torch.linalg.LinAlgError: a negative integer p and a singular A.
-    Non-smooth points: singular A and p no integer: inf or nan.
+
+    Note: Where not differentiable: as `sqrtm`, if p is no integer.
+
+    References:
+        Higham and Lin, SIAM J. Matrix Anal. Appl. 32 (2011) 1056; Higham, Functions of Matrices, section 7.
     """
-    if not isinstance(p, (int, float)) or not math.isfinite(p):
-        raise ValueError(f"p: expected a finite number, got {p!r}")
-    if p in (0.5, -0.5):
-        return sqrtm(A) if p > 0 else rsqrtm(A)
+    if isinstance(p, bool) or not math.isfinite(p):
+        raise ArgumentError(f"p: expected a finite number, got {p!r}")
     if float(p).is_integer():
-        return torch.linalg.matrix_power(hermitian(matrix(A, "A", square=True)), int(p))
-    return _apply(A, lambda x: _power(p, x))
+        A = matrix(A, "A", square=True)
+        return torch.linalg.matrix_power(hermitian(A) if assume == "hermitian" else A, int(p))
+    tables = {0.5: _sqrt, -0.5: _rsqrt}.get(p, lambda x: _power(p, x))
+    return _function(A, assume, tables, lambda A: logarithm_or_power(A, p))

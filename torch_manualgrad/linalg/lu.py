@@ -11,6 +11,7 @@ from torch_manualgrad.core.custom_op import custom_op
 from torch_manualgrad.rules.linalg.forward import linalg_lu
 from torch_manualgrad.rules.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
 
+from ..core.arguments import checked
 from .arguments import matrix
 
 
@@ -22,6 +23,7 @@ class LU(NamedTuple):
     U: Tensor
 
 
+@checked
 def lu(A: Tensor, *, pivot: bool = True) -> LU:
     """LU factorisation, as `torch.linalg.lu`, with a derivative also where the last pivot is zero; unpivoted anywhere.
 
@@ -52,8 +54,6 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
 def _lu(A: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     if pivot or A.is_cuda:
         return linalg_lu(A, pivot=pivot)
-    if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-        raise NotImplementedError(f"A: LU without pivoting is not implemented for {A.dtype}")
     packed = A.clone(memory_format=torch.contiguous_format)
     _eliminate(packed)
     L, U = unpacked(packed)

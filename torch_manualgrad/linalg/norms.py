@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.arguments import checked
 from .arguments import matrix
 from .polar import polar_factor
 from .smooth import hermitian, smooth, svd
@@ -147,6 +148,7 @@ def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Te
 # -- what is public -------------------------------------------------------------------------------------------------
 
 
+@checked
 def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
     """The sum of the singular values; exact derivatives also where they repeat.
 
@@ -169,6 +171,7 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
     return norm if keepdim else norm[..., 0, 0]
 
 
+@checked
 def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
     """The largest singular value; exact derivatives also where others repeat, and a subgradient where it does.
 

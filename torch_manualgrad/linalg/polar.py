@@ -25,12 +25,13 @@ and theorem 8.9; Kabsch, Acta Cryst. A32 (1976) 922; Schoenemann, Psychometrika 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .arguments import matrix
+from ..core.arguments import checked
+from .arguments import DtypeError, fits, matrix, positive_weights
 from .smooth import hermitian, smooth, svd
 
 __all__ = ["Alignment", "Polar", "kabsch", "polar", "procrustes"]
@@ -166,7 +167,8 @@ def _rotation_factor(A: Tensor) -> Tensor:
     return polar_factor(A, W * signs.unsqueeze(-2), S * signs, V, True)
 
 
-def polar(A: Tensor, side: str = "right") -> Polar:
+@checked
+def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
     """The polar decomposition A = U P, or A = P U; exact derivatives also where singular values repeat.
 
     Args:
@@ -181,12 +183,11 @@ def polar(A: Tensor, side: str = "right") -> Polar:
     that is not is 0. A square real A may have rank n - 1: the derivative is then that of the branch of U that is taken.
     """
     A = matrix(A, "A")
-    if side not in ("right", "left"):
-        raise ValueError(f"side: expected 'right' or 'left', got {side!r}")
     U = _unitary_factor(A)
     return Polar(U, hermitian(U.mH @ A if side == "right" else A @ U.mH))
 
 
+@checked
 def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
     """The orthogonal (unitary) R with the least ||A R - B||_F; exact derivatives also where singular values repeat.
 
@@ -200,15 +201,15 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
     Non-smooth points: those of `polar` at A^H B. With ``rotation``: where R is not unique, that is if the two smallest
     singular values are 0, or if they are equal and det(A^H B) < 0.
     """
-    A, B = matrix(A, "A"), matrix(B, "B")
-    if A.shape[-2:] != B.shape[-2:]:
-        raise ValueError(f"B: expected the size of A, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
-    if rotation and (A.is_complex() or B.is_complex()):
-        raise TypeError("procrustes: a rotation is for real A and B")
+    A = matrix(A, "A")
+    B = fits(matrix(B, "B"), "B", A, "A")
+    if rotation and A.is_complex():
+        raise DtypeError(f"rotation: expected False for complex A and B, got True for {A.dtype}")
     M = A.mH @ B
     return _rotation_factor(M) if rotation else _unitary_factor(M)
 
 
+@checked
 def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
     """The rigid motion that best takes the points P to the points Q: least sum_k w_k |R p_k + t - q_k|^2.
 
@@ -216,24 +217,21 @@ def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
 
     Args:
         P, Q: (*, N, d), real: N points, one in a row; batch dims broadcast.
-        weights: (*, N), not negative, not all 0; None: all equal.
+        weights: (*, N), real, finite and not negative, and not all 0; None: all equal.
     Returns:
         (rotation, translation, rmsd): R (*, d, d) with det R = 1, t (*, d), so that ``P @ R.mT + t[..., None, :]`` is
         near Q, and the root of the weighted mean square distance that is left, (*).
     Raises:
-        TypeError: no real floating-point numbers. ValueError: the shapes.
+        TypeError: no real floating-point numbers. ValueError: the shapes; weights that are negative, nan or inf, or all 0,
+        where they can be read; under a transform and in a graph they become nan.
     Non-smooth points: those of `procrustes` with ``rotation`` (points on a line in three dimensions; mirror images for
     which two axes are equally bad). The derivatives of the rmsd are 0 where it is 0.
     """
-    P, Q = matrix(P, "P"), matrix(Q, "Q")
-    if P.is_complex() or Q.is_complex():
-        raise TypeError(f"kabsch: expected real points, got {P.dtype} and {Q.dtype}")
-    if P.shape[-2:] != Q.shape[-2:]:
-        raise ValueError(f"Q: expected as many points as P, {list(P.shape[-2:])}, got {list(Q.shape[-2:])}")
-    if weights is not None and weights.shape[-1:] != P.shape[-2:-1]:
-        raise ValueError(f"weights: expected one for each of {P.shape[-2]} points, got {list(weights.shape)}")
-
-    w = P.new_ones(P.shape[-2]) if weights is None else weights
+    P = matrix(P, "P")
+    if P.is_complex():
+        raise DtypeError(f"P: expected real points, got {P.dtype}")
+    Q = fits(matrix(Q, "Q"), "Q", P, "P")
+    w = P.new_ones(P.shape[-2]) if weights is None else positive_weights(weights, "weights", P)
     w = (w / w.sum(-1, keepdim=True)).unsqueeze(-1)
     p, q = (w * P).sum(-2, keepdim=True), (w * Q).sum(-2, keepdim=True)
     R = _rotation_factor((w * (Q - q)).mT @ (P - p))

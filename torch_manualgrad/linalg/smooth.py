@@ -65,6 +65,18 @@ def _to_front(x: Any, dim: int | None) -> Any:
     return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
 
 
+def with_direction(E: Tensor, direction: Tensor) -> Tensor:
+    """One direction more, at the end of those stacked in dim -3."""
+    direction = direction.unsqueeze(-3)
+    batch = torch.broadcast_shapes(E.shape[:-3], direction.shape[:-3])
+    return torch.cat([x.expand(*batch, *x.shape[-3:]) for x in (E, direction)], -3)
+
+
+def replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
+    """Another direction in one place; it comes last, as the order of directions has no meaning."""
+    return with_direction(torch.cat([E[..., :slot, :, :], E[..., slot + 1 :, :, :]], -3), direction)
+
+
 def hermitian(X: Tensor) -> Tensor:
     """(X + X^H) / 2."""
     return (X + X.mH) / 2

@@ -1,6 +1,6 @@
 """Nested tensors: the operators of torch's, with derivatives in every mode."""
 
-from . import operators as operators, structure_formulas as structure_formulas
+from . import operators as operators, structure_formulas as structure_formulas, tensor_like as tensor_like
 from .activations import celu, elu, gelu, hardtanh, leaky_relu, mish, relu, selu, silu, softplus, threshold
 from .arithmetic import add, div, maximum, minimum, mul, pow, sub
 from .attention import scaled_dot_product_attention

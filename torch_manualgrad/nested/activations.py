@@ -5,7 +5,7 @@ silu and mish are the exceptions: PyTorch has no reverse over dual numbers for e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -114,10 +114,10 @@ _short_silu = shortened(
 
 
 @on_nested
-def gelu(input: Ragged, approximate: str = "none") -> Ragged:
+def gelu(input: Ragged, approximate: Literal["none", "tanh"] = "none") -> Ragged:
     """x Phi(x), Phi the normal distribution, or its tanh approximation (``approximate="tanh"``).
 
-    Raises: RuntimeError: another ``approximate``. Non-smooth points: none. Source: gelu_backwards_nested.
+    Raises: ValueError: another ``approximate``. Non-smooth points: none. Source: gelu_backwards_nested.
     """
     return input.like(F.gelu(input.values, approximate=approximate))
 

@@ -9,7 +9,7 @@ or a padded one, (B, L, D), of whose L at least as many as the component has are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
         return nested.values if operand is nested else operand
     if isinstance(operand, Ragged):
         require_same_structure(nested, operand, name=name)
-        if nested.sizes is not None and nested.shape != operand.shape:
+        if nested.shape != operand.shape and not (nested.sizes is None and _broadcasts(nested, operand.shape)):
             raise ValueError(f"{name}: the dense sizes differ: {nested!r} and {operand!r}")
         return operand.values
     if operand.dim() == 0:
@@ -56,6 +56,7 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
     sizes = list(full.shape)
     padded = len(given) <= dims and any(sizes[d] != 1 for d in nested.ragged_dims)
     fits = len(given) <= dims and sizes[0] in (1, nested.batch)
+    fits = fits and (nested.sizes is not None or _broadcasts(nested, sizes))
     if not fits or padded and (len(given) < dims or not _long_enough(nested, sizes)):
         raise ValueError(
             f"{name}: shape {given} does not broadcast to {nested!r}; expected at most {dims} dims, "
@@ -68,10 +69,15 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
         full = full.expand(nested.batch, *sizes[1:])
         (ragged,), total = nested.ragged_dims, nested.values.shape[nested.packed_dim]
         return Ragged.from_padded(full, offsets=nested.offsets, ragged_dim=ragged, total=total).values
-    if sizes[0] == 1 and len(given) < dims:
+    if sizes[0] == 1:
         return full.squeeze(0)
     rows = full.expand(nested.batch, *sizes[1:]).squeeze(nested.packed_dim + 1)
     return rows.index_select(0, nested.segment_ids()).movedim(0, nested.packed_dim)
+
+
+def _broadcasts(nested: Ragged, sizes: Sequence[int | None]) -> bool:
+    """Whether the dense dims do."""
+    return all(n is None or n == m or 1 in (n, m) for n, m in zip(nested.shape[1:], sizes[1:]))
 
 
 def _long_enough(nested: Ragged, sizes: Sequence[int]) -> bool:
@@ -117,7 +123,7 @@ def mul(x: Operand, other: Operand) -> Ragged:
 
 
 @on_nested
-def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Ragged:
+def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] | None = None) -> Ragged:
     """x / other; with "trunc" or "floor" rounded, and gradient 0. Arguments, result, errors: `elementwise`."""
     return elementwise(torch.div, _tensor(x, other), other, rounding_mode=rounding_mode)
 
@@ -147,4 +153,4 @@ def _tensor(operand: Operand, other: Operand) -> Operand:
     """A number as a tensor like ``other``'s values, for functions whose argument may not be one."""
     if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
         return operand
-    return other.values.new_full((), operand)
+    return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 beside integers stays 0.5

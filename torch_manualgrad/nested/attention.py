@@ -259,7 +259,7 @@ def scaled_dot_product_attention(
     query: Ragged,
     key: Ragged,
     value: Ragged,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

@@ -3,15 +3,56 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.arguments import Check, arguments_of
+from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
+from .layouts import has_unused, jagged_values, to_jagged, used_places
 from .ragged import Ragged
 
 __all__ = ["on_nested", "require_same_structure"]
+
+
+class _AsksForPlaces(Exception):
+    """A function of a `_Whole` asks where components are."""
+
+
+class _Whole(Ragged):
+    """The whole buffer of a jagged tensor, with places that belong to no component, and without its offsets.
+
+    A function that acts on each place by itself, as most do, never asks for these, and acts on all places as PyTorch's
+    does; what asks for them is called again with a copy without holes.
+    """
+
+    __slots__ = ("structure",)
+
+    structure: JaggedStructure
+
+    def __init__(self, values: Tensor, shape: Sequence[int | None], structure: JaggedStructure) -> None:
+        for name, value in (("values", values), ("shape", tuple(shape)), ("sizes", None), ("structure", structure)):
+            object.__setattr__(self, name, value)
+        self._check_values()
+
+    @property
+    def offsets(self) -> Tensor:  # type: ignore[override]
+        raise _AsksForPlaces
+
+    def read(self) -> Any:
+        raise _AsksForPlaces
+
+    @property
+    def batch(self) -> int:
+        return self.structure.offsets.shape[0] - 1
+
+    def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
+        made = _Whole(values, self.shape if shape is None else shape, self.structure)
+        if values.shape[made.packed_dim] != self.values.shape[self.packed_dim]:
+            raise ValueError(f"values: shape {list(values.shape)} does not fit {self!r}")
+        return made
 
 
 def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,51 +62,108 @@ def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
     named tuple) is converted back to the kind of the first nested argument. Tensors pass through. Which arguments have to
     have the same structure is the function's to say, with `require_same_structure`.
 
-    Raises: TypeError: no argument is a Ragged or a nested tensor.
+    A result with the components of a jagged argument has its structure: its offsets themselves, what is known of its
+    lengths, and its places that belong to no component.
+
+    Raises: TypeError: no argument is a Ragged or a nested tensor, or one is not what its annotation says.
     """
+
+    check = arguments_of(function, {Ragged: "a Ragged or a nested tensor"})
 
     @functools.wraps(function)
     def on_either(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is Ragged and not any(map(_may_be_nested, (*args[1:], *kwargs.values()))):
+            if not torch.compiler.is_compiling():
+                check(args, kwargs)
             return function(*args, **kwargs)
-        kinds: list[torch.layout | None] = []
-        known: dict[int, Ragged] = {}
-        inside = [_enter(a, kinds, known) for a in args]
-        named = {k: _enter(a, kinds, known) for k, a in kwargs.items()}
-        if not kinds:
-            found = ", ".join(type(a).__name__ for a in args)
-            raise TypeError(f"{function.__name__}: expected a Ragged or a nested tensor, got ({found})")
-        result = function(*inside, **named)
-        return result if kinds[0] is None else _leave(result, kinds[0])
+        try:
+            return _crossed(function, check, args, kwargs, _Border(whole=True))
+        except _AsksForPlaces:
+            return _crossed(function, check, args, kwargs, _Border(whole=False))
 
     return on_either
+
+
+def _crossed(
+    function: Callable[..., Any], check: Check, args: Sequence[Any], kwargs: dict[str, Any], border: _Border
+) -> Any:
+    inside = [border.enter(a) for a in args]
+    named = {k: border.enter(a) for k, a in kwargs.items()}
+    if not border.kinds:
+        check(tuple(args), kwargs)
+        found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])
+        raise TypeError(f"{function.__name__}: expected a Ragged or a nested tensor, got ({found})")
+    if not torch.compiler.is_compiling():
+        check(tuple(inside), named)
+    return border.leave(function(*inside, **named))
 
 
 def _may_be_nested(argument: Any) -> bool:
     return argument.is_nested if isinstance(argument, Tensor) else type(argument) in (list, tuple)
 
 
-def _enter(argument: Any, kinds: list[torch.layout | None], known: dict[int, Ragged]) -> Any:
-    if isinstance(argument, Ragged):
-        kinds.append(None)
-    elif isinstance(argument, Tensor):
-        if argument.is_nested:
-            kinds.append(argument.layout)
-            if id(argument) not in known:  # as in x * x
-                known[id(argument)] = Ragged.from_nested(argument)
-            return known[id(argument)]
-    elif type(argument) in (list, tuple):
-        return type(argument)(_enter(a, kinds, known) for a in argument)
-    return argument
+class _Border:
+    """One crossing: what came in, and what goes back as the kind and with the structure of that."""
 
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole  # whether buffers with holes are taken as they are
+        self.kinds: list[torch.layout | None] = []
+        self._known: dict[int, Ragged] = {}  # by the id of the nested tensor
+        # by the id of a Ragged's offsets, which it holds: the structure they are of, and the places used of how many
+        self._structures: dict[int, tuple[Tensor, JaggedStructure, Tensor | None, int]] = {}
 
-def _leave(result: Any, layout: torch.layout) -> Any:
-    if isinstance(result, Ragged):
-        return result.to_nested(layout)
-    if isinstance(result, (list, tuple)):
-        made = [_leave(r, layout) for r in result]
-        return type(result)(*made) if hasattr(result, "_fields") else type(result)(made)
-    return result
+    def enter(self, argument: Any) -> Any:
+        if isinstance(argument, Ragged):
+            self.kinds.append(None)
+        elif isinstance(argument, Tensor):
+            if argument.is_nested:
+                self.kinds.append(argument.layout)
+                if id(argument) not in self._known:  # as in x * x
+                    jagged = argument.layout is torch.jagged
+                    self._known[id(argument)] = self._jagged(argument) if jagged else Ragged.from_nested(argument)
+                return self._known[id(argument)]
+        elif type(argument) in (list, tuple):
+            return type(argument)(self.enter(a) for a in argument)
+        return argument
+
+    def _jagged(self, nested: Tensor) -> Ragged:
+        structure, values = jagged_structure(nested), jagged_values(nested)
+        at, places, offsets = structure.dim - 1, None, structure.offsets
+        shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
+        shape[structure.dim] = None
+        total = values.shape[at]
+        if has_unused(structure, total):
+            if self.whole:
+                return _Whole(values, shape, structure)
+            places, offsets = used_places(structure)
+            values = values.index_select(at, places)
+        self._structures[id(offsets)] = offsets, structure, places, total
+        return Ragged.trusted(values, offsets, shape)
+
+    def leave(self, result: Any) -> Any:
+        if self.kinds[0] is None:
+            return result
+        if isinstance(result, Ragged):
+            return self._nested(result)
+        if isinstance(result, (list, tuple)):
+            made = [self.leave(r) for r in result]
+            return type(result)(*made) if hasattr(result, "_fields") else type(result)(made)
+        return result
+
+    def _nested(self, result: Ragged) -> Tensor:
+        layout = self.kinds[0]
+        assert layout is not None  # `leave` has seen to it
+        if isinstance(result, _Whole):
+            return to_jagged(result.values, result.structure._replace(dim=result.ragged_dims[0]))
+        known = self._structures.get(id(result.offsets))
+        if layout is not torch.jagged or result.sizes is not None or known is None:
+            return result.to_nested(layout)
+        _, structure, places, total = known
+        values, at = result.values, result.packed_dim
+        if places is not None:
+            holes = values.new_zeros([total if d == at else n for d, n in enumerate(values.shape)])
+            values = holes.index_copy(at, places, values)
+        return to_jagged(values, structure._replace(dim=at + 1))
 
 
 def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> None:
@@ -78,6 +176,8 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
     Raises:
         ValueError: naming what differs: the number of components or of dims, the ragged dims, or the offsets or sizes.
     """
+    if isinstance(x, _Whole) and isinstance(other, _Whole) and _same_places(x.structure, other.structure):
+        return
     for what, a, b in (
         ("number of components", x.batch, other.batch),
         ("number of dims", x.dim(), other.dim()),
@@ -88,8 +188,17 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
             raise ValueError(f"{name}: the {what} differ: {a} and {b}")
     if x.offsets is other.offsets and x.sizes is other.sizes:
         return
+    if torch.compiler.is_dynamo_compiling():  # which traces this for a Ragged only
+        return
     if torch.compiler.is_compiling() or type(x.offsets) is not Tensor or type(other.offsets) is not Tensor:
+        sizes = traced_nested_int(x.offsets), traced_nested_int(other.offsets)
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise ValueError(f"{name}: the sizes of the ragged dims, in a graph, differ: {sizes[0]} and {sizes[1]}")
         return
     for what, mine, others in zip(("offsets", "sizes"), x.read(), other.read()):
         if mine != others:
             raise ValueError(f"{name}: the {what} differ: {mine} and {others}")
+
+
+def _same_places(a: JaggedStructure, b: JaggedStructure) -> bool:
+    return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim

@@ -367,7 +367,9 @@ _short_rms_norm = shortened("rms_norm_nested", 2, _rms_norm, _rms_norm_backward,
 # -- what users call --------------------------------------------------------------------------------------------------
 
 
-def _dense_tail(x: Ragged, normalized_shape: Sequence[Any], *parameters: Tensor | None) -> tuple[list[int], Tensor]:
+def _dense_tail(
+    x: Ragged, normalized_shape: int | Sequence[Any], *parameters: Tensor | None
+) -> tuple[list[int], Tensor]:
     """The normalized dims' sizes, and the values with these dims last. Raises: ValueError: they do not fit."""
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if not shape or len(shape) >= x.dim() or tuple(shape) != x.shape[-len(shape) :]:
@@ -383,7 +385,7 @@ def _dense_tail(x: Ragged, normalized_shape: Sequence[Any], *parameters: Tensor 
 @on_nested
 def layer_norm(
     input: Ragged,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int | None],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
@@ -440,7 +442,7 @@ def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, 
 
 @on_nested
 def rms_norm(
-    input: Ragged, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    input: Ragged, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Ragged:
     """x / sqrt(mean(x^2) + eps) * weight over the last dims of each component, right in all six modes.
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ..core.families import stock
 from ..core.internals import (
+    JaggedStructure,
     dual_jagged,
     has_tangent,
-    jagged_dim,
     jagged_nested,
     jagged_of_duals,
+    jagged_result,
+    jagged_structure,
     nested_strides,
     strided_nested,
     tangents_possible,
@@ -27,12 +29,13 @@ from .packing import readable, row_strides, strided_places
 __all__ = [
     "from_jagged",
     "from_strided",
+    "has_unused",
     "jagged_values",
     "recorded",
     "strided_components",
     "to_jagged",
     "to_strided",
-    "without_holes",
+    "used_places",
 ]
 
 
@@ -70,69 +73,76 @@ def to_strided(flat: Tensor, sizes: Tensor) -> Tensor:
     return strided_nested(buffer, sizes, row_strides(sizes), counts.cumsum(0) - counts)
 
 
+def has_unused(structure: JaggedStructure, places: int) -> bool:
+    """Whether a buffer of so many places has some that belong to no component; False where that is not to be read."""
+    if structure.lengths is not None:
+        return True
+    offsets = structure.offsets
+    return readable(offsets) and len(offsets) > 0 and (int(offsets[0]) != 0 or int(offsets[-1]) != places)
+
+
+def used_places(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
+    """Which places of the buffer belong to components, in order, and the offsets of a buffer of these alone."""
+    lengths = structure.offsets.diff() if structure.lengths is None else structure.lengths
+    starts = structure.offsets[: len(lengths)]
+    places = strided_places(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
+    return places, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
+
+
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
     """(values, offsets, ragged dim) of a jagged nested tensor; holes between components are left out of a copy."""
-    dim = jagged_dim(nested)
-    values, offsets, lengths = jagged_values(nested), nested.offsets(), nested.lengths()
-    if lengths is None and readable(offsets) and len(offsets):
-        if int(offsets[0]) != 0 or int(offsets[-1]) != values.shape[dim - 1]:
-            lengths = offsets.diff()
-    if lengths is None:
-        return values, offsets, dim
-    return *without_holes(values, offsets, lengths, dim), dim
-
-
-def without_holes(values: Tensor, offsets: Tensor, lengths: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """(values, offsets) of a copy of a jagged buffer, of which only ``lengths`` places from each offset are used."""
-    places = strided_places(lengths[:, None], torch.ones_like(lengths[:, None]), offsets[: len(lengths)])
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(offsets.dtype)
-    return values.index_select(dim - 1, places), offsets
+    structure, values = jagged_structure(nested), jagged_values(nested)
+    if not has_unused(structure, values.shape[structure.dim - 1]):
+        return values, structure.offsets, structure.dim
+    places, offsets = used_places(structure)
+    return values.index_select(structure.dim - 1, places), offsets, structure.dim
 
 
 def jagged_values(nested: Any) -> Tensor:
     """The buffer of a jagged nested tensor, with its holes if there are any; it shares its memory."""
     dual = dual_jagged(nested)
-    return _Unpack.apply(nested) if dual is None else dual  # type: ignore[no-untyped-call]
+    if dual is not None:
+        return dual
+    if recorded(nested):
+        return _Unpack.apply(nested)  # type: ignore[no-untyped-call]
+    with stock():
+        values: Tensor = nested.values()
+    return values
 
 
-def to_jagged(values: Tensor, offsets: Tensor, dim: int, known: tuple[int | None, int | None] = (None, None)) -> Any:
-    """The jagged nested tensor with these values; it shares their memory and keeps the offsets themselves.
-
-    ``known``: the shortest and the longest length, or None.
-    """
+def to_jagged(values: Tensor, structure: JaggedStructure) -> Any:
+    """The jagged nested tensor with this buffer; it shares its memory, and has the structure's own tensors."""
     if tangents_possible([values]) and has_tangent(values):
-        return jagged_of_duals(values, offsets, dim)
-    return _Pack.apply(values, offsets, None, dim, known)  # type: ignore[no-untyped-call]
+        return jagged_of_duals(values, structure)
+    if recorded(values):
+        return _Pack.apply(values, structure)  # type: ignore[no-untyped-call]
+    return jagged_nested(values, structure)
 
 
-# torch's own views in both directions differentiate once; each is the other's adjoint, which holds to any order.
+# torch's own views in both directions differentiate once; each is the other's adjoint, which holds to any order. What
+# shares the memory of a nested tensor remains a view there, so that autograd refuses a change of it in place: it would
+# not learn of the change of the other.
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, nested: Any) -> Tensor:
-        ctx.structure = nested.offsets(), nested.lengths(), jagged_dim(nested)
-        with stock():
-            return nested.values().detach()
+        ctx.structure = jagged_structure(nested)
+        with stock():  # PyTorch refuses a view of a complex tensor that has a history
+            values: Tensor = (nested.detach() if nested.is_complex() else nested).values()
+        return values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Pack.apply(grad, *ctx.structure, (None, None))  # type: ignore[no-untyped-call]
+        return to_jagged(grad, ctx.structure)
 
 
 class _Pack(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        offsets: Tensor,
-        lengths: Tensor | None,
-        dim: int,
-        known: tuple[int | None, int | None],
-    ) -> Any:
+    def forward(ctx: Any, values: Tensor, structure: JaggedStructure) -> Any:
         with stock():
-            return jagged_nested(values.detach(), offsets, lengths, dim, *known)
+            return jagged_result(values, structure)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None, None, None, None]:
-        return jagged_values(grad), None, None, None, None
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None]:
+        return jagged_values(grad), None

@@ -17,10 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.families import Family, families
-from ..core.internals import dual_jagged, has_tangent, jagged_dim, replace_jagged_attention, tangents_possible
+from ..core.families import Family, families, stock
+from ..core.internals import (
+    JaggedStructure,
+    dual_jagged,
+    has_tangent,
+    is_nested_int,
+    jagged_dim,
+    jagged_structure,
+    known_lengths,
+    longest_known,
+    nested_strides,
+    replace_jagged_attention,
+    strided_nested,
+    tangents_possible,
+)
 from . import activations, arithmetic, attention, layers, matmul, reductions, structure
-from .layouts import jagged_values, recorded, to_jagged, without_holes
+from .border import on_nested
+from .layouts import jagged_values, recorded, to_jagged
 from .ragged import Ragged
 
 __all__ = ["LIMITS"]
@@ -37,17 +51,64 @@ LIMITS: dict[tuple[str, str], str] = {
 }
 
 
-def _taken(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, handing back the strided tensors that `Ragged.from_nested` does not take."""
+# How PyTorch's functions and ours refuse. Not all of Exception: what a hook raises to end a recomputation is none.
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for x in args:
-            if isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0)):
-                return NotImplemented
+
+def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What ours does not do, PyTorch's own does; and a call of which nothing is differentiated is PyTorch's own to begin with.
+
+    What both refuse raises PyTorch's error, with ours as its cause. A call with a tangent is never handed back so, as
+    PyTorch's classes lose it.
+    """
+    given = [*args, *kwargs.values()]
+    given += [a for some in given if isinstance(some, (list, tuple)) for a in some]
+    tensors = [a for a in given if isinstance(a, Tensor)]
+    if _reads_beyond(function, args):
         return function(*args, **kwargs)
+    symbolic = any(map(is_nested_int, given)) and function not in _TAKE_NESTED_INTS
+    if symbolic or any(map(_is_pytorchs, tensors)):
+        return own(*args, **kwargs)
+    dual = any(_dual(x) for x in tensors)
+    if dual or any(map(recorded, tensors)):
+        try:
+            found = function(*args, **kwargs)
+        except _REFUSALS as refusal:
+            if dual:
+                raise
+            try:
+                return own(*args, **kwargs)
+            except _REFUSALS as error:
+                raise error from refusal
+        return own(*args, **kwargs) if found is NotImplemented else found
+    try:
+        return own(*args, **kwargs)
+    except _REFUSALS as error:
+        try:
+            found = function(*args, **kwargs)
+        except _REFUSALS as refusal:
+            raise error from refusal
+        if found is NotImplemented:
+            raise
+        return found
 
-    return call
+
+def _reads_beyond(function: Callable[..., Any], args: Any) -> bool:
+    """Whether PyTorch's own reads memory that is not its: select from components of strided tensors."""
+    if function is not _select or args[0].layout is torch.jagged:
+        return False
+    return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
+
+
+def _is_pytorchs(x: Tensor) -> bool:
+    """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
+    return x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0))
+
+
+def _dual(x: Tensor) -> bool:
+    if x.is_nested:
+        return x.layout is torch.jagged and dual_jagged(x) is not None
+    return tangents_possible([x]) and has_tangent(x)
 
 
 def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,12 +209,31 @@ def _unbind(self: Any, dim: int = 0) -> Any:
 
 
 def _select(self: Any, dim: int, index: int) -> Any:
-    if self.layout is not torch.strided or dim not in (0, -self.dim()):
-        return _as_strided(self, structure.select(self, dim, index))
+    if self.layout is torch.jagged:
+        return structure.select(self, dim, index)
+    if dim not in (0, -self.dim()):
+        return (
+            _as_strided(self, structure.select(self, dim, index)) if recorded(self) else _strided_view(self, dim, index)
+        )
     components = self.unbind()
     if not -len(components) <= index < len(components):
         raise IndexError(f"index: {index} is out of range for {len(components)} components")
     return components[index]
+
+
+def _strided_view(nested: Tensor, dim: int, index: int) -> Tensor:
+    """The entries at ``index`` along ``dim`` of every component, as a view. Raises: IndexError: out of range."""
+    if not -nested.dim() <= dim < nested.dim():
+        raise IndexError(f"dim: {dim} is out of range for a nested tensor of {nested.dim()} dims")
+    sizes, strides, starts = nested_strides(nested)
+    at = dim % nested.dim() - 1
+    for b, n in enumerate(sizes[:, at].tolist()):
+        if not -n <= index < n:
+            raise IndexError(f"index: {index} is out of range for component {b}, whose size in dim {dim} is {n}")
+    starts = starts + (sizes[:, at] + index if index < 0 else index) * strides[:, at]
+    kept = [d for d in range(sizes.shape[1]) if d != at]
+    with stock():
+        return strided_nested(nested.values(), sizes[:, kept].contiguous(), strides[:, kept].contiguous(), starts)
 
 
 def _sum(self: Any, dim: Any, keepdim: bool = False) -> Any:
@@ -167,6 +247,24 @@ def _as_strided(self: Any, found: Any) -> Any:
     if self.layout is torch.strided and not found.is_nested:
         return torch.nested.as_nested_tensor(list(found.unbind()))
     return found
+
+
+def _matmul(self: Any, other: Any) -> Any:
+    nested = self if self.is_nested else other
+    return _as_strided(nested, matmul.matmul(self, other))
+
+
+def _dropout(input: Any, p: float, train: bool) -> Any:
+    if input.layout is torch.jagged:
+        return structure.dropout(input, p, train)
+    with stock():  # the entries of PyTorch's strided class in the order of its memory, for the same draws
+        mask = torch.dropout(torch.ones_like(input.detach()), p, train)
+    return arithmetic.mul(input, mask)
+
+
+def _transpose(self: Any, dim0: int, dim1: int) -> Any:
+    strided = self.layout is torch.strided  # PyTorch's own is right there, and gives a view
+    return NotImplemented if strided else structure.transpose(self, dim0, dim1)
 
 
 def _contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
@@ -185,13 +283,27 @@ def _reshape(self: Any, size: Sequence[Any]) -> Any:
     if ragged == 0 or math.prod(size[1:ragged]) != math.prod(values.shape[: now - 1]):
         return NotImplemented
     shape = [*size[1:ragged], values.shape[now - 1], *size[ragged + 1 :]]
-    return to_jagged(values.reshape(shape), self.offsets(), ragged)
+    return to_jagged(values.reshape(shape), jagged_structure(self)._replace(dim=ragged))
+
+
+class _View(torch.autograd.Function):
+    """A tensor as it is, of which autograd refuses a change in place: the change would not reach what it came from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def _values(self: Any) -> Any:
     if self.layout is torch.jagged:
         return jagged_values(self)
-    return Ragged.from_nested(self).flat() if self.is_contiguous() else NotImplemented
+    if not self.is_contiguous():
+        return NotImplemented
+    return _View.apply(Ragged.from_nested(self).flat())  # type: ignore[no-untyped-call]
 
 
 def _view_from_jagged(
@@ -203,20 +315,28 @@ def _view_from_jagged(
     min_seqlen: Tensor | None = None,
     max_seqlen: Tensor | None = None,
 ) -> Any:
-    tangent = tangents_possible([self]) and has_tangent(self)
-    if lengths is not None and tangent:
-        return to_jagged(*without_holes(self, offsets, lengths, ragged_idx), ragged_idx)
-    if lengths is not None or not (tangent or recorded(self)):
-        return NotImplemented
-    # PyTorch hands these numbers on as the sizes of empty tensors
-    known = [None if n is None else n.shape[0] for n in (min_seqlen, max_seqlen)]
-    return to_jagged(self, offsets, ragged_idx, (known[0], known[1]))
+    return to_jagged(self, JaggedStructure(offsets, lengths, ragged_idx, known_lengths(min_seqlen, max_seqlen)))
+
+
+def _to_padded(self: Any, padding: float, output_size: Sequence[int] | None = None) -> Any:
+    """Of a jagged tensor PyTorch reads one of the sizes only, and pads to all places where no longest length is known."""
+    if self.layout is torch.strided:
+        return structure.to_padded_tensor(self, padding, output_size)
+    at = jagged_structure(self)
+    if at.lengths is not None and output_size is None:
+        return structure.to_padded_tensor(self, padding)
+    return _padded(self, padding, longest_known(at) if output_size is None else output_size[at.dim])
+
+
+@on_nested
+def _padded(x: Ragged, padding: float, length: int | None) -> Tensor:
+    return x.to_padded(padding, x.values.shape[x.packed_dim] if length is None else length)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     # products
-    "matmul": matmul.matmul,
-    "bmm": matmul.matmul,
+    "matmul": _matmul,
+    "bmm": _matmul,
     "linear": _linear,
     "scaled_dot_product_attention": _attention,
     # reductions
@@ -256,7 +376,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softplus": activations.softplus,
     "mish": activations.mish,
     "glu": reductions.glu,
-    "dropout": structure.dropout,
+    "dropout": _dropout,
     # two arguments
     "add.Tensor": arithmetic.add,
     "sub.Tensor": arithmetic.sub,
@@ -287,27 +407,31 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "split_with_sizes": structure.split_with_sizes,
     "chunk": structure.chunk,
     "unbind.int": _unbind,
-    "transpose.int": structure.transpose,
+    "transpose.int": _transpose,
     "contiguous": _contiguous,
     "view": _reshape,
     "reshape": _reshape,
     # layouts
-    "to_padded_tensor": structure.to_padded_tensor,
+    "to_padded_tensor": _to_padded,
     "values": _values,
     "_nested_get_values": _values,  # values() of the jagged layout
     "_nested_view_from_jagged": _view_from_jagged,
 }
 
 
+# Of these the size of a ragged dim is an argument.
+_TAKE_NESTED_INTS = (_reshape,)
+
+
 def _jagged_attention(own: Callable[..., Any], query: Any, *args: Any, **kwargs: Any) -> Any:
     """PyTorch sees to autocast here; and where the ragged dim is not that of the sequences, it is a second batch."""
+    given = (query, *args)
+    if not (isinstance(query, Tensor) and query.is_nested and jagged_dim(query) == query.dim() - 2):
+        return own(*given, **kwargs)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-        found = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (query, *args)]
-        query, args = found[0], tuple(found[1:])
-    sequences = isinstance(query, Tensor) and query.is_nested and jagged_dim(query) == query.dim() - 2
-    made = _attention(query, *args, **kwargs) if sequences else NotImplemented
-    return own(query, *args, **kwargs) if made is NotImplemented else made
+        given = tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given)
+    return _choose(_attention, own, given, kwargs)
 
 
 families.add(
@@ -315,7 +439,8 @@ families.add(
     Family(
         "nested",
         "AutogradNestedTensor",
-        {f"aten::{name}": _taken(function) for name, function in _FUNCTIONS.items()},
+        {f"aten::{name}": function for name, function in _FUNCTIONS.items()},
         besides=[functools.partial(replace_jagged_attention, _jagged_attention)],
+        choose=_choose,
     ),
 )

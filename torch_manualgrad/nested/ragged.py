@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core.internals import pytree
+from ..core.internals import JaggedStructure, pytree
 from .layouts import from_jagged, from_strided, recorded, strided_components, to_jagged, to_strided
 from .packing import flat_from_packed, packed_from_flat, readable, row_strides, segments
 
@@ -29,6 +29,9 @@ class Ragged:
     Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
     vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
     without waiting (on the CPU); what has to read them on a GPU waits for it, once, and says so.
+
+    It behaves as a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``, and the functions
+    of `torch_manualgrad.nested` and elementwise ones of torch as methods, or given to ``torch.softmax`` and its like.
 
     Raises: ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not
     fit the values; TypeError: offsets of another dtype.
@@ -51,6 +54,13 @@ class Ragged:
         if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and type(offsets) is Tensor:
             self._check_contents()
 
+    @staticmethod
+    def trusted(values: Tensor, offsets: Tensor, shape: Sequence[int | None]) -> Ragged:
+        """One with one ragged dim of which all is known to fit: nothing is checked, and no offsets are read."""
+        made = Ragged.__new__(Ragged)
+        _set(made, values, offsets, tuple(shape), None)
+        return made
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a Ragged is frozen: cannot set {name!r}")
 
@@ -59,7 +69,11 @@ class Ragged:
 
     def __repr__(self) -> str:
         shape = ", ".join("*" if s is None else str(s) for s in self.shape)
-        return f"Ragged(({shape}), {self.values.dtype})" if isinstance(self.values, Tensor) else f"Ragged({shape})"
+        if not isinstance(self.values, Tensor):
+            return f"Ragged({shape})"
+        place = "" if self.device.type == "cpu" else f", device='{self.device}'"
+        history = ", requires_grad=True" if self.requires_grad else ""
+        return f"Ragged(({shape}), {self.dtype}{place}{history})"
 
     # -- structure ----------------------------------------------------------------------------------------------------
 
@@ -82,8 +96,99 @@ class Ragged:
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
+    # -- as of a tensor; operators, indexing and the functions of torch are in `tensor_like` ----------------------------
+
+    if TYPE_CHECKING:  # methods that `tensor_like` adds
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def dim(self) -> int:
+        """The number of dims, the batch included."""
         return len(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """As `dim`."""
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or one size of it: None for a ragged dim. Raises: IndexError: there is no such dim."""
+        return self.shape if dim is None else self.shape[self.wrapped(dim)]
+
+    def __len__(self) -> int:
+        return self.batch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.components())
+
+    def __bool__(self) -> bool:
+        return bool(self.values)  # of one entry; else an error, as of a tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are, and the offsets and sizes."""
+        return self.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients of the values are wanted."""
+        return self.values.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the values are a leaf of autograd's graph."""
+        return self.values.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:
+        """The node of autograd's graph that made the values, or None."""
+        return self.values.grad_fn
+
+    @property
+    def grad(self) -> Ragged | None:
+        """The gradient that has been accumulated in the values, in the same components; None: there is none."""
+        return None if self.values.grad is None else self.like(self.values.grad)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Ragged:
+        """Say whether gradients of the values are wanted; itself. Raises: RuntimeError: as of a tensor."""
+        self.values.requires_grad_(requires_grad)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Ragged:
+        """Values in another dtype or on another device, with all arguments of ``Tensor.to``, or as another Ragged is.
+
+        Offsets and sizes stay integers, and go where the values do. Itself, if nothing changes.
+        """
+        if args and isinstance(args[0], Ragged):
+            args = (args[0].values, *args[1:])
+        values = self.values.to(*args, **kwargs)
+        if values is self.values:
+            return self
+        if values.device == self.offsets.device:
+            return self.like(values)
+        made = Ragged.__new__(Ragged)
+        moved = [None if x is None else x.to(values.device) for x in (self.offsets, self.sizes)]
+        _set(made, values, moved[0], self.shape, moved[1], self._read)
+        return made
+
+    def cpu(self) -> Ragged:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Ragged:
+        """On a GPU, by default the current one."""
+        return self.to(
+            "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
+        )
+
+    __array_ufunc__ = None  # so that a NumPy number leaves an operator to this class
+
+    # -- structure, again -----------------------------------------------------------------------------------------------
 
     def wrapped(self, dim: int, *, name: str = "dim") -> int:
         """``dim`` as a number from 0 (the batch). Raises: IndexError: there is no such dim."""
@@ -247,7 +352,7 @@ class Ragged:
             raise ValueError(f"layout: expected torch.strided or torch.jagged, got {layout}")
         if self.sizes is not None:
             raise ValueError(f"layout: torch.jagged has one ragged dim, this has {list(self.ragged_dims)}")
-        nested: Tensor = to_jagged(self.values, self.offsets, self.ragged_dims[0])
+        nested: Tensor = to_jagged(self.values, JaggedStructure(self.offsets, None, self.ragged_dims[0], {}))
         return nested
 
     # -- padded -------------------------------------------------------------------------------------------------------
@@ -435,4 +540,6 @@ def _unflatten(leaves: Any, shape: Any) -> Ragged:
     return made
 
 
+# what torch.load accepts by default; `Ragged` checks what it is made of
+torch.serialization.add_safe_globals([Ragged])
 pytree.register_pytree_node(Ragged, _flatten, _unflatten, serialized_type_name="torch_manualgrad.nested.Ragged")

@@ -76,17 +76,25 @@ class _Slices:
     A reduced tensor keeps its dims, with size 1 where `dense`, and B in `along`.
     """
 
-    def __init__(self, values: Tensor, dense: Sequence[int], along: int | None, offsets: Tensor) -> None:
+    def __init__(
+        self, values: Tensor, dense: Sequence[int], along: int | None = None, offsets: Tensor | None = None
+    ) -> None:
         self.values = values
         self.dense = list(dense)
         self.along = along
-        self.offsets = offsets
+        self._offsets = offsets
 
     @property
     def packed(self) -> int:
         """`along`, where there is one."""
         assert self.along is not None
         return self.along
+
+    @property
+    def offsets(self) -> Tensor:
+        """What cuts `packed`."""
+        assert self._offsets is not None
+        return self._offsets
 
     def sum(self, x: Tensor) -> Tensor:
         if self.along is None:
@@ -172,7 +180,7 @@ def _reduce(x: Ragged, dim: Dims, keepdim: bool, function: Callable[[_Slices], A
     if dims[0] == 0 or packed + 1 not in dims:
         # with the batch, the components are one: their dim in the buffer is a dense one
         dense = range(x.values.dim()) if dims[0] == 0 and x.sizes is not None else [d - 1 for d in dims if d]
-        return _each(function(_Slices(x.values, dense, None, x.offsets)), lambda r: _dense_result(x, r, dims, keepdim))
+        return _each(function(_Slices(x.values, dense)), lambda r: _dense_result(x, r, dims, keepdim))
     dense = [d - 1 for d in dims if d != packed + 1]
     return _each(function(_joined(x, packed, dense)), lambda r: _batch_result(r, packed, dense, keepdim))
 
@@ -637,10 +645,9 @@ def _require_inexact(x: Ragged, name: str) -> None:
 
 def _refuse_empty(s: _Slices) -> None:
     """Only where it can be known at once."""
-    offsets = s.offsets
-    if s.along is None or offsets.device.type != "cpu" or torch.compiler.is_compiling():
+    if s.along is None or s.offsets.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    lengths = offsets.diff()
+    lengths = s.offsets.diff()
     if type(lengths) is Tensor and not lengths.all():
         at = int((lengths == 0).nonzero()[0])
         raise IndexError(f"x: component {at} is empty along the reduced dim, and has no extreme entry")

@@ -192,6 +192,12 @@ def _renorm_parts(
 ) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor]:
     """(reduced dims, which slices the forward scaled, w, n + eps)."""
     (dim,) = _wrap_dims(self, (dim,))
+    if self.dim() < 2:
+        raise RuntimeError(f"self: expected at least two dims, got shape {list(self.shape)}")
+    if not p > 0:
+        raise RuntimeError(f"p: expected a number above 0, got {p}")
+    if not maxnorm >= 0:
+        raise RuntimeError(f"maxnorm: expected a number that is not negative, got {maxnorm}")
     dims = tuple(d for d in range(self.dim()) if d != dim)
     # the forward's own norm decides, so that both are on the same side of a tie; the differentiable one is scale-safe
     scaled = torch.linalg.vector_norm(x.detach(), p, dims, keepdim=True) > maxnorm
@@ -212,12 +218,14 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
     Returns:
         The shape and dtype of ``self``. f = maxnorm / (n + 1e-7); half precision is computed in float32.
     Raises:
-        IndexError: ``dim`` out of range.
+        IndexError: ``dim`` out of range. RuntimeError: fewer dims, another p or maxnorm, another shape of ``grad``.
     Non-smooth points: n = maxnorm counts as not scaled, as in the forward; else as norm_backward.
     Source: ATen renorm_backward.
     """
     x = widened(self)
     dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
+    if grad.shape != self.shape:
+        raise RuntimeError(f"grad: expected shape {list(self.shape)}, got {list(grad.shape)}")
     along = inner(x / n, grad).sum(dims, keepdim=True)
     return torch.where(scaled, (grad - w * along) * (maxnorm / n), grad).to(self.dtype)
 

@@ -24,6 +24,7 @@ _MODES: dict[str, Callable[[Context], None]] = {
 }
 # name -> (check, whether it needs something to differentiate)
 _CHECKS: dict[str, tuple[Callable[[Context], None], bool]] = {
+    "forward": (transforms.forward, False),
     "agreement": (derivatives.agreement, True),
     "duality": (derivatives.duality, True),
     "undefined cotangents": (derivatives.undefined_cotangents, True),

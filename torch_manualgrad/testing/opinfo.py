@@ -161,3 +161,22 @@ def check_op(
     if raise_on_failure and found.failures:
         raise CheckFailed(found)
     return found
+
+
+@cache
+def nested_entries() -> tuple[Any, ...]:
+    """The entries of PyTorch's database for jagged nested tensors that have samples."""
+    from torch.testing._internal.opinfo.definitions.nested import njt_op_db
+
+    return tuple(op for op in njt_op_db if op.supports_njt)
+
+
+def nested_samples(op: Any, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """The samples of an entry of `nested_entries`, the same at each call: contiguous, transposed and with holes."""
+    state = torch.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+        return list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
+    finally:
+        torch.set_rng_state(state)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.internals import FakeTensorMode
+from ..core.override import active
+from ..core.registration import without_overrides
 from . import modes, report, tree
 from .context import Context
 from .problem import Problem, magnitude
@@ -34,6 +36,59 @@ def _call(p: Problem, leaves: Sequence[Any], raw: bool = False) -> tuple[Tensor,
         torch.manual_seed(p.seed)
     result = p.fn(*args, **kwargs)
     return tuple(tree.tensors(result if raw or p.readout is None else p.readout(result)))
+
+
+REPEATS = 30  # some of LAPACK's drivers are not reproducible: the last bit depends on where the memory lies
+
+
+def forward(c: Context) -> None:
+    """Outputs are those of PyTorch's own operators, bit for bit, where rules act; with a gradient asked for, and without."""
+    acting = active()
+    if not acting or any(a.forward for a in acting):
+        return
+    p = c.problem
+
+    def stock(leaves: Sequence[Any]) -> tuple[Tensor, ...]:
+        with without_overrides():
+            return _call(p, leaves, raw=True)
+
+    # PyTorch's own values may depend on whether a gradient is asked for: another driver of LAPACK
+    asking = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
+    try:
+        expected = [(leaves, stock(leaves)) for leaves in (p.leaves, asking)]
+    except Exception:
+        return  # there is nothing to compare with
+
+    def compute() -> str:
+        for leaves, first in expected:
+            if (found := _differs(_call(p, leaves, raw=True), first)) and not agree_somewhere(leaves):
+                return found
+        return ""
+
+    def agree_somewhere(leaves: Sequence[Any]) -> bool:
+        between = []  # kept, so that each pair lies elsewhere in memory
+        for k in range(REPEATS):
+            between.append(torch.empty(2 * k + 1))
+            ours = _call(p, leaves, raw=True)
+            between.append(torch.empty(k + 1))
+            if not _differs(ours, stock(leaves)):
+                return True
+        return False
+
+    _verdict(c, "forward", "outputs", compute)
+
+
+def _differs(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> str:
+    """The first difference beyond equal bits (two nans are equal); empty if there is none."""
+    if len(ours) != len(stock):
+        return f"{len(ours)} outputs, PyTorch's are {len(stock)}"
+    for j, (a, b) in enumerate(zip(ours, stock, strict=True)):
+        for what in ("shape", "dtype"):
+            if getattr(a, what) != getattr(b, what):
+                return f"output {j}: {what} {getattr(a, what)}, PyTorch's is {getattr(b, what)}"
+        if not bool(((a == b) | ((a != a) & (b != b))).all()):
+            return f"output {j}: other values than PyTorch's"
+    return ""
 
 
 def vmap(c: Context) -> None:

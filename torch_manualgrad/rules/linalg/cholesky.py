@@ -7,11 +7,12 @@ With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L d
 A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: dA enters by its Hermitian part, and gA
 is Hermitian.
 
-The other operators take the factor L, of which they read one triangle: in the other, tangents are ignored and gradients
-are zero. The inverse X = (L L^H)^-1, and the solution of L L^H X = B, with Z = L^-1 B = L^H X:
+The other operators take the factor L, of which they read one triangle. In the other, values and tangents are ignored,
+and a gradient is by PyTorch's convention that along L L^H, as if dL were any matrix: where a factor comes from is a
+function that has the zeros. The inverse X = (L L^H)^-1, and the solution of L L^H X = B, with Z = L^-1 B = L^H X:
 
-    dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -tril(X (gX + gX^H) L^-H),
-    dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -tril(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
+    dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
+    dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
 
 An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
 """
@@ -121,18 +122,19 @@ def cholesky_jvp(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 @formula
 def cholesky_inverse_backward(grad: Tensor, L: Tensor, upper: bool, inverse: Tensor) -> Tensor:
-    """Cotangent of the factor for that of the inverse X of L L^H: -X (g + g^H) L^-H, in its triangle.
+    """Cotangent of the factor for that of the inverse X of L L^H: -X (g + g^H) L^-H.
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
         L: the factor, of which one triangle is read. upper: which, with U^H U in place of L L^H.
         inverse: X.
     Returns:
-        Triangular, the shape of ``L``.
-    Source: ATen cholesky_inverse_backward, which leaves out the restriction to the triangle.
+        The shape of ``L``.
+    Non-smooth points: the triangle that is not read, of which the inverse is no function: the derivative along L L^H.
+    Source: ATen cholesky_inverse_backward, which reads the other triangle of L.
     """
     product = (sym(grad) @ inverse).mH  # both are Hermitian
-    return _lower(-_over(product, _lower(L, upper).mH, True).tril(), upper)
+    return _lower(-_over(product, _lower(L, upper).mH, True), upper)
 
 
 @formula
@@ -155,7 +157,7 @@ def cholesky_solve_backward(
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of B and of the factor for that of the solution X of L L^H X = B.
 
-    gB = L^-H W with W = L^-1 gX, and gL = -tril(gB Z^H + X W^H) with Z = L^-1 B.
+    gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H) with Z = L^-1 B.
 
     Args:
         grad_x: cotangent of the solution, its shape.
@@ -163,14 +165,15 @@ def cholesky_solve_backward(
         result: the solution, with all batch dims.
         upper: which triangle, with U^H U in place of L L^H.
     Returns:
-        The shape of ``self``, and the shape of ``input2``, triangular.
-    Source: ATen cholesky_solve_backward, which leaves out the restriction to the triangle.
+        The shapes of ``self`` and ``input2``.
+    Non-smooth points: the triangle that is not read, of which the solution is no function: the derivative along L L^H.
+    Source: ATen cholesky_solve_backward, which reads the other triangle of L.
     """
     L = _lower(input2, upper)
     W = solve_triangular_adjoint(L.mH, grad_x, True)
     gB = solve_triangular_adjoint(L, W, False)
     Z = solve_triangular_adjoint(L.mH, self, True)
-    gL = (torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH).tril()
+    gL = torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH
     return summed_to(gB, self), summed_to(_lower(gL, upper), input2)
 
 
@@ -245,16 +248,21 @@ def _cholesky_solve_samples(dtype: torch.dtype, device: torch.device | str) -> I
     yield Sample(right(0, 2), _factor(2, 0, 0, dtype=dtype, device=device))
 
 
-def _hermitian(operator: Any) -> Any:
-    """A probe: the operator of the Hermitian part."""
-    return lambda A, *args, **kwargs: operator(0.5 * sym(A), *args, **kwargs)
+def _hermitian(operator: str) -> Any:
+    """A probe: the operator of the Hermitian part. Looked up when it runs: not every torch has each."""
+    return lambda A, *args, **kwargs: getattr(torch.ops.aten, operator)(0.5 * sym(A), *args, **kwargs)
 
 
 def _inverse_probe(F: Tensor, upper: bool) -> Tensor:
-    """The inverse, for a factor with a real diagonal."""
+    """The inverse, for a factor with zeros in the triangle that is not read, and a real diagonal."""
     if F.is_complex():
         F = F - 1j * torch.diag_embed(F.diagonal(dim1=-2, dim2=-1).imag)
-    return torch.ops.aten.cholesky_inverse(F, upper)
+    return torch.ops.aten.cholesky_inverse(F.triu() if upper else F.tril(), upper)
+
+
+def _solve_probe(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
+    """The solution, for a factor with zeros in the triangle that is not read."""
+    return torch.ops.aten.cholesky_solve(self, input2.triu() if upper else input2.tril(), upper)
 
 
 rule(
@@ -264,7 +272,7 @@ rule(
     improves="speed",
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_ex_samples,
-    probe=_hermitian(torch.ops.aten.linalg_cholesky_ex),
+    probe=_hermitian("linalg_cholesky_ex"),
 )
 rule(
     "aten::cholesky",
@@ -273,7 +281,8 @@ rule(
     improves="missing",
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_samples,
-    probe=_hermitian(torch.ops.aten.cholesky),
+    probe=_hermitian("cholesky"),
+    until="2.15",
 )
 rule(
     "aten::cholesky_inverse",
@@ -295,4 +304,5 @@ rule(
     improves="values",
     source="ATen cholesky_solve_backward, cholesky_solve_jvp",
     samples=_cholesky_solve_samples,
+    probe=_solve_probe,
 )

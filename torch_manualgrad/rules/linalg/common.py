@@ -53,6 +53,21 @@ def phi(X: Tensor) -> Tensor:
     return lower - 0.5 * torch.diag_embed(X.diagonal(dim1=-2, dim2=-1))
 
 
+def leading(X: Tensor, *, rows: int | None = None, columns: int | None = None) -> Tensor:
+    """The first rows and columns. Not ``X[..., :columns]``: where these are all, it is an alias, which PyTorch's vmap of
+    batched gradients refuses."""
+    X = X if rows is None else X.narrow(-2, 0, rows)
+    return X if columns is None else X.narrow(-1, 0, columns)
+
+
+def magnitude(A: Tensor) -> Tensor:
+    """The largest modulus in each matrix, ``(*, 1, 1)``, 1 where that is zero: a constant to every derivative."""
+    if A.numel() == 0:
+        return torch.ones((), dtype=A.dtype, device=A.device).abs()
+    largest = A.detach().abs().amax((-2, -1), keepdim=True)
+    return torch.where(largest > 0, largest, 1)
+
+
 def eye_like(X: Tensor) -> Tensor:
     """The identity of the size of the last dim of X, in its dtype and on its device."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)

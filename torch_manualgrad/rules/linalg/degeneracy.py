@@ -63,7 +63,11 @@ class Degeneracy:
     def __post_init__(self) -> None:
         for name in ("rtol", "atol", "broadening"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
+            if value is None and name == "rtol":
+                continue
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise TypeError(f"{name}: expected a number, got {value!r}")
+            if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
 
 
@@ -85,6 +89,13 @@ class Scale:
             torch.maximum(tolerance, largest * eps**0.5),
             (largest * broadening).clamp(min=torch.finfo(largest.dtype).tiny) if broadening else None,
         )
+
+
+def _over(N: Tensor, d: Tensor) -> Tensor:
+    """N / d for a real d: by parts, as a complex division by the smallest numbers gives 0 / d = nan."""
+    if not N.is_complex() or d.is_complex():
+        return N / d
+    return torch.view_as_complex(torch.view_as_real(N.resolve_conj()) / d.unsqueeze(-1))
 
 
 def differences(values: Tensor) -> Tensor:
@@ -158,7 +169,7 @@ class Resolved:
             t = d / self.scale.width
             return N * (t / (t.square() + 1) / self.scale.width)
         equal = d.detach().abs() <= self.scale.tolerance
-        return torch.where(equal, 0, N) / torch.where(equal, 1, d)
+        return _over(torch.where(equal, 0, N), torch.where(equal, 1, d))
 
     def _resolve(
         self,
@@ -178,7 +189,7 @@ class Resolved:
         chosen = torch.where(smooth, 0 if h is None else h, value)
         doubtful = (distance <= self.scale.tolerance) & ~smooth
         moderate = doubtful & (N.abs() <= 4 * self.size * distance)
-        chosen = torch.where(moderate, N / torch.where(moderate, d, 1), chosen)
+        chosen = torch.where(moderate, _over(N, torch.where(moderate, d, 1)), chosen)
         doubtful = doubtful & ~moderate
         if contradicted is not None:
             doubtful = doubtful | (contradicted & smooth & (distance <= self.scale.tolerance))
@@ -202,16 +213,35 @@ def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tens
     return torch.where(fits, c, 0) * H, ~fits & (H.abs() > noise)
 
 
+def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
+    """Whether a loss depends on which orthonormal basis of its span this one is: a 0-dim flag.
+
+    To turn the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: nothing where
+    X^H G is Hermitian, up to rounding: of G, whose columns may be small differences, half of the digits count.
+
+    Args:
+        basis: X, (*, m, k). cotangent: G, the same shape.
+    """
+    X, G = basis.detach(), cotangent.detach()
+    noise = 8 * (X.shape[-2] * torch.finfo(X.dtype).eps) ** 0.5 * torch.linalg.matrix_norm(G, keepdim=True)
+    inner = X.mH @ G
+    return ((inner - inner.mH).abs() > noise).any()
+
+
 _unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
 
 
 def report(doubtful: Tensor, gauge: str, what: str) -> None:
-    """Warn or raise if the 0-dim flag is set. On a GPU a warning is given when its flag has arrived: at a later call."""
-    if gauge == "ignore":
+    """Warn or raise if the 0-dim flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
+
+    What has no values, on the device "meta", has no flag to read.
+    """
+    if gauge == "ignore" or doubtful.is_meta:
         return
     text = (
-        f"{what}: the loss or the direction depends on the choice of basis within a group of equal values (or on the "
-        "phase of a complex vector), where there is no derivative; the part that does not depend on it is returned. "
+        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
+        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
+        "not depend on it is returned. "
         "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
     )
     if gauge == "error":

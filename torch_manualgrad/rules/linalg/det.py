@@ -51,10 +51,12 @@ def _minors(size: int) -> tuple[list[list[list[int]]], list[int], list[int]]:
 def small_adjugate(S: Tensor) -> Tensor:
     """adj(S) for at most _BLOCK rows: sums of products, smooth and accurate whatever vanishes."""
     size = S.shape[-1]
-    places, signs, own = _minors(size)
-    factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long, device=S.device)].unbind(-1)
+    places, *signs = _minors(size)
+    factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long).to(S.device)].unbind(-1)
     products = math.prod(factors[1:], start=factors[0]) if factors else S.new_ones(*S.shape[:-2], size * size, 1)
-    cofactors = (products * S.new_tensor(signs)).sum(-1) * S.new_tensor(own)
+    # moved after it is made: torch.func refuses to make a tensor on "meta" from numbers
+    of_products, of_cofactors = (torch.tensor(x, dtype=S.dtype).to(S.device) for x in signs)
+    cofactors = (products * of_products).sum(-1) * of_cofactors
     return cofactors.unflatten(-1, (size, size)).mT
 
 
@@ -121,6 +123,11 @@ def _without_zeros(x: Tensor) -> bool:
     return x.is_cpu and bool(x.all())
 
 
+def _underflowed(det: Tensor, LU: Tensor) -> bool:
+    """Whether a determinant is zero of which no pivot is, where asking does not stop the device."""
+    return det.is_cpu and not det.all() and bool(((det == 0) & (LU.diagonal(dim1=-2, dim2=-1) != 0).all(-1)).any())
+
+
 def _solve(h: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """h A^-H by the triangular factors, h ``(*)``: from the side on which LAPACK solves with transposed factors."""
     of_A = not _is_of_transpose(A)
@@ -131,22 +138,26 @@ def _solve(h: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 def _adjugate_from_lu(LU: Tensor, pivots: Tensor) -> Tensor:
     """adj(P L U) = det(P) adj(U) L^-1 P^T, exact for any number of zeros among the pivots u_i.
 
-    Put d for each zero, and scale: U = D E W E^-1 with D the pivots and E_jj = d^-(zeros before j). Then W stays finite
+    First divide U by the geometric mean of the pivots that are not zero: their product may leave the range of the dtype
+    where the adjugate, of n - 1 of them, does not. Put d for each zero, and scale: U = D E W E^-1 with D the pivots and E_jj = d^-(zeros before j). Then W stays finite
     as d -> 0; what remains of it is W_ij with no zero pivot after i and before j. Of adj(U) = det(D) E W^-1 E^-1 D^-1
     the powers of d leave the rows up to the first zero pivot and the columns from the last on.
     """
     pivot = LU.diagonal(dim1=-2, dim2=-1)
     zero = pivot == 0
+    mean = torch.where(zero, 1, pivot).abs().log().mean(-1, keepdim=True).exp()
+    pivot = pivot / mean
     after = zero.cumsum(-1)  # zeros up to here
     before = after - zero.to(after.dtype)
     P = torch.lu_unpack(LU, pivots, unpack_data=False)[0]
     swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)).sum(-1)
     det = torch.where(zero, 1, pivot).prod(-1) * (1 - 2 * (swaps % 2))
 
-    U = torch.where(before.unsqueeze(-2) <= after.unsqueeze(-1), LU, 0) + torch.diag_embed(zero.to(LU.dtype))
+    U = LU / mean.unsqueeze(-1)
+    U = torch.where(before.unsqueeze(-2) <= after.unsqueeze(-1), U, 0) + torch.diag_embed(zero.to(LU.dtype))
     X = torch.linalg.solve_triangular(LU, P.mT, upper=False, unitriangular=True) * det[..., None, None]
     X = torch.where((after == after[..., -1:]).unsqueeze(-1), X, 0)
-    X = torch.linalg.solve_triangular(U, X, upper=True)
+    X = torch.linalg.solve_triangular(U, X, upper=True) * mean.pow(LU.shape[-1] - 1).unsqueeze(-1)
     return torch.where((before == 0).unsqueeze(-1), X, 0)
 
 
@@ -189,9 +200,10 @@ def det_pullback(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tenso
 def _det_backward_kernel(grad: Tensor, det: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     if A.numel() == 0:
         return _laid_out(torch.zeros_like(A), A)
-    if fused(A.shape[-1], A, in_cache=100):
+    underflowed = _underflowed(det, LU)
+    if not underflowed and fused(A.shape[-1], A, in_cache=100):
         gradient = det_pullback(grad, det, LU, pivots)
-    elif _without_zeros(LU.diagonal(dim1=-2, dim2=-1)):
+    elif not underflowed and _without_zeros(LU.diagonal(dim1=-2, dim2=-1)):
         return _solve(grad * det.conj(), A, LU, pivots)
     else:
         gradient = det_pullback.reference(grad, det, LU, pivots).contiguous()
@@ -347,7 +359,7 @@ rule(
         ("sign", "logabsdet"): lambda A_p, A_t, sign, LU, pivots: slogdet_jvp(A_t, A_p, sign, LU, pivots),
     },
     not_differentiable=("LU", "pivots"),
-    improves="values",
+    improves={"values": "2.15"},
     source="ATen slogdet_backward, slogdet_jvp",
     samples=_samples,
     probe=torch.linalg.slogdet,

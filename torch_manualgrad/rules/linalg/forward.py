@@ -8,7 +8,8 @@ the same to the bit wherever it stands in a batch. Where they differ from LAPACK
 - Signs and phases: of each right singular vector, and of each eigenvector, the first entry of at least 0.37 of the
   modulus of the largest is real and positive. Away from degeneracy the vectors are smooth functions of A, but for a sign
   or phase where an entry passes this limit.
-- A matrix with an inf or a nan gives nan for all of its results, and raises nothing.
+- A matrix with an inf or a nan gives nan for all of its results, and raises nothing. So `svd_small`, `eigh_small` and
+  `lu_finite`, which are what is called, have LAPACK decide there: it raises, or gives nan elsewhere.
 - Results are contiguous, by rows.
 """
 
@@ -85,6 +86,80 @@ def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return P.contiguous(), L.contiguous(), U.contiguous()
 
 
+# --- as LAPACK where not everything is finite: operators, as only a kernel may look at values -------------------------
+
+
+@formula(kernel=("default",))
+def svd_small(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """`svd_jacobi`, and where A holds inf or nan, LAPACK's error or result.
+
+    Args:
+        A: as `svd_jacobi`.
+        vectors: whether U and Vh are asked for: LAPACK's error depends on it.
+    Returns:
+        U, S and Vh; U and Vh without meaning if not ``vectors``.
+    Raises: torch.linalg.LinAlgError: as `torch.linalg.svd`, or `torch.linalg.svdvals`.
+    Source: `svd_jacobi`; ATen _linalg_svd.
+    """
+    return svd_jacobi.reference(A)
+
+
+@svd_small.impl("default")
+def _(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    U, S, Vh = svd_jacobi(A)
+    if _finite(S):
+        return U, S, Vh
+    left, S, right = torch.ops.aten._linalg_svd(A, False, vectors)
+    return (left.contiguous(), S, right.contiguous()) if vectors else (U, S, Vh)
+
+
+@formula(kernel=("default",))
+def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
+    """`eigh_jacobi`, and where A holds inf or nan, LAPACK's error or result.
+
+    Args:
+        A, lower: as `eigh_jacobi`.
+        vectors: whether eigenvectors are asked for: LAPACK's error depends on it.
+    Returns:
+        Eigenvalues and eigenvectors, these without meaning if not ``vectors``.
+    Raises: torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.
+    Source: `eigh_jacobi`; ATen _linalg_eigh.
+    """
+    return eigh_jacobi.reference(A, lower)
+
+
+@eigh_small.impl("default")
+def _(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
+    L, V = eigh_jacobi(A, lower)
+    if _finite(L):
+        return L, V
+    L, found = torch.ops.aten._linalg_eigh(A, "L" if lower else "U", vectors)
+    return L, (found.contiguous() if vectors else V)
+
+
+@formula(kernel=("default",))
+def lu_finite(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`lu_small`, and where a factor holds inf or nan, LAPACK's result, which then has nan in other places.
+
+    Args: A: as `lu_small`. Returns: P, L and U.
+    Source: `lu_small`; ATen linalg_lu.
+    """
+    return lu_small.reference(A)
+
+
+@lu_finite.impl("default")
+def _(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    P, L, U = lu_small(A)
+    if not (_finite(L) and _finite(U)):
+        P, L, U = (x.contiguous() for x in torch.ops.aten.linalg_lu(A))
+    return P, L, U
+
+
+def _finite(result: Tensor) -> bool:
+    """Whether there is no inf and no nan. A sum that overflows costs time only."""
+    return bool(result.sum().isfinite())
+
+
 def _bind(op: Formula, backward: Any, differentiable: tuple[bool, ...]) -> None:
     """The derivative, ``backward(*grads, *outputs)``, and vmap, which goes through the batch."""
 
@@ -125,6 +200,9 @@ def _lu_backward(_: None, *args: Any) -> Tensor:
 _bind(svd_jacobi, _svd_backward, (True, True, True))
 _bind(eigh_jacobi, _eigh_backward, (True, True))
 _bind(lu_small, _lu_backward, (False, True, True))
+_bind(svd_small, _svd_backward, (True, True, True))
+_bind(eigh_small, _eigh_backward, (True, True))
+_bind(lu_finite, _lu_backward, (False, True, True))
 
 
 # --- with the signatures of PyTorch's operators, which take what is not served ----------------------------------------
@@ -135,23 +213,26 @@ def linalg_svd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::_linalg_svd."""
     thin = not (full_matrices and compute_uv) or A.dim() >= 2 and A.shape[-2] == A.shape[-1]
-    if driver is not None or not thin or not _serves(A, _SVD):
-        U, S, Vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv, driver=driver)
-        return U, S, Vh
-    U, S, Vh = svd_jacobi(A)
-    return (U, S, Vh) if compute_uv else (A.new_empty(0), S, A.new_empty(0))
+    if driver is None and thin and _serves(A, _SVD):
+        U, S, Vh = svd_small(A, compute_uv)
+        return (U, S, Vh) if compute_uv else (A.new_empty(0), S, A.new_empty(0))
+    U, S, Vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv, driver=driver)
+    return U, S, Vh
 
 
 def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """aten::_linalg_eigh."""
-    if UPLO.upper() not in ("L", "U") or A.shape[-2:-1] != A.shape[-1:] or not _serves(A, _EIGH):
-        L, V = torch.ops.aten._linalg_eigh(A, UPLO, compute_v)
-        return L, V
-    L, V = eigh_jacobi(A, UPLO.upper() == "L")
-    return L, (V if compute_v else A.new_empty(0))
+    if UPLO.upper() in ("L", "U") and A.shape[-2:-1] == A.shape[-1:] and _serves(A, _EIGH):
+        L, V = eigh_small(A, UPLO.upper() == "L", compute_v)
+        return L, (V if compute_v else A.new_empty(0))
+    L, V = torch.ops.aten._linalg_eigh(A, UPLO, compute_v)
+    return L, V
 
 
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """aten::linalg_lu."""
-    P, L, U = lu_small(A) if pivot and _serves(A, _LU) else torch.ops.aten.linalg_lu(A, pivot=pivot)
+    if pivot and _serves(A, _LU):
+        P, L, U = lu_finite(A)
+        return P, L, U
+    P, L, U = torch.ops.aten.linalg_lu(A, pivot=pivot)
     return P, L, U

@@ -31,12 +31,12 @@ from torch.nn.functional import pad
 
 from ...core.formula import formula
 from ...core.rule import Sample, rule
-from .common import random
+from .common import leading, random
 
 
 def _below(input: Tensor, tau: Tensor) -> Tensor:
     """What is read of the input: its first columns, below the diagonal."""
-    return input[..., : tau.shape[-1]].tril(-1)
+    return leading(input, columns=tau.shape[-1]).tril(-1)
 
 
 def _reflectors(input: Tensor, tau: Tensor) -> Tensor:

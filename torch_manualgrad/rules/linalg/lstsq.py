@@ -31,7 +31,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import random, random_conditioned
+from .common import magnitude, random, random_conditioned
 
 # -- the pseudo-inverse -----------------------------------------------------------------------------------------------
 
@@ -122,6 +122,12 @@ def _matrix(A: Tensor, B: Tensor) -> Tensor:
     return B.unsqueeze(-1) if B.dim() < A.dim() else B
 
 
+def _normalised(A: Tensor, B_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(c, A / c, B / c) with the same solution, so that a product of two pseudo-inverses can neither overflow nor vanish."""
+    size = magnitude(A)
+    return size, A / size, _matrix(A, B_) / size
+
+
 def _residuals_backward(gL: Tensor | None, A: Tensor, B_: Tensor, X_: Tensor) -> Tensor | None:
     """The cotangent 2 R gL of B for that of the residuals; none where there are no residuals."""
     if gL is None or gL.numel() == 0:
@@ -159,18 +165,19 @@ def linalg_lstsq_backward(
         out counts as the SVD leaves it out, also for gelsy, whose forward goes by the order of its pivots there.
     Source: ATen linalg_lstsq_backward; the module's docstring.
     """
-    B, X = _matrix(A, B_), _matrix(A, X_)
     gA, Y = torch.zeros_like(A), None
     if gX is not None:
-        G, P = _matrix(A, gX), lstsq_pinv(A, rank, rcond)
-        Y = P.mH @ G
+        size, A_1, B_1 = _normalised(A, B_)
+        G, P = _matrix(A, gX), lstsq_pinv(A_1, rank, rcond)
+        X, Y = P @ B_1, P.mH @ G  # not the X of the forward, whose last bits gelsy draws by chance
         if G.shape[-1] > min(A.shape[-2:]):  # fewer products, since X = P B
-            gA = pinv_backward.reference(G @ B.mH, P, A)
+            gA = pinv_backward.reference(G @ B_1.mH, P, A_1)
         else:
-            gA = (P.mH @ X) @ (G - P @ (A @ G)).mH - Y @ X.mH + (B - A @ X) @ (P @ Y).mH
+            gA = (P.mH @ X) @ (G - P @ (A_1 @ G)).mH - Y @ X.mH + (B_1 - A_1 @ X) @ (P @ Y).mH
+        gA, Y = gA / size, Y / size
     S = _residuals_backward(gL, A, B_, X_)
     if S is not None:
-        gA = gA - S @ X.mH
+        gA = gA - S @ _matrix(A, X_).mH
     return gA.sum_to_size(A.shape), _b_backward(Y, S, A, B_)
 
 
@@ -195,14 +202,16 @@ def linalg_lstsq_solution_jvp(
     Non-smooth points: as pinv_jvp, rank by rank of each matrix.
     Source: ATen linalg_lstsq_solution_jvp; the module's docstring.
     """
-    P = lstsq_pinv(A, rank, rcond)
+    size, A_1, B = _normalised(A, B_)
+    P = lstsq_pinv(A_1, rank, rcond)
+    dB = None if dB_ is None else _matrix(A, dB_) / size
     if dA is None:
-        return torch.zeros_like(X_) if dB_ is None else (P @ _matrix(A, dB_)).reshape(X_.shape)
-    X = _matrix(A, X_)
+        return torch.zeros_like(X_) if dB is None else (P @ dB).reshape(X_.shape)
+    X, dA = _matrix(A, X_), dA / size
     turned = dA.mH @ (P.mH @ X)
-    inside = P.mH @ (dA.mH @ (_matrix(A, B_) - A @ X)) - dA @ X - A @ turned
-    if dB_ is not None:
-        inside = inside + _matrix(A, dB_)
+    inside = P.mH @ (dA.mH @ (B - A_1 @ X)) - dA @ X - A_1 @ turned
+    if dB is not None:
+        inside = inside + dB
     return (P @ inside + turned).reshape(X_.shape)
 
 
@@ -318,7 +327,10 @@ def _lstsq_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
 
 rule(
     "aten::linalg_pinv.atol_rtol_tensor",
-    vjp={"self": lambda grad, result, self: pinv_backward(grad, result, self)},
+    vjp={
+        "self": lambda grad, result, self: pinv_backward(grad, result, self),
+        ("atol", "rtol"): lambda output_mask: (None, None),  # the inverse is constant in them, but for its jumps
+    },
     jvp={
         "result": lambda self_p, result, self_t: (
             torch.zeros_like(result)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 from torch_manualgrad.rules.linalg import blocks
-from torch_manualgrad.rules.linalg.common import fused, random, random_conditioned, recorded
+from torch_manualgrad.rules.linalg.common import fused, leading, random, random_conditioned, recorded
 from torch_manualgrad.rules.linalg.forward import linalg_lu
 
 _IN_CACHE = 256
@@ -70,7 +70,8 @@ def _coupled(L_grad: Tensor | None, U_grad: Tensor | None, L: Tensor, U: Tensor)
         T = -product if T is None else T - product
     assert T is not None
     last = max(k - 1, 0)
-    X = torch.linalg.solve_triangular(U[..., :last, :last].mH, T.tril(-1)[..., :last], upper=False, left=False)
+    U1, T = leading(U, rows=last, columns=last), leading(T.tril(-1), columns=last)
+    X = torch.linalg.solve_triangular(U1.mH, T, upper=False, left=False)
     X = _padded(X, 0, n - last)
     return X if U_grad is None else U_grad + X
 
@@ -90,9 +91,9 @@ def _pull_back(
         R = torch.linalg.solve_triangular(U.mH, L_grad[..., k:, :], upper=False, left=False)
         reduction = L[..., k:, :].mH @ R
         U_grad = -reduction if U_grad is None else U_grad - reduction
-        L, L_grad = L[..., :k, :], L_grad[..., :k, :]
+        L, L_grad = leading(L, rows=k), leading(L_grad, rows=k)
     elif m > n:
-        L = L[..., :k, :]
+        L = leading(L, rows=k)
     gradient = _solve_left(L.mH, coupled(L_grad, U_grad, L, U), upper=True, unitriangular=True)
     if m > n:
         gradient = _padded(gradient, m - n, 0) if R is None else torch.cat([gradient, R], -2)
@@ -161,9 +162,10 @@ def lu_pushforward(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) ->
     m, n, k = L.shape[-2], U.shape[-1], L.shape[-1]
     B = _permuted(P.mT, A_t) if pivot else A_t
     last = max(k - 1, 0)
-    L1, U1 = L[..., :k, :], U[..., :last, :]
-    Y = _solve_left(L1, B[..., :k, :], upper=False, unitriangular=True)
-    S = torch.linalg.solve_triangular(U1[..., :last], Y[..., :last], upper=True, left=False).tril(-1)
+    L1, U1 = leading(L, rows=k), leading(U, rows=last)
+    Y = _solve_left(L1, leading(B, rows=k), upper=False, unitriangular=True)
+    U2, Y2 = leading(U1, columns=last), leading(Y, columns=last)
+    S = torch.linalg.solve_triangular(U2, Y2, upper=True, left=False).tril(-1)
     dU = (Y - S @ U1).triu()
     dL = _padded(L1 @ S, 0, k - last) if last else torch.zeros_like(L1)
     if m > n:
@@ -223,7 +225,7 @@ def lu_factor_pullback(grad: Tensor, LU: Tensor, pivs: Tensor, pivot: bool) -> T
     """
     P, L, U = torch.lu_unpack(LU, pivs, unpack_pivots=pivot)
     k = L.shape[-1]
-    return linalg_lu_backward(grad[..., :k], grad[..., :k, :], P, L, U, pivot)
+    return linalg_lu_backward(leading(grad, columns=k), leading(grad, rows=k), P, L, U, pivot)
 
 
 @formula
@@ -366,7 +368,7 @@ def linalg_lu_solve_jvp(
 def unpacked(LU: Tensor) -> tuple[Tensor, Tensor]:
     """The strictly lower triangle in the shape of L, and the upper one in that of U."""
     k = min(LU.shape[-2:])
-    return LU[..., :k].tril(-1), LU[..., :k, :].triu()
+    return leading(LU, columns=k).tril(-1), leading(LU, rows=k).triu()
 
 
 def _lu_solve_gradients(

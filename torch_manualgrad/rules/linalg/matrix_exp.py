@@ -94,6 +94,16 @@ def _where(mask: Tensor, x: Dual, y: Dual) -> Dual:
     return torch.where(mask, x[0], y[0]), torch.where(mask, x[1], y[1])
 
 
+def _check(self: Tensor, grad: Tensor) -> None:
+    if self.dim() < 2 or self.shape[-1] != self.shape[-2]:
+        raise RuntimeError(f"self: expected square matrices, got shape {list(self.shape)}")
+    if torch.promote_types(self.dtype, torch.float32) != self.dtype:
+        raise RuntimeError(f"self: expected float32, float64, complex64 or complex128, got {self.dtype}")
+    if grad.shape != self.shape or grad.dtype != self.dtype:
+        given = f"{grad.dtype}{list(grad.shape)}"
+        raise RuntimeError(f"grad: expected {self.dtype}{list(self.shape)}, as self is, got {given}")
+
+
 @formula(kernel=("cpu",))
 def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
     """Tangent of exp(A) for a tangent of A; with ``adjoint``, cotangent of A for that of exp(A): L(A, E), L(A^H, G).
@@ -104,15 +114,18 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
         adjoint: which of the two.
     Returns:
         ``(*, n, n)``, contiguous.
+    Raises: RuntimeError: matrices that are not square, another dtype, or a ``grad`` unlike ``self``.
     Non-smooth points: none.
     Source: ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions, 1996. Kernel: Al-Mohy and
         Higham, Computing the Frechet derivative of the matrix exponential, 2009, with a Taylor polynomial.
     """
+    _check(self, grad)
     return differential_analytic_matrix_function(self, grad, torch.linalg.matrix_exp, adjoint).contiguous()
 
 
 @linalg_matrix_exp_differential.impl("cpu")
 def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
+    _check(self, grad)
     n = self.shape[-1]
     if self.numel() == 0:
         return linalg_matrix_exp_differential.reference(self, grad, adjoint)

@@ -23,7 +23,8 @@ right. Nothing is ever a finite wrong number, and nothing waits for the device t
 
 With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
 The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
-depends on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative.
+depends on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative,
+and is reported (see degeneracy.py).
 With mode "r" the forward keeps no Q; it is computed anew.
 """
 
@@ -40,6 +41,7 @@ from torch.nn.functional import pad
 from ...core.formula import formula
 from ...core.rule import Sample, rule
 from .common import eye_like, fused, phi, random, random_conditioned, skew, sym
+from .degeneracy import depends_on_basis, report
 
 
 def _leading(A: Tensor) -> int:
@@ -49,13 +51,15 @@ def _leading(A: Tensor) -> int:
 
 
 def _vanishing(A: Tensor, R: Tensor) -> Tensor:
-    """Which pivots of R, a leading part, are zero to rounding."""
+    """Which pivots of R, a leading part, are zero to rounding, beside a sum of moduli: one of squares may overflow."""
     rounding = max(A.shape[-2:]) * torch.finfo(A.dtype).eps
-    return R.diagonal(dim1=-2, dim2=-1).abs() <= rounding * torch.linalg.vector_norm(R, dim=-2)
+    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
 
 
 def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor]:
     """(which columns of Q are undefined, Q with zeros there, R_c with the identity there)."""
+    if mode not in ("reduced", "complete", "r"):
+        raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
     if mode == "r":
         Q = torch.linalg.qr(A)[0]
     c = _leading(A)
@@ -152,7 +156,7 @@ def linalg_qr_backward(
     Returns:
         (*, m, n), column-major.
     Non-smooth points: zero pivots: nan, unless every cotangent of what is undefined is zero. With mode "complete" and
-    m > n, the derivative of the span of the last columns of Q.
+    m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss depends on more.
     Source: ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
     """
     undefined, Q, R_c = _well_defined(A, Q, R, mode)
@@ -172,7 +176,10 @@ def linalg_qr_backward(
 
 @linalg_qr_backward.impl("default")
 def _(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor:
-    if (grad_Q is None and grad_R is None) or mode == "r" or not A.is_cpu:
+    m, n = A.shape[-2:]
+    if mode == "complete" and m > n and grad_Q is not None:
+        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
+    if (grad_Q is None and grad_R is None) or mode not in ("reduced", "complete") or not A.is_cpu:
         return linalg_qr_backward.reference(grad_Q, grad_R, A, Q, R, mode)
     # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
     small = Q.shape[-1] == R.shape[-1] and fused(A.shape[-2], grad_Q, grad_R, Q)
@@ -228,7 +235,7 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 @linalg_qr_jvp.impl("default")
 def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
-    if mode == "r" or not A_p.is_cpu:
+    if mode not in ("reduced", "complete") or not A_p.is_cpu:
         return linalg_qr_jvp.reference(A_t, A_p, Q, R, mode)
 
     def exact(*tensors: Tensor) -> tuple[Tensor, ...]:

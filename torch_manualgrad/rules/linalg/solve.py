@@ -30,6 +30,8 @@ _INVERSE_TANGENT, _SOLVE_TANGENT = 8, 16
 
 def _inverse_is_left(A: Tensor, check_errors: bool) -> bool:
     """PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement."""
+    if A.dim() < 2:
+        return True  # it raises
     n = A.shape[-1]
     return A.is_cpu and (n > 8 or A.numel() < 600 * n * n)
 
@@ -395,6 +397,18 @@ def triangular_solve_jvp(
     return linalg_solve_triangular_forward_AD(dA, dB, A, X, upper != transpose, True, unitriangular)
 
 
+# 2.10 returns the factors of A^T from _linalg_solve_ex where A is real and contiguous; 2.13 those of A.
+_GIVES_FACTORS_OF_A = torch.__version__ >= "2.13"
+
+
+def _factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of A, given what the forward returned."""
+    if _GIVES_FACTORS_OF_A:
+        return LU, pivots
+    factors = torch.linalg.lu_factor_ex(A.detach())
+    return factors.LU, factors.pivots
+
+
 def _solve_vjp(
     grad_result: Tensor,
     result: Tensor,
@@ -405,6 +419,7 @@ def _solve_vjp(
     left: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor]:
+    LU, pivots = _factors(A, LU, pivots)
     if not output_mask[0]:  # the product for gA is as much work as the solve
         vector = _is_vector(A, result)
         gB = solve_again(A, LU, pivots, grad_result.unsqueeze(-1) if vector else grad_result, left, True)
@@ -489,10 +504,12 @@ rule(
     "aten::_linalg_solve_ex",
     vjp={("A", "B"): _solve_vjp},
     jvp={
-        "result": lambda A_t, B_t, result, A, LU, pivots, left: linalg_solve_jvp(A_t, B_t, result, A, LU, pivots, left)
+        "result": lambda A_t, B_t, result, A, LU, pivots, left: linalg_solve_jvp(
+            A_t, B_t, result, A, *_factors(A, LU, pivots), left
+        )
     },
     not_differentiable=("LU", "pivots", "info"),
-    improves="values",
+    improves={"values": "2.15"},
     source="ATen linalg_solve_backward, linalg_solve_jvp",
     samples=_solve_samples,
     probe=_solution,

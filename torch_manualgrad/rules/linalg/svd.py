@@ -13,7 +13,8 @@ a = U^H gU - gU^H U and b = V^H gV - gV^H V:
 
 Only the first quotient is singular where singular values meet, only the others where they vanish: see degeneracy.py.
 The common phase of a pair of complex vectors is left unchanged. The further columns U2 of a full U span what U leaves;
-their derivative is taken orthogonal to their span: dU2 = -U dU^H U2, right for every loss of U2 U2^H, and likewise V2.
+their derivative is taken orthogonal to their span: dU2 = -U dU^H U2, right for every loss of U2 U2^H, and likewise V2;
+a loss that depends on the choice of their basis is reported.
 
 Sources: Townsend, Differentiating the singular value decomposition (2016); Wan and Zhang, arXiv:1909.02659, for
 complex matrices; ATen svd_backward and linalg_svd_jvp, whose single denominator s_j^2 - s_i^2 is split here.
@@ -31,7 +32,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .common import random_conditioned, skew, sym
-from .degeneracy import Resolved, Scale, Tolerances, check_gauge, report
+from .degeneracy import Resolved, Scale, Tolerances, check_gauge, depends_on_basis, report
 from .forward import linalg_svd
 
 WHAT = "derivative of the singular value decomposition"
@@ -120,9 +121,17 @@ def _svd_backward(
     """`svd_pullback` of thin or full factors."""
     check_gauge(gauge)
     k = S.shape[-1]
+    turned = []
+    if gU is not None and U.shape[-1] > k:
+        turned.append(depends_on_basis(U[..., k:], gU[..., k:]))
+    if gVh is not None and Vh.shape[-2] > k:
+        turned.append(depends_on_basis(Vh[..., k:, :].mH, gVh[..., k:, :].mH))
     gU, U = _left_columns(gU, U, k)
     gVh, Vh = _upper_rows(gVh, Vh, k)
-    return pullback(gU, gS, gVh, U, S, Vh, *tolerances)
+    gA, doubts = pullback(gU, gS, gVh, U, S, Vh, *tolerances)
+    for more in turned:
+        doubts = doubts | more
+    return gA, doubts
 
 
 @formula(kernel=("default",))

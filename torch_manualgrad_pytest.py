@@ -1,12 +1,17 @@
-"""pytest plugin: the fixture `derivative_check` and the marker `derivatives`."""
+"""pytest plugin: the fixture `derivative_check` and the marker `derivatives`.
+
+A module of its own beside the package: pytest imports it in every run, and importing the package imports torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
-from .report import Report
+if TYPE_CHECKING:
+    from torch_manualgrad.testing import Report
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,7 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def derivative_check() -> Callable[..., Report]:
     """`torch_manualgrad.testing.check`: ``derivative_check(fn, samples)`` fails with a table of what does not hold."""
-    # imported on use, so that the plugin costs a session nothing where nobody asks for it
-    from .check import check
+    from torch_manualgrad.testing import check
 
     return check

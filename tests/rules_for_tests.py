@@ -1,0 +1,54 @@
+"""What tests of all rules share: their samples, as functions of the differentiable inputs."""
+
+import torch
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+RULES = list(mg.rules.values())
+
+
+def is_differentiable(x):
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def random_like(tensors, seed=1, batch=()):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn((*batch, *x.shape), dtype=x.dtype, generator=generator) for x in tensors]
+
+
+def zero_if_none(found, like):
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(like, found, strict=True)]
+
+
+class Call:
+    """One sample of a rule as a function of its differentiable inputs: the rule's probe, outputs as a list."""
+
+    def __init__(self, rule, sample):
+        self.rule, self.sample = rule, sample
+        self.places = [i for i, a in enumerate(sample.args) if is_differentiable(a)]
+        self.inputs = [sample.args[i].detach() for i in self.places]
+        self.outputs = [o.detach() for o in self(*self.inputs)]
+
+    def __repr__(self):
+        return f"{self.rule.name}{self.sample}"
+
+    def __call__(self, *inputs):
+        args = list(self.sample.args)
+        for i, x in zip(self.places, inputs):
+            args[i] = x
+        found = self.rule.probe(*args, **self.sample.kwargs)
+        return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
+
+
+def calls(rule, dtype):
+    """A `Call` for each of the rule's samples that has entries and that the operator takes in this dtype."""
+    for sample in rule.samples(dtype, "cpu"):
+        if any(not x.numel() for x in (*sample.args, *sample.kwargs.values()) if isinstance(x, Tensor)):
+            continue
+        try:
+            call = Call(rule, sample)
+        except (RuntimeError, NotImplementedError):
+            assert dtype.is_complex, f"{rule.name} refuses its own sample {sample}"
+            continue
+        yield call

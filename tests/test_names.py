@@ -1,0 +1,173 @@
+"""What a name means to override: the rules of an operator, and of all that a public function reaches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ops_for_tests import random
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_manualgrad as mg
+from torch_manualgrad.core import names
+from torch_manualgrad.testing.opinfo import op_db
+
+
+def functions(public):
+    """The function of that name, and its twin among Tensor's methods; none in a torch that has it not."""
+    found = []
+    for place in (torch, torch.Tensor):
+        for part in public.split("."):
+            place = getattr(place, part, None)
+        found += [place] if place is not None else []
+    return found
+
+
+PUBLIC = [public for public in names.REACHES if functions(public)]
+MANY = 100  # samples of one entry of the database, spread evenly
+
+# What PyTorch's operator database does not call, or calls inside of another function.
+CALLS = {
+    "bilinear": lambda f: f(random(2, 3), random(2, 4), random(5, 3, 4), None),
+    "chain_matmul": lambda f: f(random(2, 3), random(3, 4)),
+    "linalg.cond": lambda f: f(random(3, 3), 1),
+    "cosine_similarity": lambda f: f(random(2, 3), random(2, 3)),
+    "frobenius_norm": lambda f: f(random(2, 3), [0, 1]),
+    "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
+        *[random(3, 4).requires_grad_()] * 3
+    ),
+    "norm_except_dim": lambda f: f(random(2, 3), 2, 0),
+    "nuclear_norm": lambda f: f(random(2, 3)),
+    "pairwise_distance": lambda f: f(random(2, 3), random(2, 3)),
+    "pca_lowrank": lambda f: f(random(5, 4)),
+    "pdist": lambda f: f(random(3, 2)),
+    "qr": lambda f: f(random(3, 2)),
+    "slogdet": lambda f: f(random(3, 3)),
+    "svd_lowrank": lambda f: [f(random(5, 4)), f(random(4, 5))],
+}
+
+
+class Reached(TorchDispatchMode):
+    """The operators that autograd sees: what is composite has become others before it comes here."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().removesuffix(".default"))
+        return func(*args, **(kwargs or {}))
+
+
+def calls(public):
+    """Thunks that call the function, and its twin among Tensor's methods."""
+    for function in functions(public):
+        if public in CALLS:
+            yield lambda f=function: CALLS[public](f)
+        for op in op_db():
+            if public not in (op.name, *(alias.name for alias in op.aliases)) or op.op.__name__ == "<lambda>":
+                continue
+            samples = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
+            for s in samples[:: 1 + len(samples) // MANY]:
+                yield lambda f=function, s=s: f(s.input, *s.args, **s.kwargs)
+
+
+def reached(public):
+    """The operators with a rule that the function reaches, and how often it ran."""
+    ran, recorded = 0, Reached()
+    for call in calls(public):
+        try:
+            with recorded:
+                call()
+            ran += 1
+        except (RuntimeError, TypeError):  # samples for the other twin
+            pass
+    return recorded.names & mg.rules.keys(), ran
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+@pytest.mark.filterwarnings("ignore")
+def test_the_table_says_what_each_function_reaches(public):
+    found, ran = reached(public)
+    declared = {f"aten::{name}" for name in names.REACHES[public]}
+    assert ran and found == declared - mg.rules.absent.keys(), f"{public} reaches {sorted(found)}"
+
+
+@pytest.mark.slow
+def test_no_function_of_the_database_is_missing():
+    for op in op_db():
+        if op.supports_autograd and op.op.__name__ != "<lambda>" and not op.name.startswith("__"):
+            found, _ = reached(op.name)
+            assert not found or op.name in names.REACHES, f"{op.name} reaches {sorted(found)}"
+
+
+# -- what is taken ---------------------------------------------------------------------------------------------------
+
+NORMS = {f"aten::norm.Scalar{overload}" for overload in ("", "Opt_dim", "Opt_dtype", "Opt_dim_dtype")}
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("det", {"aten::_linalg_det"}),
+        ("torch.det", {"aten::_linalg_det"}),
+        ("aten::det", {"aten::_linalg_det"}),
+        ("linalg_svd", {"aten::_linalg_svd"}),
+        ("linalg.svd", {"aten::_linalg_svd"}),
+        ("torch.linalg.svd", {"aten::_linalg_svd"}),
+        ("torch.Tensor.svd", {"aten::_linalg_svd"}),
+        ("linalg_solve", {"aten::_linalg_solve_ex"}),
+        ("cdist", {"aten::_cdist_forward", "aten::_euclidean_dist"}),
+        ("normalize", {"aten::linalg_vector_norm"}),
+        ("torch.nn.functional.normalize", {"aten::linalg_vector_norm"}),
+        ("norm", {*NORMS, "aten::linalg_vector_norm", "aten::_linalg_svd"}),
+        ("aten::norm", NORMS),
+        (torch.ops.aten.norm, NORMS),
+        ("lu_solve", {"aten::linalg_lu_solve"}),
+        (torch.linalg.svd, {"aten::_linalg_svd"}),
+        (torch.svd, {"aten::_linalg_svd"}),
+        (torch.cdist, {"aten::_cdist_forward", "aten::_euclidean_dist"}),
+        (torch.norm, {"aten::linalg_vector_norm", "aten::_linalg_svd"}),
+        (torch.Tensor.norm, {"aten::linalg_vector_norm", "aten::_linalg_svd"}),
+        (torch.Tensor.det, {"aten::_linalg_det"}),
+        (torch.dist, {"aten::dist"}),
+        (torch.nn.functional.normalize, {"aten::linalg_vector_norm"}),
+        (torch.nn.functional.linear, {"aten::addmm", "aten::mm"}),
+        (torch.ops.aten.linalg_svd, {"aten::_linalg_svd"}),
+        (torch.ops.aten.linalg_svd.default, {"aten::_linalg_svd"}),
+        (torch.ops.aten.cdist, {"aten::_cdist_forward", "aten::_euclidean_dist"}),
+    ],
+)
+def test_names_and_functions(given, meant):
+    with mg.override(given) as handle:
+        assert {rule.name for rule in handle.rules} == meant
+
+
+def test_the_norm_of_a_tensor_is_under_the_name():
+    x = random(3).requires_grad_()
+    with mg.override("norm"):
+        assert x.norm().grad_fn.name() != "LinalgVectorNormBackward0"
+    assert x.norm().grad_fn.name() == "LinalgVectorNormBackward0"
+
+
+def norm(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ("detr", KeyError, "there is no rule 'aten::detr'; did you mean .*'det'"),
+        ("torch.linalg.sdv", KeyError, "there is no rule 'torch.linalg.sdv'; did you mean .*'linalg_svd'"),
+        ("nestde", KeyError, "did you mean .*'nested'"),
+        ("sin", KeyError, "no rule acts on sin"),
+        (torch.sin, KeyError, "no rule acts on torch.sin"),
+        (torch.nn.functional.relu, KeyError, "no rule acts on torch.nn.functional.relu"),
+        (norm, TypeError, "override takes names, functions of torch, operators of torch.ops and rules, got <function norm"),
+        (torch.nn.Linear, TypeError, "override takes names"),
+        (None, TypeError, "got None"),
+    ],
+)  # fmt: skip
+def test_what_has_no_rule(given, error, message):
+    for make in (mg.override, mg.install):
+        with pytest.raises(error, match=message):
+            make("dist", given)

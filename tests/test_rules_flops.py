@@ -1,0 +1,33 @@
+"""FlopCounterMode counts what rules compute, also where a kernel does it."""
+
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+from rules_for_tests import RULES, calls, random_like
+from torch.utils.flop_counter import FlopCounterMode
+
+import torch_manualgrad as mg
+
+
+def count(call, scope):
+    """Forward and backward."""
+    with scope, FlopCounterMode(display=False) as counter, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inputs = [x.clone().requires_grad_() for x in call.inputs]
+        outputs = [o for o in call(*inputs) if o.requires_grad]
+        torch.autograd.grad(outputs, inputs, random_like(outputs), allow_unused=True)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_a_gradient_counts_as_pytorchs(rule):
+    for call in calls(rule, torch.float64):
+        try:
+            stock = count(call, nullcontext())
+        except RuntimeError:
+            continue
+        ours = count(call, mg.override(rule))
+        # as products; a triangular solve, which takes the place of two in some formulas, counts for nothing
+        assert stock / 3.2 <= ours <= 2.1 * stock or stock == 0, (call, stock, ours)

@@ -1,0 +1,68 @@
+"""No rule returns a view where PyTorch returns a tensor of its own: what it returns may be changed in place."""
+
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from rules_for_tests import RULES, calls, is_differentiable, random_like
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+
+def changed(outputs):
+    """For each output whether it is a view, and whether it can be changed in place."""
+    found = []
+    for o in outputs:
+        try:
+            o.add_(1)
+        except RuntimeError:
+            found.append((o._is_view(), False))
+        else:
+            found.append((o._is_view(), True))
+    return found
+
+
+def outputs_of(call, inputs):
+    args = list(call.sample.args)
+    for place, x in zip(call.places, inputs):
+        args[place] = x
+    found = call.rule.aten(*args, **call.sample.kwargs)
+    return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
+
+
+def observed(call):
+    """The same of outputs, gradients and dual outputs, as far as PyTorch has them."""
+    found = {}
+    inputs = [x.clone().requires_grad_() for x in call.inputs]
+    try:
+        found["outputs"] = changed(outputs_of(call, inputs))
+        outputs = [o for o in call(*inputs) if o.requires_grad]
+        grads = torch.autograd.grad(outputs, inputs, random_like(outputs), allow_unused=True)
+        found["gradients"] = changed([g for g in grads if g is not None])
+    except RuntimeError:
+        pass
+    with fwAD.dual_level():
+        try:
+            duals = outputs_of(call, [fwAD.make_dual(x, t) for x, t in zip(call.inputs, random_like(call.inputs))])
+        except (RuntimeError, NotImplementedError):
+            return found
+        found["duals"] = changed(duals)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_what_a_rule_returns_is_no_view(rule, dtype):
+    for call in calls(rule, dtype):
+        seen = []
+        for scope in (nullcontext(), mg.override(rule)):
+            with scope, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                seen.append(observed(call))
+        stock, ours = seen
+        for what, expected in stock.items():
+            for place, ((view, writable), (our_view, ours_writable)) in enumerate(zip(expected, ours[what])):
+                assert our_view <= view and ours_writable >= writable, (call, what, place)

@@ -1,0 +1,128 @@
+"""Every rule where no value may be read: batched gradients, tensors without data, tracers. First and second order.
+
+Where PyTorch's own derivatives can be used so, ours can, and give what they give outside.
+"""
+
+from itertools import islice
+
+import pytest
+import torch
+import torch.autograd.functional as functional
+from rules_for_tests import RULES, Call, calls, random_like, zero_if_none
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.internals import FakeTensorMode
+from torch_manualgrad.core.sample import Sample
+
+DTYPES = [torch.float64, torch.complex128]
+
+
+def gradients(call, inputs, order):
+    """Of the first order, or those of its squares: what is differentiated, and what by."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = [o for o in call(*inputs) if o.requires_grad]
+    if order == 2:
+        cotangents = [o.detach().cos() for o in outputs]
+        found = torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True)
+        outputs = [g for g in found if g is not None and g.requires_grad]
+    return outputs, inputs
+
+
+def pulled_back(outputs, inputs, cotangents, **options):
+    if not outputs:
+        return [torch.zeros_like(x) for x in inputs]
+    return zero_if_none(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options), inputs)
+
+
+def plain(call, order):
+    """The gradient that the tracers take, outside of them."""
+
+    def f(*inputs):
+        outputs, leaves = gradients(call, inputs, order)
+        return pulled_back(outputs, leaves, [o.detach().sin() for o in outputs])
+
+    return f
+
+
+def batched(call, order):
+    outputs, inputs = gradients(call, call.inputs, order)
+    given = random_like(outputs, batch=(3,))
+    loop = [pulled_back(outputs, inputs, [g[k] for g in given], retain_graph=True) for k in range(3)]
+    expected = [torch.stack(column) for column in zip(*loop)]
+    if not outputs:
+        return expected, expected
+    found = torch.autograd.grad(outputs, inputs, given, is_grads_batched=True, allow_unused=True)
+    return zero_if_none(found, expected), expected
+
+
+def forward_batched(call, order):
+    inputs = tuple(call.inputs)
+    f = call if order == 1 else plain(call, 1)
+    found = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs, vectorize=True, strategy="forward-mode")
+    expected = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs)
+    return [x for xs in found for x in xs], [x for xs in expected for x in xs]
+
+
+def traced(mode):
+    def way(call, order):
+        f = plain(call, order)
+        return make_fx(f, tracing_mode=mode)(*call.inputs)(*call.inputs), f(*call.inputs)
+
+    return way
+
+
+def shapes_without_data(call, order, move):
+    arguments = tree_map_only(torch.Tensor, move, (call.sample.args, call.sample.kwargs))
+    elsewhere = Call(call.rule, Sample(*arguments[0], **arguments[1]))
+    found = plain(elsewhere, order)(*elsewhere.inputs)
+    return [torch.zeros(x.shape, dtype=x.dtype) for x in found], [torch.zeros_like(x) for x in call.inputs]
+
+
+def meta(call, order):
+    return shapes_without_data(call, order, lambda x: x.to("meta"))
+
+
+def fake(call, order):
+    with FakeTensorMode() as mode:
+        found, _ = shapes_without_data(call, order, mode.from_tensor)
+    return [torch.zeros(x.shape, dtype=x.dtype) for x in found], [torch.zeros_like(x) for x in call.inputs]
+
+
+WAYS = {
+    "batched": batched,
+    "forward, batched": forward_batched,
+    "meta": meta,
+    "fake": fake,
+    "traced": traced("real"),
+    "traced fake": traced("fake"),
+    "traced with symbols": traced("symbolic"),
+}
+TRACED = tuple(way for way in WAYS if way.startswith("traced"))  # a second or more each: one sample of each rule
+
+
+def works(way, call, order):
+    """Whether PyTorch does it."""
+    try:
+        way(call, order)
+    except Exception:  # of any kind: tracers have their own
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[pytest.mark.slow] * ("fake" in w or "symbols" in w)) for w in WAYS]
+)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_where_no_value_may_be_read(rule, way):
+    for dtype in DTYPES if way in ("batched", "meta") else DTYPES[:1]:
+        for call in islice(calls(rule, dtype), 1 if way in TRACED else None):
+            for order in (1, 2):
+                if works(WAYS[way], call, order):
+                    with mg.override(rule):
+                        found, expected = WAYS[way](call, order)
+                    torch.testing.assert_close(
+                        found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{call}, {order}: {m}"
+                    )

@@ -1,0 +1,204 @@
+"""What a name means: the rules of an operator, or of every operator that a function of PyTorch's reaches.
+
+``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table says so for each
+public function; ``tests/test_names.py`` runs all of them and compares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+
+from .families import Family, families
+from .rule import Rule, rules
+
+__all__ = ["REACHES", "Chosen", "choose", "missing", "rules_named"]
+
+Chosen = list[Rule | Family]
+
+# A public function below torch, and the operators with a rule that it reaches.
+REACHES: dict[str, tuple[str, ...]] = {
+    "addmm": ("addmm",),
+    "bilinear": ("_trilinear",),
+    "cdist": ("_cdist_forward", "_euclidean_dist"),
+    "chain_matmul": ("mm",),
+    "cholesky": ("cholesky",),
+    "cholesky_inverse": ("cholesky_inverse",),
+    "cholesky_solve": ("cholesky_solve",),
+    "corrcoef": ("mm",),
+    "cosine_similarity": ("linalg_vector_norm",),
+    "cov": ("mm",),
+    "det": ("_linalg_det",),
+    "dist": ("dist",),
+    "frobenius_norm": ("norm.ScalarOpt_dim",),
+    "inverse": ("linalg_inv_ex",),
+    "logdet": ("_linalg_slogdet",),
+    "lu": ("linalg_lu_factor_ex",),
+    "lu_solve": ("linalg_lu_solve",),
+    "lu_unpack": ("lu_unpack",),
+    "matmul": ("mm",),
+    "matrix_exp": ("linalg_matrix_exp",),
+    "matrix_power": ("linalg_inv_ex", "mm"),
+    "mm": ("mm",),
+    "norm": ("_linalg_svd", "linalg_vector_norm"),
+    "norm_except_dim": ("norm.ScalarOpt_dim",),
+    "nuclear_norm": ("_linalg_svd",),
+    "orgqr": ("linalg_householder_product",),
+    "ormqr": ("ormqr",),
+    "pairwise_distance": ("norm.ScalarOpt_dim",),
+    "pca_lowrank": ("_linalg_svd", "linalg_qr", "mm"),
+    "pdist": ("_pdist_forward",),
+    "pinverse": ("linalg_pinv.atol_rtol_tensor",),
+    "qr": ("linalg_qr",),
+    "renorm": ("renorm",),
+    "slogdet": ("_linalg_slogdet",),
+    "svd": ("_linalg_svd",),
+    "svd_lowrank": ("_linalg_svd", "linalg_qr", "mm"),
+    "tensordot": ("mm",),
+    "triangular_solve": ("triangular_solve",),
+    "linalg.cholesky": ("linalg_cholesky_ex",),
+    "linalg.cholesky_ex": ("linalg_cholesky_ex",),
+    "linalg.cond": ("_linalg_svd", "linalg_inv_ex", "linalg_vector_norm"),
+    "linalg.det": ("_linalg_det",),
+    "linalg.eig": ("linalg_eig",),
+    "linalg.eigh": ("_linalg_eigh",),
+    "linalg.eigvals": ("linalg_eig",),
+    "linalg.eigvalsh": ("_linalg_eigh",),
+    "linalg.householder_product": ("linalg_householder_product",),
+    "linalg.inv": ("linalg_inv_ex",),
+    "linalg.inv_ex": ("linalg_inv_ex",),
+    "linalg.lstsq": ("linalg_lstsq",),
+    "linalg.lu": ("linalg_lu",),
+    "linalg.lu_factor": ("linalg_lu_factor_ex",),
+    "linalg.lu_factor_ex": ("linalg_lu_factor_ex",),
+    "linalg.lu_solve": ("linalg_lu_solve",),
+    "linalg.matmul": ("mm",),
+    "linalg.matrix_exp": ("linalg_matrix_exp",),
+    "linalg.matrix_norm": ("_linalg_svd", "linalg_vector_norm"),
+    "linalg.matrix_power": ("linalg_inv_ex", "mm"),
+    "linalg.multi_dot": ("mm",),
+    "linalg.norm": ("_linalg_svd", "linalg_vector_norm"),
+    "linalg.pinv": ("linalg_pinv.atol_rtol_tensor",),
+    "linalg.qr": ("linalg_qr",),
+    "linalg.slogdet": ("_linalg_slogdet",),
+    "linalg.solve": ("_linalg_solve_ex",),
+    "linalg.solve_ex": ("_linalg_solve_ex",),
+    "linalg.solve_triangular": ("linalg_solve_triangular",),
+    "linalg.svd": ("_linalg_svd",),
+    "linalg.svdvals": ("_linalg_svd",),
+    "linalg.tensorinv": ("linalg_inv_ex",),
+    "linalg.tensorsolve": ("_linalg_solve_ex",),
+    "linalg.vector_norm": ("linalg_vector_norm",),
+    "masked.norm": ("linalg_vector_norm",),
+    "masked.normalize": ("linalg_vector_norm",),
+    "nn.functional.bilinear": ("_trilinear",),
+    "nn.functional.cosine_similarity": ("linalg_vector_norm",),
+    "nn.functional.linear": ("addmm", "mm"),
+    "nn.functional.linear_cross_entropy": ("addmm", "mm"),
+    "nn.functional.multi_head_attention_forward": ("addmm",),
+    "nn.functional.normalize": ("linalg_vector_norm",),
+    "nn.functional.pairwise_distance": ("norm.ScalarOpt_dim",),
+    "nn.functional.pdist": ("_pdist_forward",),
+    "nn.functional.triplet_margin_loss": ("norm.ScalarOpt_dim",),
+    "nn.functional.triplet_margin_with_distance_loss": ("norm.ScalarOpt_dim",),
+}
+
+# Where a function of that name may also be found.
+_PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.functional.", "torch.")
+
+
+def choose(names: Sequence[Any]) -> Chosen:
+    """What is meant by ``names``; none: every rule that improves on stock, and all families; "*": all.
+
+    Raises:
+        KeyError: nothing has that name; the message names the nearest.
+        TypeError: something else than a name, a function, an operator of torch.ops, a rule or a family.
+    """
+    if not names:
+        return [r for r in rules.values() if r.improves] + [*families.values()]
+    chosen: dict[str, Rule | Family] = {}
+    for name in names:
+        chosen |= {one.name: one for one in _find(name)}
+    return list(chosen.values())
+
+
+def _find(name: Any) -> Sequence[Rule | Family]:
+    if isinstance(name, (Rule, Family)):
+        return [name]
+    if not isinstance(name, str):
+        name = _name_of(name)
+    if name == "*":
+        return [*rules.values(), *families.values()]
+    if name in families:
+        return [families[name]]
+    if found := rules_named(name):
+        return found
+    raise KeyError(missing(name))
+
+
+def rules_named(name: str) -> list[Rule]:
+    """The rules of the operator of that name, of all its overloads where none is given, and of what a function reaches.
+
+    ``"aten::dist"`` is the operator alone; ``"norm"`` the operators of that name and all that ``torch.norm`` reaches.
+    """
+    full = _full(name)
+    found = [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
+    if "::" not in name or not found:
+        found += [rules[n] for n in _reached(name) if n in rules and rules[n] not in found]
+    return found
+
+
+def missing(name: str) -> str:
+    """The message for a name that has no rule here."""
+    for absent in (_full(name), *_reached(name)):
+        if absent in rules.absent:
+            return rules.absent[absent]
+    bare = _bare(name)
+    if "::" not in name and _is_public(name):
+        return f"no rule acts on {name}"
+    near = difflib.get_close_matches(_full(name), rules, n=3, cutoff=0.5)
+    near += difflib.get_close_matches(bare, [*_by_name(), *families], n=2)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"there is no rule {name if name.startswith('torch.') else _full(name)!r}{hint}"
+
+
+def _is_public(name: str) -> bool:
+    found: Any = torch
+    for part in name.removeprefix("torch.").split("."):
+        found = getattr(found, part, None)
+    return callable(found)
+
+
+def _full(name: str) -> str:
+    return (name if "::" in name else f"aten::{name}").removesuffix(".default")
+
+
+def _bare(name: str) -> str:
+    """``torch.linalg.svd``, ``linalg.svd`` and ``aten::linalg_svd`` as ``linalg_svd``."""
+    name = name.removeprefix("aten::").removesuffix(".default")
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.replace(".", "_")
+
+
+def _reached(name: str) -> list[str]:
+    return [f"aten::{n}" for n in _by_name().get(_bare(name), ())]
+
+
+@functools.cache
+def _by_name() -> dict[str, tuple[str, ...]]:
+    return {_bare(f"torch.{public}"): operators for public, operators in REACHES.items()}
+
+
+def _name_of(given: Any) -> str:
+    name = getattr(given, "_name", None) or getattr(given, "_qualified_op_name", None)  # of torch.ops
+    if not isinstance(name, str) and callable(given) and getattr(given, "__hash__", None):
+        name = resolve_name(given)
+    if isinstance(name, str):
+        return name
+    raise TypeError(f"override takes names, functions of torch, operators of torch.ops and rules, got {given!r}")

@@ -1,0 +1,35 @@
+"""Rules, formulas and samples of other packages: modules named by the entry points of one group.
+
+They are imported when somebody first asks what rules there are, not when this package is imported: a package that
+imports this one at its top is then complete itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import entry_points
+
+__all__ = ["GROUP", "load"]
+
+GROUP = "torch_manualgrad.rules"
+
+_loaded = False
+
+
+def load() -> None:
+    """Import the modules of the group, once a process. One that raises is named in a warning; the others follow."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True  # first: the modules may ask for rules themselves
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else entry.name
+            warnings.warn(
+                f"{package}: its rules may be missing, as {entry.value} could not be imported "
+                f"({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,26 @@
+"""Versions of torch, for what a rule says of them: since when an operator exists, until when a claim holds."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+__all__ = ["parse", "reached"]
+
+
+def parse(version: str) -> tuple[int, int]:
+    """``"2.15"``, ``"2.15.0+cu130"`` or ``"2.16.0a0+git1f2e"`` as (2, 15), (2, 16).
+
+    Raises:
+        ValueError: the text does not begin with two numbers.
+    """
+    found = re.match(r"(\d+)\.(\d+)(?![\d])", version) if isinstance(version, str) else None
+    if found is None:
+        raise ValueError(f"{version!r} is no version of torch; expected one such as '2.15'")
+    return int(found[1]), int(found[2])
+
+
+def reached(version: str) -> bool:
+    """Whether this torch is ``version`` or newer; a build on the way to a release counts as that release."""
+    return parse(torch.__version__) >= parse(version)

@@ -1,0 +1,364 @@
+"""What makes a `Ragged` behave as a tensor: torch's functions, the same functions as methods, operators, indexing.
+
+One table by the names that the functions have in torch. ``torch.softmax(r, 1)``, ``F.softmax(r, 1)`` and ``r.softmax(1)``
+are all `nested.softmax`; ``nn.Linear`` and its like work too, as they call these functions. Elementwise functions act on
+the values, or, of two arguments, as `arithmetic.elementwise` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.arguments import described
+from . import activations, arithmetic, attention, layers, matmul, reductions, structure
+from .border import on_nested, require_same_structure
+from .ragged import Ragged
+
+__all__: list[str] = []
+
+Function = Callable[..., Any]
+
+
+# -- torch's parameters -----------------------------------------------------------------------------------------------
+
+
+def _with_dtype(function: Function) -> Function:
+    """The function of torch that converts to ``dtype`` first, if there is one."""
+
+    @functools.wraps(function)
+    def call(x: Ragged, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        return function(x if dtype is None else x.to(dtype), *args, **kwargs)
+
+    return call
+
+
+def _spread(function: Function) -> Function:
+    """var and std: ``(x, unbiased)``, ``(x, dim, unbiased, keepdim)`` and ``(x, dim, *, correction, keepdim)``."""
+
+    @functools.wraps(function)
+    def call(x: Ragged, *args: Any, unbiased: bool | None = None, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], bool):
+            unbiased, *args = args  # type: ignore[assignment]
+        elif len(args) > 1:
+            dim, unbiased, *rest = args
+            args, kwargs = (dim,), {**kwargs, **dict(zip(("keepdim",), rest))}
+        if unbiased is not None:
+            kwargs["correction"] = int(unbiased)
+        elif kwargs.get("correction", 1) is None:
+            kwargs["correction"] = 1
+        return function(x, *args, **kwargs)
+
+    return call
+
+
+def _extremum(function: Function, pairwise: Function) -> Function:
+    """max and min, whose second argument may be another tensor."""
+
+    @functools.wraps(function)
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        other = args[0] if args else kwargs.get("other")
+        return (pairwise if isinstance(other, (Ragged, Tensor)) else function)(x, *args, **kwargs)
+
+    return call
+
+
+def _norm(x: Ragged, p: Any = "fro", dim: Any = None, keepdim: bool = False) -> Any:
+    """The vector norm over ``dim``, as torch.norm; `vector_norm`."""
+    return reductions.vector_norm(x, 2 if p is None or p == "fro" else p, dim, keepdim)
+
+
+def _split(x: Ragged, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None) -> Any:
+    """Pieces along ``dim``, as torch.split; `split`."""
+    return structure.split(x, split_size if split_size_or_sections is None else split_size_or_sections, dim)
+
+
+@on_nested
+def _masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
+    """``value`` where ``mask`` is True, as Tensor.masked_fill; the mask broadcasts as a dense operand does."""
+    return arithmetic.elementwise(lambda x, mask: x.masked_fill(mask, value), x, mask)
+
+
+def _agree(name: str) -> Function:
+    def call(x: Any, other: Any, **kwargs: Any) -> bool:
+        if not (isinstance(x, Ragged) and isinstance(other, Ragged)):
+            return False
+        try:
+            require_same_structure(x, other)
+        except ValueError:
+            return False
+        return bool(getattr(torch, name)(x.values, other.values, **kwargs))
+
+    call.__name__ = name
+    call.__doc__ = f"Whether both have the same structure, and values as torch.{name} compares them."
+    return call
+
+
+# -- elementwise ------------------------------------------------------------------------------------------------------
+
+_OF_ONE = """
+    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil clamp clip clone conj contiguous cos cosh detach
+    empty_like erf erfc erfinv exp exp2 expm1 floor frac full_like imag isfinite isinf isnan isneginf isposinf isreal lgamma
+    log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like positive rand_like randn_like real
+    reciprocal relu6 round rsqrt sgn sigmoid sign signbit sin sinh softsign sqrt square tan tanh tanhshrink trunc zeros_like
+    double float half bfloat16 long int bool cdouble cfloat
+""".split()
+_OF_TWO = """
+    atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge greater greater_equal gt hypot le less less_equal
+    logical_and logical_or logical_xor lt ne not_equal remainder
+""".split()
+_NUMBERS_OF = ["element_size", "is_complex", "is_floating_point", "numel"]
+
+
+def _torch(name: str) -> Function:
+    """The function of torch of this name, or the method."""
+    places = (torch, torch.nn.functional, Tensor)
+    found: Function = next(getattr(place, name) for place in places if hasattr(place, name))
+    return found
+
+
+def _of_one(name: str) -> Function:
+    function = _torch(name)
+    if isinstance(getattr(torch, name, None), torch.dtype):  # torch.float, and Tensor.float()
+        function = getattr(Tensor, name)
+
+    def call(x: Ragged, *args: Any, **kwargs: Any) -> Ragged:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, (Ragged, Tensor)) and not (isinstance(value, Tensor) and value.dim() == 0):
+                raise TypeError(f"{name}: expected numbers beside the Ragged, got {described(value)}")
+        return x.like(function(x.values, *args, **kwargs))
+
+    call.__name__ = name
+    call.__doc__ = f"``{name}`` of torch, on the values."
+    return call
+
+
+def _of_two(name: str) -> Function:
+    function = _torch(name)
+
+    @on_nested
+    def call(x: arithmetic.Operand, other: arithmetic.Operand) -> Ragged:
+        return arithmetic.elementwise(function, arithmetic._tensor(x, other), other)
+
+    call.__name__ = name
+    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as of `add`."
+    return call
+
+
+def _number_of(name: str) -> Function:
+    def call(x: Ragged) -> Any:
+        return getattr(x.values, name)()
+
+    call.__name__ = name
+    call.__doc__ = f"``Tensor.{name}`` of the values."
+    return call
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+_TABLE: dict[str, Function] = {
+    **{name: _of_one(name) for name in _OF_ONE},
+    **{name: _of_two(name) for name in _OF_TWO},
+    **{name: _number_of(name) for name in _NUMBERS_OF},
+    **{name: _agree(name) for name in ("equal", "allclose")},
+    **{name: getattr(activations, name) for name in activations.__all__},
+    **{name: getattr(arithmetic, name) for name in arithmetic.__all__ if name != "elementwise"},
+    "divide": arithmetic.div,
+    "multiply": arithmetic.mul,
+    "subtract": arithmetic.sub,
+    "true_divide": arithmetic.div,
+    "masked_fill": _masked_fill,
+    **{name: getattr(structure, name) for name in structure.__all__},
+    "split": _split,
+    "swapaxes": structure.transpose,
+    "swapdims": structure.transpose,
+    "matmul": matmul.matmul,
+    "linear": matmul.linear,
+    "layer_norm": layers.layer_norm,
+    "rms_norm": layers.rms_norm,
+    "scaled_dot_product_attention": attention.scaled_dot_product_attention,
+    **{name: getattr(reductions, name) for name in reductions.__all__ if name != "Extremum"},
+    **{name: _with_dtype(getattr(reductions, name)) for name in ("sum", "mean", "prod", "cumsum", "vector_norm")},
+    **{name: _spread(getattr(reductions, name)) for name in ("var", "std")},
+    "max": _extremum(reductions.max, arithmetic.maximum),
+    "min": _extremum(reductions.min, arithmetic.minimum),
+    "norm": _with_dtype(_norm),
+}
+_FIRST = ("input", "self", "tensor")  # what torch calls the first argument
+_WITHOUT_MEANING = ("inplace", "out", "_stacklevel", "memory_format")
+
+
+def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of torch, or a method of Tensor, of which an argument is a `Ragged`.
+
+    Raises:
+        TypeError: it is not in the table, or would write into one of its arguments.
+    """
+    in_python = isinstance(func, types.FunctionType)
+    function = _IN_PYTHON.get(func.__name__) if in_python else _BY_TORCH.get(func)
+    if function is None:
+        raise _not_covered(getattr(func, "__name__", str(func)))
+    if function is matmul.matmul and torch.compiler.is_compiling() and func is Tensor.matmul:
+        # the compiler calls it for r @ tensor too, with the arguments exchanged
+        raise TypeError("matmul: in a graph, a product of a Ragged and a tensor is written torch.matmul(a, b)")
+    for option in ("inplace", "out"):
+        if not (kwargs.get(option) is None or kwargs[option] is False):
+            raise TypeError(
+                f"{function.__name__}: {option}: a Ragged is not written to, got {described(kwargs[option])}"
+            )
+    kwargs = {k: v for k, v in kwargs.items() if k not in _WITHOUT_MEANING and not (k == "dtype" and v is None)}
+    if not args:
+        first = [kwargs.pop(k) for k in _FIRST if k in kwargs]
+        args = tuple(first)
+    return function(*args, **kwargs)
+
+
+def _not_covered(name: str) -> TypeError:
+    if name.endswith("_") and not name.endswith("__"):
+        return TypeError(f"{name}: a Ragged is neither written to nor an argument of what writes; use {name[:-1]}")
+    return TypeError(
+        f"{name}: not a function of a Ragged. Functions of torch_manualgrad.nested are, and elementwise ones; or use its "
+        "values, components(), to_padded() or to_nested()"
+    )
+
+
+# -- operators and indexing -------------------------------------------------------------------------------------------
+
+
+def _floor_divide(x: Any, other: Any) -> Any:
+    return arithmetic.div(x, other, rounding_mode="floor")
+
+
+_OPERATORS: dict[str, Function] = {
+    **{name: getattr(arithmetic, name) for name in ("add", "sub", "mul", "pow")},
+    "truediv": arithmetic.div,
+    "floordiv": _floor_divide,
+    "mod": _TABLE["remainder"],
+    "matmul": matmul.matmul,
+    "and": _TABLE["bitwise_and"],
+    "or": _TABLE["bitwise_or"],
+    "xor": _TABLE["bitwise_xor"],
+}
+_TABLE["floor_divide"] = _floor_divide
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNARY = {"neg": "neg", "pos": "positive", "abs": "abs", "invert": "bitwise_not"}
+
+
+def _operand(value: Any) -> bool:
+    return isinstance(value, (Ragged, Tensor, numbers.Number))
+
+
+def _forward(function: Function) -> Function:
+    def call(self: Ragged, other: Any) -> Any:
+        return function(self, other) if _operand(other) else NotImplemented
+
+    return call
+
+
+def _reflected(function: Function) -> Function:
+    def call(self: Ragged, other: Any) -> Any:
+        return function(other, self) if _operand(other) else NotImplemented
+
+    return call
+
+
+def _getitem(self: Ragged, key: Any) -> Any:
+    """``r[i]``, a component; ``r[a:b]``, some of them; further numbers and slices index inside of components.
+
+    Along a ragged dim numbers and slices count in each component. A number out of range is an IndexError.
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if not keys:
+        return self
+    for k in keys:
+        if k is not Ellipsis and not isinstance(k, slice) and (isinstance(k, bool) or not hasattr(k, "__index__")):
+            raise TypeError(f"index: expected numbers, slices and an ellipsis, got {described(k)}")
+    if any(k is Ellipsis for k in keys):
+        at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (self.dim() - len(keys) + 1)
+    if len(keys) > self.dim() or any(k is Ellipsis for k in keys):
+        raise IndexError(f"index: too many for {self.dim()} dims, got {described(key)}")
+    if not isinstance(keys[0], slice):
+        component = structure.select(self, 0, operator.index(keys[0]))
+        return component[tuple(keys[1:])] if len(keys) > 1 else component
+    found: Any = self
+    for dim, k in reversed(list(enumerate(keys))):  # from the last, so that dims keep their numbers
+        if not isinstance(found, Ragged):
+            found = found[(slice(None),) * dim + (k,)]
+        elif not isinstance(k, slice):
+            found = structure.select(found, dim, operator.index(k))
+        elif k != slice(None):
+            found = structure.slice(found, dim, k.start, k.stop, 1 if k.step is None else k.step)
+    return found
+
+
+def _mT(self: Ragged) -> Ragged:
+    """The last two dims of every component exchanged."""
+    return structure.transpose(self, -2, -1)
+
+
+def _exchanged(function: Function) -> Function:
+    def call(x: Any, other: Any) -> Any:
+        return function(other, x)
+
+    return call
+
+
+def _as_method(name: str, function: Function) -> Function:
+    def method(self: Ragged, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__ = name, f"Ragged.{name}"
+    method.__doc__ = function.__doc__
+    return method
+
+
+def _torch_function(cls: type, func: Function, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+    if not all(issubclass(t, (Ragged, Tensor)) for t in classes):
+        return NotImplemented
+    return call_torch_function(func, args, kwargs or {})
+
+
+_PLACES = (torch, torch.nn.functional, torch.linalg, torch.special, torch.nested, Tensor)
+_BY_TORCH: dict[Any, Function] = {
+    getattr(place, name): function for name, function in _TABLE.items() for place in _PLACES if hasattr(place, name)
+}
+for _name, _function in _OPERATORS.items():
+    _BY_TORCH[getattr(Tensor, f"__{_name}__")] = _function
+    if hasattr(Tensor, f"__r{_name}__"):
+        _BY_TORCH[getattr(Tensor, f"__r{_name}__")] = _exchanged(_function)
+_BY_TORCH[Tensor.__rdiv__] = _exchanged(arithmetic.div)
+_BY_TORCH.update({getattr(Tensor, f"__{name}__"): _TABLE[name] for name in _COMPARISONS})
+_BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]
+# by their names: the compiler does not find Python's functions among the keys of a dictionary
+_IN_PYTHON = {f.__name__: function for f, function in _BY_TORCH.items() if isinstance(f, types.FunctionType)}
+
+
+def _attach() -> None:
+    for name, function in _TABLE.items():
+        if not hasattr(Ragged, name):
+            setattr(Ragged, name, _as_method(name, function))
+    for name, function in _OPERATORS.items():
+        setattr(Ragged, f"__{name}__", _forward(function))
+        setattr(Ragged, f"__r{name}__", _reflected(function))
+    for name in _COMPARISONS:
+        setattr(Ragged, f"__{name}__", _forward(_TABLE[name]))
+    for operator_name, name in _UNARY.items():
+        setattr(Ragged, f"__{operator_name}__", getattr(Ragged, name))
+    others = {
+        "__getitem__": _getitem,
+        "__torch_function__": classmethod(_torch_function),
+        "mT": property(_mT),
+    }
+    for name, method in others.items():
+        setattr(Ragged, name, method)
+
+
+_attach()

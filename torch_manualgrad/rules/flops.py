@@ -1,0 +1,32 @@
+"""What the formulas with kernels count for in ``torch.utils.flop_counter``, which sees matrix products, and not kernels.
+
+A kernel counts as the body of its formula would: the products of the body, run on tensors without data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+
+from torch_manualgrad.core.formula import Formula, ops
+
+
+def _without_data(x: Any) -> Any:
+    return x.detach().to("meta") if isinstance(x, Tensor) else x
+
+
+def _register(formula: Formula) -> None:
+    def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        with FlopCounterMode(display=False) as counter:
+            formula.reference(*map(_without_data, args), **{name: _without_data(x) for name, x in kwargs.items()})
+        return int(counter.get_total_flops())
+
+    register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
+
+
+for _formula in ops.entered():
+    if not _formula.transparent:
+        _register(_formula)
