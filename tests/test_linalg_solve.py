@@ -73,8 +73,8 @@ def test_a_gradient_has_the_shape_of_its_input():
     general, _, triangular, legacy = SOLVES
     for mask in ([True, True], [False, True]):
         for gA, gB in (
-            general.vjp["A", "B"](X, X, A, B, LU, pivots, True, mask),
-            triangular.vjp["self", "B"](X, A, B, X, True, True, False, mask),
+            general.vjp["A", "B"](X, X, A, B.shape, LU, pivots, True, mask),
+            triangular.vjp["self", "B"](X, A, B.shape, X, True, True, False, mask),
         ):
             assert gB.shape == B.shape and (gA.shape == A.shape if mask[0] else gA is None)
     gB, gA = legacy.vjp["self", "A"](X, A.expand(2, 4, 3, 3), B, A, X, True, False, False)

@@ -366,6 +366,27 @@ def registry(monkeypatch):
     return rules
 
 
+def test_what_no_gradient_needs_is_not_kept():
+    rule = local(
+        "aten::mm",
+        vjp={
+            "self": lambda grad, mat2, self_sizes, self_dtype: (grad @ mat2.mT).to(self_dtype).reshape(self_sizes),
+            "mat2": lambda grad, self, mat2_strides: (self.mT @ grad) * len(mat2_strides) / 2,
+        },
+    )
+    assert rule.residuals == ("self", "mat2")
+    for wanted in ((0,), (1,), (0, 1)):
+        inputs = [random(3, 3).requires_grad_(i in wanted) for i in range(2)]
+        saved = []
+        with mg.override(rule), torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+            out = torch.mm(*inputs)
+        assert [x.data_ptr() for x in saved] == [inputs[i].data_ptr() for i in (0, 1) if 1 - i in wanted]
+        ones = torch.ones(3, 3, dtype=out.dtype)
+        expected = (ones @ inputs[1].mT, inputs[0].mT @ ones)
+        same(torch.autograd.grad(out.sum(), [inputs[i] for i in wanted]), tuple(expected[i] for i in wanted))
+    equal_under([rule], lambda a: (a @ a.sin()).sum(), lambda a: (a[:, :, None] * a.sin()).sum(1).sum(), random(3, 3))
+
+
 def test_an_operator_that_this_torch_lacks_is_absent(registry):
     about = {"vjp": {"self": one}, "improves": "values"}
     assert mg.rule("aten::not_yet.Tensor", since="2.15", **about) is None

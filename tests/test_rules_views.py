@@ -1,4 +1,7 @@
-"""No rule returns a view where PyTorch returns a tensor of its own: what it returns may be changed in place."""
+"""What a rule returns may be changed in place wherever what PyTorch returns may, and no output is a view of a temporary.
+
+A gradient may be a view, as many of PyTorch's are: autograd detaches it before anyone sees it.
+"""
 
 import warnings
 from contextlib import nullcontext
@@ -53,9 +56,12 @@ def observed(call):
     return found
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs with dual tensors"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_what_a_rule_returns_is_no_view(rule, dtype):
+def test_what_a_rule_returns_is_no_view(rule, dtype, graphs, monkeypatch):
+    # once a graph with dual tensors was traced, every call takes the long way
+    monkeypatch.setattr("torch_manualgrad.core.internals._tangents_in_graphs", graphs)
     for call in calls(rule, dtype):
         seen = []
         for scope in (nullcontext(), mg.override(rule)):
@@ -65,4 +71,5 @@ def test_what_a_rule_returns_is_no_view(rule, dtype):
         stock, ours = seen
         for what, expected in stock.items():
             for place, ((view, writable), (our_view, ours_writable)) in enumerate(zip(expected, ours[what])):
-                assert our_view <= view and ours_writable >= writable, (call, what, place)
+                assert ours_writable >= writable, (call, what, place)
+                assert what == "gradients" or our_view <= view, (call, what, place)

@@ -578,6 +578,29 @@ def in_place_on_input(c: Call) -> Numbers:
     return named("gradient", gradient(value, xs))
 
 
+def _one_written(c: Call, write: bool) -> Numbers:
+    p = c.bare
+    found: dict[str, Any] = {}
+    for i in range(len(p.primals)):
+        for j in range(len(p.primals)):
+            xs = [x.detach().clone().requires_grad_(i == k) for k, x in enumerate(p.primals)]
+            inputs = [x * 1 for x in xs]
+            value = total(p, p.call(*inputs))
+            if write:
+                inputs[j].mul_(2)
+            try:
+                found[f"gradient {i}, {j} written"] = gradient(value, [xs[i]])[0]
+            except RuntimeError as error:
+                found[f"gradient {i}, {j} written"] = error
+    return found
+
+
+@way("in place on one input, a gradient of one asked for", partial(_one_written, write=False))
+def in_place_on_one_input(c: Call) -> Numbers:
+    """What only the gradients of other inputs read is not kept."""
+    return _one_written(c, write=True)
+
+
 @way("views written after the forward", lambda c: _without_forward(once(c.bare, partial(halved, c.bare))))
 def views_of_output_written(c: Call) -> Numbers:
     p = c.bare

@@ -100,6 +100,7 @@ class Derivative:
     """
 
     pure = True
+    selective = False  # `kept` leaves some tensors out
     one_precision = False  # under autocast the vjp is given all in the widest precision among it
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
     # for the commonest call: the values -> the result, with the derivative attached
@@ -118,6 +119,10 @@ class Derivative:
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
         raise NotImplementedError
+
+    def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        """The tensors, with None for those that no gradient needs; ``needs`` says it of each input that is a tensor."""
+        return tensors
 
     def vjp(
         self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
@@ -237,6 +242,9 @@ def _autograd_function(derivative: Derivative) -> Any:
                 outputs = (result,) if one_output else signature.outputs(result)
                 tensors, ctx.static = derivative.residuals(values, outputs)
         ctx.set_materialize_grads(False)
+        if derivative.selective:
+            needs = ctx.needs_input_grad[1:]
+            tensors = derivative.kept(tensors, tuple(needs[i] for i in signature.tensor_like))
         ctx.save_for_backward(*tensors)
         ctx.lengths = call.lengths
         flat_outputs: Sequence[Any] = outputs
@@ -291,12 +299,12 @@ def _autograd_function(derivative: Derivative) -> Any:
 def _short_function(derivative: Derivative) -> Any:
     """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
     run, residuals, places = derivative.run_below, derivative.residuals, derivative.signature.tensor_like
-    constants = [None] * len(derivative.signature.names)
+    constants, selective = [None] * len(derivative.signature.names), derivative.selective
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         result = run(values)
         tensors, ctx.static = residuals(values, (result,))
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*(derivative.kept(tensors, ctx.needs_input_grad[1:]) if selective else tensors))
         ctx.set_materialize_grads(False)
         return result
 

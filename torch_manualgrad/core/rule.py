@@ -192,6 +192,14 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(source).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
 
+# What a formula may ask of a tensor without keeping it: the parameter ``self_sizes`` is ``self.shape``.
+_FACTS: dict[str, Callable[[Tensor], Any]] = {
+    "sizes": lambda x: x.shape,
+    "strides": lambda x: x.stride() if x.layout is torch.strided else None,
+    "dtype": lambda x: x.dtype,
+}
+
+
 class _Busy(threading.local):
     """Whether a rule's own forward is running on this thread: what it calls of the operator itself is then PyTorch's."""
 
@@ -211,16 +219,22 @@ class Bound(Derivative):
         wanted = {p for f in rule.vjp.values() for p in _parameters(f)}
         self.saved = [n for n in known if n in wanted]
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
+        facts = {f"{n}_{fact}": (known.index(n), _FACTS[fact]) for n in known if entries[n].is_tensor for fact in _FACTS}
+        facts = {n: fact for n, fact in facts.items() if n in wanted}
+        self.facts = list(facts.values())
         tensors = [n for n in self.saved if entries[n].is_tensor_like]
         constants = [n for n in self.saved if not entries[n].is_tensor_like]
         self.tensor_places = [known.index(n) for n in tensors]
         self.constant_places = [known.index(n) for n in constants]
         self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
         grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
-        names = [*tensors, *constants, *grads, "output_mask"]
+        names = [*tensors, *constants, *facts, *grads, "output_mask"]
         self.vjps = [
             (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
         ]
+        self._uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
+        self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self._uses)
+        self._kept: dict[tuple[bool, ...], list[bool]] = {}
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
         self._jvps = [
@@ -248,10 +262,20 @@ class Bound(Derivative):
         known = (*inputs, *outputs)
         tensors: Sequence[Any] = [known[i] for i in self.tensor_places]
         constants = [known[i] for i in self.constant_places]
+        if self.facts:
+            constants += [fact(known[i]) for i, fact in self.facts]
         if not self._lists:
             return tensors, constants
         tensors, lengths = flatten(tensors, self._lists)
         return tensors, (lengths, constants)
+
+    def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        mask = self._kept.get(needs)
+        if mask is None:
+            wanted = {i for i, needed in zip(self.signature.tensor_like, needs) if needed}
+            used = {place for places, inputs in self._uses if wanted.intersection(inputs) for place in places}
+            mask = self._kept[needs] = [i in used for i in range(len(tensors))]
+        return [x if yes else None for x, yes in zip(tensors, mask)]
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         result: list[Any] = [None] * len(needed)
@@ -344,7 +368,9 @@ def rule(
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
     where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
-    ``output_mask``, which says which of the inputs of its key need a gradient. A missing cotangent or tangent is None.
+    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides`` and
+    ``<name>_dtype`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
+    backward only if a formula for an input that requires grad names it. A missing cotangent or tangent is None.
 
     Returns:
         The rule; None where ``since`` or ``until`` says that this torch lacks the operator, which is then in

@@ -36,6 +36,7 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
     one_output = len(returns) == 1
     fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
     tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
+    facts, selective = derivative.facts, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
     in_python = any(f.in_python for f in derivative.rule.formulas)
@@ -51,8 +52,11 @@ def short_call(derivative: Bound) -> Callable[..., Any] | None:
             ctx.set_materialize_grads(False)
             if fixed:
                 ctx.mark_non_differentiable(*[result[i] for i in fixed])
-        ctx.save_for_backward(*tensors(known))
+        saved = tensors(known)
+        ctx.save_for_backward(*(derivative.kept(saved, ctx.needs_input_grad[1:]) if selective else saved))
         ctx.static = constants(known)
+        if facts:
+            ctx.static += tuple([fact(known[i]) for i, fact in facts])
         return result
 
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -174,7 +174,7 @@ def cholesky_solve_backward(
     gB = solve_triangular_adjoint(L, W, False)
     Z = solve_triangular_adjoint(L.mH, self, True)
     gL = torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH
-    return summed_to(gB, self), summed_to(_lower(gL, upper), input2)
+    return summed_to(gB, self.shape), summed_to(_lower(gL, upper), input2.shape)
 
 
 @formula
@@ -205,7 +205,8 @@ def _cholesky_solve_vjp(
 ) -> tuple[Tensor, Tensor | None]:
     if not output_mask[1]:
         L = _lower(input2, upper)
-        return summed_to(solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, grad, True), False), self), None
+        gB = solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, grad, True), False)
+        return summed_to(gB, self.shape), None
     return cholesky_solve_backward(grad, self, input2, result, upper)
 
 

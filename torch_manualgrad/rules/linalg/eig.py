@@ -231,12 +231,12 @@ def _(
 def _eig_vjp(
     grad_eigenvalues: Tensor | None,
     grad_eigenvectors: Tensor | None,
-    self: Tensor,
+    self_dtype: torch.dtype,
     eigenvalues: Tensor,
     eigenvectors: Tensor,
 ) -> Tensor:
     gA = linalg_eig_backward(grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors, False)
-    return gA if self.is_complex() else gA.real
+    return gA if self_dtype.is_complex else gA.real
 
 
 def _projectors(L: Tensor, V: Tensor) -> Tensor:

@@ -434,7 +434,7 @@ rule(
 )
 rule(
     "aten::lu_unpack",
-    vjp={"LU_data": lambda grad_L, grad_U, LU_data: lu_unpack_backward(grad_L, grad_U, *LU_data.shape[-2:])},
+    vjp={"LU_data": lambda grad_L, grad_U, LU_data_sizes: lu_unpack_backward(grad_L, grad_U, *LU_data_sizes[-2:])},
     jvp={("L", "U"): _unpack_jvp},
     not_differentiable="P",
     source="ATen lu_unpack_backward",

@@ -99,64 +99,35 @@ def _addmm_jvp(
 @formula
 def _trilinear_backward(
     grad_out: Tensor,
-    i1: Tensor,
-    i2: Tensor,
-    i3: Tensor,
+    i1: Tensor | None,
+    i2: Tensor | None,
+    i3: Tensor | None,
     expand1: Sequence[int],
     expand2: Sequence[int],
     expand3: Sequence[int],
     sumdim: Sequence[int],
     unroll_dim: int = 1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of the three factors for that of their product, summed over ``sumdim``.
+) -> Tensor:
+    """Cotangent of the factor that is None, for that of the product of three, summed over ``sumdim``.
 
-    Each is a product of the same kind, in which the roles of ``sumdim`` and of the factor's own ``expand`` are exchanged.
+    It is a product of the same kind, in which the roles of ``sumdim`` and of the factor's own ``expand`` are exchanged.
 
     Args:
         grad_out: cotangent of the result.
-        i1, i2, i3: the factors, which lack the dims in their ``expand`` (in the numbering of the full product).
+        i1, i2, i3: the factors, which lack the dims in their ``expand`` (in the numbering of the full product); one None.
         expand1, expand2, expand3, sumdim, unroll_dim: as the operator's.
     Returns:
-        The shapes of i1, i2, i3.
-    Source: ATen _trilinear_backward, which takes no conjugates: it is for real factors.
+        The shape of the factor that is None.
+    Source: ATen _trilinear_backward, which gives all three, and takes no conjugates: it is for real factors.
     """
     factors, expands = (i1, i2, i3), (expand1, expand2, expand3)
-    g1, g2, g3 = (_trilinear_factor(grad_out, at, factors, expands, sumdim, unroll_dim) for at in range(3))
-    return g1, g2, g3
-
-
-def _trilinear_factor(
-    grad_out: Tensor,
-    at: int,
-    factors: Sequence[Tensor],
-    expands: Sequence[Sequence[int]],
-    sumdim: Sequence[int],
-    unroll_dim: int,
-) -> Tensor:
-    x = [grad_out if i == at else f.conj() for i, f in enumerate(factors)]
+    missing = [at for at, f in enumerate(factors) if f is None]
+    if len(missing) != 1:
+        raise ValueError(f"i1, i2, i3: expected one of them to be None, got {len(missing)}")
+    (at,) = missing
+    x = [grad_out if f is None else f.conj() for f in factors]
     e = [sumdim if i == at else d for i, d in enumerate(expands)]
     return torch.ops.aten._trilinear(*x, *e, expands[at], unroll_dim)
-
-
-def _trilinear_vjp(
-    grad: Tensor,
-    i1: Tensor,
-    i2: Tensor,
-    i3: Tensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int,
-    output_mask: Sequence[bool],
-) -> Sequence[Tensor | None]:
-    if all(output_mask):
-        return _trilinear_backward(grad, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim)
-    factors, expands = (i1, i2, i3), (expand1, expand2, expand3)
-    return [
-        _trilinear_factor(grad, at, factors, expands, sumdim, unroll_dim) if needed else None
-        for at, needed in enumerate(output_mask)
-    ]
 
 
 def _trilinear_jvp(
@@ -341,8 +312,8 @@ def _grouped_mm_probe(self: Tensor, mat2: Tensor, offs: Tensor | None) -> Tensor
 rule(
     "aten::mm",
     vjp={
-        "self": lambda grad, self, mat2: mm_mat1_backward(grad, mat2, self.stride()),
-        "mat2": lambda grad, self, mat2: mm_mat2_backward(grad, self, mat2.stride()),
+        "self": lambda grad, self_strides, mat2: mm_mat1_backward(grad, mat2, self_strides),
+        "mat2": lambda grad, self, mat2_strides: mm_mat2_backward(grad, self, mat2_strides),
     },
     jvp={"result": _mm_jvp},
     source="ATen mm_mat1_backward, mm_mat2_backward",
@@ -351,9 +322,9 @@ rule(
 rule(
     "aten::addmm",
     vjp={
-        "self": lambda grad, self, beta: _scaled(grad, beta.conjugate()).sum_to_size(self.shape),
-        "mat1": lambda grad, mat1, mat2, alpha: mm_mat1_backward(grad, mat2, mat1.stride(), alpha),
-        "mat2": lambda grad, mat1, mat2, alpha: mm_mat2_backward(grad, mat1, mat2.stride(), alpha),
+        "self": lambda grad, self_sizes, beta: _scaled(grad, beta.conjugate()).sum_to_size(self_sizes),
+        "mat1": lambda grad, mat1_strides, mat2, alpha: mm_mat1_backward(grad, mat2, mat1_strides, alpha),
+        "mat2": lambda grad, mat1, mat2_strides, alpha: mm_mat2_backward(grad, mat1, mat2_strides, alpha),
     },
     jvp={"result": _addmm_jvp},
     source="ATen mm_mat1_backward, mm_mat2_backward",
@@ -361,7 +332,18 @@ rule(
 )
 rule(
     "aten::_trilinear",
-    vjp={("i1", "i2", "i3"): _trilinear_vjp},
+    # one by one, so that a factor is kept only for the gradient of another
+    vjp={
+        "i1": lambda grad, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim: (
+            _trilinear_backward(grad, None, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim)
+        ),
+        "i2": lambda grad, i1, i3, expand1, expand2, expand3, sumdim, unroll_dim: (
+            _trilinear_backward(grad, i1, None, i3, expand1, expand2, expand3, sumdim, unroll_dim)
+        ),
+        "i3": lambda grad, i1, i2, expand1, expand2, expand3, sumdim, unroll_dim: (
+            _trilinear_backward(grad, i1, i2, None, expand1, expand2, expand3, sumdim, unroll_dim)
+        ),
+    },
     jvp={"result": _trilinear_jvp},
     improves="missing",
     source="ATen _trilinear_backward; for complex factors new",

@@ -36,9 +36,9 @@ def _inverse_is_left(A: Tensor, check_errors: bool) -> bool:
     return A.is_cpu and (n > 8 or A.numel() < 600 * n * n)
 
 
-def summed_to(gradient: Tensor, x: Tensor) -> Tensor:
+def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
     """A gradient in the shape of the input that was broadcast."""
-    return gradient if gradient.shape == x.shape else gradient.sum_to_size(x.shape)
+    return gradient if gradient.shape == sizes else gradient.sum_to_size(sizes)
 
 
 def _is_vector(A: Tensor, X: Tensor) -> bool:
@@ -217,7 +217,7 @@ def solve_backward_self(grad: Tensor, self: Tensor, A: Tensor) -> Tensor:
     if vector:
         grad = grad.unsqueeze(-1)
     gB = torch.linalg.solve(_aligned(A, grad).mH, grad)
-    return summed_to(gB.squeeze(-1) if vector else gB, self)
+    return summed_to(gB.squeeze(-1) if vector else gB, self.shape)
 
 
 @formula
@@ -236,7 +236,7 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
     """
     if _is_vector(A, solution):
         grad, solution = grad.unsqueeze(-1), solution.unsqueeze(-1)
-    return summed_to(torch.linalg.solve(_aligned(A, grad).mH, grad) @ -solution.mH, A)
+    return summed_to(torch.linalg.solve(_aligned(A, grad).mH, grad) @ -solution.mH, A.shape)
 
 
 @formula(kernel=("cpu", "cuda"))
@@ -371,11 +371,11 @@ def triangular_solve_backward(
     Raises: Nothing, as linalg_solve_triangular_backward. Source: ATen triangular_solve_backward.
     """
     if grad_x is None:
-        return torch.zeros_like(b), torch.zeros_like(a) if grad_m is None else summed_to(grad_m, a)
+        return torch.zeros_like(b), torch.zeros_like(a) if grad_m is None else summed_to(grad_m, a.shape)
     T = a.mT if transpose else a
     gT, gB = linalg_solve_triangular_backward(grad_x, T, x, upper != transpose, True, unitriangular)
     gA = gT.mT if transpose else gT
-    return summed_to(gB, b), summed_to(gA if grad_m is None else gA + grad_m, a)
+    return summed_to(gB, b.shape), summed_to(gA if grad_m is None else gA + grad_m, a.shape)
 
 
 @formula
@@ -413,7 +413,7 @@ def _solve_vjp(
     grad_result: Tensor,
     result: Tensor,
     A: Tensor,
-    B: Tensor,
+    B_sizes: Sequence[int],
     LU: Tensor,
     pivots: Tensor,
     left: bool,
@@ -423,15 +423,15 @@ def _solve_vjp(
     if not output_mask[0]:  # the product for gA is as much work as the solve
         vector = _is_vector(A, result)
         gB = solve_again(A, LU, pivots, grad_result.unsqueeze(-1) if vector else grad_result, left, True)
-        return None, summed_to(gB.squeeze(-1) if vector else gB, B)
+        return None, summed_to(gB.squeeze(-1) if vector else gB, B_sizes)
     gA, gB = linalg_solve_backward(grad_result, result, A, LU, pivots, left)
-    return summed_to(gA, A), summed_to(gB, B)
+    return summed_to(gA, A.shape), summed_to(gB, B_sizes)
 
 
 def _solve_triangular_vjp(
     grad: Tensor,
     self: Tensor,
-    B: Tensor,
+    B_sizes: Sequence[int],
     result: Tensor,
     upper: bool,
     left: bool,
@@ -439,9 +439,9 @@ def _solve_triangular_vjp(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor]:
     if not output_mask[0]:
-        return None, summed_to(solve_triangular_adjoint(self, grad, upper, left, unitriangular), B)
+        return None, summed_to(solve_triangular_adjoint(self, grad, upper, left, unitriangular), B_sizes)
     gA, gB = linalg_solve_triangular_backward(grad, self, result, upper, left, unitriangular)
-    return summed_to(gA, self), summed_to(gB, B)
+    return summed_to(gA, self.shape), summed_to(gB, B_sizes)
 
 
 def _solve_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
