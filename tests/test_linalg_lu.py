@@ -386,3 +386,6 @@ def test_lu_unpack_backward_needs_a_cotangent():
         mg.ops.lu_unpack_backward(None, None, 3, 2)
     P, L, U = torch.linalg.lu(random(3, 2))
     assert torch.equal(mg.ops.linalg_lu_backward(None, None, P, L, U, True), torch.zeros(3, 2, dtype=F64))
+    for L_grad, U_grad, name in ((torch.ones(2, 2), None, "L_grad"), (None, torch.ones(4, 3, 2), "U_grad")):
+        with pytest.raises(ValueError, match=rf"{name}: expected \(\*, \d, 2\) for m=3 and n=2, got \["):
+            mg.ops.lu_unpack_backward(L_grad, U_grad, 3, 2)

@@ -112,6 +112,13 @@ def test_trilinear_with_constant_factors(needed):
         same(g, e)
 
 
+def test_trilinear_backward_gives_one_cotangent():
+    x = [random(2, 3, dtype=F64, seed=i) for i in range(3)]
+    for factors, missing in ((x, 0), ((None, None, x[2]), 2)):
+        with pytest.raises(ValueError, match=f"i1, i2, i3: expected one of them to be None, got {missing}"):
+            mg.ops["_trilinear_backward"](x[0], *factors, [], [], [], [1])
+
+
 def test_the_unrolled_dim_is_the_callers_where_stock_has_no_such_dim():
     x = [random(3, dtype=F64, seed=i).requires_grad_() for i in range(3)]
 

@@ -219,7 +219,9 @@ class Bound(Derivative):
         wanted = {p for f in rule.vjp.values() for p in _parameters(f)}
         self.saved = [n for n in known if n in wanted]
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
-        facts = {f"{n}_{fact}": (known.index(n), _FACTS[fact]) for n in known if entries[n].is_tensor for fact in _FACTS}
+        facts = {
+            f"{n}_{fact}": (known.index(n), _FACTS[fact]) for n in known if entries[n].is_tensor for fact in _FACTS
+        }
         facts = {n: fact for n, fact in facts.items() if n in wanted}
         self.facts = list(facts.values())
         tensors = [n for n in self.saved if entries[n].is_tensor_like]

@@ -202,12 +202,17 @@ def lu_unpack_backward(L_grad: Tensor | None, U_grad: Tensor | None, m: int, n: 
     Returns:
         ``(*, m, n)``.
     Raises:
-        ValueError: both are None, so that the batch is not known.
+        ValueError: both are None, so that the batch is not known; or a size that does not fit m and n.
     Source: ATen lu_unpack_backward.
     """
     k = min(m, n)
     if L_grad is None and U_grad is None:
         raise ValueError("lu_unpack_backward: L_grad and U_grad are both None")
+    for name, grad, expected in (("L_grad", L_grad, (m, k)), ("U_grad", U_grad, (k, n))):
+        if grad is not None and grad.shape[-2:] != expected:
+            raise ValueError(
+                f"{name}: expected (*, {expected[0]}, {expected[1]}) for {m=} and {n=}, got {list(grad.shape)}"
+            )
     lower = None if L_grad is None else _padded(L_grad.tril(-1), 0, n - k)
     if U_grad is None:
         assert lower is not None

@@ -334,14 +334,14 @@ rule(
     "aten::_trilinear",
     # one by one, so that a factor is kept only for the gradient of another
     vjp={
-        "i1": lambda grad, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim: (
-            _trilinear_backward(grad, None, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim)
+        "i1": lambda grad, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
+            grad, None, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim
         ),
-        "i2": lambda grad, i1, i3, expand1, expand2, expand3, sumdim, unroll_dim: (
-            _trilinear_backward(grad, i1, None, i3, expand1, expand2, expand3, sumdim, unroll_dim)
+        "i2": lambda grad, i1, i3, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
+            grad, i1, None, i3, expand1, expand2, expand3, sumdim, unroll_dim
         ),
-        "i3": lambda grad, i1, i2, expand1, expand2, expand3, sumdim, unroll_dim: (
-            _trilinear_backward(grad, i1, i2, None, expand1, expand2, expand3, sumdim, unroll_dim)
+        "i3": lambda grad, i1, i2, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
+            grad, i1, i2, None, expand1, expand2, expand3, sumdim, unroll_dim
         ),
     },
     jvp={"result": _trilinear_jvp},
