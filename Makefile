@@ -11,9 +11,9 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
-CUDA_ON_HOST := $(wildcard tests/cuda_on_host/*.h tests/cuda_on_host/*/*.h tests/cuda_on_host/*.cpp tests/cuda_on_host/*.cu)
+CUDA_ON_HOST := $(wildcard tests/kernels/cuda_on_host/*.h tests/kernels/cuda_on_host/*/*.h tests/kernels/cuda_on_host/*.cpp tests/kernels/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)
-KERNEL_TESTS := $(wildcard tests/test_*kernels.py) tests/test_linalg_forward.py
+KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py) tests/primal/test_primal.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-torch bench asan cuda-on-host lint format docs clients install clean
@@ -60,7 +60,7 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(KERNEL_TESTS)) $(ARGS)
 
 cuda-on-host: $(VENV)/installed  ## the kernel tests on csrc/cuda without a GPU; ARGS='--kind sanitizers --every 6'
-	@$(PY) tests/cuda_on_host/run.py $(ARGS)
+	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
@@ -76,10 +76,10 @@ format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/clang-format -i $(C_SOURCES) $(CUDA_ON_HOST)
 
 docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md, docs/coverage.md and docs/parity.md say
-	@$(PY) docs/composition.py
-	@$(PY) docs/nested.py
-	@$(PY) docs/coverage.py
-	@$(PY) docs/parity.py
+	@$(PY) tools/composition.py
+	@$(PY) tools/nested.py
+	@$(PY) tools/coverage.py
+	@$(PY) tools/parity.py
 
 clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tests/parity/clients.py build/clients $(ARGS)

@@ -7,7 +7,7 @@ Environment:
   MANUALGRAD_SANITIZE=address,undefined
                                      instruments the CPU library. The interpreter is not instrumented, so preload:
                                      LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
-                                     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 python -m pytest tests/test_kernels.py
+                                     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 python -m pytest tests/kernels/test_norm_kernels.py
   CXX, CUDA_HOME                     as everywhere
 """
 

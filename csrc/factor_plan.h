@@ -1,5 +1,5 @@
 // The derivatives of LU, Cholesky, determinants, inverses and solves of small matrices: arguments checked, results
-// allocated, and what is done with one matrix. The mathematics is in torch_manualgrad/rules/linalg.
+// allocated, and what is done with one matrix. The mathematics is in torch_manualgrad/derivatives/linalg.
 //
 //   manualgrad::lu_pullback(Tensor? L_grad, Tensor? U_grad, Tensor P, Tensor L, Tensor U, bool pivot) -> Tensor
 //   manualgrad::lu_pushforward(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot) -> (Tensor dL, Tensor dU)

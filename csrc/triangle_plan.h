@@ -1,5 +1,5 @@
 // The derivatives of triangular solves and of QR for small matrices: arguments checked, results allocated, and what is
-// done with one matrix. The mathematics is in torch_manualgrad/rules/linalg.
+// done with one matrix. The mathematics is in torch_manualgrad/derivatives/linalg.
 //
 //   manualgrad::triangular_pullback(Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular)
 //       -> (Tensor gA, Tensor gB)       A (*, n, n); X (*, n, k), or (*, k, n) if not left

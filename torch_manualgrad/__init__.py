@@ -2,10 +2,9 @@
 
 # isort: skip_file
 from .core import kernels as _kernels
-from . import rules as _families  # first: it registers, and below `rules` becomes the registry, no more the package
-from . import linalg, nested, testing
+from . import derivatives, linalg, nested, testing
 from .core.autograd import SingleLevelFunction
-from .core.custom_op import BackwardContext, CustomOp, custom_op
+from .core.op import BackwardContext, CustomOp, custom_op
 from .core.formula import Formula, formula, ops
 from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
@@ -24,6 +23,7 @@ __all__ = [
     "SingleLevelFunction",
     "active",
     "custom_op",
+    "derivatives",
     "formula",
     "install",
     "linalg",
@@ -36,7 +36,4 @@ __all__ = [
     "unregister",
 ]
 __version__ = "0.1.0"
-
-# `import torch_manualgrad.rules.norm as norm` looks the family up as an attribute of `rules`
-vars(rules).update(vars(_families))
 _kernels.load()

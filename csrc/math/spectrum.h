@@ -1,5 +1,5 @@
 // The quotients in the derivatives of the SVD and of the Hermitian eigendecomposition, by the four rules that
-// torch_manualgrad/rules/linalg/degeneracy.py lays down. A pair of columns i, j has
+// torch_manualgrad/derivatives/linalg/degeneracy.py lays down. A pair of columns i, j has
 //
 //   q_ij = N_ij / (s_j - s_i)   and, in the SVD,   r_ij = M_ij / (s_i + s_j).
 //

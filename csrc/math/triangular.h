@@ -1,5 +1,5 @@
 // Derivatives of triangular factors, of small matrices. N is a number of number.h; matrices by rows, without gaps. The
-// mathematics is in torch_manualgrad/rules/linalg; only the triangles that matter are computed.
+// mathematics is in torch_manualgrad/derivatives/linalg; only the triangles that matter are computed.
 //
 // Everything is made of one step, on a part of a row or a column. Its entries are shared among the threads of a team.
 #pragma once
@@ -376,7 +376,7 @@ HOST_DEVICE void square_qr_pull_back(const Team& team, const N* Q, const N* R, N
 }
 
 // adj(L U) = det U D U^-1 E L^-1 where some pivots are zero: replaces these by ones, in U without the entries that fall
-// out, and gives the product of the others. See _adjugate_from_lu in torch_manualgrad/rules/linalg/det.py.
+// out, and gives the product of the others. See _adjugate_from_lu in torch_manualgrad/derivatives/linalg/det.py.
 // zeros[i]: how many of the pivots up to i were zero.
 template <class N>
 HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n) {

@@ -10,7 +10,7 @@ from rows import rows
 from ways import WAYS
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import autograd, custom_op, formula, internals, short
+from torch_manualgrad.core import autograd, fast_path, formula, internals, op
 from torch_manualgrad.core.formula import Formula
 from torch_manualgrad.core.rule import Rule
 
@@ -30,7 +30,7 @@ def plant(monkeypatch):
         own = mg.rules[name]
         options = {
             "improves": own.improves, "source": own.source, "not_differentiable": own.not_differentiable,
-            "samples": own.samples, "probe": own.probe, "leaves": own.leaves,
+            "samples": own.samples, "probe": own.probe, "defer_to_stock": own.defer_to_stock,
         } | about  # fmt: skip
         rule = Rule(
             name,
@@ -141,7 +141,7 @@ def planted_methods(monkeypatch, change):
         return made(derivative, *[functools.wraps(m)(change(m.__name__, m)) for m in methods])
 
     monkeypatch.setattr(autograd, "function_class", function_class)
-    monkeypatch.setattr(short, "function_class", function_class)
+    monkeypatch.setattr(fast_path, "function_class", function_class)
 
 
 def guarded_backward(name, method):
@@ -250,7 +250,7 @@ def test_a_fault_in_the_forward_is_found(fault, plant, monkeypatch):
 
 
 SWITCHES = {
-    "no conjugation under a mode": (custom_op, "bits_unread", "TorchDispatchMode", EXP),
+    "no conjugation under a mode": (op, "bits_unread", "TorchDispatchMode", EXP),
     "values are asked for": (formula, "values_hidden", "is_grads_batched", "aten::_linalg_svd"),
 }
 

@@ -104,7 +104,7 @@ class Derivative:
     one_precision = False  # under autocast the vjp is given all in the widest precision among it
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
     # for the commonest call: the values -> the result, with the derivative attached
-    short_call: Callable[[Sequence[Any]], Any] | None = None
+    fast_call: Callable[[Sequence[Any]], Any] | None = None
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op
@@ -114,7 +114,7 @@ class Derivative:
             self.run = python_function(op) or entry(op)
         self.function = _autograd_function(self)
         simple = len(signature.returns) == 1 and signature.returns[0].is_tensor and not signature.lists
-        self.short = _short_function(self) if simple and all(self.differentiable) else None
+        self.fast_function = _fast_function(self) if simple and all(self.differentiable) else None
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
@@ -204,8 +204,8 @@ def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
 
 def apply(derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any]) -> Any:
     """The operator with its derivative attached, at this level; ``values`` as `Signature.bind` gives them."""
-    if mode is Mode.PLAIN_REVERSE and derivative.short is not None:
-        return derivative.short(values, *[values[i] for i in derivative.signature.tensor_like])
+    if mode is Mode.PLAIN_REVERSE and derivative.fast_function is not None:
+        return derivative.fast_function(values, *[values[i] for i in derivative.signature.tensor_like])
     signature = derivative.signature
     lengths = None
     if signature.lists:
@@ -296,7 +296,7 @@ def _autograd_function(derivative: Derivative) -> Any:
     return function_class(derivative, forward, backward, jvp)
 
 
-def _short_function(derivative: Derivative) -> Any:
+def _fast_function(derivative: Derivative) -> Any:
     """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
     run, residuals, places = derivative.run_below, derivative.residuals, derivative.signature.tensor_like
     constants, selective = [None] * len(derivative.signature.names), derivative.selective

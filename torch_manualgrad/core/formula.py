@@ -9,9 +9,9 @@ from typing import Any, overload
 import torch
 
 from . import packages
-from .custom_op import CustomOp
 from .internals import entry, values_hidden
-from .lookup import Registry
+from .op import CustomOp
+from .registry import Registry
 
 __all__ = ["Formula", "formula", "ops"]
 

@@ -1,6 +1,6 @@
 """Every private PyTorch name that the package uses, and nothing else.
 
-Each name has a line saying what it is relied on for; ``tests/test_internals.py`` proves that each still behaves so.
+Each name has a line saying what it is relied on for; ``tests/core/test_internals.py`` proves that each still behaves so.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def guard_compiled_graphs(state: Callable[[], object]) -> bool:
 
     def MANUALGRAD_RULES(builder: Any, guard: Any) -> None:
         compiled_for = state()
-        text = [f"torch_manualgrad: derivatives in force == {compiled_for!r}"]
+        text = [f"torch_manualgrad: active derivatives == {compiled_for!r}"]
 
         def holds(_: object) -> bool:
             return state() == compiled_for

@@ -1,7 +1,7 @@
 """What a name means: the rules of an operator, or of every operator that a function of PyTorch's reaches.
 
 ``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table says so for each
-public function; ``tests/test_names.py`` runs all of them and compares.
+public function; ``tests/core/test_names.py`` runs all of them and compares.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from .families import Family, families
+from .replacements import Replacements, replacements
 from .rule import Rule, rules
 
 __all__ = ["REACHES", "Chosen", "choose", "missing", "rules_named"]
 
-Chosen = list[Rule | Family]
+Chosen = list[Rule | Replacements]
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
@@ -113,29 +113,29 @@ _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.functional.", "torc
 
 
 def choose(names: Sequence[Any]) -> Chosen:
-    """What is meant by ``names``; none: every rule that improves on stock, and all families; "*": all.
+    """What is meant by ``names``; none: every rule that improves on stock, and all replacements; "*": all.
 
     Raises:
         KeyError: nothing has that name; the message names the nearest.
-        TypeError: something else than a name, a function, an operator of torch.ops, a rule or a family.
+        TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
     """
     if not names:
-        return [r for r in rules.values() if r.improves] + [*families.values()]
-    chosen: dict[str, Rule | Family] = {}
+        return [r for r in rules.values() if r.improves] + [*replacements.values()]
+    chosen: dict[str, Rule | Replacements] = {}
     for name in names:
         chosen |= {one.name: one for one in _find(name)}
     return list(chosen.values())
 
 
-def _find(name: Any) -> Sequence[Rule | Family]:
-    if isinstance(name, (Rule, Family)):
+def _find(name: Any) -> Sequence[Rule | Replacements]:
+    if isinstance(name, (Rule, Replacements)):
         return [name]
     if not isinstance(name, str):
         name = _name_of(name)
     if name == "*":
-        return [*rules.values(), *families.values()]
-    if name in families:
-        return [families[name]]
+        return [*rules.values(), *replacements.values()]
+    if name in replacements:
+        return [replacements[name]]
     if found := rules_named(name):
         return found
     raise KeyError(missing(name))
@@ -162,7 +162,7 @@ def missing(name: str) -> str:
     if "::" not in name and _is_public(name):
         return f"no rule acts on {name}"
     near = difflib.get_close_matches(_full(name), rules, n=3, cutoff=0.5)
-    near += difflib.get_close_matches(bare, [*_by_name(), *families], n=2)
+    near += difflib.get_close_matches(bare, [*_by_name(), *replacements], n=2)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"there is no rule {name if name.startswith('torch.') else _full(name)!r}{hint}"
 

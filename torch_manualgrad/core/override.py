@@ -1,4 +1,4 @@
-"""Rules and families acting on the operators themselves: scoped, nested, and undone in any order."""
+"""Rules and replacements acting on the operators themselves: scoped, nested, and undone in any order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import in_force
+from . import compile_cache
 from .autograd import Mode, apply, differentiated
 from .decorate import decorated
-from .families import Family, families
 from .in_place import in_place_kernel, in_place_operator
 from .internals import PLAIN, only_autograd
 from .names import choose
 from .registration import Registration, release_numbers, without_overrides
+from .replacements import Replacements, replacements
 from .rule import Bound, Rule
 from .schema import Signature, tensors_in, with_tensors
 
@@ -28,7 +28,7 @@ class Layer(NamedTuple):
     """What one `install` or one entered `override` adds."""
 
     rules: tuple[Rule, ...]
-    families: tuple[Family, ...]
+    replacements: tuple[Replacements, ...]
     forward: bool
     named: bool
 
@@ -37,7 +37,7 @@ class _Active(NamedTuple):
     """What the kernel of one operator goes by."""
 
     derivative: Bound
-    leaves: Callable[..., bool] | None
+    defer_to_stock: Callable[..., bool] | None
 
 
 class _State(NamedTuple):
@@ -59,19 +59,19 @@ def _resolved(layers: tuple[Layer, ...]) -> _State:
     table, what, code = {}, [], []
     for name, (rule, layer) in sorted(rules.items()):
         derivative = rule.derivative_with_forward if layer.forward else rule.derivative
-        leaves = None if layer.named or derivative.forward is not None else rule.leaves
-        table[name] = _Active(derivative, leaves)
-        how = " forward" * (derivative.forward is not None) + " leaves" * (leaves is not None)
+        defer_to_stock = None if layer.named or derivative.forward is not None else rule.defer_to_stock
+        table[name] = _Active(derivative, defer_to_stock)
+        how = " forward" * (derivative.forward is not None) + " defers" * (defer_to_stock is not None)
         what.append(f"{name} {rule.identity}{how}")
         code.append(f"{name} {rule.fingerprint}{how}")
-    return _State(table, "; ".join(what), in_force.digest("; ".join(code)))
+    return _State(table, "; ".join(what), compile_cache.digest("; ".join(code)))
 
 
 def _changed() -> None:
     global _table
     state = _resolved(tuple(layer for _, layer in _layers))
     _table = state.table
-    in_force.put("rules", state.what, state.code)
+    compile_cache.put("rules", state.what, state.code)
 
 
 class _Operator:
@@ -106,15 +106,15 @@ class _Operator:
                 return stock(keyset, *args, **kwargs)
             derivative = active.derivative
             values = args if len(args) == size else bind(args, kwargs)
-            if derivative.short_call is not None and only_autograd():
+            if derivative.fast_call is not None and only_autograd():
                 recording = torch.is_grad_enabled()
                 grad = False if not recording and derivative.forward is None else _differentiable(values, places)
                 if grad is False or grad and not recording:
                     return derivative.run_below(values)
                 if grad:
-                    if active.leaves is not None and active.leaves(*values):
+                    if active.defer_to_stock is not None and active.defer_to_stock(*values):
                         return stock(keyset, *args, **kwargs)
-                    return derivative.short_call(values)
+                    return derivative.fast_call(values)
             if derivative.forward is not None and not _all_dense(values):
                 return stock(keyset, *args, **kwargs)
             if may_take_numbers:
@@ -157,13 +157,13 @@ def _all_dense(values: Sequence[Any]) -> bool:
 
 
 def _put(handle: Handle, layer: Layer) -> None:
-    with in_force.changes():
+    with compile_cache.changes():
         for rule in layer.rules:
             if rule.name not in _operators:
                 _operators[rule.name] = _Operator(rule)
         try:
-            for family in layer.families:
-                family.put(handle)
+            for replacement in layer.replacements:
+                replacement.put(handle)
             _layers.append((handle, layer))
             _changed()
         except BaseException:
@@ -172,27 +172,27 @@ def _put(handle: Handle, layer: Layer) -> None:
 
 
 def _drop(handle: Handle, layer: Layer) -> None:
-    with in_force.changes():
+    with compile_cache.changes():
         _layers[:] = [entry for entry in _layers if entry[0] is not handle]
-        for family in layer.families:
-            family.drop(handle)
+        for replacement in layer.replacements:
+            replacement.drop(handle)
         _changed()
 
 
 class Handle:
-    """Rules and families in force until `remove`. Removing twice does nothing."""
+    """Rules and replacements that are active until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Sequence[Rule | Family], forward: bool, names: Sequence[Any]) -> None:
+    def __init__(self, chosen: Sequence[Rule | Replacements], forward: bool, names: Sequence[Any]) -> None:
         self.names = tuple(names)
         self.rules = tuple(c for c in chosen if isinstance(c, Rule))
-        self.families = tuple(c for c in chosen if isinstance(c, Family))
-        self._layer = Layer(self.rules, self.families, forward, bool(names))
+        self.replacements = tuple(c for c in chosen if isinstance(c, Replacements))
+        self._layer = Layer(self.rules, self.replacements, forward, bool(names))
         _put(self, self._layer)
 
     def remove(self) -> None:
         """Take these away; others that were installed before or after stay."""
         _drop(self, self._layer)
-        self.rules, self.families = (), ()
+        self.rules, self.replacements = (), ()
 
 
 def install(*names: Any, forward: bool = False) -> Handle:
@@ -201,19 +201,19 @@ def install(*names: Any, forward: bool = False) -> Handle:
     Args:
         names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
             rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
-            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Family` objects; "nested" is a family. None given: every
-            rule that improves on stock, and every family; a rule then leaves calls to PyTorch that it differentiates
-            rightly in every order, and faster (`Rule.leaves`). "*": all rules, and every family. What this torch lacks
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given: every
+            rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that it differentiates
+            rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every replacement. What this torch lacks
             (``mg.rules.absent``) is left out, and is an error where it is all that a name means.
         forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
-    linalg_vector_norm). Of several rules for one operator the one installed last is in force. A tensor computed under a
-    rule keeps that rule's backward. What was once put in force stays registered for the life of the process, as another
+    linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
+    rule keeps that rule's backward. What was once active stays registered for the life of the process, as another
     thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which costs each a few
     microseconds. `unregister` takes it away.
 
-    The family "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested tensors, of
+    The replacement "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested tensors, of
     both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
     as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
     to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
@@ -221,7 +221,7 @@ def install(*names: Any, forward: bool = False) -> Handle:
 
     Raises:
         KeyError: no rule of that name; the message names the nearest.
-        TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a family.
+        TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a replacement.
     """
     return Handle(choose(names), forward, names)
 
@@ -256,50 +256,50 @@ class override:
 
 @dataclass(frozen=True)
 class Active:
-    """A rule, or a family, that acts now.
+    """A rule, or a replacement, that acts now.
 
     Attributes:
-        name: the operator, or the family.
+        name: the operator, or the replacement.
         why: "named" in the override; "*"; or "improves values, speed" under an override without names.
         forward: whether a forward of the rule's own is in the place of PyTorch's.
-        acting: the `Rule` or `Family` itself.
+        acting: the `Rule` or `Replacements` itself.
     """
 
     name: str
     why: str
     forward: bool
-    acting: Rule | Family = field(repr=False)
+    acting: Rule | Replacements = field(repr=False)
 
 
 def active() -> list[Active]:
-    """What acts now, and why: for each operator the rule that was put there last, then the families."""
+    """What acts now, and why: for each operator the rule that was put there last, then the replacements."""
     found = []
-    with in_force.lock:
+    with compile_cache.lock:
         acting = {rule.name: (handle, rule) for handle, layer in _layers for rule in layer.rules}
         for name, (handle, rule) in acting.items():
             found.append(Active(name, _why(handle, rule), _table[name].derivative.forward is not None, rule))
-        for family in families.values():
-            if (holder := family.holder) is not None:
-                found.append(Active(family.name, _why(holder, family), False, family))
+        for replacement in replacements.values():
+            if (holder := replacement.holder) is not None:
+                found.append(Active(replacement.name, _why(holder, replacement), False, replacement))
     return found
 
 
-def _why(handle: Any, acting: Rule | Family) -> str:
+def _why(handle: Any, acting: Rule | Replacements) -> str:
     if handle.names:
         return "named" if "*" not in [n for n in handle.names if isinstance(n, str)] else "*"
     return "improves " + (", ".join(acting.improves) if isinstance(acting, Rule) else "what PyTorch lacks there")
 
 
 def unregister() -> None:
-    """Give every operator that rules and families have acted on, and do not now, back to PyTorch.
+    """Give every operator that rules and replacements have acted on, and do not now, back to PyTorch.
 
     Calls then cost what they cost before the first `override`. Only where no other thread can be inside such a call:
     PyTorch frees a kernel although a thread is in it, and the process crashes. What is active stays.
     """
-    with in_force.changes():
+    with compile_cache.changes():
         for name in [n for n in _operators if n not in _table]:
             _operators.pop(name).release()
         if not _operators:
             release_numbers()
-        for family in families.values():
-            family.unregister()
+        for replacement in replacements.values():
+            replacement.unregister()

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 
 __all__ = ["GROUP", "load"]
 
-GROUP = "torch_manualgrad.rules"
+GROUP = "torch_manualgrad.derivatives"
 
 _loaded = False
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from . import packages
 from .autograd import Derivative
+from .compile_cache import fingerprint
+from .fast_path import fast_call
 from .formula import Formula
-from .in_force import fingerprint
 from .internals import below_autograd, is_composite
-from .lookup import Registry
+from .registry import Registry
 from .sample import Sample
 from .schema import Argument, Signature, flatten, unflatten
-from .short import short_call
 from .versions import parse, reached
 
 __all__ = ["IMPROVEMENTS", "Rule", "Sample", "operator", "rule", "rules"]
@@ -52,7 +52,7 @@ class Rule:
         probe: what the checks differentiate in place of the bare operator: a function through it which sees to a
             condition on its input (Hermitian) or removes a choice in its outputs (the phase of a vector).
         forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
-        leaves: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
+        defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
     """
@@ -70,7 +70,7 @@ class Rule:
         samples: Callable[..., Iterable[Sample]] | None = None,
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
-        leaves: Callable[..., bool] | None = None,
+        defer_to_stock: Callable[..., bool] | None = None,
     ) -> None:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
@@ -100,7 +100,7 @@ class Rule:
         self.samples = samples
         self.probe = probe or self.aten
         self.forward = forward
-        self.leaves = leaves
+        self.defer_to_stock = defer_to_stock
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
         )
@@ -114,6 +114,10 @@ class Rule:
                 raise ValueError(f"rule {name}: not_differentiable={output!r} is none of {self.signature.output_names}")
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
+
+    def replace_primal(self, forward: Callable[..., Any]) -> None:
+        """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses."""
+        self.forward, self.derivative_with_forward = forward, Bound(self, forward)
 
     def _keyed(self, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
         known = [e.name for e in entries if e.is_tensor_like]
@@ -247,7 +251,7 @@ class Bound(Derivative):
         if forward is not None:
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
-        self.short_call = short_call(self)
+        self.fast_call = fast_call(self)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         if self.forward is None or self._busy.now:

@@ -1,6 +1,6 @@
 """Linear algebra whose derivatives are right also where singular values and eigenvalues meet."""
 
-from torch_manualgrad.rules.linalg.degeneracy import Degeneracy, GaugeError, GaugeWarning
+from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy, GaugeError, GaugeWarning
 
 from .decompositions import SVD, Eigh, eigh, svd
 from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm

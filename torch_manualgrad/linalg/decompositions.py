@@ -6,13 +6,13 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from torch_manualgrad.core.custom_op import CustomOp, custom_op
-from torch_manualgrad.rules.linalg.degeneracy import Degeneracy
-from torch_manualgrad.rules.linalg.eig import linalg_eig_backward, linalg_eig_jvp
-from torch_manualgrad.rules.linalg.forward import linalg_eigh, linalg_svd
-from torch_manualgrad.rules.linalg.svd import linalg_svd_jvp, svd_backward
+from torch_manualgrad.core.op import CustomOp, custom_op
+from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
+from torch_manualgrad.derivatives.linalg.eig import linalg_eig_backward, linalg_eig_jvp
+from torch_manualgrad.derivatives.linalg.svd import linalg_svd_jvp, svd_backward
 
 from ..core.arguments import ArgumentError, checked
+from ..primal import linalg_eigh, linalg_svd
 from .arguments import matrix
 
 
@@ -101,9 +101,9 @@ def svd(
     Returns:
         `SVD`: U, S, Vh, S in descending order; under autocast float32 at least.
 
-    Non-smooth points: at equal values the gradient is right for losses of S that are symmetric in the group, for polar
+    Where not differentiable: at equal values the gradient is right for losses of S that are symmetric in the group, for polar
     factors, for projectors onto the whole group, and for one function U f(S) V^H of the matrix (a reconstruction);
-    see the rules in rules/linalg/degeneracy.py, also for what cannot be told from U, S and V. The tangent is right for
+    see the rules in derivatives/linalg/degeneracy.py, also for what cannot be told from U, S and V. The tangent is right for
     the first three of these.
 
     Raises:
@@ -111,7 +111,7 @@ def svd(
         floating point nor complex. GaugeError: as said. torch.linalg.LinAlgError: no convergence, nan in A; not for
         small matrices, where a nan gives nan.
 
-    Source: `torch.linalg.svd`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/svd.py.
+    Source: `torch.linalg.svd`, for small matrices primal/svd.py; for the derivative, derivatives/linalg/svd.py.
     """
     A = matrix(A, "A")
     k = min(A.shape[-2:])
@@ -136,13 +136,13 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
     Returns:
         `Eigh`: eigenvalues in ascending order and eigenvectors; under autocast float32 at least.
 
-    Non-smooth points: as for `svd`, with V f(L) V^H for the function of the matrix (whitening, for one).
+    Where not differentiable: as for `svd`, with V f(L) V^H for the function of the matrix (whitening, for one).
 
     Raises:
         ValueError: A is not square, UPLO or gauge unknown. TypeError: A is neither floating point nor complex.
         GaugeError: as for `svd`. torch.linalg.LinAlgError: as for `svd`.
 
-    Source: `torch.linalg.eigh`, for small matrices rules/linalg/forward.py; for the derivative, rules/linalg/eig.py.
+    Source: `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eig.py.
     """
     A = matrix(A, "A", square=True)
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))

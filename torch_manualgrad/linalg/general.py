@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rules.linalg.matrix_exp import linalg_matrix_exp_differential
+from ..derivatives.linalg.matrix_exp import linalg_matrix_exp_differential
 from .smooth import replaced, smooth, with_direction
 
 __all__ = ["exponential", "logarithm_or_power"]

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.custom_op import custom_op
-from torch_manualgrad.rules.linalg.forward import linalg_lu
-from torch_manualgrad.rules.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
+from torch_manualgrad.core.op import custom_op
+from torch_manualgrad.derivatives.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
 
 from ..core.arguments import checked
+from ..primal import linalg_lu
 from .arguments import matrix
 
 
@@ -36,7 +36,7 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
         `LU`: P, a permutation; L, lower triangular with ones on the diagonal; U, upper triangular; under autocast
         float32 at least.
 
-    Non-smooth points: P is taken as constant. A last pivot of zero is no such point if m <= n; an earlier zero, or any
+    Where not differentiable: P is taken as constant. A last pivot of zero is no such point if m <= n; an earlier zero, or any
     if m > n and the loss depends on L, gives a gradient with inf or nan. Without pivoting a zero pivot that divides
     anything gives L and U themselves inf or nan.
 
@@ -44,8 +44,8 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
         ValueError: A is no matrix. TypeError: A is neither floating point nor complex. NotImplementedError: half
         precision without autocast.
 
-    Source: `torch.linalg.lu`, for small matrices rules/linalg/forward.py; Golub and Van Loan, Matrix Computations, 3.2;
-    for the derivative, rules/linalg/lu.py.
+    Source: `torch.linalg.lu`, for small matrices primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2;
+    for the derivative, derivatives/linalg/lu.py.
     """
     return LU(*_lu(matrix(A, "A"), pivot))
 

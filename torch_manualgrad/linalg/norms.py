@@ -59,7 +59,7 @@ def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
     """The sum of the singular values of A = W diag(S) V^H, (*, 1, 1).
 
     Args: A, W, S, V: as polar_factor, columns of W that belong to 0 replaced by 0.
-    Non-smooth points: the module's docstring.
+    Where not differentiable: the module's docstring.
     Source: Watson, Linear Algebra Appl. 170 (1992) 33.
     """
     return S.sum(-1)[..., None, None]
@@ -104,7 +104,7 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
         first: (*, n): 1 for the singular values that are equal to S_1, 0 for the others; constant.
     Returns:
         (Q, R): (*, n, n). Q has rank k, the number of the former.
-    Non-smooth points: k > 1: as if the k eigenvalues moved together.
+    Where not differentiable: k > 1: as if the k eigenvalues moved together.
     Source: Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
     """
     apart = torch.where(first == 0, (1 - S) * (1 + S), 1)
@@ -139,7 +139,7 @@ def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Te
         A: (*, m, n), m >= n >= 1. Its value is not read.
         S, V: its singular values, descending, (*, n), and right singular vectors (*, n, n); constants.
         first: as first_projector.
-    Non-smooth points: the module's docstring.
+    Where not differentiable: the module's docstring.
     Source: Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
     """
     return S[..., :1, None].clone()
@@ -159,7 +159,7 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
         Real. The gradient is the polar factor of A.
     Raises:
         TypeError, ValueError: A is no matrix of floating-point or complex numbers.
-    Non-smooth points: A without full rank: the subgradient of least norm, and its derivatives among the matrices of that
+    Where not differentiable: A without full rank: the subgradient of least norm, and its derivatives among the matrices of that
     rank; at A = 0 all derivatives are 0.
     """
     A = matrix(A, "A")
@@ -182,7 +182,7 @@ def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
         Real. 0 for an empty matrix.
     Raises:
         TypeError, ValueError: A is no matrix of floating-point or complex numbers.
-    Non-smooth points: a largest singular value of multiplicity k: the mean of the k gradients w_i v_i^H, a subgradient,
+    Where not differentiable: a largest singular value of multiplicity k: the mean of the k gradients w_i v_i^H, a subgradient,
     and its derivatives along changes that keep the k equal. At A = 0 all derivatives are 0.
     """
     A = matrix(A, "A")

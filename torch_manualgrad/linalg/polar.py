@@ -14,7 +14,7 @@ so that all orders are exact. As U is the gradient of the sum of the singular va
 the jvp. A rotation with det = 1 is U with the last column of W reversed if need be. It is the polar factor for P with
 the last s_n reversed, and all of the above holds; it is smooth also where det A = 0, if s_(n-1) > 0.
 
-Non-smooth points: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a rotation with
+Where not differentiable: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a rotation with
 a reversal, s_(n-1) = s_n) the factor is not unique, and U is one of those that there are. The part of the derivative
 that does not exist is 0: the equation is solved in the least-squares sense, P^-1 is the pseudo-inverse. A sum counts as
 0 up to rounding, n eps s_1.
@@ -89,7 +89,7 @@ def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
         C: (*, n, n); its skew-Hermitian part is used.
     Returns:
         (*, n, n).
-    Non-smooth points: l_i + l_j = 0: 0 in place of X~_ij and in its derivatives.
+    Where not differentiable: l_i + l_j = 0: 0 in place of X~_ij and in its derivatives.
     Source: Higham, Functions of Matrices, section 10.6 and theorem 8.9.
     """
     rotated = V.mH @ C @ V
@@ -109,7 +109,7 @@ def _inverse_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
 def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
     """P^-1 = V diag(1 / L) V^H, with 0 for 1 / l at l = 0.
 
-    Args: P, L, V: as skew_lyapunov. Returns (*, n, n). Non-smooth points: singular P: the derivative, too, acts in the
+    Args: P, L, V: as skew_lyapunov. Returns (*, n, n). Where not differentiable: singular P: the derivative, too, acts in the
     range of P only.
     Source: Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
     """
@@ -143,7 +143,7 @@ def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> T
         unitary: whether U U^H = I, which leaves out a part of the derivative that is then 0.
     Returns:
         (*, m, n).
-    Non-smooth points: the module's docstring.
+    Where not differentiable: the module's docstring.
     Source: Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488, theorem 2.2.
     """
     return W @ V.mH
@@ -179,7 +179,7 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
         positive semidefinite.
     Raises:
         TypeError, ValueError: A is no matrix of floating-point or complex numbers, or another ``side``.
-    Non-smooth points: where A has not full rank, U and its derivative are not all determined. The part of the derivative
+    Where not differentiable: where A has not full rank, U and its derivative are not all determined. The part of the derivative
     that is not is 0. A square real A may have rank n - 1: the derivative is then that of the branch of U that is taken.
     """
     A = matrix(A, "A")
@@ -198,7 +198,7 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
         R: (*, n, n), the polar factor of A^H B, the last singular vector reversed if ``rotation`` needs it.
     Raises:
         TypeError: no floating-point or complex numbers, or complex ones with ``rotation``. ValueError: the shapes.
-    Non-smooth points: those of `polar` at A^H B. With ``rotation``: where R is not unique, that is if the two smallest
+    Where not differentiable: those of `polar` at A^H B. With ``rotation``: where R is not unique, that is if the two smallest
     singular values are 0, or if they are equal and det(A^H B) < 0.
     """
     A = matrix(A, "A")
@@ -224,7 +224,7 @@ def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
     Raises:
         TypeError: no real floating-point numbers. ValueError: the shapes; weights that are negative, nan or inf, or all 0,
         where they can be read; under a transform and in a graph they become nan.
-    Non-smooth points: those of `procrustes` with ``rotation`` (points on a line in three dimensions; mirror images for
+    Where not differentiable: those of `procrustes` with ``rotation`` (points on a line in three dimensions; mirror images for
     which two axes are equally bad). The derivatives of the rmsd are 0 where it is 0.
     """
     P = matrix(P, "P")

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..core.formula import formula
 from ..core.internals import entry
-from .border import on_nested
+from .conversion import on_nested
+from .fast_path import alone, shortened
 from .ragged import Ragged
-from .short import alone, shortened
 
 __all__ = [
     "celu",
@@ -39,7 +39,7 @@ def gelu_backwards_nested(grad: Tensor, self: Tensor, approximate: str) -> Tenso
     Args:
         grad: g. self: x, packed values of any shape, real. approximate: "none" or "tanh".
     Returns:
-        The shape of x. Non-smooth points: none.
+        The shape of x. Where not differentiable: none.
     Source: ATen gelu_backwards_nested; Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
     """
     return torch.ops.aten.gelu_backward(grad, self, approximate=approximate)
@@ -52,7 +52,7 @@ def threshold_backwards_nested(grad_output: Tensor, input: Tensor, threshold: fl
     Args:
         grad_output: g. input: x, packed values of any shape, real. threshold: the bound.
     Returns:
-        The shape of x. Non-smooth points: 0 at x = threshold.
+        The shape of x. Where not differentiable: 0 at x = threshold.
     Source: ATen threshold_backwards_nested.
     """
     return torch.ops.aten.threshold_backward(grad_output, input, threshold)
@@ -65,7 +65,7 @@ def silu_backward_nested(grad_output: Tensor, self: Tensor) -> Tensor:
     Args:
         grad_output: g. self: x, packed values of any shape, real.
     Returns:
-        The shape of x. Non-smooth points: none.
+        The shape of x. Where not differentiable: none.
     Source: ATen silu_backward_nested; PyTorch's own silu_backward has no forward derivative under dual numbers.
     """
     x = self.float() if self.dtype in (torch.float16, torch.bfloat16) else self
@@ -82,7 +82,7 @@ def _(grad_output: Tensor, self: Tensor) -> Tensor:
 def silu_nested(self: Tensor) -> Tensor:
     """x s(x) of packed values, s the sigmoid.
 
-    Args: self: x, any shape, real. Returns: the shape of x. Non-smooth points: none.
+    Args: self: x, any shape, real. Returns: the shape of x. Where not differentiable: none.
     Source: ATen silu.
     """
     return F.silu(self)
@@ -117,26 +117,26 @@ _short_silu = shortened(
 def gelu(input: Ragged, approximate: Literal["none", "tanh"] = "none") -> Ragged:
     """x Phi(x), Phi the normal distribution, or its tanh approximation (``approximate="tanh"``).
 
-    Raises: ValueError: another ``approximate``. Non-smooth points: none. Source: gelu_backwards_nested.
+    Raises: ValueError: another ``approximate``. Where not differentiable: none. Source: gelu_backwards_nested.
     """
     return input.like(F.gelu(input.values, approximate=approximate))
 
 
 @on_nested
 def silu(input: Ragged) -> Ragged:
-    """x s(x), s the sigmoid. Non-smooth points: none. Source: silu_backward_nested."""
+    """x s(x), s the sigmoid. Where not differentiable: none. Source: silu_backward_nested."""
     return input.like((_short_silu if alone(input.values) else silu_nested.op)(input.values))
 
 
 @on_nested
 def relu(input: Ragged) -> Ragged:
-    """max(x, 0). Non-smooth points: derivative 0 at 0. Source: threshold_backwards_nested."""
+    """max(x, 0). Where not differentiable: derivative 0 at 0. Source: threshold_backwards_nested."""
     return input.like(F.relu(input.values))
 
 
 @on_nested
 def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
-    """x where x > ``threshold``, else ``value``. Non-smooth points: derivative 0 at x = threshold.
+    """x where x > ``threshold``, else ``value``. Where not differentiable: derivative 0 at x = threshold.
 
     Source: threshold_backwards_nested.
     """
@@ -145,25 +145,25 @@ def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
 
 @on_nested
 def leaky_relu(input: Ragged, negative_slope: float = 0.01) -> Ragged:
-    """x where x > 0, else ``negative_slope`` x. Non-smooth points: derivative ``negative_slope`` at 0."""
+    """x where x > 0, else ``negative_slope`` x. Where not differentiable: derivative ``negative_slope`` at 0."""
     return input.like(F.leaky_relu(input.values, negative_slope))
 
 
 @on_nested
 def hardtanh(input: Ragged, min_val: float = -1.0, max_val: float = 1.0) -> Ragged:
-    """x, clamped. Non-smooth points: derivative 0 at the bounds. Raises: ValueError: min_val > max_val."""
+    """x, clamped. Where not differentiable: derivative 0 at the bounds. Raises: ValueError: min_val > max_val."""
     return input.like(F.hardtanh(input.values, min_val, max_val))
 
 
 @on_nested
 def elu(input: Ragged, alpha: float = 1.0) -> Ragged:
-    """x where x > 0, else ``alpha`` (e^x - 1). Non-smooth points: derivative ``alpha`` at 0."""
+    """x where x > 0, else ``alpha`` (e^x - 1). Where not differentiable: derivative ``alpha`` at 0."""
     return input.like(F.elu(input.values, alpha))
 
 
 @on_nested
 def selu(input: Ragged) -> Ragged:
-    """elu with the constants of self-normalizing networks. Non-smooth points: as elu."""
+    """elu with the constants of self-normalizing networks. Where not differentiable: as elu."""
     return input.like(F.selu(input.values))
 
 
@@ -175,11 +175,11 @@ def celu(input: Ragged, alpha: float = 1.0) -> Ragged:
 
 @on_nested
 def softplus(input: Ragged, beta: float = 1.0, threshold: float = 20.0) -> Ragged:
-    """log(1 + e^(beta x)) / beta, and x where beta x > ``threshold``. Non-smooth points: a jump there, of e^-threshold."""
+    """log(1 + e^(beta x)) / beta, and x where beta x > ``threshold``. Where not differentiable: a jump there, of e^-threshold."""
     return input.like(F.softplus(input.values, beta, threshold))
 
 
 @on_nested
 def mish(input: Ragged) -> Ragged:
-    """x tanh(softplus(x)). Non-smooth points: none."""
+    """x tanh(softplus(x)). Where not differentiable: none."""
     return input.like(input.values * F.softplus(input.values).tanh())  # F.mish: no reverse over dual numbers

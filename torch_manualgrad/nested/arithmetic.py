@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .border import on_nested, require_same_structure
+from .conversion import on_nested, require_same_structure
 from .packing import readable, strided_places
 from .ragged import Ragged
 
@@ -132,7 +132,7 @@ def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] 
 def pow(x: Operand, other: Operand) -> Ragged:
     """x to the power of other. Arguments, result, errors: the module's docstring, `elementwise`.
 
-    Non-smooth points: torch.pow's: 0 to the power 0 has gradient 0; a negative x to a real power is nan.
+    Where not differentiable: torch.pow's: 0 to the power 0 has gradient 0; a negative x to a real power is nan.
     """
     return elementwise(torch.pow, x, other)
 

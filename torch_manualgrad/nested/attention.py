@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..core.formula import formula
-from .border import on_nested, require_same_structure
-from .groups import Group, Groups
+from .conversion import on_nested, require_same_structure
+from .padded_groups import Group, Groups
 from .ragged import Ragged
 
 __all__ = ["scaled_dot_product_attention"]
@@ -139,7 +139,7 @@ def nested_attention_backward(
         y, sums: what `nested_attention` returned; only a kernel reads them.
         q_offsets, k_offsets: (B + 1,). is_causal, scale: as nested_attention.
     Returns:
-        The shapes of q, k and v. Non-smooth points: none; differentiable in every mode.
+        The shapes of q, k and v. Where not differentiable: none; differentiable in every mode.
     Source: Dao et al., FlashAttention (2022), appendix B; ATen _scaled_dot_product_flash_attention_backward.
     """
 
@@ -188,7 +188,7 @@ def nested_attention(
         scale: of the products.
     Returns:
         (*b, Tq, m), 0 where a sequence has no keys; and (*b, Tq), a constant to every derivative.
-    Non-smooth points: none.
+    Where not differentiable: none.
     Source: ATen scaled_dot_product_attention; Vaswani et al., Attention is all you need (2017).
     """
 
@@ -278,7 +278,7 @@ def scaled_dot_product_attention(
     Returns: the components of ``query`` with m in place of d; 0 for a sequence without keys.
     Raises: ValueError: shapes that do not fit, a mask, or dropout. TypeError: a dtype that is not floating point, or
     more than one.
-    Non-smooth points: none.
+    Where not differentiable: none.
     Source: `nested_attention`. It reads the lengths, for which a GPU is waited once a call.
     """
     if attn_mask is not None:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..core.formula import formula
 from ..core.internals import entry
-from .border import on_nested
+from .conversion import on_nested
+from .fast_path import alone, shortened
 from .ragged import Ragged
-from .short import alone, shortened
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -74,7 +74,7 @@ def layer_norm_backward_nested(
         grad_input_mask: which of the three are wanted; the others come back empty.
     Returns:
         The gradients, of the shapes of x and of ``normalized_shape`` twice.
-    Non-smooth points: none for eps > 0; with eps = 0, nan where all x are equal.
+    Where not differentiable: none for eps > 0; with eps = 0, nan where all x are equal.
     Source: ATen layer_norm_backward_nested; Ba, Kiros, Hinton, Layer Normalization (2016).
     """
     wanted_x, wanted_weight, wanted_bias = grad_input_mask
@@ -122,7 +122,7 @@ def layer_norm_nested(
         eps: added to the variance.
     Returns:
         The shape of x, and twice (*, 1, ..., 1).
-    Non-smooth points: as layer_norm_backward_nested.
+    Where not differentiable: as layer_norm_backward_nested.
     Source: ATen native_layer_norm, whose own second derivatives are wrong in forward mode.
     """
     dims = _dims(normalized_shape)
@@ -241,7 +241,7 @@ def rms_norm_backward_nested(
         grad_input_mask: which of the two are wanted; the other comes back empty.
     Returns:
         The gradients, of the shapes of x and of ``normalized_shape``.
-    Non-smooth points: none for eps > 0; with eps = 0, nan where all x are 0.
+    Where not differentiable: none for eps > 0; with eps = 0, nan where all x are 0.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); ATen _fused_rms_norm_backward.
     """
     wanted_x, wanted_weight = grad_input_mask
@@ -297,7 +297,7 @@ def rms_norm_nested(
         eps: added to the mean square.
     Returns:
         The shape of x, and (*, 1, ..., 1).
-    Non-smooth points: as rms_norm_backward_nested.
+    Where not differentiable: as rms_norm_backward_nested.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     x = _wide(input)
@@ -401,7 +401,7 @@ def layer_norm(
 
     Returns: the components of ``input``.
     Raises: ValueError: shapes that do not fit. TypeError: a dtype that is not floating point.
-    Non-smooth points: none for eps > 0.
+    Where not differentiable: none for eps > 0.
     Source: `layer_norm_nested`.
     """
     if not isinstance(normalized_shape, int) and None in normalized_shape:
@@ -454,7 +454,7 @@ def rms_norm(
 
     Returns: the components of ``input``.
     Raises: ValueError: shapes that do not fit. TypeError: a dtype that is not floating point.
-    Non-smooth points: none for eps > 0.
+    Where not differentiable: none for eps > 0.
     Source: `rms_norm_nested`.
     """
     shape, values = _dense_tail(input, normalized_shape, weight)

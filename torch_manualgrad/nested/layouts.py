@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.families import stock
 from ..core.internals import (
     JaggedStructure,
     dual_jagged,
@@ -24,6 +23,7 @@ from ..core.internals import (
     strided_nested,
     tangents_possible,
 )
+from ..core.replacements import stock
 from .packing import readable, row_strides, strided_places
 
 __all__ = [

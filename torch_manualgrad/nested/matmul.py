@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.formula import formula
-from .border import on_nested
+from .conversion import on_nested
 from .packing import segments
 from .products import nested_inner, nested_rows
 from .ragged import Ragged
@@ -32,7 +32,7 @@ def matmul(self: Ragged | Tensor, other: Ragged | Tensor) -> Any:
         (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged
         dims, reads sizes, for which a GPU is waited, and is made one component at a time.
     Raises: ValueError: no such product of these shapes. TypeError: none of the two is nested.
-    Non-smooth points: none.
+    Where not differentiable: none.
     Source: ATen matmul_nested.
     """
     if isinstance(self, Ragged) and isinstance(other, Ragged):
@@ -144,7 +144,7 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
         weight: W, (m, k). bias: b, (m,), or None.
 
     Returns: the components with m in place of k.
-    Raises: ValueError: shapes that do not fit. Non-smooth points: none.
+    Raises: ValueError: shapes that do not fit. Where not differentiable: none.
     Source: ATen nested_linear; the gradients are `nested_linear_backward`.
     """
     if weight.dim() != 2 or input.shape[-1] is None or input.shape[-1] != weight.shape[1]:
@@ -169,7 +169,7 @@ def nested_linear_backward(
         input: x, packed: (*, k). grad_output: g, (*, m). weight: W, (m, k).
         output_mask: which of the three are wanted; the others come back empty.
     Returns:
-        (*, k), (m, k), (m,). Non-smooth points: none; differentiable in every mode.
+        (*, k), (m, k), (m,). Where not differentiable: none; differentiable in every mode.
     Source: ATen nested_linear_backward.
     """
     of_input = of_weight = of_bias = grad_output.new_zeros(0)

@@ -1,4 +1,4 @@
-"""PyTorch's own operators on its own nested tensors, as `override` replaces them: the family "nested".
+"""PyTorch's own operators on its own nested tensors, as `override` replaces them: the replacement "nested".
 
 One line an operator: the aten name, and the function of `mg.nested` that takes the place of the call, on both layouts.
 A function has the operator's own parameters. It hands a call back (NotImplemented) where PyTorch's class holds what
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.families import Family, families, stock
 from ..core.internals import (
     JaggedStructure,
     dual_jagged,
@@ -32,14 +31,15 @@ from ..core.internals import (
     strided_nested,
     tangents_possible,
 )
+from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, layers, matmul, reductions, structure
-from .border import on_nested
+from .conversion import on_nested
 from .layouts import jagged_values, recorded, to_jagged
 from .ragged import Ragged
 
 __all__ = ["LIMITS"]
 
-# (kind, what) -> why it is not carried. Each raises, which tests/test_nested_probe.py proves, and docs/nested.md shows.
+# (kind, what) -> why it is not carried. Each raises, which tests/testing/test_nested_probe.py proves, and docs/nested.md shows.
 LIMITS: dict[tuple[str, str], str] = {
     ("strided", "jvp"): "PyTorch's strided class has no tangent, and is not made of dual components",
     ("strided", "complex"): "PyTorch's strided class has no gradient in complex dtypes",
@@ -434,9 +434,9 @@ def _jagged_attention(own: Callable[..., Any], query: Any, *args: Any, **kwargs:
     return _choose(_attention, own, given, kwargs)
 
 
-families.add(
+replacements.add(
     "nested",
-    Family(
+    Replacements(
         "nested",
         "AutogradNestedTensor",
         {f"aten::{name}": function for name, function in _FUNCTIONS.items()},

@@ -72,7 +72,7 @@ def nested_rows(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
     Args:
         x: (*b, T, k). w: (*b, B, k, m), the dtype of x. offsets: (B + 1,), int32 or int64.
     Returns:
-        (*b, T, m). Non-smooth points: none, it is bilinear.
+        (*b, T, m). Where not differentiable: none, it is bilinear.
     Source: ATen matmul_nested, one matrix product a component.
     """
     ids = segments(offsets, x.shape[-2])
@@ -106,7 +106,7 @@ def nested_inner(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     Args:
         x: (*b, T, k). y: (*b, T, m), the dtype of x. offsets: (B + 1,), int32 or int64.
     Returns:
-        (*b, B, k, m), 0 for a component without rows. Non-smooth points: none, it is bilinear.
+        (*b, B, k, m), 0 for a component without rows. Where not differentiable: none, it is bilinear.
     Source: ATen matmul_nested, one matrix product a component.
     """
     products = x.unsqueeze(-1) * y.unsqueeze(-2)
@@ -145,7 +145,7 @@ def matmul_backward_nested(
         grad: g, (*b, T, m). self: x, (*b, T, k). other: w, (*b, B, k, m). offsets: (B + 1,), int32 or int64.
         grad_input_mask: which of the two are wanted; the other comes back empty.
     Returns:
-        The shapes of x and of w. Non-smooth points: none; differentiable in every mode.
+        The shapes of x and of w. Where not differentiable: none; differentiable in every mode.
     Source: ATen matmul_backward_nested.
     """
     of_self = of_other = grad.new_zeros(0)

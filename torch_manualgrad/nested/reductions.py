@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..core.internals import only_autograd
-from .border import on_nested
+from .conversion import on_nested
 from .packing import packed_from_flat, row_strides, segments
 from .ragged import Ragged
 from .segments import (
@@ -303,7 +303,7 @@ def sum(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     Raises:
         IndexError: a dim out of range. ValueError: the batch without the ragged dim; with several ragged dims, some of
         the components' dims, but neither one nor all. RuntimeError: a dim twice.
-    Non-smooth points: none. Source: ATen sum.dim_IntList, _nested_sum_backward.
+    Where not differentiable: none. Source: ATen sum.dim_IntList, _nested_sum_backward.
     """
     return _reduce(x, dim, keepdim, lambda s: s.sum(s.values))
 
@@ -316,7 +316,7 @@ def _mean(s: _Slices, x: Tensor) -> Tensor:
 def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     """The mean over ``dim``, as torch.mean: the sum over each component's own length.
 
-    Args, Returns, Raises: as `sum`; TypeError: integers. Non-smooth points: none. Source: ATen mean.dim.
+    Args, Returns, Raises: as `sum`; TypeError: integers. Where not differentiable: none. Source: ATen mean.dim.
     """
     _require_inexact(x, "mean")
     return _reduce(x, dim, keepdim, lambda s: _mean(s, wide(s.values)).to(x.values.dtype))
@@ -336,7 +336,7 @@ def _variance(s: _Slices, correction: float) -> Tensor:
 def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Ragged | Tensor:
     """The variance over ``dim``, as torch.var: sum |x - mean|^2 / (count - correction); nan with too few entries.
 
-    Args, Returns, Raises: as `mean`; real for complex ``x``. Non-smooth points: none. Source: ATen var.correction.
+    Args, Returns, Raises: as `mean`; real for complex ``x``. Where not differentiable: none. Source: ATen var.correction.
     """
     _require_inexact(x, "var")
     real = x.values.dtype.to_real()
@@ -347,7 +347,7 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Ragged | Tensor:
     """The standard deviation over ``dim``, as torch.std: the square root of `var`.
 
-    Args, Returns, Raises: as `var`. Non-smooth points: where all entries are equal, every derivative is 0.
+    Args, Returns, Raises: as `var`. Where not differentiable: where all entries are equal, every derivative is 0.
     Source: ATen std.correction.
     """
     _require_inexact(x, "std")
@@ -364,7 +364,7 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
     """log sum exp(x) over ``dim``, as torch.logsumexp.
 
-    Args, Returns, Raises: as `mean`. Non-smooth points: a slice of nothing but -inf, or of nothing, is -inf, with every
+    Args, Returns, Raises: as `mean`. Where not differentiable: a slice of nothing but -inf, or of nothing, is -inf, with every
     derivative 0. Source: ATen logsumexp.
     """
     _require_inexact(x, "logsumexp")
@@ -388,7 +388,7 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
         ord: any real, inf or -inf.
         dim, keepdim: as `sum`.
     Returns: as `sum`, real. Raises: as `mean`.
-    Non-smooth points: those of rules/norm.py: where the norm is 0, and at entries of 0, every derivative is 0 (but for
+    Where not differentiable: those of derivatives/reduction/norm.py: where the norm is 0, and at entries of 0, every derivative is 0 (but for
     an even ``ord`` the latter are smooth); entries that attain an extreme share its gradient.
     Source: ATen linalg_vector_norm.
     """
@@ -459,7 +459,7 @@ def _product(s: _Slices) -> Tensor:
 def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
     """The product over one dim, or over all, as torch.prod: without a division, so zeros are as good as other values.
 
-    Args, Returns, Raises: as `mean`. Non-smooth points: none, it is a polynomial. Source: ATen prod.dim_int.
+    Args, Returns, Raises: as `mean`. Where not differentiable: none, it is a polynomial. Source: ATen prod.dim_int.
     """
     _require_inexact(x, "prod")
     return _reduce(x, dim, keepdim, lambda s: _product(s).to(x.values.dtype))
@@ -473,7 +473,7 @@ def cumsum(x: Ragged, dim: int) -> Ragged:
         x: the nested tensor.
         dim: a dim of the components.
     Returns: of the kind and shape of ``x``; integers in int64.
-    Raises: IndexError: a dim out of range. ValueError: the batch. Non-smooth points: none. Source: ATen cumsum.
+    Raises: IndexError: a dim out of range. ValueError: the batch. Where not differentiable: none. Source: ATen cumsum.
     """
 
     def along(s: _Slices) -> Tensor:
@@ -507,7 +507,7 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
         dtype: what ``x`` is converted to first.
     Returns: of the kind and shape of ``x``.
     Raises: IndexError: a dim out of range. ValueError: the batch. RuntimeError: a dtype without a softmax.
-    Non-smooth points: none; a slice with nan, +inf or nothing but -inf is nan.
+    Where not differentiable: none; a slice with nan, +inf or nothing but -inf is nan.
     Source: ATen softmax_nested, nested_softmax_backward.
     """
     return _map(
@@ -541,7 +541,7 @@ def glu(x: Ragged, dim: int = -1) -> Ragged:
         dim: a dense dim of even size.
     Returns: of the kind of ``x``, half as large in ``dim``.
     Raises: IndexError: a dim out of range. ValueError: the batch, a ragged dim, an odd size, several ragged dims.
-    Non-smooth points: none. Source: ATen glu.
+    Where not differentiable: none. Source: ATen glu.
     """
     at = _one_dim(x, dim)
     size = x.shape[at]
@@ -571,7 +571,7 @@ def amax(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     """The largest entry over ``dim``, as torch.amax.
 
     Args, Returns, Raises: as `sum`; ``x`` real; IndexError: an empty slice, where that can be known (see the module).
-    Non-smooth points: entries that tie share the gradient equally. Source: ATen amax.
+    Where not differentiable: entries that tie share the gradient equally. Source: ATen amax.
     """
     return _reduce(x, dim, keepdim, _largest)
 
@@ -623,7 +623,7 @@ def max(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Any:
     Returns:
         Extremum(values, indices): each as of `sum`. Indices are within the component, of the first that attains.
     Raises: as `amax`; ValueError: the batch, or keepdim without a dim.
-    Non-smooth points: the gradient is all the chosen entry's; over all entries, those that tie share it.
+    Where not differentiable: the gradient is all the chosen entry's; over all entries, those that tie share it.
     Source: ATen max.dim, value_selecting_reduction_backward.
     """
     return _extremum(x, dim, keepdim, True)

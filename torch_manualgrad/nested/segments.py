@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ..core.formula import Formula, formula
 from ..core.internals import below_autograd, entry
+from .fast_path import alone, shortened
 from .packing import segments
-from .short import alone, shortened
 
 __all__ = [
     "_nested_sum_backward",
@@ -143,7 +143,7 @@ def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     Raises:
         RuntimeError (IndexError without kernels): ``dim`` out of range. RuntimeError: offsets that do not start at 0,
         decrease, or do not end at T (see the module); of another dtype or not one dim; values that are not inexact.
-    Non-smooth points: none, it is linear. Source: ATen sum.dim_IntList on nested tensors.
+    Where not differentiable: none, it is linear. Source: ATen sum.dim_IntList on nested tensors.
     """
     return _sum(wide(values), offsets, dim).to(values.dtype)
 
@@ -159,7 +159,7 @@ def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) ->
         dim: the dim that is cut.
     Returns:
         As ``grad``, with T in place of B; contiguous.
-    Raises: as segment_sum; RuntimeError: a grad of another length, a negative count. Non-smooth points: none.
+    Raises: as segment_sum; RuntimeError: a grad of another length, a negative count. Where not differentiable: none.
     Source: ATen _nested_sum_backward_cpu.
     """
     return _repeat(grad, offsets, count, dim).contiguous()
@@ -200,7 +200,7 @@ def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """The softmax within each segment: exp(x) / E E^T exp(x).
 
     Args: as segment_sum; ``values`` real. Returns: the shape and dtype of ``values``, contiguous.
-    Raises: as segment_sum. Non-smooth points: none; a segment that holds nan, +inf or nothing but -inf is nan.
+    Raises: as segment_sum. Where not differentiable: none; a segment that holds nan, +inf or nothing but -inf is nan.
     Source: ATen softmax_nested.
     """
     e = _shifted(wide(values), offsets, dim).exp()
@@ -217,7 +217,7 @@ def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: 
         offsets, dim: as segment_sum.
     Returns:
         As ``output``, contiguous.
-    Raises: as segment_sum; RuntimeError: a grad of another shape or dtype. Non-smooth points: none.
+    Raises: as segment_sum; RuntimeError: a grad of another shape or dtype. Where not differentiable: none.
     Source: ATen nested_softmax_backward.
     """
     g, y = wide(grad), wide(output)
@@ -251,7 +251,7 @@ def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 def nested_log_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """Cotangent of x for that of y = log_softmax(x) within segments: g - exp(y) E E^T g.
 
-    Args, Returns, Raises: as nested_softmax_backward. Non-smooth points: none.
+    Args, Returns, Raises: as nested_softmax_backward. Where not differentiable: none.
     Source: ATen _log_softmax_backward_data, within segments.
     """
     g = wide(grad)
@@ -282,7 +282,7 @@ def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """The largest entry of each segment; nan if it holds one, -inf if it holds nothing.
 
     Args: as segment_sum; ``values`` real. Returns: as segment_sum. Raises: as segment_sum.
-    Non-smooth points: entries that tie share the gradient equally, as ATen's amax has it. Source: ATen amax.
+    Where not differentiable: entries that tie share the gradient equally, as ATen's amax has it. Source: ATen amax.
     """
     return _amax(values, offsets, dim)
 
@@ -303,7 +303,7 @@ def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets:
         offsets, dim: as segment_sum.
     Returns:
         The shape and dtype of ``values``.
-    Raises: as segment_sum. Non-smooth points: as segment_amax. Source: ATen scale_grad_by_count.
+    Raises: as segment_sum. Where not differentiable: as segment_amax. Source: ATen scale_grad_by_count.
     """
     attained = _attained(values, result, offsets, dim)
     share = grad / segment_sum(attained, offsets, dim).clamp(min=1)

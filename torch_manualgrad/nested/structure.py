@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .border import on_nested
+from .conversion import on_nested
 from .packing import readable, row_strides, strided_places
 from .ragged import Ragged, cumulated
 

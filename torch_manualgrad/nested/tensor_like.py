@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.arguments import described
 from . import activations, arithmetic, attention, layers, matmul, reductions, structure
-from .border import on_nested, require_same_structure
+from .conversion import on_nested, require_same_structure
 from .ragged import Ragged
 
 __all__: list[str] = []

@@ -191,7 +191,7 @@ def measure(case: Case, kind: str, what: str) -> tuple[str, str]:
     """("right" | "wrong" | "raises", why).
 
     Args:
-        kind: of `KINDS`; for the nested tensors it is what PyTorch's calls do, under whatever is in force.
+        kind: of `KINDS`; for the nested tensors it is what PyTorch's calls do, under whatever override is active.
         what: of `MEASURES`.
     """
     inputs = _inputs(case)

@@ -1,0 +1,444 @@
+"""Rules: how formulas are bound to an operator by names, and every way in which a rule is refused."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from ops_for_tests import define, random, same
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.registry import Registry
+
+NESTINGS = [c for k in (1, 2, 3) for c in itertools.product((jacrev, jacfwd), repeat=k)]
+
+
+def local(name, **about):
+    """A rule that is in no table."""
+    return mg.rule(name, register=False, **about)
+
+
+def nested(transforms, f):
+    for transform in transforms:
+        f = transform(f)
+    return f
+
+
+def equal_under(rules, f, reference, *args, transforms=NESTINGS):
+    for nesting in transforms:
+        with mg.override(*rules):
+            found = nested(nesting, f)(*args)
+        same(found, nested(nesting, reference)(*args))
+
+
+def gradient_and_tangent(f, x, *rules):
+    """The sum of the gradient, and the tangent along ones, under the rules."""
+    with mg.override(*rules):
+        return grad(lambda x: f(x).sum())(x), jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+# -- binding ---------------------------------------------------------------------------------------------------------
+
+# each is wrong by a factor of 3, which shows that it was used
+SINE = {
+    "grad and input": {"vjp": {"self": lambda grad, self: 3 * grad * self.cos()}},
+    "any order": {"vjp": {"self": lambda self, grad: 3 * grad * self.cos()}},
+    "output": {"vjp": {"self": lambda grad, self, result: 3 * grad * self.cos() + 0 * result}},
+    "mask": {"vjp": {"self": lambda grad, self, output_mask: 3 * grad * self.cos() if output_mask[0] else None}},
+    "keyword-only constants": {"vjp": {"self": lambda grad, self, *, factor=3: factor * grad * self.cos()}},
+    "partial": {"vjp": {"self": functools.partial(lambda self, grad, factor: factor * grad * self.cos(), factor=3)}},
+    "vjp and jvp": {
+        "vjp": {"self": lambda grad, self: 3 * grad * self.cos()},
+        "jvp": {"result": lambda self_p, self_t: 3 * self_t * self_p.cos()},
+    },
+    "jvp with plain names": {
+        "vjp": {"self": lambda grad, self: 3 * grad * self.cos()},
+        "jvp": {"result": lambda self, self_t, result: 3 * self_t * self.cos() + 0 * result},
+    },
+}
+
+
+@pytest.mark.parametrize("bindings", SINE)
+def test_names(bindings):
+    rule = local("aten::sin", **SINE[bindings])
+    x = random(3)
+    same(gradient_and_tangent(torch.sin, x, rule), (3 * x.cos(), 3 * x.cos()))
+    assert grad(torch.sin)(x[0]) == x[0].cos()
+
+
+def test_tuple_keys_ask_for_several_gradients_at_once():
+    seen = []
+
+    def both(grad, self, other, output_mask):
+        seen.append(tuple(output_mask))
+        return (
+            (grad * other).sum_to_size(self.shape) if output_mask[0] else None,
+            (grad * self).sum_to_size(other.shape) if output_mask[1] else None,
+        )
+
+    rule = local("aten::mul.Tensor", vjp={("self", "other"): both})
+    x, y = random(3), random(3, seed=1)
+    for over, mask in ((0, (True, False)), (1, (False, True)), ((0, 1), (True, True))):
+        with mg.override(rule):
+            g = grad(lambda x, y: torch.mul(x, y).sum(), argnums=over)(x, y)
+        same(g, grad(lambda x, y: torch.mul(x, y).sum(), argnums=over)(x, y))
+        assert seen[0] == mask  # the formula itself multiplies, hence further calls
+        seen.clear()
+    equal_under([rule], lambda x: torch.mul(x, x.sin()), lambda x: x * x.sin(), x)
+
+
+def test_two_keys_only_what_is_asked_for_runs():
+    seen = []
+
+    def named(name, result):
+        return lambda grad, self, other: (seen.append(name), result(grad, self, other))[1]
+
+    rule = local(
+        "aten::atan2",
+        vjp={
+            "self": named("self", lambda g, y, x: g * x / (x * x + y * y)),
+            "other": named("other", lambda g, y, x: -g * y / (x * x + y * y)),
+        },
+    )
+    x, y = random(3), random(3, seed=1)
+    with mg.override(rule):
+        grad(lambda x: torch.atan2(x, y).sum())(x)
+        assert seen == ["self"]
+        grad(lambda y: torch.atan2(x, y).sum())(y)
+        assert seen == ["self", "other"]
+    equal_under([rule], lambda x: torch.atan2(x, x * x), lambda x: torch.atan2(x, x * x), x)
+
+
+def std_mean_vjp(grad_result0, grad_result1, self, result0, result1):
+    found = 0
+    if grad_result0 is not None:
+        found = grad_result0 * (self - result1) / (result0 * (self.numel() - 1))
+    return found if grad_result1 is None else found + grad_result1 / self.numel() * torch.ones_like(self)
+
+
+def centred(self):
+    return self - self.sum() / self.numel()
+
+
+std_mean = {
+    "vjp": {"self": std_mean_vjp},
+    "jvp, one key": {
+        "vjp": {"self": std_mean_vjp},
+        "jvp": {
+            ("result0", "result1"): lambda self, self_t: (
+                (centred(self) * self_t).sum() / (centred(self).square().sum() * (self.numel() - 1)).sqrt(),
+                self_t.sum() / self_t.numel(),
+            )
+        },
+    },
+    "jvp, two keys": {
+        "vjp": {"self": std_mean_vjp},
+        "jvp": {
+            "result0": lambda self, self_t: (
+                (centred(self) * self_t).sum() / (centred(self).square().sum() * (self.numel() - 1)).sqrt()
+            ),
+            "result1": lambda self_t: self_t.sum() / self_t.numel(),
+        },
+    },
+}
+std_mean["vjp only"] = {"vjp": std_mean.pop("vjp")}
+
+
+@pytest.mark.parametrize("bindings", std_mean)
+def test_several_outputs(bindings):
+    rule = local("aten::std_mean.correction", **std_mean[bindings])
+
+    def plain(x):
+        mean = x.sum() / x.numel()
+        return ((x - mean).square().sum() / (x.numel() - 1)).sqrt(), mean
+
+    def loss(f):
+        return lambda x: (lambda s, m: s.sin() * m.exp())(*f(x))
+
+    equal_under([rule], loss(torch.std_mean), loss(plain), random(3))
+    x = random(3).requires_grad_()
+    with mg.override(rule):
+        std, mean = torch.std_mean(x)
+    same(torch.autograd.grad(mean, x, retain_graph=True)[0], torch.full((3,), 1 / 3).double())
+    same(torch.autograd.grad(std, x), torch.autograd.grad(plain(x)[0], x))
+
+
+def test_not_differentiable():
+    def vjp(grad_values, self, indices, dim):
+        return torch.zeros_like(self).scatter(dim, indices, 3 * grad_values)
+
+    rule = local("aten::sort", vjp={"self": vjp}, not_differentiable=["indices"])
+    x = random(4).requires_grad_()
+    with mg.override(rule):
+        values, places = torch.sort(x)
+        same(jvp(lambda x: torch.sort(x)[0], (x.detach(),), (x.detach(),))[1], 3 * x.detach().sort()[0])
+    assert values.requires_grad and not places.requires_grad
+    same(torch.autograd.grad(values.sum(), x)[0], torch.full((4,), 3.0).double())
+    plain = local("aten::std_mean.correction", vjp={"self": std_mean_vjp}, not_differentiable="result1")
+    with mg.override(plain):
+        assert [o.requires_grad for o in torch.std_mean(x)] == [True, False]
+        assert not jvp(lambda x: torch.std_mean(x)[1], (x.detach(),), (x.detach(),))[1].any()
+
+
+def cat_vjp(grad, tensors, dim, output_mask):
+    parts = grad.split([t.shape[dim] for t in tensors], dim)
+    return [3 * part if wanted else None for part, wanted in zip(parts, output_mask[0])]
+
+
+def cat_jvp(tensors, tensors_t, dim):
+    return torch.cat([torch.zeros_like(p) if t is None else 3 * t for p, t in zip(tensors, tensors_t)], dim)
+
+
+@pytest.mark.parametrize("jvps", [None, {"result": cat_jvp}], ids=["derived", "written"])
+def test_lists_of_tensors(jvps):
+    rule = local("aten::cat", vjp={"tensors": cat_vjp}, jvp=jvps)
+    constant = random(1, 3)
+
+    def f(x):
+        return torch.cat([x, constant, 2 * x]).sin().sum()
+
+    x = random(2, 3)
+    with mg.override(rule):
+        same(grad(f)(x), 3 * (x.cos() + 2 * (2 * x).cos()))
+        same(jvp(f, (x,), (x,))[1], 3 * (x * x.cos() + 2 * x * (2 * x).cos()).sum())
+        same(vmap(grad(f))(torch.stack([x, x]))[1], 3 * (x.cos() + 2 * (2 * x).cos()))
+
+
+def layer_norm_vjp(grad_result0, grad_result1, grad_result2, input, weight, bias, result1, result2, output_mask):
+    assert [w for w, v in zip(output_mask, (input, weight, bias)) if v is None] == [False] * (weight is None) * 2
+    standard = (input - result1) * result2
+    g = grad_result0 if weight is None else grad_result0 * weight
+    centred = g - g.mean(-1, keepdim=True) - standard * (g * standard).mean(-1, keepdim=True)
+    if weight is None:
+        return 3 * centred * result2, None, None
+    return 3 * centred * result2, (grad_result0 * standard).sum(0), grad_result0.sum(0)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_optional_tensors(affine):
+    rule = local(
+        "aten::native_layer_norm",
+        vjp={("input", "weight", "bias"): layer_norm_vjp},
+        not_differentiable=("result1", "result2"),
+    )
+    values = (random(2, 3), random(3, seed=1), random(3, seed=2))[: 3 if affine else 1]
+
+    def f(x, *affine):
+        return (torch.nn.functional.layer_norm(x, [3], *affine) * random(2, 3, seed=3)).sum()
+
+    over = tuple(range(len(values)))
+    stock = grad(f, argnums=over)(*values)
+    with mg.override(rule):
+        found = grad(f, argnums=over)(*values)
+    same(found, (3 * stock[0], *stock[1:]))
+
+
+@pytest.mark.parametrize("number", [2, 2.1, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_number_in_place_of_a_tensor(number, dtype):
+    """The dispatcher gives the kernel a Python number for the tensor that `x * 2.1` passes."""
+    # in divisions, or the factor would act on the formula itself
+    rule = local("aten::mul.Tensor", vjp={"self": lambda grad, other: grad / (1 / other.to(grad.dtype)) / (1 / 7)})
+    for shape in ((3,), ())[: 1 if dtype is torch.bfloat16 else 2]:  # a bfloat16 scalar times 2.1 is off by one ulp
+        x = random(*shape).to(dtype).requires_grad_()
+        with mg.override(rule):
+            y = x * number
+            (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert y.dtype is (x.detach() * number).dtype and y.equal(x.detach() * number)
+        with fwAD.dual_level():
+            with mg.override(rule):
+                y = fwAD.make_dual(x.detach(), torch.ones_like(x)) * number
+            t = fwAD.unpack_dual(y).tangent
+        same((g, t), (torch.full_like(x, 7) * number,) * 2)
+
+
+def test_only_a_jvp():
+    rule = local("aten::sin", jvp={"result": lambda self, self_t: 3 * self_t * self.cos()})
+    x = random(3)
+    with mg.override(rule):
+        same(jvp(torch.sin, (x,), (x,))[1], 3 * x * x.cos())
+        assert not torch.sin(x).requires_grad
+
+
+@pytest.mark.parametrize("library", ["ours", "torch.library"])
+def test_any_namespace(library):
+    if library == "ours":
+        op = define("(Tensor x) -> Tensor", lambda x: 2 * x)
+        name, call = op.name, op
+    else:
+        name = "mgtest::doubled"
+
+        @torch.library.custom_op(name, mutates_args=())
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        call.register_autograd(lambda ctx, g: 2 * g)
+    rule = local(name, vjp={"x": lambda grad: 7 * grad})
+    same(gradient_and_tangent(call, random(3), rule), (torch.full((3,), 7.0).double(),) * 2)
+    if library != "ours":
+        x = random(3).requires_grad_()
+        same(torch.autograd.grad(call(x).sum(), x)[0], torch.full((3,), 2.0).double())
+
+
+# -- what a rule says about itself -----------------------------------------------------------------------------------
+
+
+def test_attributes():
+    rule = mg.rules["aten::linalg_vector_norm"]
+    assert rule.aten is torch.ops.aten.linalg_vector_norm.default
+    assert rule.formulas == (mg.ops.linalg_vector_norm_backward, mg.ops.linalg_vector_norm_jvp)
+    assert set(rule.residuals) >= {"self", "ord"} and "speed" in rule.improves and rule.source
+    assert repr(rule) == "<Rule aten::linalg_vector_norm: linalg_vector_norm_backward, linalg_vector_norm_jvp>"
+    assert mg.rules["aten::norm.Scalar"].formulas == (mg.ops.norm_backward, mg.ops.norm_jvp)  # through a lambda
+    assert repr(local("aten::sin", **SINE["partial"])) == "<Rule aten::sin: >"
+
+
+def test_residuals_are_what_the_vjp_asks_for():
+    assert local("aten::sin", vjp={"self": lambda grad, result: grad * result}).residuals == ("result",)
+    assert local("aten::sin", vjp={"self": lambda grad: grad}, jvp={"result": lambda self: self}).residuals == ()
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def one(grad):
+    return grad
+
+
+@pytest.mark.parametrize(
+    "name, about, message",
+    [
+        ("aten::sinn", {"vjp": {"self": one}}, "rule 'aten::sinn': there is no such operator"),
+        ("nowhere::sin", {"vjp": {"self": one}}, "rule 'nowhere::sin': there is no such operator"),
+        ("sin", {"vjp": {"self": one}}, "expected 'namespace::name' or 'namespace::name.overload'"),
+        ("aten::add.Tensorr", {"vjp": {"self": one}}, "there is no such operator"),
+        ("aten::norm", {"vjp": {"self": one}}, "there is no such operator"),
+        ("aten::sin_", {"vjp": {"self": one}}, "writes to an argument"),
+        ("aten::sin.out", {"vjp": {"self": one}}, "writes to an argument"),
+        ("aten::view", {"vjp": {"self": one}}, "returns a view"),
+        ("aten::square", {"vjp": {"self": one}}, "the operator is composite"),
+        ("aten::sin", {}, "neither a vjp nor a jvp is given"),
+        ("aten::sin", {"vjp": {"x": one}}, r"vjp is given for 'x', which is none of \['self'\]"),
+        ("aten::add.Tensor", {"vjp": {"alpha": one}}, r"'alpha', which is none of \['self', 'other'\]"),
+        ("aten::sin", {"jvp": {"out": lambda self_t: self_t}}, r"jvp is given for 'out', which is none of \['result'\]"),
+        ("aten::sin", {"vjp": {"self": lambda grd: grd}}, "the vjp formula asks for 'grd', which is none of"),
+        ("aten::sin", {"vjp": {"self": lambda grad_result: 0}}, "asks for 'grad_result'"),
+        ("aten::std_mean.correction", {"vjp": {"self": one}}, "asks for 'grad'.*grad_result0"),
+        ("aten::sin", {"vjp": {"self": lambda *grads: 0}}, "asks for 'grads'"),
+        ("aten::sin", {"jvp": {"result": lambda self_q: self_q}}, "the jvp formula asks for 'self_q'"),
+        ("aten::sin", {"jvp": {"result": lambda grad: grad}}, "the jvp formula asks for 'grad'"),
+        ("aten::mul.Tensor", {"vjp": {("self", "other"): one, "self": one}}, "vjp is given twice for 'self'"),
+        ("aten::mul.Tensor", {"vjp": {("self", "self"): one}}, "vjp is given twice for 'self'"),
+        ("aten::sin", {"vjp": {"self": one}, "improves": "bad"}, "improves='bad' is unknown; expected some of"),
+        ("aten::sin", {"vjp": {"self": one}, "improves": ("speed", "bad")}, "improves='bad' is unknown"),
+        ("aten::sin", {"vjp": {"self": one}, "not_differentiable": "x"}, r"not_differentiable='x' is none of"),
+        ("aten::sin", {"vjp": {"self": 3}}, "the vjp for self must be a function with named parameters, got 3"),
+        ("aten::sin", {"vjp": {"self": torch.neg}}, "must be a function with named parameters"),
+        ("aten::dist", {"vjp": {"self": one}, "register": True}, "rule 'aten::dist' exists already"),
+    ],
+)  # fmt: skip
+def test_refused(name, about, message):
+    before = list(mg.rules)
+    with pytest.raises(ValueError, match=message):
+        mg.rule(name, **{"register": False, **about})
+    assert list(mg.rules) == before
+
+
+def test_a_name_that_means_two_things_is_refused():
+    op = define("(Tensor grad) -> Tensor", lambda grad: 2 * grad)
+    with pytest.raises(ValueError, match="asks for 'grad', which names two things here"):
+        local(op.name, vjp={"grad": lambda grad: 7 * grad})
+    local(op.name, vjp={"grad": lambda output_mask: 0})  # not asked for, no conflict
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """As if this torch were 2.14.1, and nothing were registered."""
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
+    rules = Registry("rule")
+    monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    return rules
+
+
+def test_what_no_gradient_needs_is_not_kept():
+    rule = local(
+        "aten::mm",
+        vjp={
+            "self": lambda grad, mat2, self_sizes, self_dtype: (grad @ mat2.mT).to(self_dtype).reshape(self_sizes),
+            "mat2": lambda grad, self, mat2_strides: (self.mT @ grad) * len(mat2_strides) / 2,
+        },
+    )
+    assert rule.residuals == ("self", "mat2")
+    for wanted in ((0,), (1,), (0, 1)):
+        inputs = [random(3, 3).requires_grad_(i in wanted) for i in range(2)]
+        saved = []
+        with mg.override(rule), torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+            out = torch.mm(*inputs)
+        assert [x.data_ptr() for x in saved] == [inputs[i].data_ptr() for i in (0, 1) if 1 - i in wanted]
+        ones = torch.ones(3, 3, dtype=out.dtype)
+        expected = (ones @ inputs[1].mT, inputs[0].mT @ ones)
+        same(torch.autograd.grad(out.sum(), [inputs[i] for i in wanted]), tuple(expected[i] for i in wanted))
+    equal_under([rule], lambda a: (a @ a.sin()).sum(), lambda a: (a[:, :, None] * a.sin()).sum(1).sum(), random(3, 3))
+
+
+def test_an_operator_that_this_torch_lacks_is_absent(registry):
+    about = {"vjp": {"self": one}, "improves": "values"}
+    assert mg.rule("aten::not_yet.Tensor", since="2.15", **about) is None
+    assert mg.rule("aten::gone", since="2.1", until="2.14", **about) is None
+    assert mg.rule("aten::nowhere", until="2.3", register=False, **about) is None
+    assert registry.absent == {
+        "aten::not_yet.Tensor": "torch 2.14.1+cpu has no aten::not_yet.Tensor, which comes with 2.15",
+        "aten::gone": "torch 2.14.1+cpu has no aten::gone, which is gone since 2.14",
+    }
+    made = mg.rule("aten::sin", until="2.14", **about)  # it is here all the same
+    assert list(registry.values()) == [made]
+    for names in ((), ("*",)):
+        with mg.override(*names) as handle:
+            assert handle.rules == (made,)
+    for what in ("aten::gone", "gone"):
+        with pytest.raises(KeyError, match="torch 2.14.1.cpu has no aten::gone, which is gone since 2.14"):
+            mg.override(what)
+    with pytest.raises(ValueError, match="exists already"):
+        mg.rule("aten::gone", until="2.14", **about)
+
+
+@pytest.mark.parametrize("versions", [{"until": "2.15"}, {"since": "2.14"}, {"since": "2.1", "until": "3.0"}, {}])
+def test_an_operator_that_ought_to_be_here_is_an_error(registry, versions):
+    with pytest.raises(ValueError, match="there is no such operator"):
+        mg.rule("aten::sinn", vjp={"self": one}, **versions)
+    assert not registry.absent
+
+
+@pytest.mark.parametrize("version", ["2", "two", "", "2.x", 2.15])
+def test_what_is_no_version_is_refused(version):
+    for about in ({"improves": {"values": version}}, {"since": version}, {"until": version}):
+        with pytest.raises(ValueError, match=f"{version!r} is no version of torch; expected one such as '2.15'"):
+            local("aten::sin", vjp={"self": one}, **about)
+
+
+def test_a_claim_ends_with_a_version(registry):
+    ends = mg.rule("aten::sin", vjp={"self": one}, improves={"values": "2.14", "missing": "2.15", "speed": None})
+    ended = mg.rule("aten::cos", vjp={"self": one}, improves={"values": "2.14"})
+    assert ends.improves == ("missing", "speed") and ended.improves == ()
+    assert ends.claims == {"values": "2.14", "missing": "2.15", "speed": None}
+    with mg.override() as handle:
+        assert handle.rules == (ends,)
+    with mg.override("cos") as handle:
+        assert handle.rules == (ended,)
+
+
+def test_the_registry():
+    assert mg.rules["aten::dist"] is getattr(mg.rules, "aten::dist") and mg.ops.norm_jvp is mg.ops["norm_jvp"]
+    assert "norm_jvp" in dir(mg.ops) and len(mg.rules) == len(list(mg.rules))
+    with pytest.raises(KeyError, match="there is no rule 'aten::dits'; did you mean 'aten::dist'"):
+        mg.rules["aten::dits"]
+    with pytest.raises(AttributeError, match="there is no formula 'norm_jpv'; did you mean 'norm_jvp'"):
+        mg.ops.norm_jpv  # noqa: B018
+    with pytest.raises(TypeError):
+        mg.rules["aten::dist"] = None

@@ -1,0 +1,186 @@
+"""Matrix products: layouts, complex numbers, missing parts, and what PyTorch cannot differentiate."""
+
+import pytest
+import torch
+from torch.func import jvp
+
+import torch_manualgrad as mg
+from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.linalg.matmul import (
+    linear_backward,
+    linear_double_backward,
+    mm_mat1_backward,
+    mm_mat2_backward,
+)
+
+F32, F64, C128 = torch.float32, torch.float64, torch.complex128
+same = torch.testing.assert_close
+
+
+def gradients(out, inputs, weight):
+    return torch.autograd.grad(out, inputs, weight, allow_unused=True, materialize_grads=True)
+
+
+# -- mm and addmm -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_mm_has_stocks_values_and_layouts(first, second, expanded, dtype):
+    def matrix(m, n, column_major, seed):
+        return random(n, m, dtype=dtype, seed=seed).mT if column_major else random(m, n, dtype=dtype, seed=seed)
+
+    A, B = matrix(3, 2, first, 0).requires_grad_(), matrix(2, 4, second, 1).requires_grad_()
+    G = random(1, 1, dtype=dtype, seed=2).expand(3, 4) if expanded else random(3, 4, dtype=dtype, seed=2)
+    expected = gradients(A @ B, (A, B), G)
+    with mg.override("aten::mm"):
+        found = gradients(A @ B, (A, B), G)
+    for g, x in zip(found, expected, strict=True):
+        same(g, x)
+        assert g.stride() == x.stride()
+
+
+@pytest.mark.parametrize("alpha, beta", [(1, 1), (2, 0), (0.5 - 1j, 1j), (0, 3.5)])
+@pytest.mark.parametrize("shape", [(3, 4), (4,), (3, 1), ()])
+def test_addmm_equals_stock(shape, alpha, beta):
+    dtype = C128 if isinstance(alpha, complex) else F64
+    bias = torch.ones(shape, dtype=dtype).requires_grad_()
+    A, B = random(3, 2, dtype=dtype).requires_grad_(), random(2, 4, dtype=dtype, seed=1).requires_grad_()
+    G = random(3, 4, dtype=dtype, seed=2)
+
+    def f(bias, A, B):
+        return torch.addmm(bias, A, B, alpha=alpha, beta=beta)
+
+    def run():
+        x = (bias, A, B)
+        parts = tuple(t.detach() for t in x)
+        tangents = [
+            jvp(lambda y, i=i: f(*parts[:i], y, *parts[i + 1 :]), (parts[i],), (parts[i],))[1] for i in range(3)
+        ]
+        return (*gradients(f(*x), x, G), *tangents)
+
+    expected = run()
+    with mg.override("aten::addmm"):
+        for g, x in zip(run(), expected, strict=True):
+            same(g, x)
+
+
+def test_mm_formulas_take_complex_numbers():
+    A, B = random(3, 2, dtype=C128).requires_grad_(), random(2, 4, dtype=C128, seed=1).requires_grad_()
+    G, alpha = random(3, 4, dtype=C128, seed=2), 0.5 - 2j
+    gA, gB = gradients(alpha * (A @ B), (A, B), G)
+    for strides in (None, (1, 3), (2, 1)):
+        same(mm_mat1_backward(G, B, strides, alpha), gA)
+    for strides in (None, (1, 2), (4, 1)):
+        same(mm_mat2_backward(G, A, strides, alpha), gB)
+
+
+# -- _trilinear -------------------------------------------------------------------------------------------------------
+
+
+def test_bilinear_equals_stock_and_has_complex_derivatives():
+    def inputs(dtype):
+        shapes = ((5, 3), (5, 2), (4, 3, 2))
+        return [random(*s, dtype=dtype, seed=i).requires_grad_() for i, s in enumerate(shapes)]
+
+    x, G = inputs(F64), random(5, 4, dtype=F64, seed=7)
+    expected = gradients(torch.nn.functional.bilinear(*x), x, G)
+    with mg.override():
+        for g, e in zip(gradients(torch.nn.functional.bilinear(*x), x, G), expected, strict=True):
+            same(g, e)
+
+    z, H = inputs(C128), random(5, 4, dtype=C128, seed=7)
+    with pytest.raises(RuntimeError, match="does not support automatic differentiation"):
+        torch.nn.functional.bilinear(*z)
+    expected = gradients(torch.einsum("bi,oij,bj->bo", z[0], z[2], z[1]), z, H)
+    with mg.override():
+        for g, e in zip(gradients(torch.nn.functional.bilinear(*z), z, H), expected, strict=True):
+            same(g, e)
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2)])
+def test_trilinear_with_constant_factors(needed):
+    x = [random(2, 3, dtype=F64, seed=i).requires_grad_(i in needed) for i in range(3)]
+    wanted = [x[i] for i in needed]
+    with mg.override("aten::_trilinear"):
+        out = torch.ops.aten._trilinear(*x, [], [], [], [1])
+        found = torch.autograd.grad(out, wanted, torch.ones(2, dtype=F64))
+    expected = torch.autograd.grad((x[0] * x[1] * x[2]).sum(), wanted)
+    for g, e in zip(found, expected, strict=True):
+        same(g, e)
+
+
+def test_trilinear_backward_gives_one_cotangent():
+    x = [random(2, 3, dtype=F64, seed=i) for i in range(3)]
+    for factors, missing in ((x, 0), ((None, None, x[2]), 2)):
+        with pytest.raises(ValueError, match=f"i1, i2, i3: expected one of them to be None, got {missing}"):
+            mg.ops["_trilinear_backward"](x[0], *factors, [], [], [], [1])
+
+
+def test_the_unrolled_dim_is_the_callers_where_stock_has_no_such_dim():
+    x = [random(3, dtype=F64, seed=i).requires_grad_() for i in range(3)]
+
+    def f(*x):
+        return torch.ops.aten._trilinear(*x, [], [], [], [0], unroll_dim=0)
+
+    with pytest.raises((RuntimeError, IndexError)):
+        torch.autograd.grad(f(*x), x)
+    with mg.override():
+        same(torch.autograd.grad(f(*x), x)[0], (x[1] * x[2]).detach())
+
+
+# -- _grouped_mm ------------------------------------------------------------------------------------------------------
+
+GROUPED = [((8, 4), (2, 4, 8)), ((2, 4, 4), (4, 8)), ((4, 8), (8, 4)), ((2, 4, 4), (2, 4, 8))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("first, second", GROUPED)
+def test_grouped_mm_equals_stock_and_has_tangents(first, second, dtype):
+    k = 16 // dtype.itemsize // 4  # so that every row is of a multiple of 16 bytes
+    A, B = (random(*(n if i < len(s) - 2 else n * k for i, n in enumerate(s)), dtype=F32, seed=len(s)).to(dtype)
+            for s in (first, second))  # fmt: skip
+    offs = None if A.dim() == B.dim() == 3 else torch.tensor([4 * k, 8 * k], dtype=torch.int32)
+
+    def f(A, B):
+        return torch.ops.aten._grouped_mm(A, B, offs)
+
+    def gradient():
+        x, y = A.clone().requires_grad_(), B.clone().requires_grad_()
+        out = f(x, y)
+        return torch.autograd.grad(out, (x, y), torch.ones_like(out))
+
+    expected = gradient()
+    with pytest.raises(NotImplementedError):
+        jvp(f, (A, B), (A, B))
+    with mg.override():
+        for g, e in zip(gradient(), expected, strict=True):
+            same(g, e)
+        same(jvp(f, (A, B), (A, B))[1], 2 * f(A, B))  # bilinear
+        same(jvp(lambda A: f(A, B), (A,), (A.mT.contiguous().mT,))[1], f(A, B))
+
+
+# -- linear -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+@pytest.mark.parametrize("batch", [(), (5,), (2, 5)])
+@pytest.mark.parametrize("missing", [(), (0,), (1,), (0, 1), (2,), (0, 1, 2)])
+def test_linears_gradient_and_its_own(batch, missing, dtype):
+    x, W = random(*batch, 3, dtype=dtype).requires_grad_(), random(4, 3, dtype=dtype, seed=1).requires_grad_()
+    b, G = random(4, dtype=dtype, seed=2).requires_grad_(), random(*batch, 4, dtype=dtype, seed=3).requires_grad_()
+    first = torch.autograd.grad(torch.nn.functional.linear(x, W, b), (x, W, b), G, create_graph=True)
+    for g, e in zip(linear_backward(x, G, W), first, strict=True):
+        same(g, e)
+
+    second = [None if i in missing else random(*t.shape, dtype=dtype, seed=4 + i) for i, t in enumerate(first)]
+    found = linear_double_backward(*second, x, G, W)
+    given = [(f, s) for f, s in zip(first, second, strict=True) if s is not None]
+    if given:
+        expected = gradients([f for f, _ in given], (x, G, W), [s for _, s in given])
+    else:
+        expected = tuple(map(torch.zeros_like, (x, G, W)))
+    for g, e in zip(found, expected, strict=True):
+        same(g, e)

@@ -1,0 +1,175 @@
+"""Every rule, in every mode, on its own samples and on those of PyTorch's operator database.
+
+A new rule is covered by being registered: nothing here names one.
+"""
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import torch_manualgrad as mg
+from torch_manualgrad.core import internals
+from torch_manualgrad.testing import CHECKS, Report, check, op_samples
+from torch_manualgrad.testing.opinfo import reached
+
+DTYPES = [torch.float64, torch.complex128]
+RULES = list(mg.rules.values())
+
+
+def samples(rule, dtype):
+    """The rule's samples that the operator itself accepts in this dtype."""
+    found = []
+    for sample in rule.samples(dtype, "cpu"):
+        try:
+            rule.aten(*sample.args, **sample.kwargs)
+        except (RuntimeError, NotImplementedError):
+            assert dtype.is_complex, f"{rule.name} refuses its own sample {sample}"
+            continue
+        found.append(sample)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_all_modes_on_the_rules_own_samples(rule, dtype):
+    found = samples(rule, dtype)
+    assert found or dtype.is_complex
+    with mg.override(rule):
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
+def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch):
+    # once a graph with dual numbers was compiled, by another test, any tensor may carry a tangent, and nothing is left
+    monkeypatch.setattr(internals, "_tangents_in_graphs", False)
+    found = samples(rule, dtype)
+    with mg.override():
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps)
+        outputs = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
+    stock = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
+    nodes = [[(o if isinstance(o, torch.Tensor) else o[0]).grad_fn.name() for o in os] for os in (outputs, stock)]
+    assert nodes[0] == nodes[1], "samples are small: what is left is what is checked"
+
+
+def same(ours, stock):
+    ours, stock = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (ours, stock))
+    pairs = zip(ours, stock, strict=True)
+    return all(a.dtype == b.dtype and ((a == b) | (a != a) & (b != b)).all() for a, b in pairs)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_forward_values_are_stocks_to_the_bit(rule):
+    for sample in samples(rule, torch.float64):
+        # some of LAPACK's drivers are not reproducible: the last bit depends on where the memory lies
+        stock = [rule.aten(*sample.args, **sample.kwargs) for _ in range(30)]
+        with mg.override(rule):
+            args = [
+                a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+                for a in sample.args
+            ]
+            ours = rule.aten(*args, **sample.kwargs)
+        assert any(same(ours, one) for one in stock), sample
+
+
+STOCK_CANNOT_VMAP = ("cov",)  # aten::equal, of the weights, has no batching rule
+# Not those of the operator itself, which is PyTorch's: its fake kernel, its registrations.
+OF_DERIVATIVES = tuple(c for c in CHECKS if c not in ("kernel", "fake", "opcheck"))
+AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose samples are all kinks
+
+
+@pytest.mark.parametrize("name", reached())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_all_modes_on_the_operator_database(name, dtype, which):
+    report = Report()
+    with mg.override(*which):
+        for case in op_samples(name, dtype, limit=6):
+            if case.name != AT_ZERO:
+                report += check(
+                    case.fn,
+                    [case.sample],
+                    name=case.name,
+                    checks=OF_DERIVATIVES if which and name not in STOCK_CANNOT_VMAP else OF_DERIVATIVES[:3],
+                    raise_on_failure=False,
+                )
+    assert not report.failures, str(report)
+    assert report.results or dtype.is_complex
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_at_kinks_every_mode_is_finite(dtype):
+    """Where finite differences are no reference: the database's norms of zero vectors."""
+    seen = 0
+    with mg.override("*"):
+        for case in op_samples("linalg.norm", dtype):
+            x = case.sample.args[0].detach()
+            if case.name != AT_ZERO or x.dim() != 1:
+                continue
+            seen += 1
+
+            def f(x, case=case):
+                return case.fn(x, *case.sample.args[1:], **case.sample.kwargs)[0].sum()
+
+            def gradient(x, f=f):
+                return torch.func.grad(f)(x).abs().sum()
+
+            def tangent(x, f=f):
+                return torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+            for mode in (f, gradient, tangent):
+                assert torch.func.grad(mode)(x).isfinite().all(), case.sample
+                assert torch.func.jvp(mode, (x,), (torch.ones_like(x),))[1].isfinite().all(), case.sample
+    assert seen
+
+
+class Layouts(TorchDispatchMode):
+    """Compares what formulas return with what they return for tensors without data: the compiler relies on it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "manualgrad":
+            known = func(*tree_map_only(torch.Tensor, lambda x: x.to("meta"), args), **(kwargs or {}))
+            assert [layout(x) for x in tree_leaves(found)] == [layout(x) for x in tree_leaves(known)], func
+        return found
+
+
+def layout(x):
+    return None if x is None else (x.dtype, x.shape, [s for n, s in zip(x.shape, x.stride()) if n > 1 and x.numel()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_layouts_are_known_without_data(rule, dtype, monkeypatch):
+    for formula in mg.ops.values():
+        monkeypatch.setattr(formula, "in_python", False)  # which would pass by the mode
+    for sample in samples(rule, dtype):
+        with mg.override(rule), Layouts():
+            args = [
+                a.detach().requires_grad_()
+                if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex())
+                else a
+                for a in sample.args
+            ]
+            inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+            outputs = [o for o in tree_leaves(rule.probe(*args, **sample.kwargs)) if o.requires_grad]
+            torch.autograd.grad(outputs, inputs, [torch.randn_like(o) for o in outputs], allow_unused=True)
+            if "fwd" not in rule.gaps:
+                with fwAD.dual_level():
+                    duals = [fwAD.make_dual(a.detach(), a.detach()) if any(a is x for x in inputs) else a for a in args]
+                    rule.probe(*duals, **sample.kwargs)
+
+
+def test_every_rule_says_where_it_comes_from_and_has_samples():
+    for rule in RULES:
+        assert rule.source and rule.samples is not None, rule.name
+        assert rule.formulas, rule.name
+        for mode, reason in rule.gaps.items():
+            assert reason, (rule.name, mode)
+
+
+def test_every_formula_says_where_it_comes_from():
+    for formula in mg.ops.values():
+        assert "Source:" in (formula.__doc__ or ""), formula.name

@@ -1,0 +1,926 @@
+"""Ragged batches, torch's nested tensors at the border, and the operators that take them apart or combine them.
+
+The reference is everywhere a loop over the components with dense torch.
+"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from ops_for_tests import random, same
+from torch.func import jvp, vjp, vmap
+
+import torch_manualgrad as mg
+import torch_manualgrad.nested as nested
+from torch_manualgrad.core.internals import pytree, strided_nested
+from torch_manualgrad.nested import Ragged
+from torch_manualgrad.nested.conversion import on_nested, require_same_structure
+from torch_manualgrad.nested.packing import row_strides
+from torch_manualgrad.testing import Sample, check
+
+SHAPES = {
+    "first": [(2, 3), (0, 3), (4, 3)],
+    "last": [(3, 2), (3, 4), (3, 0)],
+    "middle": [(2, 2, 2), (2, 3, 2)],
+    "vector": [(2,), (5,), (1,)],
+    "one": [(3, 2)],
+    "two": [(3, 2), (1, 4)],
+    "outer two": [(1, 2, 3), (3, 2, 2)],
+}
+SINGLE = [k for k in SHAPES if "two" not in k]
+
+
+def components(name, dtype=torch.float64):
+    return [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(SHAPES[name])]
+
+
+# what a fake tensor cannot say: how many entries there are depends on the lengths
+UNKNOWN = {"fake": "the number of entries depends on the lengths"}
+
+
+def ragged(name, dtype=torch.float64):
+    return Ragged.from_components(components(name, dtype))
+
+
+def values_of(result):
+    if isinstance(result, Ragged):
+        return result.values
+    return tuple(map(values_of, result)) if isinstance(result, (list, tuple)) else result
+
+
+def same_components(actual, expected):
+    actual = actual.components() if isinstance(actual, Ragged) else list(actual)
+    assert [a.shape for a in actual] == [e.shape for e in expected]
+    for a, e in zip(actual, expected):
+        same(a, e)
+
+
+def in_every_mode(function, r, **options):
+    check(lambda v: values_of(function(r.like(v))), [Sample(r.values)], **options)
+
+
+# -- the batch itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128], ids=str)
+def test_components_there_and_back(name, dtype):
+    given = components(name, dtype)
+    r = Ragged.from_components(given)
+    same_components(r, given)
+    same(r.flat(), torch.cat([c.reshape(-1) for c in given]))
+    again = Ragged.from_flat(r.flat(), r.component_sizes(), r.shape)
+    assert torch.equal(again.values, r.values) and torch.equal(again.offsets, r.offsets)
+    assert r.component_sizes().tolist() == [list(c.shape) for c in given]
+
+
+@pytest.mark.parametrize("name", ["last", "middle", "two"])
+def test_packing_in_every_mode(name):
+    given = components(name)
+    check(lambda *c: Ragged.from_components(c).values, [Sample(*given)])
+    r = Ragged.from_components(given)
+    in_every_mode(lambda r: r.components(), r)
+    in_every_mode(lambda r: r.flat(), r)
+    check(lambda f: Ragged.from_flat(f, r.component_sizes(), r.shape).values, [Sample(r.flat())])
+
+
+def test_which_dims_are_ragged():
+    equal = [random(2, 3), random(2, 3, seed=1)]
+    assert Ragged.from_components(equal).shape == (2, None, 3)
+    assert Ragged.from_components(equal, ragged_dims=[2]).shape == (2, 2, None)
+    assert Ragged.from_components(equal, ragged_dims=[1, 2]).shape == (2, None, None)
+    assert ragged("two").shape == (2, None, None) and ragged("last").shape == (3, 3, None)
+    for bad in ([], [0], [3]):
+        with pytest.raises(ValueError, match="ragged_dims"):
+            Ragged.from_components(equal, ragged_dims=bad)
+    with pytest.raises(ValueError, match=r"differ in dims \[1\]"):
+        Ragged.from_components(components("first"), ragged_dims=[2])
+    for bad in ([], [random(2), random(2, 2)], [random(), random()]):
+        with pytest.raises(ValueError, match="components: expected"):
+            Ragged.from_components(bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_bad_structure(dtype):
+    def made(at, shape=(2, None, 3), values=(4, 3)):
+        return Ragged(torch.zeros(values), torch.tensor(at, dtype=dtype), shape)
+
+    assert made([0, 1, 4]).read_offsets() == [0, 1, 4]
+    assert made([0], (0, None, 3), (0, 3)).components() == []
+    for at, message in (
+        ([0, 3, 2], "decrease from 3 to 2 at component 1"),
+        ([0, 5, 4], "decrease from 5 to 4"),
+        ([0, 2, 5], "end with the buffer at 4, got 5"),
+        ([0, 2, 3], "end with the buffer at 4, got 3"),
+        ([1, 2, 4], "start at 0, got 1"),
+        ([-1, 2, 4], "start at 0, got -1"),
+        ([0, 4], r"expected shape \[3\]"),
+        ([[0, 2, 4]], r"expected shape \[3\]"),
+    ):
+        with pytest.raises(ValueError, match=f"offsets: .*{message}"):
+            made(at)
+    for shape in ((2, 4, 3), (None, None, 3), (2, None, -3)):
+        with pytest.raises(ValueError, match="shape: expected"):
+            made([0, 2, 4], shape)
+    for shape in ((2, None, 4), (2, None), (2, None, 3, 1)):
+        with pytest.raises(ValueError, match="values: shape"):
+            made([0, 2, 4], shape)
+    with pytest.raises(ValueError, match="sizes: given exactly if"):
+        made([0, 2, 4], (2, None, None))
+
+
+def test_bad_dtypes_and_sizes():
+    for bad in (torch.float32, torch.int16, torch.bool):
+        with pytest.raises(TypeError, match=f"offsets: expected int32 or int64, got {bad}"):
+            Ragged(torch.zeros(1), torch.tensor([0, 1]).to(bad), (1, None))
+    offsets, shape = torch.tensor([0, 6, 10]), (2, None, None)
+    assert Ragged(torch.zeros(10), offsets, shape, torch.tensor([[2, 3], [4, 1]])).dim() == 3
+    for sizes, message in (
+        ([[2, 3], [4, 2]], "do not fit"),
+        ([[-2, -3], [4, 1]], "do not fit"),
+        ([[2, 3]], "expected shape"),
+    ):
+        with pytest.raises(ValueError, match=f"sizes: .*{message}"):
+            Ragged(torch.zeros(10), offsets, shape, torch.tensor(sizes))
+    with pytest.raises(TypeError, match="sizes: expected int32"):
+        Ragged(torch.zeros(10), offsets, shape, torch.tensor([[2.0, 3], [4, 1]]))
+
+
+def test_frozen_and_other_values():
+    r = ragged("last")
+    with pytest.raises(AttributeError, match="frozen: cannot set 'values'"):
+        r.values = r.values
+    assert r.like(r.values.sin()).offsets is r.offsets
+    for bad in (r.values[:, :-1], r.values[:-1], r.values.flatten()):
+        with pytest.raises(ValueError, match="values: "):
+            r.like(bad)
+    for copied in (copy.deepcopy(r), pickle.loads(pickle.dumps(r))):
+        assert torch.equal(copied.values, r.values) and copied.shape == r.shape
+    with pytest.raises(IndexError, match="dim: 3 is out of range"):
+        r.wrapped(3)
+    assert repr(r) == "Ragged((3, 3, *), torch.float64)"
+
+
+@pytest.mark.parametrize("name", ["middle", "two"])
+def test_pytree(name):
+    r = ragged(name)
+    leaves, spec = pytree.tree_flatten(r)
+    assert all(isinstance(leaf, torch.Tensor) for leaf in leaves) and len(leaves) == 2 + (name == "two")
+    again = pytree.tree_unflatten(leaves, spec)
+    assert again.values is r.values and again.offsets is r.offsets and again.shape == r.shape
+    same_components(again, components(name))
+    assert pytree.tree_map(lambda leaf: 0 if leaf is r.values else None, r).offsets is None
+
+
+@pytest.mark.parametrize("name", ["last", "two"])
+def test_func_transforms(name):
+    r = ragged(name)
+
+    def f(v):
+        return nested.mul(nested.transpose(r.like(v), 1, 2), r.like(v).to_padded()[0, 0, 0]).values
+
+    t = random(*r.values.shape, seed=7)
+    value, tangent = jvp(f, (r.values,), (t,))
+    gradient = vjp(f, r.values)[1](value)[0]
+    same((gradient * t).sum(), (value * tangent).sum())
+    many = torch.stack([r.values, t])
+    same(vmap(f)(many), torch.stack([f(v) for v in many]))
+    # a Ragged as an argument, its values batched and its structure not
+    batched = pytree.tree_map(lambda leaf: many if leaf is r.values else leaf, r)
+    in_dims = pytree.tree_map(lambda leaf: 0 if leaf is many else None, batched)
+    padded = vmap(lambda r: r.to_padded(), in_dims=(in_dims,))(batched)
+    same(padded[1], r.like(t).to_padded())
+
+
+def test_compile():
+    def f(r, w):
+        return nested.add(nested.select(nested.mul(r, w), 2, 1), r.like(r.values.sin()).values.sum())
+
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    for lengths in ([2, 0, 4], [1, 3, 3]):
+        r = Ragged.from_components([random(n, 3, seed=n) for n in lengths])
+        w = random(3, seed=9).requires_grad_()
+        made = compiled(r, w)
+        assert isinstance(made, Ragged) and made.shape == (3, None)
+        expected = f(r, w)
+        same(made.values, expected.values)
+        same(torch.autograd.grad(made.values.sum(), w), torch.autograd.grad(expected.values.sum(), w))
+
+
+# -- padded -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_to_padded(name):
+    r, given = ragged(name), components(name)
+    full = [max(sizes) for sizes in zip(*SHAPES[name])]
+    expected = torch.full([len(given), *full], -7.0, dtype=torch.float64)
+    for place, c in zip(expected, given):
+        place[tuple(slice(n) for n in c.shape)] = c
+    same(r.to_padded(-7.0), expected)
+    longer = [n + 1 if d + 1 in r.ragged_dims else n for d, n in enumerate(full)]
+    wide = nested.to_padded_tensor(r, 0.0, [len(given), *longer])
+    assert list(wide.shape[1:]) == longer
+    same(wide[(slice(None), *map(slice, full))], r.to_padded())
+    same(wide.sum(), r.values.sum())
+    with pytest.raises(ValueError, match="length: .* shorter"):
+        r.to_padded(length=[full[d - 1] - 1 for d in r.ragged_dims])
+    with pytest.raises(ValueError, match="output_size"):
+        nested.to_padded_tensor(r, 0.0, [len(given) + 1, *full])
+
+
+@pytest.mark.parametrize("name", ["first", "middle", "two"])
+def test_padded_in_every_mode(name):
+    r = ragged(name)
+    in_every_mode(lambda r: r.to_padded(2.0), r)
+    if r.sizes is None:
+        padded, dim = r.to_padded(2.0), r.ragged_dims[0]
+        check(lambda p: Ragged.from_padded(p, r.lengths, ragged_dim=dim).values, [Sample(padded)], gaps=UNKNOWN)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_from_padded(name, dtype):
+    r = ragged(name)
+    dim, padded = r.ragged_dims[0], r.to_padded(float("nan"))
+    a = Ragged.from_padded(padded, r.lengths.to(dtype), ragged_dim=dim)
+    b = Ragged.from_padded(padded, offsets=r.offsets.to(dtype), ragged_dim=dim, total=int(r.offsets[-1]))
+    for made in (a, b):
+        same_components(made, components(name))
+        assert made.offsets.dtype is dtype
+
+
+def test_bad_padded():
+    p, n = random(2, 3, 4), torch.tensor([1, 3])
+    for arguments in ({}, {"lengths": n, "offsets": n}):
+        with pytest.raises(ValueError, match="one of the two"):
+            Ragged.from_padded(p, **arguments)
+    for bad in (torch.tensor([1, 4]), torch.tensor([-1, 2])):
+        with pytest.raises(ValueError, match="lengths: expected from 0 to 3"):
+            Ragged.from_padded(p, bad)
+    with pytest.raises(ValueError, match="does not fit 2 components"):
+        Ragged.from_padded(p, torch.tensor([1]))
+    with pytest.raises(ValueError, match="start at 0"):
+        Ragged.from_padded(p, offsets=torch.tensor([1, 2, 3]))
+    with pytest.raises(TypeError, match="int32 or int64"):
+        Ragged.from_padded(p, n.double())
+    for bad in (0, 3, -4):
+        with pytest.raises(IndexError, match=f"ragged_dim: {bad}"):
+            Ragged.from_padded(p, n, ragged_dim=bad)
+    with pytest.raises(ValueError, match="total: 4"):
+        Ragged.from_padded(p[:, :0], torch.tensor([0, 0]), total=4)
+
+
+def test_nothing_to_pad():
+    none = Ragged(torch.zeros(0, 3), torch.tensor([0]), (0, None, 3))
+    assert none.to_padded().shape == (0, 0, 3) and none.to_padded(length=5).shape == (0, 5, 3)
+    empty = Ragged(torch.zeros(0, 3), torch.tensor([0, 0]), (1, None, 3))
+    same(empty.to_padded(4.0, 2), torch.full((1, 2, 3), 4.0))
+    assert Ragged.from_padded(torch.zeros(0, 2, 3), torch.zeros(0, dtype=torch.int64)).shape == (0, None, 3)
+
+
+# -- torch's nested tensors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_there_and_back(name, layout):
+    given, r = components(name), ragged(name)
+    if layout is torch.jagged and r.sizes is not None:
+        with pytest.raises(ValueError, match=r"layout: torch.jagged has one ragged dim, this has \[1, "):
+            r.to_nested(layout)
+        return
+    nt = r.to_nested(layout)
+    assert nt.is_nested and nt.layout is layout
+    same_components(nt.unbind(), given)
+    again = Ragged.from_nested(nt)
+    same_components(again, given)
+    if layout is torch.jagged:
+        assert nt.offsets() is r.offsets and again.offsets is r.offsets
+        assert nt.values().data_ptr() == r.values.data_ptr()
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("name", ["first", "last", "middle"])
+def test_transposed_nested_differentiates_twice(name, layout):
+    """Stock: strided, contiguous() gives a wrong gradient; jagged, values() has no second derivative."""
+    r = ragged(name)
+    dims = (r.ragged_dims[0], 1 if r.ragged_dims[0] == 2 else 2)
+    weight = torch.arange(1.0, 1 + r.values.numel(), dtype=torch.float64)
+
+    def f(v):
+        read = Ragged.from_nested(r.like(v).to_nested(layout).transpose(*dims))
+        return read.values.sin() * weight.reshape(read.values.shape)
+
+    v = r.values.clone().requires_grad_()
+    same_components(
+        Ragged.from_nested(r.to_nested(layout).transpose(*dims)),
+        [c.transpose(dims[0] - 1, dims[1] - 1) for c in components(name)],
+    )
+    assert torch.autograd.gradcheck(f, v) and torch.autograd.gradgradcheck(f, v)
+
+
+def test_stock_backward_of_a_transposed_nested_tensor():
+    """Stock's view of a buffer hands a transposed cotangent back in the wrong order; ours goes over the components."""
+    r = Ragged.from_components([random(1, 2), random(2, 2)])
+    weight = torch.arange(6.0, dtype=torch.float64)
+    sizes, starts = r.component_sizes(), torch.tensor([0, 2])
+
+    def gradient(make):
+        v = r.values.clone().requires_grad_()
+        return torch.autograd.grad((make(v).transpose(1, 2).contiguous().values() * weight).sum(), v)[0].flatten()
+
+    stock = gradient(lambda v: strided_nested(v.flatten(), sizes, row_strides(sizes), starts))
+    ours = gradient(lambda v: r.like(v).to_nested(torch.strided))
+    right = torch.tensor([0.0, 1, 2, 4, 3, 5], dtype=torch.float64)
+    same(ours, right)
+    assert not torch.equal(stock, right)
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_reading_what_stock_transposed(contiguous):
+    """Second order through values() takes the buffer of a transposed cotangent for that of a contiguous one."""
+
+    def f(v):
+        nt = torch.nested.as_nested_tensor([v[:2].reshape(1, 2), v[2:].reshape(2, 2)]).transpose(1, 2)
+        nt = nt.contiguous() if contiguous else nt
+        return Ragged.from_nested(nt).flat().sin() * torch.arange(6.0, dtype=torch.float64)
+
+    v = random(6).requires_grad_()
+    assert torch.autograd.gradcheck(f, v) and torch.autograd.gradgradcheck(f, v)
+
+
+def doubled(r, layout):
+    return lambda v: Ragged.from_nested(nested.mul(r.like(v).to_nested(layout), 2.0)).values
+
+
+def test_forward_mode_ends_at_the_strided_border():
+    """torch's strided tensors carry no tangent: an error, never a tangent lost without a word."""
+    r = ragged("first")
+    with fwAD.dual_level(), pytest.raises((RuntimeError, NotImplementedError)):
+        doubled(r, torch.strided)(fwAD.make_dual(r.values, r.values))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        jvp(doubled(r, torch.strided), (r.values,), (r.values,))
+
+
+@pytest.mark.parametrize("name", ["first", "last"])
+def test_a_jagged_tensor_has_the_tangent_of_its_buffer(name):
+    r = ragged(name)
+
+    def cubed(v):
+        return Ragged.from_nested(nested.pow(r.like(v).to_nested(torch.jagged), 3)).values
+
+    with fwAD.dual_level():
+        v = r.values.clone().requires_grad_()
+        out, tangent = fwAD.unpack_dual(cubed(fwAD.make_dual(v, v.detach().cos())))
+        same(tangent, 3 * v.square() * v.cos())
+        same(torch.autograd.grad(tangent.sum(), v)[0], 6 * v * v.detach().cos())  # reverse over forward
+    v = r.values.clone().requires_grad_()
+    with pytest.raises(NotImplementedError):  # torch.func's tensors have no storage, which torch's class asks for
+        jvp(doubled(r, torch.jagged), (r.values,), (r.values,))
+    with fwAD.dual_level():  # forward over reverse
+        dual = fwAD.make_dual(v, v.detach().cos())
+        (g,) = torch.autograd.grad(cubed(dual).sum(), dual, create_graph=True)
+        same(fwAD.unpack_dual(g).tangent, 6 * v * v.cos())
+
+
+def test_what_would_lose_the_tangent_of_a_jagged_tensor_raises():
+    r = ragged("first")
+    with fwAD.dual_level():
+        nt = r.like(fwAD.make_dual(r.values.clone(), r.values)).to_nested(torch.jagged)
+        assert nt.is_nested and nt.layout is torch.jagged and nt.dim() == 3 and nt.size(2) == 3
+        for f in (
+            torch.sin,
+            lambda x: x.neg(),
+            lambda x: x.clone(),
+            lambda x: x.mul_(2),
+            lambda x: x > 0,
+        ):
+            with pytest.raises(RuntimeError, match=r"aten\..*: the tangent of a jagged nested tensor"):
+                f(nt)
+        same(Ragged.from_nested(nt).values, r.values)  # nothing was written
+
+
+def test_a_strided_tensor_of_part_of_a_buffer():
+    """PyTorch's view of a buffer begins where the memory does, not where the buffer does."""
+    r = ragged("first")
+    part = r.like(torch.cat([r.values, r.values])[len(r.values) :])
+    same_components(part.to_nested(torch.strided).unbind(), components("first"))
+    same_components(nested.slice(r.to_nested(torch.strided), 0, 1).unbind(), components("first")[1:])
+
+
+def test_jagged_with_holes():
+    v = random(9, 2).requires_grad_()
+    nt = torch.nested.nested_tensor_from_jagged(v, torch.tensor([1, 3, 7]), torch.tensor([2, 3]))
+    r = Ragged.from_nested(nt)
+    same_components(r, [v[1:3], v[3:6]])
+    (g,) = torch.autograd.grad(r.values.square().sum(), v)
+    same(g, 2 * v * torch.tensor([0, 1, 1, 1, 1, 1, 0, 0, 0])[:, None])
+    late = torch.nested.nested_tensor_from_jagged(v.detach(), torch.tensor([1, 3, 7]))
+    same_components(Ragged.from_nested(late), [v[1:3], v[3:7]])
+
+
+def test_jagged_leaf():
+    leaf = torch.nested.nested_tensor(components("first"), layout=torch.jagged, requires_grad=True)
+    made = nested.mul(leaf, leaf)
+    made.backward(torch.ones_like(made))
+    same(leaf.grad.values(), 2 * leaf.values().detach())
+
+
+def test_bad_nested():
+    with pytest.raises(TypeError, match="nested: expected a nested tensor, got list"):
+        Ragged.from_nested([1])
+    with pytest.raises(TypeError, match="got Tensor"):
+        Ragged.from_nested(torch.zeros(2))
+    for empty in (torch.nested.nested_tensor([]), torch.nested.nested_tensor([torch.tensor(1.0)])):
+        with pytest.raises(ValueError, match="at least one dim"):
+            Ragged.from_nested(empty)
+    none = Ragged(torch.zeros(0, 3), torch.tensor([0]), (0, None, 3))
+    assert Ragged.from_nested(none.to_nested(torch.jagged)).shape == (0, None, 3)
+    with pytest.raises(ValueError, match="without components"):
+        none.to_nested(torch.strided)
+    with pytest.raises(ValueError, match="layout: expected"):
+        none.to_nested(torch.sparse_coo)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_border(layout):
+    @on_nested
+    def both(x, others, *, scale=1.0):
+        assert isinstance(x, Ragged) and all(isinstance(o, Ragged) for o in others)
+        return torch.return_types.max((x, x.lengths)), [x.like(x.values * scale)], others[0].values
+
+    r = ragged("first")
+    nt = r.to_nested(layout)
+    named, (scaled,), values = both(nt, [r, nt], scale=2.0)
+    assert named.values.layout is layout and named.indices.tolist() == [2, 0, 4] and torch.equal(values, r.values)
+    same_components(scaled.unbind(), [2 * c for c in components("first")])
+    assert isinstance(both(r, [nt])[1][0], Ragged)
+    assert both.__name__ == "both"
+    with pytest.raises(TypeError, match=r"both: expected a Ragged or a nested tensor, got \(Tensor, list\)"):
+        both(r.values, [r.values])
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_operators_on_nested_differentiate_twice(layout):
+    r = ragged("first")
+
+    def f(v):
+        nt = r.like(v).to_nested(layout)
+        made = nested.transpose(nested.mul(nested.slice(nt, 2, 1), nested.narrow(nt, 2, 0, 2)), 1, 2)
+        assert made.is_nested and made.layout is layout
+        return Ragged.from_nested(nested.add(made, made)).values
+
+    v = r.values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(f, v) and torch.autograd.gradgradcheck(f, v)
+
+
+def test_structures_that_differ():
+    x = ragged("first")
+    others = {
+        "number of components differ: 3 and 1": ragged("one"),
+        "number of dims differ: 3 and 2": ragged("vector"),
+        r"ragged dims differ: \(1,\) and \(2,\)": ragged("last"),
+        "places along the ragged dim differ: 6 and 5": Ragged(torch.zeros(5, 3), torch.tensor([0, 2, 2, 5]), x.shape),
+        r"offsets differ: \[0, 2, 2, 6\] and \[0, 1, 2, 6\]": Ragged(x.values, torch.tensor([0, 1, 2, 6]), x.shape),
+    }
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=f"other: the {message}"):
+            nested.add(x, other)
+    two = ragged("two")
+    other = Ragged(two.values, two.offsets, two.shape, two.sizes.flip(1))
+    with pytest.raises(ValueError, match="y: the sizes differ"):
+        require_same_structure(two, other, name="y")
+    equal = Ragged(x.values, x.offsets.int().clone(), x.shape)
+    same(nested.add(x, equal).values, 2 * x.values)
+
+
+# -- taking apart -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_select(name):
+    r, given = ragged(name), components(name)
+    for i in (0, len(given) - 1, -1, -len(given)):
+        same(nested.select(r, 0, i), given[i])
+    for dim in range(1, r.dim()):
+        for i in (0, -1):
+            if dim in r.ragged_dims and min(c.shape[dim - 1] for c in given) == 0:
+                with pytest.raises(IndexError, match=f"index: {i} is out of range for component"):
+                    nested.select(r, dim, i)
+                continue
+            made = nested.select(r, dim - r.dim(), i)
+            expected = [c.select(dim - 1, i) for c in given]
+            if r.ragged_dims == (dim,):
+                same(made, torch.stack(expected))
+            else:
+                same_components(made, expected)
+            in_every_mode(lambda r: nested.select(r, dim, i), r, gaps=UNKNOWN if r.sizes is not None else None)
+    in_every_mode(lambda r: nested.select(r, 0, -1), r)
+
+
+def test_select_out_of_range():
+    r = ragged("vector")
+    for dim, index in ((0, 3), (0, -4), (1, 1), (1, -2)):
+        with pytest.raises(IndexError, match=f"index: {index} is out of range"):
+            nested.select(r, dim, index)
+    with pytest.raises(IndexError, match="dim: 2"):
+        nested.select(r, 2, 0)
+    for i in (3, -4):
+        with pytest.raises(IndexError, match=f"index: {i} is out of range for dim 2 of size 3"):
+            nested.select(ragged("first"), 2, i)
+    r = Ragged.from_components([random(1, 5), random(2, 4)])
+    with pytest.raises(IndexError, match="component 1, whose size in dim 2 is 4"):
+        nested.select(r, 2, 4)
+
+
+def test_select_where_lengths_are_not_read():
+    """What a GPU does, and a graph: no wait, nan where there is no such entry, nothing out of bounds."""
+    for name in ("vector", "last"):
+        r = ragged(name)
+        f = torch.compile(lambda r, i: nested.select(r, -1, i), backend="eager", fullgraph=True)
+        for i in (1, -2, 7):
+            expected = [
+                c[..., i] if -c.shape[-1] <= i < c.shape[-1] else c.new_full(c.shape[:-1], torch.nan)
+                for c in components(name)
+            ]
+            same(f(r, i), torch.stack(expected), equal_nan=True)
+
+
+SLICES = [(1, None, 1), (None, -1, 1), (0, 100, 2), (-2, None, 1), (1, 1, 1), (2, 1, 3), (None, None, 1)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_slice(name):
+    r, given = ragged(name), components(name)
+    for start, end, step in SLICES:
+        piece = slice(start, end, step)
+        same_components(nested.slice(r, 0, start, end, step), given[piece])
+        for dim in range(1, r.dim()):
+            made = nested.slice(r, dim - r.dim(), start, end, step)
+            assert made.ragged_dims == r.ragged_dims and made.offsets.dtype == r.offsets.dtype
+            same_components(made, [c[(slice(None),) * (dim - 1) + (piece,)] for c in given])
+
+
+@pytest.mark.parametrize("name", ["first", "middle", "outer two"])
+def test_slice_in_every_mode(name):
+    r = ragged(name)
+    in_every_mode(lambda r: [nested.slice(r, d, None, -1) for d in range(r.dim())], r, gaps=UNKNOWN)
+    in_every_mode(lambda r: [nested.slice(r, d, 0, None, 2) for d in range(r.dim())], r, gaps=UNKNOWN)
+
+
+def test_bad_slice():
+    for step in (0, -1):
+        with pytest.raises(ValueError, match=f"step: expected a positive number, got {step}"):
+            nested.slice(ragged("first"), 1, step=step)
+    with pytest.raises(IndexError, match="dim: 3"):
+        nested.slice(ragged("first"), 3)
+    with pytest.raises(ValueError, match="start, length: 0 and 1 are out of range for dim 1 of size 0"):
+        nested.narrow(ragged("first"), 1, 0, 1)  # one of the components is empty
+    for start, length in ((-1, 1), (2, 2), (0, -1)):
+        with pytest.raises(ValueError, match=f"start, length: {start} and {length} are out of range for dim 2"):
+            nested.narrow(ragged("first"), 2, start, length)
+
+
+@pytest.mark.parametrize("name", ["first", "last", "middle", "outer two"])
+def test_split_chunk_unbind(name):
+    r, given = ragged(name), components(name)
+    dense = [d for d in range(1, r.dim()) if d not in r.ragged_dims]
+    same_components(nested.unbind(r), given)
+    for dim in [0, *dense]:
+        size = r.batch if dim == 0 else r.shape[dim]
+        sizes = [1, 0, size - 1]
+        pieces = nested.split_with_sizes(r, sizes, dim)
+        start = 0
+        for piece, n in zip(pieces, sizes):
+            same_components(
+                piece, given[start : start + n] if dim == 0 else [c.narrow(dim - 1, start, n) for c in given]
+            )
+            start += n
+        gaps = UNKNOWN if dim and r.sizes is not None else None
+        in_every_mode(lambda r: nested.split_with_sizes(r, sizes, dim), r, gaps=gaps)
+        for chunks in (1, 2, 5):
+            pieces = nested.chunk(r, chunks, dim - r.dim())
+            if dim == 0:
+                expected = [given[i : i + -(-size // chunks)] for i in range(0, size, -(-size // chunks))]
+            else:
+                expected = list(zip(*(c.chunk(chunks, dim - 1) for c in given)))
+            assert len(pieces) == len(expected)
+            for piece, e in zip(pieces, expected):
+                same_components(piece, e)
+        in_every_mode(lambda r: nested.chunk(r, 2, dim), r, gaps=gaps)
+    for dim in dense:
+        for i, piece in enumerate(nested.unbind(r, dim)):
+            same_components(piece, [c.select(dim - 1, i) for c in given])
+        in_every_mode(lambda r: nested.unbind(r, dim), r, gaps=gaps)
+    for dim in r.ragged_dims:
+        for f in (
+            lambda: nested.unbind(r, dim),
+            lambda: nested.chunk(r, 2, dim),
+            lambda: nested.split_with_sizes(r, [1], dim),
+        ):
+            with pytest.raises(ValueError, match=f"dim: cannot .* along {dim}, a ragged dim of Ragged"):
+                f()
+
+
+def test_pieces_along_a_ragged_dim_whose_sizes_agree():
+    given = [random(4, 2, seed=i) for i in range(3)]
+    for r in (Ragged.from_components(given), Ragged.from_components(given, ragged_dims=[1, 2])):
+        assert None in r.shape
+        for made, cut in (
+            (nested.chunk(r, 2, 1), [c.chunk(2) for c in given]),
+            (nested.split(r, 3, 1), [c.split(3) for c in given]),
+            (nested.split(r, [1, 3], 1), [c.split([1, 3]) for c in given]),
+            ([nested.narrow(r, 1, 1, 2)], [[c.narrow(0, 1, 2)] for c in given]),
+            (nested.unbind(r, 1), [c.unbind(0) for c in given]),
+        ):
+            assert len(made) == len(cut[0])
+            for i, m in enumerate(made):
+                same_components(m, [c[i] for c in cut])
+    in_every_mode(lambda r: nested.chunk(r, 2, 1), Ragged.from_components(given), gaps=UNKNOWN)
+
+
+def test_bad_split():
+    r = ragged("first")
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"split_size: expected a positive number, got {size}"):
+            nested.split(r, size, 2)
+    for sizes in ([1, 1], [4, -1], []):
+        with pytest.raises(ValueError, match="split_sizes"):
+            nested.split_with_sizes(r, sizes, 2)
+    with pytest.raises(ValueError, match="chunks: expected a positive number, got 0"):
+        nested.chunk(r, 0, 2)
+    empty = Ragged(torch.zeros(4, 0), torch.tensor([0, 4]), (1, None, 0))
+    assert [p.shape for p in nested.chunk(empty, 3, 2)] == [(1, None, 0)] * 3
+    assert [list(t.shape) for t in torch.zeros(0).chunk(3)] == [[0]] * 3
+
+
+@pytest.mark.parametrize("name", ["first", "last", "middle", "two", "outer two"])
+def test_transpose(name):
+    r, given = ragged(name), components(name)
+    for a in range(1, r.dim()):
+        for b in range(1, r.dim()):
+            made = nested.transpose(r, a, b - r.dim())
+            same_components(made, [c.transpose(a - 1, b - 1) for c in given])
+    in_every_mode(lambda r: nested.transpose(r, 1, -1), r)
+    with pytest.raises(ValueError, match="batch dim"):
+        nested.transpose(r, 0, 1)
+    with pytest.raises(IndexError, match="dim1: 7"):
+        nested.transpose(r, 0, 7)
+
+
+def test_no_components():
+    one = Ragged(torch.zeros(2, 0, 3), torch.tensor([0]), (0, 2, None, 3))
+    several = Ragged(torch.zeros(0), torch.tensor([0]), (0, 2, None, None), torch.zeros(0, 2, dtype=torch.int64))
+    for r in (one, several):
+        assert nested.unbind(r) == [] and r.to_padded().shape[:2] == (0, 2)
+        assert nested.select(r, 1, 0).shape == (0, *r.shape[2:])
+        assert nested.select(r, 2, 4).shape[0] == 0
+        assert nested.slice(r, 2, 1).shape == nested.slice(r, 0, 1).shape == r.shape
+        assert [p.shape[:2] for p in nested.chunk(r, 2, 1)] == [(0, 1)] * 2
+        assert nested.transpose(r, 1, 2).shape[2] == 2
+        assert nested.mul(r, torch.zeros(0, 2, 1, 1)).shape == r.shape
+        with pytest.raises(IndexError, match="index: 0 is out of range for 0 components"):
+            nested.select(r, 0, 0)
+
+
+# -- combining --------------------------------------------------------------------------------------------------------
+
+BINARY = [nested.add, nested.sub, nested.mul, nested.div, nested.pow, nested.maximum, nested.minimum]
+
+
+def positive(name, seed=0):
+    return Ragged.from_components([random(*s, seed=seed + i).abs() + 0.5 for i, s in enumerate(SHAPES[name])])
+
+
+@pytest.mark.parametrize("function", BINARY, ids=lambda f: f.__name__)
+def test_binary(function):
+    dense = getattr(torch, function.__name__)
+    for name in ("first", "last", "two"):
+        x, y = positive(name), positive(name, 10)
+        same_components(function(x, y), [dense(a, b) for a, b in zip(x.components(), y.components())])
+        with_number = (
+            dense
+            if function not in (nested.maximum, nested.minimum)
+            else lambda a, b: dense(torch.as_tensor(a).double(), torch.as_tensor(b).double())
+        )
+        same_components(function(x, 2.0), [with_number(c, 2.0) for c in x.components()])
+        same_components(function(2.0, x), [with_number(2.0, c) for c in x.components()])
+        check(lambda a, b: function(x.like(a), y.like(b)).values, [Sample(x.values, y.values)])
+    x = positive("first")
+    check(lambda a, s: function(x.like(a), s).values, [Sample(x.values, torch.tensor(1.5).double())])
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("first", (3,)),
+        ("first", (1, 3)),
+        ("first", (3, 1, 3)),
+        ("first", (3, 1, 1)),
+        ("first", (1, 1, 3)),
+        ("last", (1,)),
+        ("last", (3, 1)),
+        ("last", (3, 3, 1)),
+        ("middle", (2, 1, 2)),
+        ("middle", (2, 1, 1, 2)),
+        ("middle", (2, 2, 1, 1)),
+        ("two", (1, 1)),
+        ("two", (2, 1, 1)),
+        ("outer two", (2, 1)),
+        ("outer two", (2, 1, 2, 1)),
+        ("outer two", (1, 1, 2, 1)),
+    ],
+)
+def test_dense_operand(name, shape):
+    x, w = ragged(name), random(*shape, seed=5)
+    each = list(w.expand(x.batch, *shape[1:])) if len(shape) == x.dim() else [w] * x.batch
+    expected = [c * e for c, e in zip(components(name), each)]
+    same_components(nested.mul(x, w), expected)
+    same_components(nested.mul(w, x), expected)
+    check(lambda a, w: nested.mul(x.like(a), w).values, [Sample(x.values, w)])
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("first", (3, 4, 3)),
+        ("first", (1, 5, 1)),
+        ("last", (3, 3, 4)),
+        ("middle", (2, 2, 3, 2)),
+        ("vector", (3, 6)),
+        ("two", (2, 3, 4)),
+        ("two", (1, 3, 1)),
+        ("outer two", (2, 3, 1, 3)),
+    ],
+)
+def test_padded_operand(name, shape):
+    """What lies beyond a component is not used, and its gradient is 0."""
+    x, w = ragged(name), random(*shape, seed=5)
+    cut = [v[tuple(slice(0, n) for n in c.shape)] for c, v in zip(components(name), w.expand(x.batch, *shape[1:]))]
+    same_components(nested.mul(x, w), [c * v for c, v in zip(components(name), cut)])
+    check(lambda a, w: nested.mul(x.like(a), w).values, [Sample(x.values, w)], gaps=UNKNOWN)
+
+
+def test_dense_dims_broadcast():
+    x = ragged("first")
+    narrow, w = nested.narrow(x, 2, 0, 1), random(3, 1, 3, seed=4)
+    same_components(nested.add(narrow, x), [c[:, :1] + c for c in components("first")])
+    same_components(nested.add(narrow, w), [c[:, :1] + v for c, v in zip(components("first"), w)])
+    assert nested.add(narrow, w).shape == (3, None, 3)
+    same_components(nested.sub(x, 2.0, alpha=3), [c - 6 for c in components("first")])
+    same_components(nested.div(x, 0.3, rounding_mode="floor"), [(c / 0.3).floor() for c in components("first")])
+
+
+def test_operands_that_do_not_broadcast():
+    x, two = ragged("first"), ragged("outer two")
+    for shape in ((6, 3), (2, 1, 3), (3, 3, 3), (1, 3, 1, 3)):
+        with pytest.raises(ValueError, match="other: shape .* does not broadcast to Ragged"):
+            nested.mul(x, torch.zeros(shape))
+    with pytest.raises(ValueError, match="other: size 3 in dim 2"):
+        nested.mul(two, torch.zeros(3, 1))
+    with pytest.raises(TypeError, match="expected a Ragged or a nested tensor"):
+        nested.mul(x.values, 2.0)
+
+
+def test_half_gradient_at_a_tie():
+    x = ragged("vector")
+    a = x.values.clone().requires_grad_()
+    (g,) = torch.autograd.grad(nested.maximum(x.like(a), x).values.sum(), a)
+    same(g, torch.full_like(a, 0.5))
+
+
+def test_dropout():
+    x = ragged("first")
+    for p, expected in ((0.0, x.values), (1.0, 0 * x.values)):
+        same(nested.dropout(x, p).values, expected)
+    same(nested.dropout(x, 0.5, training=False).values, x.values)
+    v = x.values.clone().requires_grad_()
+    torch.manual_seed(0)
+    made = nested.dropout(x.like(v), 0.25).values
+    (g,) = torch.autograd.grad(made.sum(), v)
+    assert set(g.unique().tolist()) == {0.0, 1 / 0.75}
+    same(made, v * g)
+
+
+# -- the formulas under ATen's names ----------------------------------------------------------------------------------
+
+
+def cotangents(outputs):
+    return [random(*o.shape, seed=20 + i) for i, o in enumerate(outputs)]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_formulas_are_the_derivatives(name):
+    r = ragged(name)
+    v, ragged_dim = r.values.clone().requires_grad_(), r.ragged_dims[0]
+    x = r.like(v)
+
+    def compare(outputs, formula):
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        for missing in (None, 0):
+            grads = [None if i == missing else g for i, g in enumerate(cotangents(outputs))]
+            used = [(o, g) for o, g in zip(outputs, grads) if g is not None]
+            if used:
+                (expected,) = torch.autograd.grad([o for o, _ in used], v, [g for _, g in used], retain_graph=True)
+                same(formula(grads), expected)
+
+    for dim in range(r.dim()):
+        for index in (0, -1):
+            if dim != ragged_dim or min(r.lengths) > 0:
+                selected = values_of(nested.select(x, dim, index))
+                compare(
+                    selected,
+                    lambda g: (
+                        g[0]
+                        if g[0] is None
+                        else mg.ops["_nested_select_backward"](g[0], v.detach(), r.offsets, dim, index, ragged_dim)
+                    ),
+                ) if selected.numel() else None
+        if dim == ragged_dim:
+            continue
+        chunks = nested.chunk(x, 2, dim)
+        compare(
+            [c.values for c in chunks],
+            lambda g: mg.ops["chunk_backward_nested"](g, v.detach(), r.offsets, 2, dim, ragged_dim),
+        )
+        size = r.batch if dim == 0 else r.shape[dim]
+        sizes = [1, size - 1]
+        pieces = nested.split_with_sizes(x, sizes, dim)
+        compare(
+            [p.values for p in pieces],
+            lambda g: mg.ops["_nested_split_with_sizes_backward"](g, sizes, dim, v.detach(), r.offsets, ragged_dim),
+        )
+    compare(x.components(), lambda g: mg.ops["unbind_backward_nested_jagged"](g, v.detach(), r.offsets, 0, ragged_dim))
+
+
+def test_unbind_backward_of_a_flat_buffer():
+    r = ragged("outer two")
+    v = r.values.clone().requires_grad_()
+    parts = r.like(v).components()
+    g = cotangents(parts)
+    for grads in (g, [None, g[1]], [g[0], None], [None, None]):
+        expected = sum(
+            (torch.autograd.grad(p, v, h, retain_graph=True)[0] for p, h in zip(parts, grads) if h is not None),
+            torch.zeros_like(v),
+        )
+        same(mg.ops["unbind_backward_nested"](grads, r.component_sizes(), 0, v.detach()), expected)
+
+
+@pytest.mark.parametrize("name", ["first", "vector", "one"])
+def test_from_padded_backward(name):
+    r = ragged(name)
+    padded = r.to_padded().requires_grad_()
+    values = Ragged.from_padded(padded, r.lengths).values
+    g = random(*values.shape, seed=3)
+    same(mg.ops["_nested_from_padded_backward"](g, padded, r.offsets), torch.autograd.grad(values, padded, g)[0])
+
+
+def test_from_padded_backward_with_heads():
+    """As torch's _nested_from_padded with fuse_transform_0213, which is differentiated by it."""
+    heads = random(2, 3, 4, 5).requires_grad_()
+    lengths = torch.tensor([[2, 15], [4, 15]])
+    out = torch.ops.aten._nested_from_padded(heads, lengths, True)
+    g = random(6, 15, seed=1)
+    r = Ragged(g, torch.tensor([0, 2, 6]), (2, None, 15))
+    made = mg.ops["_nested_from_padded_backward"](g, heads, r.offsets, True)
+    same((made * heads).sum(), (g.flatten() * out.values()).sum())
+    again = Ragged.from_padded(made.transpose(1, 2).flatten(2), r.lengths)
+    same(again.values, g)
+
+
+def test_formulas_in_every_mode():
+    r = ragged("middle")
+    ops, g = mg.ops, cotangents(ragged("middle").components())
+    select = nested.select(r, 0, -1)
+    check(lambda g: ops["_nested_select_backward"](g, r.values, r.offsets, 0, -1, 2), [Sample(select)])
+    check(lambda g: ops["_nested_select_backward"](g, r.values, r.offsets, 2, -1, 2), [Sample(nested.select(r, 2, -1))])
+    check(lambda *g: ops["unbind_backward_nested_jagged"](g, r.values, r.offsets, 0, 2), [Sample(*g)])
+    check(lambda *g: ops["unbind_backward_nested"](g, r.component_sizes(), 0, r.flat()), [Sample(*g)])
+    pieces = [p.values for p in nested.chunk(r, 2, 3)]
+    check(lambda *g: ops["chunk_backward_nested"](g, r.values, r.offsets, 2, 3, 2), [Sample(*pieces)])
+    check(lambda *g: ops["_nested_split_with_sizes_backward"](g, [1, 1], 3, r.values, r.offsets, 2), [Sample(*pieces)])
+    r = ragged("first")
+    check(lambda g: ops["_nested_from_padded_backward"](g, r.to_padded(), r.offsets), [Sample(r.values)])
+
+
+def test_formulas_refuse():
+    r, ops = ragged("first"), mg.ops
+    with pytest.raises(IndexError, match="index: 3"):
+        ops["_nested_select_backward"](r.values, r.values, r.offsets, 0, 3)
+    with pytest.raises(IndexError, match="ragged_dim: 3"):
+        ops["_nested_select_backward"](r.values, r.values, r.offsets, 0, 0, 3)
+    with pytest.raises(ValueError, match="dim: 1 is the ragged dim"):
+        ops["_nested_split_with_sizes_backward"]([None], [1], 1, r.values, r.offsets)
+    with pytest.raises(ValueError, match="dim: 1 is the ragged dim"):
+        ops["chunk_backward_nested"]([None], r.values, r.offsets, 1, 1)
+    with pytest.raises(ValueError, match="grads: expected 3, got 1"):
+        ops["unbind_backward_nested_jagged"]([None], r.values, r.offsets, 0)
+    for f in (
+        ops["unbind_backward_nested_jagged"],
+        lambda g, v, o, d: ops["unbind_backward_nested"](g, o[:, None], d, v),
+    ):
+        with pytest.raises(ValueError, match="dim: expected 0, got 1"):
+            f([None], r.values, r.offsets, 1)

@@ -1,0 +1,192 @@
+"""The rules of the house, checked on the sources; CONTRIBUTING.md says why they are there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torch_manualgrad as mg
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "torch_manualgrad"
+INTERNALS = {PACKAGE / "core" / "internals.py", PACKAGE / "testing" / "opinfo.py"}
+
+if not (ROOT / "pyproject.toml").exists():
+    pytest.skip("not a source tree", allow_module_level=True)
+
+
+def sources(*folders: str) -> list[Path]:
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if "build" not in path.relative_to(ROOT).parts]
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+# -- private names of torch -------------------------------------------------------------------------------------------
+
+
+def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of every import of, and every attribute access to, a private name of torch.
+
+    Operators are exempt: ``torch.ops.aten._cdist_forward`` is a name in a schema.
+    """
+    roots: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    roots.add(alias.asname or "torch")
+                    if any(map(is_private, alias.name.split("."))):
+                        yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                roots.add(alias.asname or alias.name)
+                name = f"{node.module}.{alias.name}"
+                if any(map(is_private, name.split("."))):
+                    yield node.lineno, name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            chain, inner = [node.attr], node.value
+            while isinstance(inner, ast.Attribute):
+                chain.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id in roots and "ops" not in chain:
+                yield node.lineno, ".".join([inner.id, *reversed(chain)])
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad", "examples", "benchmarks", "tools"), ids=ids)
+def test_private_torch_names_are_in_one_file(path):
+    found = [f"{ids(path)}:{line}: {name}" for line, name in private_torch_names(ast.parse(path.read_text()))]
+    if path in INTERNALS:
+        return
+    assert not found, f"use, or add, a name in core/internals.py: {found}"
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("import torch\ntorch._C.f()", ["torch._C"]),
+        ("import torch._dynamo", ["torch._dynamo"]),
+        ("import torch.autograd.forward_ad as f\nf._current_level", ["f._current_level"]),
+        ("from torch.utils import _pytree", ["torch.utils._pytree"]),
+        ("from torch._functorch import x", ["torch._functorch.x"]),
+        ("from torch import Tensor\nTensor._make", ["Tensor._make"]),
+        ("import torch\ntorch.ops.aten._softmax(x); torch.nn.__name__; x._own; torch.sum(x)._base", []),
+    ],
+)
+def test_that_lint_finds(code, found):
+    assert [name for _, name in private_torch_names(ast.parse(code))] == found
+
+
+# -- who knows whom ---------------------------------------------------------------------------------------------------
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Absolute names of what a file of the package imports."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (start, node.module)))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad/core"), ids=ids)
+def test_core_knows_no_formula(path):
+    others = ("derivatives", "primal", "nested", "forward_ad", "linalg", "testing")
+    found = [m for m in imported_modules(path) if m.startswith(tuple(f"torch_manualgrad.{f}" for f in others))]
+    assert not found
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad/derivatives"), ids=ids)
+def test_derivatives_know_formulas_only(path):
+    allowed = tuple(f"torch_manualgrad.{m}" for m in ("core.formula", "core.rule", "core.sample", "derivatives"))
+    found = [m for m in imported_modules(path) if m.startswith("torch_manualgrad") and not m.startswith(allowed)]
+    assert not found
+
+
+KERNELS = [path for pattern in ("*.h", "*.cpp", "*.cu") for path in sorted((ROOT / "csrc").rglob(pattern))]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=ids)
+def test_kernels_use_the_stable_abi_only(path):
+    includes = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.MULTILINE)
+    stable = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
+    refused = re.compile(r"(ATen|c10|caffe2|torch|pybind11)/|Python\.h")
+    found = [name for name in includes if refused.match(name) and not name.startswith(stable)]
+    assert not found
+    if path.parent.name == "math":  # the arithmetic knows no tensor at all
+        assert not [name for name in includes if name.startswith("torch/")]
+
+
+# -- tests, names, docstrings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sources("tests"), ids=ids)
+def test_no_test_shadows_another(path):
+    for scope in ast.walk(ast.parse(path.read_text())):
+        if isinstance(scope, (ast.Module, ast.ClassDef)):
+            names = Counter(n.name for n in scope.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)))
+            assert not [name for name, count in names.items() if count > 1 and name != "_"]
+
+
+def public_names() -> Iterator[tuple[str, object]]:
+    for module in (mg, mg.testing):
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}", getattr(module, name)
+
+
+def test_all_is_what_exists():
+    for module in (mg, mg.testing):
+        assert len(set(module.__all__)) == len(module.__all__)
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("name, thing", list(public_names()), ids=lambda x: x if isinstance(x, str) else "")
+def test_public_names_have_docstrings(name, thing):
+    if not (inspect.isroutine(thing) or inspect.isclass(thing) or inspect.ismodule(thing)):
+        return
+    assert inspect.getdoc(thing), name
+    if inspect.isclass(thing):
+        own = [(n, m) for n, m in vars(thing).items() if inspect.isfunction(m) and not n.startswith("_")]
+        inherited = {n for base in thing.__mro__[1:] for n in vars(base)}
+        missing = [n for n, m in own if not m.__doc__ and n not in inherited]
+        assert not missing, f"{name}: {missing}"
+
+
+def test_every_formula_says_what_it_is_and_where_it_is_from():
+    for name, formula in mg.ops.items():
+        text = inspect.getdoc(formula.reference) or ""
+        assert text and "Source:" in text, name
+    for name, rule in mg.rules.items():
+        assert rule.source and rule.samples is not None, name
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad"), ids=ids)
+def test_modules_have_docstrings(path):
+    assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip()
+
+
+def test_the_version_is_the_same_everywhere():
+    declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared and declared[1] == mg.__version__
+    assert f"## [{mg.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_torch_is_pinned():
+    assert re.search(r"^torch==\d+\.\d+\.\d+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -1,0 +1,155 @@
+"""Which derivatives are active in this process, so that no compiled graph outlives them.
+
+A graph of torch.compile has the derivatives of its operators baked in, and PyTorch keys none of its caches on
+registrations. Three caches stand in the way:
+
+- ``OpOverload._dispatch_cache``: registrations at the alias key Autograd, as all of ours are, go past it.
+- Graphs in this process: Dynamo gets a guard on `state`, which names every active override and swap.
+- AOTAutograd's cache on disk: ``torch.compiler.config.cache_key_tag`` carries a digest of the same, and of the code
+  of every formula and custom op.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .internals import guard_compiled_graphs
+
+__all__ = ["changes", "digest", "fingerprint", "lock", "put", "remember", "state"]
+
+lock = threading.RLock()  # held while registrations change; calls do not take it
+
+_active: dict[str, tuple[str, str]] = {}  # operator -> what is active there, and the fingerprint of its code
+_defined: dict[str, str] = {}  # formula or custom op -> fingerprint
+_definitions = 0  # a digest of these, in any order: a definition costs the same whatever was defined before
+_state = ""
+_depth = 0  # of nested changes
+_our_tag = ""
+_guarded = False
+
+
+def state() -> str:
+    """What is active now beyond the definitions; equal strings mean equal derivatives."""
+    return _state
+
+
+def put(key: str, what: str, code: str = "") -> None:
+    """Record what is active at ``key`` beyond its definition; empty: nothing is any more.
+
+    Args:
+        what: names one derivative in this process.
+        code: its `fingerprint`, which names it for other processes.
+    """
+    with changes():
+        if what:
+            _active[key] = (what, code)
+        else:
+            _active.pop(key, None)
+
+
+@contextmanager
+def changes() -> Iterator[None]:
+    """Several changes as one: what follows from them is done at the end, once. Holds the lock; nests."""
+    global _depth, _state
+    with lock:
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+            now = "; ".join(f"{k} {what}" for k, (what, _) in sorted(_active.items())) if not _depth else _state
+            if now != _state:
+                _state = now
+                _tag()
+                _guard()
+
+
+def remember(key: str, code: str) -> None:
+    """Record the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger."""
+    global _definitions
+    with lock:
+        if key in _defined:
+            _definitions ^= _number(key, _defined[key])
+        _defined[key] = code
+        _definitions ^= _number(key, code)
+        _tag()
+
+
+def _number(key: str, code: str) -> int:
+    return int(digest(f"{key} {code}"), 16)
+
+
+def _tag() -> None:
+    """Carry the digest in the public tag; what a user has put there stays, in front of ours."""
+    global _our_tag
+    config: Any = torch.compiler.config
+    theirs = config.cache_key_tag.removesuffix(_our_tag)
+    text = repr((_definitions, sorted((k, code) for k, (_, code) in _active.items())))
+    _our_tag = f"|torch_manualgrad:{digest(text)}"
+    config.cache_key_tag = theirs + _our_tag
+
+
+def _guard() -> None:
+    """Put the guard into Dynamo as soon as it is there; graphs that are older than the guard are dropped, once.
+
+    Where the guard has no place (another version of Dynamo), all graphs are dropped at each change: slower, as right.
+    """
+    global _guarded
+    if "torch._dynamo" in sys.modules and not _guarded:
+        torch.compiler.reset()
+        _guarded = guard_compiled_graphs(state)
+
+
+def digest(data: bytes | str) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:16]
+
+
+@functools.cache
+def _file_digest(path: str) -> str:
+    try:
+        return digest(Path(path).read_bytes())
+    except OSError:  # a notebook cell, or code that has no file
+        return path
+
+
+def fingerprint(function: Callable[..., Any] | None) -> str:
+    """A digest of the code of ``function``: its file, its own code, its defaults and what it closes over.
+
+    What it reaches in other files is not seen. A value without a stable repr makes the digest unique to this process,
+    which costs a cache hit and is never wrong.
+    """
+    return digest(repr(_parts(function, frozenset())))
+
+
+def _parts(value: Any, seen: frozenset[int]) -> Any:
+    function = inspect.unwrap(value) if callable(value) else value
+    function = getattr(function, "__func__", function)
+    if isinstance(value, functools.partial):
+        return (_parts(value.func, seen), repr(value.args), repr(value.keywords))
+    code = getattr(function, "__code__", None)
+    if code is None or id(function) in seen:
+        return repr(value)
+    seen = seen | {id(function)}
+    cells = [c.cell_contents for c in function.__closure__ or () if c is not None and _filled(c)]
+    return (
+        _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, digest(code.co_code),
+        repr(function.__defaults__), repr(function.__kwdefaults__), [_parts(c, seen) for c in cells],
+    )  # fmt: skip
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True

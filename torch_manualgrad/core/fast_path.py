@@ -1,0 +1,93 @@
+"""The short way of a call: plain tensors in and out, no lists of them, and nothing but autograd near.
+
+Most calls of an overridden operator are of this kind, and a few microseconds of Python are more than their arithmetic.
+What is bound by name elsewhere is picked by place here; the mathematics is the same formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .autograd import function_class, pull_back
+from .formula import direct
+from .internals import below_autograd, is_autocast_enabled, only_autograd
+
+if TYPE_CHECKING:
+    from .rule import Bound
+
+__all__ = ["fast_call"]
+
+
+def fast_call(derivative: Bound) -> Callable[..., Any] | None:
+    """``values -> result`` with the derivative attached; None if the operator is of another kind.
+
+    The caller has made sure that every tensor among the values is plain, that one of them requires grad, and that no
+    transform and no dual level is near. The values are the arguments as `Signature.bind` gives them.
+    """
+    signature = derivative.signature
+    places, returns = signature.tensor_like, signature.returns
+    if signature.lists or signature.output_lists or not all(r.is_tensor for r in returns):
+        return None
+    run, vjp = derivative.run_below, derivative.vjp
+    one_output = len(returns) == 1
+    fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
+    tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
+    facts, selective = derivative.facts, derivative.selective
+    nothing: list[Any] = [None] * len(signature.names)
+    others = 1 + len(places)
+    in_python = any(f.in_python for f in derivative.rule.formulas)
+    one_formula = derivative.vjps[0][0] if places == [0] and len(derivative.vjps) == 1 else None
+
+    def forward(ctx: Any, values: Any, *_: Any) -> Any:
+        result = run(values)
+        if one_output:
+            known = (*values, result)
+        else:
+            result = tuple(result)
+            known = (*values, *result)
+            ctx.set_materialize_grads(False)
+            if fixed:
+                ctx.mark_non_differentiable(*[result[i] for i in fixed])
+        saved = tensors(known)
+        ctx.save_for_backward(*(derivative.kept(saved, ctx.needs_input_grad[1:]) if selective else saved))
+        ctx.static = constants(known)
+        if facts:
+            ctx.static += tuple([fact(known[i]) for i, fact in facts])
+        return result
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if one_formula is not None and not any(g is not None for g in grads):
+            return (None,) * others
+        needed = nothing.copy()
+        for i, wanted in zip(places, ctx.needs_input_grad[1:]):
+            needed[i] = wanted
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
+            result = pull_back(derivative, ctx, needed, grads)
+            return (None, *[result[i] for i in places])
+        saved = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
+        direct.now = in_python
+        try:
+            with below_autograd():
+                if one_formula is not None:
+                    return None, one_formula((*saved, *ctx.static, *grads, (True,)))
+                result = vjp(needed, saved, ctx.static, grads)
+        finally:
+            direct.now = False
+        return (None, *[result[i] for i in places])
+
+    call = function_class(derivative, forward, backward).apply
+    if places == [0]:
+        return lambda values: call(values, values[0])
+    return lambda values: call(values, *[values[i] for i in places])
+
+
+def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """``places`` of a sequence, as a tuple whatever their number."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda known: (known[places[0]],)) if places else lambda known: ()

@@ -1,0 +1,309 @@
+"""Cholesky: linalg_cholesky_ex, cholesky, cholesky_inverse, cholesky_solve.
+
+With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L dL^H gives L^-1 dL = phi(L^-1 dA L^-H):
+
+    dL = L phi(L^-1 dA L^-H),        gA = (S + S^H) / 2,   S = L^-H phi(L^H gL) L^-1.
+
+A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: dA enters by its Hermitian part, and gA
+is Hermitian.
+
+The other operators take the factor L, of which they read one triangle. In the other, values and tangents are ignored,
+and a gradient is by PyTorch's convention that along L L^H, as if dL were any matrix: where a factor comes from is a
+function that has the zeros. The inverse X = (L L^H)^-1, and the solution of L L^H X = B, with Z = L^-1 B = L^H X:
+
+    dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
+    dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
+
+An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from . import blocks
+from .common import fused, random, random_definite, recorded, sym
+from .solve import solve_triangular_adjoint, summed_to
+
+
+def _lower(factor: Tensor, upper: bool) -> Tensor:
+    """L, for L or U = L^H."""
+    return factor.mH if upper else factor
+
+
+def _phi(X: Tensor, scale: float) -> Tensor:
+    """scale phi(X): one product with a small matrix of weights, for a large batch the least traffic."""
+    half = X.new_full(X.shape[-2:], 0.5 * scale)
+    return X * (half.tril() + half.tril(-1))
+
+
+def _over(X: Tensor, T: Tensor, upper: bool) -> Tensor:
+    """X T^-1 for a triangular T."""
+    return torch.linalg.solve_triangular(T, X, upper=upper, left=False)
+
+
+@formula(kernel=("cpu", "cuda"))
+def cholesky_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
+    """`cholesky_backward`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
+
+    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
+    Source: the module's docstring.
+    """
+    L, gL = _lower(L, upper), _lower(gL, upper)
+    S = _over(_phi(L.mH @ gL, 0.5), L, False)
+    return sym(_over(S.mH, L, False).mH)  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
+
+
+@formula(kernel=("default",))
+def cholesky_blocked_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
+    """`cholesky_backward`, by blocks. Source: blocks.py."""
+    return cholesky_pullback.reference(gL, L, upper)
+
+
+@cholesky_blocked_pullback.impl("default")
+def _(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
+    L, gL = _lower(L, upper), _lower(gL, upper)
+    X = blocks.coupled(gL, None, L, L.mH, with_diagonal=True)
+    return sym(_over(X.mH, L, False).mul_(0.5).mH)
+
+
+@formula
+def cholesky_backward(gL: Tensor, upper: bool, L: Tensor) -> Tensor:
+    """Cotangent of A for that of its Cholesky factor: the Hermitian part of L^-H phi(L^H gL) L^-1.
+
+    Args:
+        gL: cotangent of the factor; its other triangle is ignored.
+        upper: whether the factor is U = L^H.
+        L: the factor, (*, n, n).
+    Returns:
+        Hermitian, the shape of ``L``; inf or nan where the factorization failed.
+    Source: ATen cholesky_backward; Murray, arXiv:1602.07527.
+    """
+    pull_back = cholesky_pullback.reference
+    if fused(L.shape[-1], gL, L, in_cache=200):
+        pull_back = cholesky_pullback
+    elif blocks.serve(L, 400) and not recorded(gL, L):
+        pull_back = cholesky_blocked_pullback
+    return pull_back(gL, L, upper)
+
+
+@formula(kernel=("cpu", "cuda"))
+def cholesky_pushforward(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
+    """`cholesky_jvp`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
+
+    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
+    Source: the module's docstring.
+    """
+    L = _lower(L, upper)
+    half = _over(sym(dA), L.mH, True)
+    return _lower(L @ _phi(_over(half.mH, L.mH, True), 0.5), upper).contiguous()
+
+
+@formula
+def cholesky_jvp(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
+    """Tangent of the Cholesky factor: L phi(L^-1 dA L^-H).
+
+    Args:
+        dA: tangent of A, (*, n, n); its Hermitian part is taken.
+        L: the factor. upper: whether it is U = L^H.
+    Returns:
+        Triangular, the shape of ``L``.
+    Source: ATen cholesky_jvp.
+    """
+    return (cholesky_pushforward if fused(L.shape[-1], dA, L) else cholesky_pushforward.reference)(dA, L, upper)
+
+
+@formula
+def cholesky_inverse_backward(grad: Tensor, L: Tensor, upper: bool, inverse: Tensor) -> Tensor:
+    """Cotangent of the factor for that of the inverse X of L L^H: -X (g + g^H) L^-H.
+
+    Args:
+        grad: cotangent of the inverse, (*, n, n).
+        L: the factor, of which one triangle is read. upper: which, with U^H U in place of L L^H.
+        inverse: X.
+    Returns:
+        The shape of ``L``.
+    Where not differentiable: the triangle that is not read, of which the inverse is no function: the derivative along L L^H.
+    Source: ATen cholesky_inverse_backward, which reads the other triangle of L.
+    """
+    product = (sym(grad) @ inverse).mH  # both are Hermitian
+    return _lower(-_over(product, _lower(L, upper).mH, True), upper)
+
+
+@formula
+def cholesky_inverse_jvp(F: Tensor, dF: Tensor, X: Tensor, upper: bool) -> Tensor:
+    """Tangent of the inverse X of L L^H: -(Y + Y^H) with Y = X dL L^-1.
+
+    Args:
+        F: the factor, (*, n, n), of which one triangle is read. dF: its tangent, of which the same is.
+        X: the inverse. upper: which triangle, with U^H U in place of L L^H.
+    Returns:
+        Hermitian, the shape of ``F``.
+    Source: ATen cholesky_inverse_jvp, which leaves out the restriction to the triangle.
+    """
+    return -sym(_over(X @ _lower(dF, upper).tril(), _lower(F, upper), False))
+
+
+@formula
+def cholesky_solve_backward(
+    grad_x: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of B and of the factor for that of the solution X of L L^H X = B.
+
+    gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H) with Z = L^-1 B.
+
+    Args:
+        grad_x: cotangent of the solution, its shape.
+        self: B, (*, n, k). input2: the factor, (*, n, n), of which one triangle is read.
+        result: the solution, with all batch dims.
+        upper: which triangle, with U^H U in place of L L^H.
+    Returns:
+        The shapes of ``self`` and ``input2``.
+    Where not differentiable: the triangle that is not read, of which the solution is no function: the derivative along L L^H.
+    Source: ATen cholesky_solve_backward, which reads the other triangle of L.
+    """
+    L = _lower(input2, upper)
+    W = solve_triangular_adjoint(L.mH, grad_x, True)
+    gB = solve_triangular_adjoint(L, W, False)
+    Z = solve_triangular_adjoint(L.mH, self, True)
+    gL = torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH
+    return summed_to(gB, self.shape), summed_to(_lower(gL, upper), input2.shape)
+
+
+@formula
+def cholesky_solve_jvp(X: Tensor, U: Tensor, dU: Tensor | None, dB: Tensor | None, upper: bool) -> Tensor:
+    """Tangent of the solution X of L L^H X = B: L^-H (L^-1 (dB - dL Z) - dL^H X) with Z = L^H X.
+
+    Args:
+        X: the solution, (*, n, k), with all batch dims.
+        U: the factor, (*, n, n), of which one triangle is read.
+        dU, dB: the tangents of the factor and of B; None is zero, one of them is given.
+        upper: which triangle, with U^H U in place of L L^H.
+    Returns:
+        The shape of ``X``.
+    Source: ATen cholesky_solve_jvp, which leaves out the restriction to the triangle.
+    """
+    L = _lower(U, upper)
+    if dU is None:
+        assert dB is not None  # nobody asks for a tangent where no input has one
+        return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, dB.expand(X.shape), True), False)
+    dL = _lower(dU, upper).tril()
+    R = -dL @ (L.tril().mH @ X)
+    R = R if dB is None else R + dB
+    return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, R, True) - dL.mH @ X, False)
+
+
+def _cholesky_solve_vjp(
+    grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool, output_mask: Sequence[bool]
+) -> tuple[Tensor, Tensor | None]:
+    if not output_mask[1]:
+        L = _lower(input2, upper)
+        gB = solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, grad, True), False)
+        return summed_to(gB, self.shape), None
+    return cholesky_solve_backward(grad, self, input2, result, upper)
+
+
+def _definite_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 2, 2), (1, 1), (0, 2, 2), (2, 0, 0)):
+        yield Sample(random_definite(*shape, dtype=dtype, device=device))
+
+
+def _cholesky_ex_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    yield from _definite_samples(dtype, device)
+    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device), upper=True)
+
+
+def _cholesky_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    yield from _definite_samples(dtype, device)
+    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device), True)
+
+
+def _factor(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A factor in either triangle, with a real diagonal."""
+    X = random(*shape, dtype=dtype, seed=3)
+    diagonal = X.diagonal(dim1=-2, dim2=-1)
+    return (X + torch.diag_embed(1.5 + diagonal.abs() - diagonal)).to(device)
+
+
+def _inverse_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 2, 2), (1, 1), (2, 0, 0)):
+        for upper in (False, True):
+            yield Sample(_factor(*shape, dtype=dtype, device=device), upper)
+
+
+def _cholesky_solve_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    def right(*shape: int) -> Tensor:
+        return random(*shape, dtype=dtype, device=device, seed=1)
+
+    for upper in (False, True):
+        yield Sample(right(3, 1), _factor(3, 3, dtype=dtype, device=device), upper)
+        yield Sample(right(2, 3, 3), _factor(3, 3, dtype=dtype, device=device).mT, upper)
+    yield Sample(right(2, 2), _factor(3, 1, 2, 2, dtype=dtype, device=device))
+    yield Sample(right(0, 2), _factor(2, 0, 0, dtype=dtype, device=device))
+
+
+def _hermitian(operator: str) -> Any:
+    """A probe: the operator of the Hermitian part. Looked up when it runs: not every torch has each."""
+    return lambda A, *args, **kwargs: getattr(torch.ops.aten, operator)(0.5 * sym(A), *args, **kwargs)
+
+
+def _inverse_probe(F: Tensor, upper: bool) -> Tensor:
+    """The inverse, for a factor with zeros in the triangle that is not read, and a real diagonal."""
+    if F.is_complex():
+        F = F - 1j * torch.diag_embed(F.diagonal(dim1=-2, dim2=-1).imag)
+    return torch.ops.aten.cholesky_inverse(F.triu() if upper else F.tril(), upper)
+
+
+def _solve_probe(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
+    """The solution, for a factor with zeros in the triangle that is not read."""
+    return torch.ops.aten.cholesky_solve(self, input2.triu() if upper else input2.tril(), upper)
+
+
+rule(
+    "aten::linalg_cholesky_ex",
+    vjp={"self": lambda grad_L, upper, L: cholesky_backward(grad_L, upper, L)},
+    jvp={"L": lambda self_t, L, upper: cholesky_jvp(self_t, L, upper)},
+    improves="speed",
+    source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
+    samples=_cholesky_ex_samples,
+    probe=_hermitian("linalg_cholesky_ex"),
+)
+rule(
+    "aten::cholesky",
+    vjp={"self": lambda grad, upper, result: cholesky_backward(grad, upper, result)},
+    jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
+    improves="missing",
+    source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
+    samples=_cholesky_samples,
+    probe=_hermitian("cholesky"),
+    until="2.15",
+)
+rule(
+    "aten::cholesky_inverse",
+    vjp={"self": lambda grad, self, upper, result: cholesky_inverse_backward(grad, self, upper, result)},
+    jvp={"result": lambda self_p, self_t, result, upper: cholesky_inverse_jvp(self_p, self_t, result, upper)},
+    improves="values",
+    source="ATen cholesky_inverse_backward, cholesky_inverse_jvp",
+    samples=_inverse_samples,
+    probe=_inverse_probe,
+)
+rule(
+    "aten::cholesky_solve",
+    vjp={("self", "input2"): _cholesky_solve_vjp},
+    jvp={
+        "result": lambda result, input2, input2_t, self_t, upper: cholesky_solve_jvp(
+            result, input2, input2_t, self_t, upper
+        )
+    },
+    improves="values",
+    source="ATen cholesky_solve_backward, cholesky_solve_jvp",
+    samples=_cholesky_solve_samples,
+    probe=_solve_probe,
+)

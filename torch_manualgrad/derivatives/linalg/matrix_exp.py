@@ -1,0 +1,153 @@
+"""The matrix exponential: linalg_matrix_exp.
+
+exp is analytic, so its derivative in the direction E is a block of an exponential (Mathias 1996, theorem 2.1),
+
+    exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]],        jvp: L(A, E),        vjp: L(A^H, G),
+
+exact, and differentiable again to any order. It is linear in E, and E is first divided by its own size: a large one
+would make the exponential scale the matrix down until the digits of A are gone. On the CPU the pair (exp A, L(A, E)) is computed as a dual number instead, every product X Y with
+its derivative dX Y + X dY, by scaling and squaring with a Taylor polynomial: three products for one, where the block
+matrix takes eight.
+
+Non-smooth points. None.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import random
+
+
+def differential_analytic_matrix_function(
+    self: Tensor, grad: Tensor, matrix_function: Callable[[Tensor], Tensor], adjoint: bool
+) -> Tensor:
+    """L(A, grad) for any analytic function of matrices, or with ``adjoint`` L(A^H, grad), by the block matrix."""
+    A = self.mH if adjoint else self
+    n = A.shape[-1]
+    size = grad.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if grad.numel() else grad.abs()
+    size = torch.where((size > 0) & size.isfinite(), size, 1)
+    block = torch.cat((torch.cat((A, grad / size), -1), torch.cat((torch.zeros_like(A), A), -1)), -2)
+    return matrix_function(block)[..., :n, n:] * size
+
+
+# exp(X) is taken as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; larger matrices are halved until
+# they are there. With log(e^-x T(x)) = sum c_k x^k they are where sum k |c_k| x^(k-1) reaches the unit roundoff: up to
+# there T and its derivative are those of exp at a matrix that differs from X by rounding (Al-Mohy and Higham, section 4).
+_DEGREE = 16
+_BOUNDS = {torch.float32: 2.1, torch.float64: 0.65}
+
+Dual = tuple[Tensor, Tensor]
+
+
+def _times(x: Dual, y: Dual) -> Dual:
+    return x[0] @ y[0], torch.baddbmm(x[0] @ y[1], x[1], y[0])
+
+
+@functools.cache
+def _coefficients(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Row j: what I, X, X^2, X^3 have in front of X^(4 j) in the Taylor polynomial; the last term is apart."""
+    inverse = [1 / math.factorial(k) for k in range(_DEGREE)]
+    return torch.tensor(inverse, dtype=dtype, device=device).reshape(4, 4)
+
+
+def _taylor(X: Dual) -> Dual:
+    """The polynomial and its derivative, in six products of dual numbers (Paterson and Stockmeyer)."""
+    X2 = _times(X, X)
+    X3 = _times(X, X2)
+    X4 = _times(X2, X2)
+    powers = torch.stack([torch.stack(x) for x in (X, X2, X3)])
+    coefficients = _coefficients(powers.dtype, powers.device)
+    terms = (coefficients[:, 1:] @ powers.flatten(1)).unflatten(1, powers.shape[1:])
+    terms[:, 0].diagonal(dim1=-2, dim2=-1).add_(coefficients[:, :1, None])
+    last = 1 / math.factorial(_DEGREE)
+    result = terms[3, 0].add_(X4[0], alpha=last), terms[3, 1].add_(X4[1], alpha=last)
+    for j in (2, 1, 0):
+        value, tangent = _times(result, X4)
+        result = value.add_(terms[j, 0]), tangent.add_(terms[j, 1])
+    return result
+
+
+def _frechet(A: Tensor, E: Tensor) -> Tensor:
+    """L(A, E) for ``(batch, n, n)``: exp(A) = exp(A / 2^s)^(2^s), as a dual number."""
+    norms = torch.linalg.matrix_norm(A, 1)
+    squarings = torch.frexp(norms / _BOUNDS[norms.dtype])[1].clamp_(min=0)
+    squarings = torch.where(norms.isfinite(), squarings, 0)
+    scale = torch.exp2(-squarings.to(norms.dtype))[:, None, None]
+    result = _taylor((A * scale, E * scale))
+    for step in range(int(squarings.max())):
+        squared = _times(result, result)
+        more = (squarings > step)[:, None, None]
+        result = squared if more.all() else _where(more, squared, result)
+    return result[1]
+
+
+def _where(mask: Tensor, x: Dual, y: Dual) -> Dual:
+    return torch.where(mask, x[0], y[0]), torch.where(mask, x[1], y[1])
+
+
+def _check(self: Tensor, grad: Tensor) -> None:
+    if self.dim() < 2 or self.shape[-1] != self.shape[-2]:
+        raise RuntimeError(f"self: expected square matrices, got shape {list(self.shape)}")
+    if torch.promote_types(self.dtype, torch.float32) != self.dtype:
+        raise RuntimeError(f"self: expected float32, float64, complex64 or complex128, got {self.dtype}")
+    if grad.shape != self.shape or grad.dtype != self.dtype:
+        given = f"{grad.dtype}{list(grad.shape)}"
+        raise RuntimeError(f"grad: expected {self.dtype}{list(self.shape)}, as self is, got {given}")
+
+
+@formula(kernel=("cpu",))
+def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
+    """Tangent of exp(A) for a tangent of A; with ``adjoint``, cotangent of A for that of exp(A): L(A, E), L(A^H, G).
+
+    Args:
+        self: A, ``(*, n, n)``, real or complex; n may be 0.
+        grad: E or G, ``(*, n, n)``.
+        adjoint: which of the two.
+    Returns:
+        ``(*, n, n)``, contiguous.
+    Raises: RuntimeError: matrices that are not square, another dtype, or a ``grad`` unlike ``self``.
+    Where not differentiable: none.
+    Source: ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions, 1996. Kernel: Al-Mohy and
+        Higham, Computing the Frechet derivative of the matrix exponential, 2009, with a Taylor polynomial.
+    """
+    _check(self, grad)
+    return differential_analytic_matrix_function(self, grad, torch.linalg.matrix_exp, adjoint).contiguous()
+
+
+@linalg_matrix_exp_differential.impl("cpu")
+def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
+    _check(self, grad)
+    n = self.shape[-1]
+    if self.numel() == 0:
+        return linalg_matrix_exp_differential.reference(self, grad, adjoint)
+    A = self.mH if adjoint else self
+    return _frechet(A.reshape(-1, n, n), grad.reshape(-1, n, n)).reshape(A.shape)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    yield Sample(random(3, 3, dtype=dtype, device=device))
+    yield Sample(2 * random(2, 2, 2, dtype=dtype, device=device).mT)
+    small_and_large = torch.tensor([0.02, 2.0], dtype=dtype, device=device)[:, None, None]
+    yield Sample(small_and_large * random(2, 6, 6, dtype=dtype, device=device))
+    yield Sample(random(1, 1, dtype=dtype, device=device))
+    yield Sample(random(2, 0, 0, dtype=dtype, device=device))
+    yield Sample(torch.zeros(2, 2, dtype=dtype, device=device))
+
+
+rule(
+    "aten::linalg_matrix_exp",
+    vjp={"self": lambda grad, self: linalg_matrix_exp_differential(self, grad, True)},
+    jvp={"result": lambda self_p, self_t: linalg_matrix_exp_differential(self_p, self_t, False)},
+    improves=("values", "speed"),
+    source="ATen linalg_matrix_exp_differential",
+    samples=_samples,
+)

@@ -1,0 +1,263 @@
+"""Derivatives of the QR factorisation A = Q R.
+
+A is (*, m, n), Q is (*, m, w) with orthonormal columns, R is (*, w, n) upper triangular; LAPACK makes its diagonal real.
+Write Omega = Q^H dQ, skew-Hermitian, and N = Q^H dA_c R_c^-1, where the index c stands for the leading columns that
+determine Q: min(m, n) of them, or m - 1 if A is real and m <= n, as the last column of Q is then known but for its
+sign, which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular; a phase of a
+column of Q that would make R's diagonal complex is not allowed, so that with phi(N) = tril(N) with half of the diagonal
+
+    Omega = phi(N) - phi(N)^H                                  (what N does not reach is zero),
+    dQ = (dA_c R_c^-1 - Q N) + Q Omega,      dR = triu(dQ^H A + Q^H dA).
+
+Pulled back, with G = gQ + A gR^H, K = Q^H G and W = phi(K - K^H):
+
+    gA = Q gR,      gA_c += (G - Q (K - W))_c R_c^-H.
+
+The products with A, where Q and R would do, keep both right to every order at a matrix without full rank: they hold of
+the leading columns of Q and rows of R by themselves, which are all that is left there (next paragraph).
+
+Undefined derivatives. If R_jj is zero to rounding, beside the norm of column j, and j is one of the columns c, then
+the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan;
+so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are
+right. Nothing is ever a finite wrong number, and nothing waits for the device to find out.
+
+With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
+The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
+depends on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative,
+and is reported (see degeneracy.py).
+With mode "r" the forward keeps no Q; it is computed anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+from torch.nn.functional import pad
+
+from ...core.formula import formula
+from ...core.rule import Sample, rule
+from .common import eye_like, fused, phi, random, random_conditioned, skew, sym
+from .degeneracy import depends_on_basis, report
+
+
+def _leading(A: Tensor) -> int:
+    """How many columns of A determine Q."""
+    m, n = A.shape[-2:]
+    return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
+
+
+def _vanishing(A: Tensor, R: Tensor) -> Tensor:
+    """Which pivots of R, a leading part, are zero to rounding, beside a sum of moduli: one of squares may overflow."""
+    rounding = max(A.shape[-2:]) * torch.finfo(A.dtype).eps
+    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
+
+
+def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+    """(which columns of Q are undefined, Q with zeros there, R_c with the identity there)."""
+    if mode not in ("reduced", "complete", "r"):
+        raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
+    if mode == "r":
+        Q = torch.linalg.qr(A)[0]
+    c = _leading(A)
+    R = R[..., :c, :c]
+    undefined = pad(_vanishing(A, R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
+    columns = undefined.unsqueeze(-2)
+    return undefined, torch.where(columns, 0, Q), torch.where(columns[..., :c], eye_like(R), R)
+
+
+@formula(kernel=("default",))
+def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
+    """x, with nan for its entries that are undefined and not zero; linear, and its own adjoint and derivative.
+
+    Args:
+        x: any shape and dtype. undefined: bool, broadcasts to x.
+    Returns:
+        The shape and dtype of x.
+    Where not differentiable: none. A product with nan would do for x, but spoil a cotangent of zero.
+    Source: the derivative of what has none, read by a loss that does not depend on it.
+    """
+    return x * torch.where(undefined & (x != 0), math.nan, 1)
+
+
+nan_unless_zero.impl_save_for_backward(lambda inputs, output: inputs.undefined)
+nan_unless_zero.impl_backward(
+    lambda ctx, undefined, grad: {"x": nan_unless_zero(grad, undefined), "undefined": None},
+)
+nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangents.x, inputs.undefined))
+
+
+def _nan(x: Tensor, undefined: Tensor) -> Tensor:
+    """x, with nan where it is undefined."""
+    return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
+
+
+def _replace_deficient(
+    results: tuple[Tensor, ...], A: Tensor, R: Tensor, exact: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The results, with those of ``exact`` for matrices in which a pivot vanishes; the CPU can be asked at no cost."""
+    c = min(A.shape[-2:])
+    deficient = _vanishing(A, R[..., :c, :c]).any(-1)
+    if not deficient.any():
+        return results
+    if A.dim() == 2:
+        return exact(*tensors)
+    for result, right in zip(results, exact(*[x if x is None else x[deficient] for x in tensors])):
+        result[deficient] = right
+    return results
+
+
+@formula(kernel=("cpu",))
+def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
+    """`linalg_qr_backward` with full rank, one of grad_Q and grad_R given; the kernel takes the sizes in
+    csrc/triangle_plan.h.
+
+    Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
+
+    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
+    Source: the module's docstring.
+    """
+    m, n = Q.shape[-2], R.shape[-1]
+    M = torch.zeros((), dtype=Q.dtype) if grad_Q is None else Q.mH @ grad_Q
+    if grad_R is not None:
+        grad_R = grad_R.triu()
+        M = M - grad_R @ R.mH
+    if Q.shape[-1] < m:
+        # G - Q (K - W) = gQ - Q (M - W), and M - W is Hermitian, with the upper triangle of M
+        G = Q @ sym(phi(M.mH))
+        return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False)
+    # Q is square, and G - Q K is zero
+    W = phi(skew(M)) if M.is_complex() else skew(M).tril(-1)
+    c = min(m, n)
+    inner = solve_triangular(R[..., :c, :c].mH, W[..., :c], upper=False, left=False)
+    if m < n:
+        inner = pad(inner, (0, n - m))
+    if grad_R is not None:
+        inner = inner + grad_R
+    return (inner.mT @ Q.mT).mT
+
+
+@formula(kernel=("default",))
+def linalg_qr_backward(
+    grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
+) -> Tensor:
+    """Cotangent of A for those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns (see the module).
+
+    Args:
+        grad_Q: (*, m, w), None for zero; not used with mode "r".
+        grad_R: (*, w, n), None for zero. What is below its diagonal has no effect.
+        A: (*, m, n), real or complex.
+        Q: (*, m, w), what the forward returned; anything with mode "r".
+        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
+        mode: "reduced", "complete" or "r".
+    Returns:
+        (*, m, n), column-major.
+    Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero. With mode "complete" and
+    m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss depends on more.
+    Source: ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
+    """
+    undefined, Q, R_c = _well_defined(A, Q, R, mode)
+    c = R_c.shape[-1]
+    G = torch.zeros_like(Q) if grad_Q is None or mode == "r" else nan_unless_zero(grad_Q, undefined.unsqueeze(-2))
+    if grad_R is not None:
+        grad_R = nan_unless_zero(grad_R.triu(), undefined.unsqueeze(-1))
+        G = G + A @ grad_R.mH
+    K = Q.mH @ G
+    W = phi(K - K.mH)
+    grad = solve_triangular(R_c.mH, (G - Q @ (K - W))[..., :c], upper=False, left=False)
+    grad = pad(grad, (0, A.shape[-1] - c))
+    if grad_R is not None:
+        grad = grad + Q @ grad_R
+    return grad.mT.contiguous().mT
+
+
+@linalg_qr_backward.impl("default")
+def _(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor:
+    m, n = A.shape[-2:]
+    if mode == "complete" and m > n and grad_Q is not None:
+        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
+    if (grad_Q is None and grad_R is None) or mode not in ("reduced", "complete") or not A.is_cpu:
+        return linalg_qr_backward.reference(grad_Q, grad_R, A, Q, R, mode)
+    # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
+    small = Q.shape[-1] == R.shape[-1] and fused(A.shape[-2], grad_Q, grad_R, Q)
+    grad = (qr_pullback if small else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+
+    def exact(*tensors: Tensor) -> tuple[Tensor]:
+        return (linalg_qr_backward.reference(*tensors, mode),)
+
+    return _replace_deficient((grad,), A, R, exact, grad_Q, grad_R, A, Q, R)[0]
+
+
+@formula(kernel=("default",))
+def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Tangents of Q and R: dQ = dA_c R_c^-1 - Q (N - Omega), dR = triu(dQ^H A + Q^H dA) (see the module).
+
+    Args:
+        A_t: tangent of A, (*, m, n).
+        A_p: A, the same shape, real or complex.
+        Q: (*, m, w), what the forward returned; anything with mode "r".
+        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
+        mode: "reduced", "complete" or "r".
+    Returns:
+        The tangents, of the shapes of Q and R, by rows. With mode "r" the first is zero.
+    Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R. With mode "complete" and
+    m > n, the last columns of Q do not turn within their span.
+    Source: ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
+    """
+    undefined, Q_p, R_c = _well_defined(A_p, Q, R, mode)
+    c, w = R_c.shape[-1], Q_p.shape[-1]
+    Y = pad(solve_triangular(R_c, A_t[..., :c], upper=True, left=False), (0, w - c))
+    N = Q_p.mH @ Y
+    lower = phi(N)
+    Q_t = Y - Q_p @ (N - lower + lower.mH)
+    R_t = Q_t.mH @ A_p + Q_p.mH @ A_t
+    R_t = _nan(R_t, undefined.unsqueeze(-1)).triu()
+    Q_t = torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))
+    return Q_t.contiguous(), R_t.contiguous()
+
+
+def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """With full rank Q and R do for A: dR = (N - Omega) R, or Q^H dA - Omega R if Q is square."""
+    m, p = Q.shape[-2], min(A_t.shape[-2:])
+    R_1 = R[..., :p, :p]
+    if Q.shape[-1] < m:
+        Y = solve_triangular(R_1, A_t, upper=True, left=False)
+        upper = phi(sym(Q.mH @ Y)).mH
+        return (Y - Q @ upper).contiguous(), upper @ R
+    QhA_t = Q.mH @ A_t
+    N = solve_triangular(R_1, QhA_t[..., :p], upper=True, left=False)
+    omega = skew(phi(pad(N, (0, m - p))) if N.is_complex() else pad(N, (0, m - p)).tril(-1))
+    return Q @ omega, (QhA_t - omega @ R).triu()
+
+
+@linalg_qr_jvp.impl("default")
+def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
+    if mode not in ("reduced", "complete") or not A_p.is_cpu:
+        return linalg_qr_jvp.reference(A_t, A_p, Q, R, mode)
+
+    def exact(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return linalg_qr_jvp.reference(*tensors, mode)
+
+    return _replace_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, exact, A_t, A_p, Q, R)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    # not with mode "r": under vmap torch's forward returns a Q that is no tensor to look at
+    for shape in ((3, 3), (2, 4, 2), (2, 4)):
+        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
+    yield Sample(random_conditioned(2, 3, dtype=dtype, device=device), "complete")
+    yield Sample(random(3, 2, dtype=dtype, device=device).mT, "complete")
+    yield Sample(random(0, 3, 2, dtype=dtype, device=device))
+
+
+rule(
+    "aten::linalg_qr",
+    vjp={"A": linalg_qr_backward},
+    jvp={("Q", "R"): linalg_qr_jvp},
+    source="ATen linalg_qr_backward, linalg_qr_jvp",
+    improves=("values", "missing"),
+    samples=_samples,
+)

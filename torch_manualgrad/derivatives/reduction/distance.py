@@ -1,0 +1,267 @@
+"""Pairwise distances: cdist, pdist, _euclidean_dist.
+
+D_ij = ||a_i - b_j||_p, so with w the gradient field of the norm (see norm.py), taken along the last dim,
+
+    vjp: a_i gets sum_j G_ij w(a_i - b_j), and b_j the same with the roles exchanged, as w is odd;
+    jvp: dD_ij = sum_k w(a_i - b_j)_k (da_i - db_j)_k.
+
+Written out these take memory for every difference (P R M entries). The bodies below do so, exactly and differentiably.
+What runs when nobody differentiates them does not: the kernels, and where there is none, the same expressions a block at
+a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.derivatives.reduction.norm import cast_sum_to, inner, norm_direction, spread, widened
+
+# How many differences are held at once: what fits a CPU's cache.
+_BLOCK = 1 << 17
+
+
+def _differences(x1: Tensor, x2: Tensor) -> Tensor:
+    """a_i - b_j: (*, P, R, M)."""
+    return widened(x1).unsqueeze(-2) - widened(x2).unsqueeze(-3)
+
+
+def _blocks(x1: Tensor, x2: Tensor) -> Iterator[tuple[slice, slice]]:
+    """(slice of the batch, slice of the rows of x1), each with a bounded number of differences."""
+    batch, rows = x1.shape[:2]
+    row = max(x2.shape[1] * x2.shape[2], 1)
+    by_row = max((_BLOCK if x1.device.type == "cpu" else _BLOCK << 7) // row, 1)
+    by_batch = max(by_row // max(rows, 1), 1)
+    for b in range(0, batch, by_batch):
+        for r in range(0, rows, by_row):
+            yield slice(b, b + by_batch), slice(r, r + by_row)
+
+
+def _flat_batch(x: Tensor, batch: Sequence[int]) -> Tensor:
+    return x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
+
+
+@formula(kernel=("cpu", "cuda"))
+def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
+    """Cotangent of x1 for that of the distances: sum_j grad_ij w(x1_i - x2_j). For x2: swap the two, transpose grad.
+
+    Args:
+        grad: cotangent of the distances, ``(*, P, R)``.
+        x1: ``(*, P, M)``, real.
+        x2: ``(*, R, M)``, real; the batch dims broadcast.
+        p: the order, 0 <= p <= inf.
+        cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but
+            nothing flows through this argument.
+    Returns:
+        The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
+    Where not differentiable: as norm_backward, pair by pair: 0 for a pair of equal points; ties shared equally for p = inf.
+    Source: ATen _cdist_backward, which has no derivative.
+    """
+    w = norm_direction(_differences(x1, x2), p, (-1,))
+    return cast_sum_to((w * grad.unsqueeze(-1)).sum(-2), x1)
+
+
+@cdist_backward.impl("default")
+def _(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    a, b, g = (_flat_batch(x, batch) for x in (x1, x2, grad))
+    out = torch.empty_like(a)
+    for block, rows in _blocks(a, b):
+        w = norm_direction(_differences(a[block, rows], b[block]), p, (-1,))
+        # over j, as a row of grad times a matrix
+        out[block, rows] = (g[block, rows].to(w.dtype).unsqueeze(-2) @ w).squeeze(-2).to(out.dtype)
+    return out.reshape(*batch, *x1.shape[-2:]).sum_to_size(x1.shape)
+
+
+@formula(kernel=("default",))
+def cdist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | None, p: float) -> Tensor:
+    """Tangent of the distances: sum_k w(x1_i - x2_j)_k (x1_t_i - x2_t_j)_k.
+
+    Args:
+        x1_p, x1_t: ``(*, P, M)``, real; a tangent of None is zero.
+        x2_p, x2_t: ``(*, R, M)``, real; the batch dims broadcast.
+        p: the order, 0 <= p <= inf.
+    Returns:
+        ``(*, P, R)``. Memory as cdist_backward.
+    Where not differentiable: as cdist_backward, of which this is the adjoint. Source: none in ATen.
+    """
+    w = norm_direction(_differences(x1_p, x2_p), p, (-1,))
+    tangent = torch.zeros_like(w)
+    if x1_t is not None:
+        tangent = tangent + x1_t.unsqueeze(-2)
+    if x2_t is not None:
+        tangent = tangent - x2_t.unsqueeze(-3)
+    return inner(w, tangent).sum(-1).to(torch.promote_types(x1_p.dtype, x2_p.dtype))
+
+
+@cdist_jvp.impl("default")
+def _(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | None, p: float) -> Tensor:
+    batch = torch.broadcast_shapes(x1_p.shape[:-2], x2_p.shape[:-2])
+    a, b = _flat_batch(x1_p, batch), _flat_batch(x2_p, batch)
+    a_t, b_t = (None if t is None else _flat_batch(t, batch) for t in (x1_t, x2_t))
+    out = a.new_zeros(a.shape[0], a.shape[1], b.shape[1], dtype=torch.promote_types(a.dtype, b.dtype))
+    for block, rows in _blocks(a, b):
+        w = norm_direction(_differences(a[block, rows], b[block]), p, (-1,))
+        if a_t is not None:
+            out[block, rows] += (w @ a_t[block, rows].to(w.dtype).unsqueeze(-1)).squeeze(-1)
+        if b_t is not None:
+            out[block, rows] -= (w * b_t[block].to(w.dtype).unsqueeze(-3)).sum(-1)
+    return out.reshape(*batch, *out.shape[-2:])
+
+
+def _cdist_vjp(
+    grad: Tensor, x1: Tensor, x2: Tensor, p: float, result: Tensor, output_mask: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        cdist_backward(grad, x1, x2, p, result) if output_mask[0] else None,
+        cdist_backward(grad.mT, x2, x1, p, result.mT) if output_mask[1] else None,
+    )
+
+
+# pdist is cdist(x, x) above the diagonal.
+
+
+@formula(kernel=("cpu", "cuda"))
+def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
+    """Cotangent of x for that of its pairwise distances: the pair i < j adds grad_ij w(x_i - x_j) to row i, its negative to j.
+
+    Args:
+        grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
+        self: x, ``(N, M)``, real.
+        p: the order, 0 <= p <= inf.
+        pdist: the distances that the forward returned, as for cdist_backward.
+    Returns:
+        ``(N, M)``, the dtype of ``self``.
+    Where not differentiable: as cdist_backward. Source: ATen _pdist_backward, which has no derivative.
+    """
+    i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
+    x = widened(self)
+    each = norm_direction(x[i] - x[j], p, (-1,)) * grad.unsqueeze(-1)
+    return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each).to(self.dtype)
+
+
+@pdist_backward.impl("default")
+def _(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
+    n = self.shape[-2]
+    i, j = torch.triu_indices(n, n, 1, device=self.device)
+    square = grad.new_zeros(n, n).index_put((i, j), grad)
+    return cdist_backward(square + square.mT, self, self, p, square)
+
+
+@formula
+def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
+    """Tangent of the pairwise distances: those of cdist_jvp(x, t, x, t) above the diagonal.
+
+    Args:
+        self_p, self_t: x and its tangent, ``(N, M)``, real.
+        p: the order, 0 <= p <= inf.
+    Returns:
+        ``(N (N - 1) / 2,)``.
+    Where not differentiable: as cdist_backward. Source: none in ATen.
+    """
+    n = self_p.shape[-2]
+    i, j = torch.triu_indices(n, n, 1, device=self_p.device)
+    return cdist_jvp(self_p, self_t, self_p, self_t, p)[i, j]
+
+
+# _euclidean_dist computes D^2 = |a_i|^2 + |b_j|^2 - 2 a_i . b_j by one matrix product, as do its derivatives:
+# with R = G / D (0 where D = 0),  a gets diag(R 1) a - R b,  b gets diag(R^T 1) b - R^T a,  and
+#     dD_ij = (a_i . da_i + b_j . db_j - a_i . db_j - da_i . b_j) / D_ij.
+# D is the operator's own output and enters as a function of a and b: a derivative of these must flow through it.
+
+
+def _quotient(x: Tensor, res: Tensor) -> Tensor:
+    zero = res == 0
+    return torch.where(zero, 0, x / torch.where(zero, 1, res))
+
+
+@formula
+def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) -> tuple[Tensor, Tensor]:
+    """Cotangents of x1 and x2 for that of the Euclidean distances, by matrix products.
+
+    Args:
+        grad: cotangent of the distances, ``(*, P, R)``.
+        x1: ``(*, P, M)``, real.
+        x2: ``(*, R, M)``, real.
+        res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+    Returns:
+        Cotangents with the shapes of ``x1`` and ``x2``.
+    Where not differentiable: 0 for a pair at distance 0. Near it, as in the forward, the matrix product cancels.
+    Source: ATen _euclidean_dist_backward.
+    """
+    ratio = _quotient(grad, res)
+    return x1 * ratio.sum(-1, keepdim=True) - ratio @ x2, x2 * ratio.sum(-2).unsqueeze(-1) - ratio.mT @ x1
+
+
+@formula
+def _euclidean_dist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | None, res: Tensor) -> Tensor:
+    """Tangent of the Euclidean distances: (a . da + b . db - a . db - da . b) / D.
+
+    Args:
+        x1_p, x1_t: ``(*, P, M)``, real; a tangent of None is zero.
+        x2_p, x2_t: ``(*, R, M)``, real.
+        res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+    Returns:
+        ``(*, P, R)``.
+    Where not differentiable: 0 for a pair at distance 0. Source: none in ATen.
+    """
+    half = torch.zeros_like(res)
+    if x1_t is not None:
+        half = half + (x1_p * x1_t).sum(-1, keepdim=True) - x1_t @ x2_p.mT
+    if x2_t is not None:
+        half = half + (x2_p * x2_t).sum(-1).unsqueeze(-2) - x1_p @ x2_t.mT
+    return _quotient(half, res)
+
+
+_ORDERS = (2.0, 3.0, 1.0, 0.5, 1.5, 2.5, 4.0, 0.0, math.inf)
+
+
+def _euclidean_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for a, b in (((3, 2), (4, 2)), ((2, 3, 2), (2, 1, 2)), ((0, 2), (3, 2))):
+        yield Sample(spread(a, dtype, device), spread(b, dtype, device, 1))
+
+
+def _cdist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for p in _ORDERS:
+        yield Sample(spread((3, 4), dtype, device), spread((2, 4), dtype, device, 1), p, 2)
+    for a, b in (((2, 1, 3, 2), (3, 2, 2)), ((0, 2), (3, 2)), ((3, 0), (2, 0)), ((1, 1), (1, 1))):
+        yield Sample(spread(a, dtype, device), spread(b, dtype, device, 1), 2.5, None)
+
+
+def _pdist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for p in _ORDERS:
+        yield Sample(spread((4, 3), dtype, device), p)
+    for shape in ((1, 3), (2, 1), (0, 2)):
+        yield Sample(spread(shape, dtype, device), 2.5)
+
+
+rule(
+    "aten::_cdist_forward",
+    vjp={("x1", "x2"): _cdist_vjp},
+    jvp={"result": cdist_jvp},
+    source="ATen _cdist_backward; the tangent and all second orders are new",
+    improves=("values", "missing", "speed"),
+    samples=_cdist_samples,
+)
+rule(
+    "aten::_pdist_forward",
+    vjp={"self": lambda grad, self, p, result: pdist_backward(grad, self, p, result)},
+    jvp={"result": pdist_jvp},
+    source="ATen _pdist_backward; the tangent and all second orders are new",
+    improves=("values", "missing", "speed"),
+    samples=_pdist_samples,
+    gaps={"noncontiguous": "aten::_pdist_forward takes contiguous input only; torch.pdist makes it so"},
+)
+rule(
+    "aten::_euclidean_dist",
+    vjp={("x1", "x2"): lambda grad, x1, x2, result: _euclidean_dist_backward(grad, x1, x2, result)},
+    jvp={"result": lambda x1_p, x1_t, x2_p, x2_t, result: _euclidean_dist_jvp(x1_p, x1_t, x2_p, x2_t, result)},
+    source="ATen _euclidean_dist_backward; the tangent is new",
+    improves="missing",
+    samples=_euclidean_samples,
+)

@@ -1,0 +1,399 @@
+"""Vector norms: linalg_vector_norm, norm, dist, renorm.
+
+Every derivative here is made of one field, the gradient of the norm n = ||x||_p along ``dims``:
+
+    w(x)_i = sgn(x_i) (|x_i| / n)^(p-1),        vjp: g w,        jvp: sum_i Re(conj(w_i) t_i),
+
+and of Euler's identity n = sum_i Re(conj(w_i) x_i), as n is homogeneous of degree one. w itself has degree zero: it
+is computed from x / m, with m the largest |x_i| of the slice (the smallest for p < 0), so that it is right also where n
+overflows or underflows. m is a constant to every derivative, since w does not depend on it. The norm that the forward
+saved does not enter: w is a function of x alone and may be differentiated to any order in any mode.
+
+Non-smooth points. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared equally among the entries that attain n.
+Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the other slices unless p is a
+positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; for p = 1 and
++-inf it makes its own entry nan and leaves the others alone, for p = 0 all are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+
+def widened(x: Tensor, *others: Tensor) -> Tensor:
+    """x in the dtype to compute in: the common one, and never below float32."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"a norm's derivative is for floating point or complex tensors, not {x.dtype}")
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    for other in others:
+        dtype = torch.promote_types(dtype, other.dtype)
+    return x.to(dtype)
+
+
+def cast_sum_to(gradient: Tensor, x: Tensor) -> Tensor:
+    """A gradient in the shape and dtype of the input that was broadcast and promoted; real for a real input."""
+    if gradient.is_complex() and not x.is_complex():
+        gradient = gradient.real
+    return gradient.sum_to_size(x.shape).to(x.dtype)
+
+
+def _wrap_dims(x: Tensor, dim: Sequence[int] | None) -> tuple[int, ...]:
+    ndim = x.dim()
+    for d in dim or ():
+        if not -max(ndim, 1) <= d < max(ndim, 1):
+            raise IndexError(f"dim: {d} is out of range for a tensor of {ndim} dimensions")
+    return tuple(sorted(d % ndim for d in dim)) if dim and ndim else tuple(range(ndim))
+
+
+def _sgn(x: Tensor) -> Tensor:
+    if not x.is_complex():
+        return torch.where(x.isnan(), x.detach(), x.sgn())  # torch's sgn of a nan is 0
+    zero = x == 0  # the derivative of x / |x| is singular there
+    return torch.where(zero, 0, torch.where(zero, 1, x).sgn())
+
+
+def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
+    """The field w of the module's docstring, in the dtype of x (not half)."""
+    if p == 0:
+        return torch.zeros_like(x)
+    if p == 1:
+        return _sgn(x)
+    if x.numel() == 0:
+        return x  # amax has no value on an empty slice
+
+    sizes = x.detach().abs()
+    m = sizes.amin(dims, keepdim=True) if p < 0 else sizes.amax(dims, keepdim=True)
+    if math.isinf(p):
+        attained = ((sizes == m) | sizes.isnan()).to(sizes.dtype)
+        return _sgn(x) * (attained / attained.sum(dims, keepdim=True))
+
+    vanishing = m == 0
+    m = torch.where(vanishing, 1, m).clamp(max=torch.finfo(m.dtype).max)
+    if p > 0 and p % 2 == 0:
+        y = x / m * ~vanishing
+        square = (y.conj() * y).real if y.is_complex() else y.square()
+        w = y if p == 2 else y * square.pow(p / 2 - 1)
+        total = (square if p == 2 else square.pow(p / 2)).sum(dims, keepdim=True)
+        return w * torch.where(vanishing, 1, total).pow(1 / p - 1)
+
+    # The powers are singular at 0: they are taken at 1 there and masked after. For 0 < p < 2, |x_i| / m may underflow
+    # where its power does not; the quotient of the square roots cannot.
+    zero = ((x == 0) & ~m.isnan()) | vanishing
+    x = torch.where(zero, 1, x)
+    half, ratio = (2, x.abs().sqrt() / m.sqrt()) if 0 < p < 2 else (1, x.abs() / m)
+    total = torch.where(zero, 0, ratio.pow(half * p)).sum(dims, keepdim=True)
+    scale = torch.where(vanishing, 1, total).pow(1 / p - 1)
+    return torch.where(zero, 0, x.sgn() * ratio.pow(half * (p - 1)) * scale)
+
+
+def inner(w: Tensor, t: Tensor) -> Tensor:
+    """Re(conj(w) t), entry by entry."""
+    return (w.conj() * t).real if w.is_complex() else w * t
+
+
+@formula(kernel=("cpu", "cuda"))
+def norm_backward(
+    grad: Tensor, self: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
+) -> Tensor:
+    """Cotangent of x for that of its p-norm: grad * w(x), scale-safe, differentiable to any order.
+
+    Args:
+        grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
+        self: x, real or complex, any shape.
+        p: the order, any real, inf or -inf.
+        norm: the norm that the forward returned. A kernel may start from its value, but nothing flows through it: what
+            is differentiated is w(x).
+        dim: the reduced dims; None or empty for all.
+        keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
+    Returns:
+        The shape and dtype of ``self``. Half precision is computed in float32.
+    Raises:
+        IndexError: a dim out of range. TypeError: an integer ``self``. RuntimeError: another shape of ``grad``.
+    Where not differentiable: the conventions in the module's docstring; a subgradient (0 at a zero slice).
+    Source: ATen norm_backward.
+    """
+    dims = _wrap_dims(self, dim)
+    keepdim = keepdim and not (not dim and grad.dim() == 0)
+    kept = [1 if d in dims else size for d, size in enumerate(self.shape)]
+    expected = kept if keepdim else [size for d, size in enumerate(self.shape) if d not in dims]
+    if list(grad.shape) != expected:
+        given = f"self of shape {list(self.shape)} and {keepdim=}"
+        raise RuntimeError(f"grad: expected shape {expected} for {given}, got {list(grad.shape)}")
+    w = norm_direction(widened(self, grad), p, dims)
+    return (w * grad.reshape(kept)).to(self.dtype)
+
+
+@formula
+def norm_jvp(
+    self_p: Tensor, self_t: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
+) -> Tensor:
+    """Tangent of the p-norm: sum over ``dim`` of Re(conj(w(x)) t), differentiable to any order.
+
+    Args:
+        self_p: x, real or complex, any shape.
+        self_t: its tangent, same shape.
+        p: the order, any real, inf or -inf.
+        norm: the norm that the forward returned; only its dtype is used.
+        dim: the reduced dims; None or empty for all.
+        keepdim: whether the reduced dims stay.
+    Returns:
+        The shape that ``dim`` and ``keepdim`` give, in the dtype of ``norm``.
+    Raises:
+        IndexError: a dim out of range. TypeError: an integer ``self_p``.
+    Where not differentiable: as norm_backward, of which this is the adjoint; 0 where the norm is 0.
+    Source: ATen norm_jvp, both overloads.
+    """
+    dims = _wrap_dims(self_p, dim)
+    w = norm_direction(widened(self_p, norm), p, dims)
+    return inner(w, self_t).sum(dims, keepdim=keepdim).to(norm.dtype)
+
+
+@formula
+def linalg_vector_norm_backward(
+    grad: Tensor, self: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
+) -> Tensor:
+    """Cotangent of x for that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
+
+    The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
+    Args, Returns, Raises, non-smooth points: norm_backward. Source: ATen linalg_vector_norm_backward.
+    """
+    if self.dtype == grad.dtype:
+        return norm_backward(grad, self, ord, result, dim, keepdim)
+    converted = self.to(torch.promote_types(self.dtype, grad.dtype))
+    return norm_backward(grad, converted, ord, result, dim, keepdim).to(self.dtype)
+
+
+@formula
+def linalg_vector_norm_jvp(
+    self_p: Tensor, self_t: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
+) -> Tensor:
+    """Tangent of linalg.vector_norm: norm_jvp(x, t, ord, result, dim, keepdim), in the dtype of ``result``.
+
+    Args, Returns, Raises, non-smooth points: norm_jvp. Source: ATen linalg_vector_norm_jvp.
+    """
+    return norm_jvp(self_p, self_t, ord, result, dim, keepdim)
+
+
+# renorm scales every slice x along ``dim`` with n > maxnorm by f = maxnorm / (n + eps) and leaves the others alone:
+#     d(f x) = f (t - x <w, t> / (n + eps)),   pulled back: f (g - w <x, g> / (n + eps)),   <a, b> = sum Re(conj(a) b).
+_RENORM_EPS = 1e-7
+
+
+def _renorm_parts(
+    x: Tensor, self: Tensor, p: float, dim: int, maxnorm: float
+) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor]:
+    """(reduced dims, which slices the forward scaled, w, n + eps)."""
+    (dim,) = _wrap_dims(self, (dim,))
+    if self.dim() < 2:
+        raise RuntimeError(f"self: expected at least two dims, got shape {list(self.shape)}")
+    if not p > 0:
+        raise RuntimeError(f"p: expected a number above 0, got {p}")
+    if not maxnorm >= 0:
+        raise RuntimeError(f"maxnorm: expected a number that is not negative, got {maxnorm}")
+    dims = tuple(d for d in range(self.dim()) if d != dim)
+    # the forward's own norm decides, so that both are on the same side of a tie; the differentiable one is scale-safe
+    scaled = torch.linalg.vector_norm(x.detach(), p, dims, keepdim=True) > maxnorm
+    w = norm_direction(x, p, dims)
+    return dims, scaled, w, inner(w, x).sum(dims, keepdim=True) + _RENORM_EPS
+
+
+@formula
+def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Cotangent of x: f (g - w <x, g> / (n + 1e-7)) on the slices along ``dim`` with n > maxnorm, g on the others.
+
+    Args:
+        grad: cotangent of the result, the shape of ``self``.
+        self: x, real or complex, at least two dims.
+        p: the order, positive; inf is allowed.
+        dim: the dim along which the slices are counted.
+        maxnorm: the bound, not negative.
+    Returns:
+        The shape and dtype of ``self``. f = maxnorm / (n + 1e-7); half precision is computed in float32.
+    Raises:
+        IndexError: ``dim`` out of range. RuntimeError: fewer dims, another p or maxnorm, another shape of ``grad``.
+    Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as norm_backward.
+    Source: ATen renorm_backward.
+    """
+    x = widened(self)
+    dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
+    if grad.shape != self.shape:
+        raise RuntimeError(f"grad: expected shape {list(self.shape)}, got {list(grad.shape)}")
+    along = inner(x / n, grad).sum(dims, keepdim=True)
+    return torch.where(scaled, (grad - w * along) * (maxnorm / n), grad).to(self.dtype)
+
+
+@formula
+def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Tangent: f (t - x <w, t> / (n + 1e-7)) on the slices along ``dim`` with n > maxnorm, t on the others.
+
+    Args:
+        self_p: x, real or complex, at least two dims.
+        self_t: its tangent, same shape.
+        p, dim, maxnorm: as renorm_backward.
+    Returns:
+        The shape and dtype of ``self_p``.
+    Raises, non-smooth points: renorm_backward. Source: ATen renorm_jvp.
+    """
+    x = widened(self_p)
+    dims, scaled, w, n = _renorm_parts(x, self_p, p, dim, maxnorm)
+    along = inner(w, self_t).sum(dims, keepdim=True)
+    return torch.where(scaled, (self_t - x / n * along) * (maxnorm / n), self_t).to(self_p.dtype)
+
+
+# dist(a, b) = ||a - b||_p over all dims, with broadcasting: the norm's derivatives, summed to each input's shape.
+
+
+def _dist_vjp(grad: Tensor, self: Tensor, other: Tensor, p: float, result: Tensor) -> tuple[Tensor, Tensor]:
+    gradient = norm_backward(grad, self - other, p, result, keepdim=False)
+    return cast_sum_to(gradient, self), cast_sum_to(-gradient, other)
+
+
+def _dist_jvp(
+    self_p: Tensor, self_t: Tensor | None, other_p: Tensor, other_t: Tensor | None, p: float, result: Tensor
+) -> Tensor:
+    difference = self_p - other_p
+    tangent = self_t if other_t is None else -other_t if self_t is None else self_t - other_t
+    assert tangent is not None  # nobody asks for a tangent where no input has one
+    return norm_jvp(difference, tangent.expand(difference.shape), p, result, keepdim=False)
+
+
+_ORDERS = (2.0, 3.0, 1.0, 0.5, 1.5, 2.5, 4.0, -1.0, -2.5, 0.0, math.inf, -math.inf)
+
+
+def spread(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
+    """Random entries of distinct sizes away from zero, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    x = torch.randn(shape, dtype=wide, generator=generator)
+    return (x + 0.3 * x.sgn()).to(device, dtype)
+
+
+def _whole_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for p in _ORDERS:
+        yield Sample(spread((3, 4), dtype, device), p)
+    yield Sample(spread((), dtype, device), 3.0)
+    yield Sample(spread((3, 4), dtype, device).mT, 2.5)
+    yield Sample(spread((0,), dtype, device), 2.0)
+
+
+def _norm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for p in _ORDERS:
+        yield Sample(spread((3, 4, 2), dtype, device), p, [1])
+    for dim, keepdim in (([0, -1], False), ([-1, 0], True), ([], False)):
+        yield Sample(spread((3, 4, 2), dtype, device), 2.5, dim, keepdim)
+    yield Sample(spread((), dtype, device), 3.0, [-1], True)
+    yield Sample(spread((3, 0), dtype, device), 2.0, [0], True)
+    yield Sample(spread((3, 4, 2), dtype, device).mT, None, [1], False)
+
+
+def _vector_norm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for sample in _norm_samples(dtype, device):
+        x, p, *rest = sample.args
+        yield Sample(x, 2.0 if p is None else p, *rest)
+    yield Sample(spread((3, 4), dtype, device))
+    yield Sample(spread((3, 4), dtype, device), 3.0, dtype=torch.promote_types(dtype, torch.float64))
+
+
+def _norm_dtype_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return  # this forward takes no dtype for complex input
+    for p in (None, 3.0, 1.5, math.inf):
+        yield Sample(spread((3, 4), dtype, device), p, dtype=torch.float64)
+
+
+def _norm_dim_dtype_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    for p, keepdim in ((None, False), (3.0, True), (1.5, False), (-1.0, True)):
+        yield Sample(spread((3, 4), dtype, device), p, [1], keepdim, dtype=torch.float64)
+
+
+def _dist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for p in _ORDERS:
+        yield Sample(spread((3, 4), dtype, device), spread((3, 4), dtype, device, 1), p)
+    yield Sample(spread((3, 1, 2), dtype, device), spread((4, 1), dtype, device, 1), 2.5)
+    yield Sample(spread((), dtype, device), spread((3,), dtype, device, 1))
+
+
+def _renorm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((3, 4, 2), dtype, device) * torch.tensor([0.05, 1, 2], device=device).reshape(3, 1, 1).to(dtype)
+    for p in (2.0, 3.0, 1.0, 0.5, 1.5, math.inf):
+        yield Sample(x, p, 0, 1.0)
+    yield Sample(x, 2.5, -1, 0.7)
+    yield Sample(x, 2.0, 1, 100.0)
+
+
+_norm: dict[str, Any] = {"source": "ATen norm_backward, norm_jvp", "improves": ("values", "speed")}
+
+
+def _order(p: float | None) -> float:
+    return 2.0 if p is None else float(p)
+
+
+rule(
+    "aten::linalg_vector_norm",
+    vjp={"self": linalg_vector_norm_backward},
+    jvp={"result": linalg_vector_norm_jvp},
+    source="ATen linalg_vector_norm_backward, linalg_vector_norm_jvp",
+    improves=("values", "speed"),
+    samples=_vector_norm_samples,
+)
+rule(
+    "aten::norm.Scalar",
+    vjp={"self": lambda grad, self, p, result: norm_backward(grad, self, float(p), result, keepdim=False)},
+    jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, float(p), result, keepdim=False)},
+    samples=_whole_samples,
+    **_norm,
+)
+rule(
+    "aten::norm.ScalarOpt_dim",
+    vjp={
+        "self": lambda grad, self, p, result, dim, keepdim: norm_backward(grad, self, _order(p), result, dim, keepdim)
+    },
+    jvp={
+        "result": lambda self_p, self_t, p, result, dim, keepdim: norm_jvp(
+            self_p, self_t, _order(p), result, dim, keepdim
+        )
+    },
+    samples=_norm_samples,
+    **_norm,
+)
+rule(
+    "aten::norm.ScalarOpt_dtype",
+    vjp={"self": lambda grad, self, p, result: linalg_vector_norm_backward(grad, self, _order(p), result, None, False)},
+    jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, _order(p), result, keepdim=False)},
+    samples=_norm_dtype_samples,
+    **_norm,
+)
+rule(
+    "aten::norm.ScalarOpt_dim_dtype",
+    vjp={
+        "self": lambda grad, self, p, result, dim, keepdim: linalg_vector_norm_backward(
+            grad, self, _order(p), result, dim, keepdim
+        )
+    },
+    jvp={
+        "result": lambda self_p, self_t, p, result, dim, keepdim: norm_jvp(
+            self_p, self_t, _order(p), result, dim, keepdim
+        )
+    },
+    samples=_norm_dim_dtype_samples,
+    **_norm,
+)
+rule("aten::dist", vjp={("self", "other"): _dist_vjp}, jvp={"result": _dist_jvp}, samples=_dist_samples, **_norm)
+rule(
+    "aten::renorm",
+    vjp={"self": renorm_backward},
+    jvp={"result": renorm_jvp},
+    source="ATen renorm_backward, renorm_jvp",
+    improves="values",
+    samples=_renorm_samples,
+)

@@ -1,0 +1,50 @@
+"""What the replacement primals share: which matrices they take, and how their derivatives are attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.formula import Formula
+
+_DEVICES = frozenset({"cpu"})
+_DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
+
+
+def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
+    """Whether a matrix is decomposed here; neither its values nor its batch matter.
+
+    Args:
+        A: (*, m, n).
+        sizes: the largest smaller dimension of a real matrix, that of a complex one, and the largest dimension.
+    """
+    if A.dim() < 2 or A.dtype not in _DTYPES or A.device.type not in _DEVICES:
+        return False
+    real, complex_, largest = sizes
+    return max(A.shape[-2:]) <= largest and min(A.shape[-2:]) <= (complex_ if A.is_complex() else real)
+
+
+def finite(result: Tensor) -> bool:
+    """Whether there is no inf and no nan. A sum that overflows costs time only."""
+    return bool(result.sum().isfinite())
+
+
+def bind(op: Formula, backward: Callable[..., Tensor], differentiable: tuple[bool, ...]) -> None:
+    """The derivative, ``backward(*grads, *outputs)``, and vmap, which goes through the batch."""
+
+    @op.impl_save_for_backward
+    def _(inputs: Any, output: Any) -> Any:
+        return tuple(output)
+
+    def gradient(ctx: Any, saved: Any, *grads: Tensor | None) -> dict[str, Tensor]:
+        return {"A": backward(*grads, *saved)}
+
+    op.impl_backward(gradient, output_differentiability=differentiable)
+
+    @op.impl_vmap
+    def _(info: Any, in_dims: Any, A: Tensor, *options: Any) -> Any:
+        outputs = op(A.movedim(in_dims.A, 0), *options)
+        return outputs, (0,) * len(outputs)

@@ -1,0 +1,74 @@
+"""Eigenvalues and eigenvectors of small Hermitian matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.formula import formula
+from ..derivatives.linalg.eig import eigh_rule, linalg_eig_backward
+from .common import bind, finite, serves
+
+# The largest smaller dimension of a real and of a complex matrix, and the largest dimension: up to there, by measurement, a
+# single matrix takes no longer than by LAPACK.
+_SIZES = (12, 8, 12)  # the kernel itself takes up to 16
+
+
+@formula(kernel=("cpu", "cuda"))
+def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a Hermitian matrix by cyclic Jacobi rotations.
+
+    Args:
+        A: (*, n, n) with n <= 16; float32, float64, complex64 or complex128.
+        lower: which triangle is read.
+    Returns:
+        Eigenvalues (*, n), ascending, and eigenvectors (*, n, n) in columns.
+    Raises: RuntimeError: another size or dtype, or not square.
+    Source: Golub and Van Loan, Matrix Computations, 8.5.
+    """
+    L, V = torch.linalg.eigh(A, UPLO="L" if lower else "U")
+    return L, V.contiguous()
+
+
+@formula(kernel=("default",))
+def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
+    """`eigh_jacobi`, and where A holds inf or nan, LAPACK's error or result.
+
+    Args:
+        A, lower: as `eigh_jacobi`.
+        vectors: whether eigenvectors are asked for: LAPACK's error depends on it.
+    Returns:
+        Eigenvalues and eigenvectors, these without meaning if not ``vectors``.
+    Raises: torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.
+    Source: `eigh_jacobi`; ATen _linalg_eigh.
+    """
+    return eigh_jacobi.reference(A, lower)
+
+
+@eigh_small.impl("default")
+def _(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
+    L, V = eigh_jacobi(A, lower)
+    if finite(L):
+        return L, V
+    L, found = torch.ops.aten._linalg_eigh(A, "L" if lower else "U", vectors)
+    return L, (found.contiguous() if vectors else V)
+
+
+def _backward(gL: Tensor | None, gV: Tensor | None, L: Tensor, V: Tensor) -> Tensor:
+    return linalg_eig_backward(gL, gV, L, V, True)
+
+
+bind(eigh_jacobi, _backward, (True, True))
+bind(eigh_small, _backward, (True, True))
+
+
+def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """aten::_linalg_eigh."""
+    if UPLO.upper() in ("L", "U") and A.shape[-2:-1] == A.shape[-1:] and serves(A, _SIZES):
+        L, V = eigh_small(A, UPLO.upper() == "L", compute_v)
+        return L, (V if compute_v else A.new_empty(0))
+    L, V = torch.ops.aten._linalg_eigh(A, UPLO, compute_v)
+    return L, V
+
+
+eigh_rule.replace_primal(linalg_eigh)
