@@ -52,7 +52,7 @@ CLIENTS = (
     Client("einops", "0.8.2", ("einops/tests",), (), (("EINOPS_TEST_BACKENDS", "torch"),), wheel=True),
     Client("roma", "", ("test",), ("scipy",)),
     Client("geotorch", "", ("test",)),
-    Client("pytorch-metric-learning", "", ("tests/distances", "tests/losses", "tests/reducers", "tests/regularizers"), _METRIC_LEARNING, path="src"),
+    Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), path="src"),
     Client("kornia", "", ("tests/geometry", "tests/losses"), ("kornia_rs", "packaging")),
 )  # fmt: skip
 
