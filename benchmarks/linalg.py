@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -28,7 +29,8 @@ RECTANGLES = ((200, 10), (2000, 64), (10, 200))
 FULL = 16 * 2**20  # bytes of a batch
 COLUMNS = [
     "operator",
-    "shape",
+    "batch",
+    "matrix",
     "dtype",
     "what",
     "stock",
@@ -141,13 +143,14 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for what in ("forward",) * (name in FORWARDS) + ("backward", "forward + backward"):
             contenders, inside = contest(what, name, function, x, cotangents)
             n = shape[-1]
-            row = {"operator": name, "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:], "what": what}
+            row = {"operator": name, "batch": "16 MB" if 1 < shape[0] == full(n, dtype) else str(shape[0])}
+            row |= {"matrix": f"{shape[1]}x{n}", "dtype": str(dtype)[6:], "what": what}
             whole = what == "forward + backward" and shape == (full(n, dtype), n, n) and n in COMPILED
             more = whole and torch.get_num_threads() == 1
             if more and arguments.compile:
                 contenders["compiled"] = contender(torch.compile(function), x, cotangents, what)
             times = measure(contenders, arguments.seconds, inside)
-            if more and arguments.jax and (seconds := jax_seconds(name, row["shape"], row["dtype"])):
+            if more and arguments.jax and (seconds := jax_seconds(name, "x".join(map(str, shape)), row["dtype"])):
                 times["jax"] = seconds
             found.append(row | summary(times, "stock"))
             print(".", end="", flush=True)
@@ -165,9 +168,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharex=True, layout="constrained")
     for panel, what, column in zip(panels, ("backward", "forward + backward"), ("ours", "ours, forward=True")):
         for name in OPERATORS:
-            points: dict[int, tuple[int, float]] = {}
+            points: dict[int, tuple[float, float]] = {}
             for row in document["rows"]:
-                batch, m, n = map(int, row["shape"].split("x"))
+                m, n = map(int, row["matrix"].split("x"))
+                batch = math.inf if row["batch"] == "16 MB" else int(row["batch"])
                 if (row["operator"], row["what"], row["dtype"], row["threads"]) != (name, what, "float64", 1) or m != n:
                     continue
                 ratio = row[column if column in row else "ours"]["ratio"]
@@ -208,4 +212,5 @@ if __name__ == "__main__":
         options=options,
         seconds=0.2,
         draw=draw,
+        spread=("threads", "dtype", "what"),
     )

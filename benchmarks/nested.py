@@ -131,4 +131,5 @@ if __name__ == "__main__":
         threads=[1],
         options=lambda parser: parser.add_argument("--widths", type=int, nargs="+", default=(32, 256)),
         seconds=0.2,
+        spread=("threads", "what"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import torch
 import torch_manualgrad as mg
 
 RESULTS = Path(__file__).parent / "results"
+RAW = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
 
 
 def measure(
@@ -108,6 +110,34 @@ def _what(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((k, v) for k, v in row.items() if not isinstance(v, dict))
 
 
+def rounded(document: Mapping[str, Any], spread: Sequence[str]) -> list[list[str]]:
+    """The rows as a table to keep: microseconds and ratios to three digits, what ``spread`` names side by side."""
+    given = [k for row in document["rows"] for k, v in row.items() if not isinstance(v, dict)]
+    keys = [k for k in dict.fromkeys(given) if k not in spread]
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in document["rows"]:
+        line = lines.setdefault(tuple(str(row.get(k, "")) for k in keys), {})
+        where = " ".join(f"{row[k]} threads" if k == "threads" else str(row[k]) for k in spread if k in row)
+        for contender, entry in row.items():
+            if isinstance(entry, dict):
+                line[f"{where} {contender} us".strip()] = f"{entry['us']:.3g}"
+                if entry["low"] != entry["high"]:
+                    line[f"{where} {contender} ratio".strip()] = f"{entry['ratio']:.3g}"
+    columns = list(dict.fromkeys(c for line in lines.values() for c in line))
+    return [[*keys, *columns], *([*key, *(line.get(c, "") for c in columns)] for key, line in lines.items())]
+
+
+def write(name: str, document: Mapping[str, Any], spread: Sequence[str]) -> Path:
+    """``results/<name>.csv``; the first line says on which machine."""
+    path = RESULTS / f"{name}.csv"
+    RESULTS.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        about = ", ".join(f"{k} {v}" for k, v in document["machine"].items() if v is not None)
+        file.write(f"# {document['about']}; {about}\n")
+        csv.writer(file, lineterminator="\n").writerows(rounded(document, spread))
+    return path
+
+
 def main(
     name: str,
     about: str,
@@ -117,10 +147,12 @@ def main(
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     seconds: float = 1.5,
     draw: Callable[[dict[str, Any], Path], None] | None = None,
+    spread: Sequence[str] = ("threads",),
 ) -> None:
-    """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.json``.
+    """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.csv``.
 
-    With ``--add`` the rows of the last run stay that this one does not measure.
+    All figures are in ``build/benchmarks/<name>.json``. With ``--add`` the rows of the last run stay that this one does
+    not measure. ``spread`` names what stands in columns, side by side.
 
     ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. ``draw(document, path)`` is to write
     a figure to ``results/<name>.svg``.
@@ -134,7 +166,8 @@ def main(
     parser.add_argument("--dry", action="store_true", help="write no file")
     parser.add_argument("--add", action="store_true", help="to the rows of the last run, on the same machine")
     arguments = parser.parse_args()
-    path = RESULTS / f"{name}{'' if arguments.device == 'cpu' else f'_{arguments.device}'}.json"
+    name += "" if arguments.device == "cpu" else f"_{arguments.device}"
+    path = RAW / f"{name}.json"
     document: dict[str, Any] = {"about": about, "machine": machine(), "rows": []}
     earlier: list[dict[str, Any]] = []
     if arguments.add and path.exists():
@@ -149,10 +182,11 @@ def main(
         print(table([{k: cell(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows], columns))
         document["rows"] += [{"threads": count, **row} for row in rows]
     if not arguments.dry:
-        RESULTS.mkdir(exist_ok=True)
+        RAW.mkdir(parents=True, exist_ok=True)
         measured = {_what(row) for row in document["rows"]}
         document["rows"] = [row for row in earlier if _what(row) not in measured] + document["rows"]
         path.write_text(json.dumps(document, indent=1) + "\n")
+        kept = write(name, document, spread)
         if draw is not None:
-            draw(document, path.with_suffix(".svg"))
-        print(f"\nwritten: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name}")
+            draw(document, kept.with_suffix(".svg"))
+        print(f"\nwritten: {kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept.name}")
