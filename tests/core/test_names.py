@@ -72,23 +72,25 @@ def calls(public):
 
 
 def reached(public):
-    """The operators with a rule that the function reaches, and how often it ran."""
-    ran, recorded = 0, Reached()
+    """The operators with a rule that the function reaches, and how often it ran, or raised that it is gone."""
+    ran, gone, recorded = 0, 0, Reached()
     for call in calls(public):
         try:
             with recorded:
                 call()
             ran += 1
-        except (RuntimeError, TypeError):  # samples for the other twin
-            pass
-    return recorded.names & mg.rules.keys(), ran
+        except (RuntimeError, TypeError) as error:  # samples for the other twin
+            gone += "is now removed" in str(error)
+    return recorded.names & mg.rules.keys(), ran, gone
 
 
 @pytest.mark.parametrize("public", PUBLIC)
 @pytest.mark.filterwarnings("ignore")
 def test_the_table_says_what_each_function_reaches(public):
-    found, ran = reached(public)
+    found, ran, gone = reached(public)
     declared = {f"aten::{name}" for name in names.REACHES[public]}
+    if not ran and (gone or declared <= mg.rules.absent.keys()):
+        return  # this torch has the name only, to say that it is gone
     assert ran and found == declared - mg.rules.absent.keys(), f"{public} reaches {sorted(found)}"
 
 
@@ -96,7 +98,7 @@ def test_the_table_says_what_each_function_reaches(public):
 def test_no_function_of_the_database_is_missing():
     for op in op_db():
         if op.supports_autograd and op.op.__name__ != "<lambda>" and not op.name.startswith("__"):
-            found, _ = reached(op.name)
+            found, *_ = reached(op.name)
             assert not found or op.name in names.REACHES, f"{op.name} reaches {sorted(found)}"
 
 

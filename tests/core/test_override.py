@@ -365,8 +365,14 @@ def test_numbers_promote_as_in_stock(dtype, shape):
     rule = mg.rule("aten::mul.Tensor", vjp=vjp, register=False)
     x = (3 * random(*shape)).to(dtype)
 
+    numbers = [True, 3, 0.1, 0.1j]
+    try:
+        x * 0.1j
+    except NotImplementedError:  # complex bfloat16, which torch 2.15 has and does not multiply
+        numbers.pop()
+
     def run():
-        found = [x * n for n in (True, 3, 0.1, 0.1j)] + [vmap(lambda x, n=n: x * n)(x[None]) for n in (3, 0.1, 0.1j)]
+        found = [x * n for n in numbers] + [vmap(lambda x, n=n: x * n)(x[None]) for n in numbers[1:]]
         if dtype is torch.float32:
             found += [grad(lambda x: (x * 0.1).sum())(x), jacfwd(jacrev(lambda x: (x * x * 0.1).sum()))(x)]
         return found

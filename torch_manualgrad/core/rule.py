@@ -47,7 +47,7 @@ class Rule:
             that is so no longer, or None.
         improves: the claims that hold on this torch.
         source: where the mathematics comes from.
-        gaps: mode -> reason, for what raises.
+        gaps: mode -> reason, for what raises on this torch.
         samples: ``(dtype, device) -> iterable of Sample``, or None.
         probe: what the checks differentiate in place of the bare operator: a function through it which sees to a
             condition on its input (Hermitian) or removes a choice in its outputs (the phase of a vector).
@@ -66,7 +66,7 @@ class Rule:
         improves: str | Sequence[str] | Mapping[str, str | None] = (),
         source: str = "",
         not_differentiable: Sequence[str] = (),
-        gaps: Mapping[str, str] | None = None,
+        gaps: Mapping[str, str | tuple[str, str]] | None = None,
         samples: Callable[..., Iterable[Sample]] | None = None,
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
@@ -96,7 +96,8 @@ class Rule:
                 parse(until)
         self.improves = tuple(claim for claim, until in self.claims.items() if until is None or not reached(until))
         self.source = source
-        self.gaps = dict(gaps or {})
+        ending = {mode: (g, None) if isinstance(g, str) else g for mode, g in (gaps or {}).items()}
+        self.gaps = {mode: reason for mode, (reason, until) in ending.items() if until is None or not reached(until)}
         self.samples = samples
         self.probe = probe or self.aten
         self.forward = forward
@@ -370,7 +371,8 @@ def rule(
         since: the first torch that has the operator, as "2.11".
         until: the first torch that has it no longer.
         about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the first
-            torch in which it holds no longer: ``{"values": "2.15", "speed": None}``.
+            torch in which it holds no longer: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a reason and
+            the first torch in which it is one no longer.
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
     where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and

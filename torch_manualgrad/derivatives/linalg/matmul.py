@@ -297,6 +297,7 @@ def _grouped_mm_samples(dtype: torch.dtype, device: torch.device | str) -> Itera
 def _grouped_mm_probe(self: Tensor, mat2: Tensor, offs: Tensor | None) -> Tensor:
     """The operator on the strides that it takes; in double precision, for finite differences, what it means."""
     if self.dtype != torch.float64:
+        offs = None if offs is None else offs.contiguous()
         return torch.ops.aten._grouped_mm(self.contiguous(), mat2.contiguous(), offs)
     if offs is None:
         return self @ mat2
@@ -357,7 +358,7 @@ rule(
     },
     jvp={"result": _grouped_mm_jvp},
     improves="missing",
-    gaps={"fake": "the operator's fake kernel takes bfloat16 only"},
+    gaps={"fake": ("the operator's fake kernel takes bfloat16 only", "2.15")},
     source="ATen _grouped_mm_mat1_backward, _grouped_mm_mat2_backward; its jvp is new",
     samples=_grouped_mm_samples,
     probe=_grouped_mm_probe,
