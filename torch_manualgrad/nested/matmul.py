@@ -22,18 +22,30 @@ __all__ = ["linear", "matmul"]
 def matmul(self: Ragged | Tensor, other: Ragged | Tensor) -> Any:
     """The matrix product of each component of one with the matching component of the other, right in all six modes.
 
-    Args:
-        self, other: at least one of them nested, with B components of at least two dims. A dense one is one matrix for
-            all, (k, m), or one a component, (B, ..., k, m) with as many dims. Dims in front of the last two are equal.
+    By the components of self and other:
 
-    Returns, by the components of self and other:
-        (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in both alike.
-        (n, l) and (l, m), ragged alike: a dense (B, ..., n, m).
-        (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged
-        dims, reads sizes, for which a GPU is waited, and is made one component at a time.
-    Raises: ValueError: no such product of these shapes. TypeError: none of the two is nested.
-    Where not differentiable: none.
-    Source: ATen matmul_nested.
+    - (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in the same way in both.
+    - (n, l) and (l, m), with the same ragged sizes: a dense (B, ..., n, m).
+    - (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged dims,
+      reads sizes, which synchronizes with a GPU, and is computed one component at a time.
+
+    Args:
+        self: nested, with B components of at least two dims, or dense: one matrix for all, (k, m), or one per
+            component, (B, ..., k, m) with as many dims. Dims in front of the last two are equal in both arguments.
+        other: as ``self``; at least one of the two is nested.
+
+    Returns:
+        The products, as in the list above.
+
+    Raises:
+        ValueError: shapes that have no such product.
+        TypeError: neither argument is nested.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen matmul_nested.
     """
     if isinstance(self, Ragged) and isinstance(other, Ragged):
         return _nested_nested(self, other)
@@ -53,7 +65,7 @@ def _no_product(self: Ragged | Tensor, other: Ragged | Tensor, why: str = "") ->
 
 
 def _transposed(x: Ragged) -> Ragged:
-    """The last two dims swapped, of one with one ragged dim."""
+    """``x``, with one ragged dim, and its last two dims swapped."""
     return x.like(x.values.mT, (*x.shape[:-2], x.shape[-1], x.shape[-2]))
 
 
@@ -98,7 +110,11 @@ def _nested_nested(x: Ragged, y: Ragged) -> Any:
 
 
 def _same_lengths(x: Ragged, y: Ragged) -> None:
-    """Raises: ValueError: the lengths differ; on the CPU all are compared, elsewhere the totals."""
+    """Check that the ragged dims agree; on the CPU all lengths are compared, elsewhere the totals.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
     ours, theirs = x.values.shape[x.packed_dim], y.values.shape[y.packed_dim]
     same = ours == theirs
     if same and x.offsets is not y.offsets and x.offsets.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -108,7 +124,7 @@ def _same_lengths(x: Ragged, y: Ragged) -> None:
 
 
 def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
-    """``f`` on the rows along the last dim, a dense one, of a nested tensor with several ragged dims."""
+    """Apply ``f`` to the rows along the last dim, a dense one, of a nested tensor with several ragged dims."""
     assert x.sizes is not None and x.shape[-1] is not None
     rows = x.sizes.prod(1)
     for size in x.shape[1:-1]:
@@ -119,7 +135,7 @@ def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
 
 
 def _by_components(x: Ragged, y: Ragged) -> Any:
-    """The products one by one; ragged are the rows of x, the columns of y, and what both have ragged in front."""
+    """The products one by one. Ragged are the rows of x, the columns of y, and the dims in front ragged in both."""
     shape = (*(a if b is None else b for a, b in zip(x.shape[:-2], y.shape[:-2])), x.shape[-2], y.shape[-1])
     left, right = x.components(), y.components()
     for a, b in zip(left, right):
@@ -140,12 +156,21 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
     """x W^T + b on the last dim, which is dense: one dense product of all packed rows, right in all six modes.
 
     Args:
-        input: (B, ..., k), k not ragged.
-        weight: W, (m, k). bias: b, (m,), or None.
+        input: x, (B, ..., k), k not ragged.
+        weight: W, (m, k).
+        bias: b, (m,), or None.
 
-    Returns: the components with m in place of k.
-    Raises: ValueError: shapes that do not fit. Where not differentiable: none.
-    Source: ATen nested_linear; the gradients are `nested_linear_backward`.
+    Returns:
+        The components with m in place of k.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen nested_linear; the gradients are `nested_linear_backward`.
     """
     if weight.dim() != 2 or input.shape[-1] is None or input.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -163,14 +188,22 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
 def nested_linear_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and b for that of linear, x W^T + b: g W*, g^T x* and sum g over the packed rows.
+    """Cotangents of x, W and b, given that of x W^T + b: g W*, g^T x* and sum g over the packed rows.
 
     Args:
-        input: x, packed: (*, k). grad_output: g, (*, m). weight: W, (m, k).
+        input: x, packed, (*, k).
+        grad_output: g, (*, m).
+        weight: W, (m, k).
         output_mask: which of the three are wanted; the others come back empty.
+
     Returns:
-        (*, k), (m, k), (m,). Where not differentiable: none; differentiable in every mode.
-    Source: ATen nested_linear_backward.
+        (*, k), (m, k) and (m,).
+
+    Note:
+        Where not differentiable: nowhere; differentiable in every mode.
+
+    References:
+        ATen nested_linear_backward.
     """
     of_input = of_weight = of_bias = grad_output.new_zeros(0)
     rows = grad_output.reshape(-1, weight.shape[0]) if weight.shape[0] else grad_output.flatten(0, -2)
