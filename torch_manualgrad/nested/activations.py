@@ -213,7 +213,7 @@ def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
     Args:
         input: x, real.
         threshold: the bound.
-        value: what takes the place of smaller entries.
+        value: replaces the other entries.
 
     Returns:
         The components of ``input``.

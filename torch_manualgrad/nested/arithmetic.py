@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .conversion import on_nested, require_same_structure
-from .packing import readable, strided_places
+from .packing import readable, strided_positions
 from .ragged import Ragged
 
 __all__ = ["add", "div", "elementwise", "maximum", "minimum", "mul", "pow", "sub"]
@@ -115,8 +115,8 @@ def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
     device = nested.offsets.device
     strides = torch.tensor(step[1:], device=device).expand(nested.batch, -1)
     starts = torch.arange(nested.batch, device=device) * step[0]
-    places = strided_places(nested.component_sizes(), strides, starts, nested.values.shape[0])
-    return contiguous.reshape(-1).index_select(0, places)
+    positions = strided_positions(nested.component_sizes(), strides, starts, nested.values.shape[0])
+    return contiguous.reshape(-1).index_select(0, positions)
 
 
 @on_nested

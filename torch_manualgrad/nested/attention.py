@@ -35,8 +35,8 @@ def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, T
     S = (_wide(q) * scale) @ _wide(k).mT
     masked = group.masked
     if group.causal:
-        places = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
-        masked = places[0][:, None] < places[1]
+        positions = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
+        masked = positions[0][:, None] < positions[1]
     if masked is None:
         return S, None
     return S.masked_fill(
@@ -166,9 +166,9 @@ def nested_attention_backward(
 
     def backward(group: Group, g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         P, g = _weights(group, q, k, scale), _wide(g)
-        of_P = g @ _wide(v).mT
-        of_S = P * (of_P - (P * of_P).sum(-1, keepdim=True)) * scale
-        return of_S @ _wide(k), of_S.mT @ _wide(q), P.mT @ g
+        gP = g @ _wide(v).mT
+        gS = P * (gP - (P * gP).sum(-1, keepdim=True)) * scale
+        return gS @ _wide(k), gS.mT @ _wide(q), P.mT @ g
 
     found = _by_groups(backward, (grad, q), (k, v), (q_offsets, k_offsets, is_causal), (0, 1, 1))
     return tuple(g.to(q.dtype).contiguous() for g in found)  # type: ignore[return-value]

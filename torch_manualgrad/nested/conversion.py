@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.arguments import Check, arguments_of
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
-from .layouts import has_unused, jagged_values, to_jagged, used_places
+from .layouts import has_unused, jagged_values, to_jagged, used_positions
 from .ragged import Ragged
 
 __all__ = ["on_nested", "require_same_structure"]
@@ -135,16 +135,16 @@ class _Conversion:
 
     def _jagged(self, nested: Tensor) -> Ragged:
         structure, values = jagged_structure(nested), jagged_values(nested)
-        at, places, offsets = structure.dim - 1, None, structure.offsets
+        at, positions, offsets = structure.dim - 1, None, structure.offsets
         shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
         shape[structure.dim] = None
         total = values.shape[at]
         if has_unused(structure, total):
             if self.keep_holes:
                 return _WithHoles(values, shape, structure)
-            places, offsets = used_places(structure)
-            values = values.index_select(at, places)
-        self._structures[id(offsets)] = offsets, structure, places, total
+            positions, offsets = used_positions(structure)
+            values = values.index_select(at, positions)
+        self._structures[id(offsets)] = offsets, structure, positions, total
         return Ragged.trusted(values, offsets, shape)
 
     def convert_back(self, result: Any) -> Any:
@@ -165,11 +165,11 @@ class _Conversion:
         known = self._structures.get(id(result.offsets))
         if layout is not torch.jagged or result.sizes is not None or known is None:
             return result.to_nested(layout)
-        _, structure, places, total = known
+        _, structure, positions, total = known
         values, at = result.values, result.packed_dim
-        if places is not None:
+        if positions is not None:
             holes = values.new_zeros([total if d == at else n for d, n in enumerate(values.shape)])
-            values = holes.index_copy(at, places, values)
+            values = holes.index_copy(at, positions, values)
         return to_jagged(values, structure._replace(dim=at + 1))
 
 
@@ -187,15 +187,15 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
     Raises:
         ValueError: naming what differs: the number of components or of dims, the ragged dims, or the offsets or sizes.
     """
-    if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_places(x.structure, other.structure):
+    if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_positions(x.structure, other.structure):
         return
     for what, a, b in (
         ("number of components", x.batch, other.batch),
         ("number of dims", x.dim(), other.dim()),
         ("ragged dims", x.ragged_dims, other.ragged_dims),
-        ("places along the ragged dim", x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]),
+        ("positions along the ragged dim", x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]),
     ):
-        if a != b and not (what.startswith("places") and x.sizes is not None):
+        if a != b and not (what.startswith("positions") and x.sizes is not None):
             raise ValueError(f"{name}: the {what} differ: {a} and {b}")
     if x.offsets is other.offsets and x.sizes is other.sizes:
         return
@@ -211,5 +211,5 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
             raise ValueError(f"{name}: the {what} differ: {mine} and {others}")
 
 
-def _same_places(a: JaggedStructure, b: JaggedStructure) -> bool:
+def _same_positions(a: JaggedStructure, b: JaggedStructure) -> bool:
     return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim

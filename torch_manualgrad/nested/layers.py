@@ -36,14 +36,14 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _slope(t: Tensor, normal: Tensor, r: Tensor, dims: list[int], centred: bool) -> Tensor:
+def _normalization_jvp(t: Tensor, normalized: Tensor, r: Tensor, dims: list[int], centred: bool) -> Tensor:
     """dx^ of the module's docstring, for the change t; r broadcasts."""
-    along = (normal * t).mean(dims, keepdim=True)
-    return r * (t - t.mean(dims, keepdim=True) - normal * along if centred else t - normal * along)
+    along = (normalized * t).mean(dims, keepdim=True)
+    return r * (t - t.mean(dims, keepdim=True) - normalized * along if centred else t - normalized * along)
 
 
-def _affine(normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    scaled = normal if weight is None else normal * weight
+def _affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = normalized if weight is None else normalized * weight
     return scaled if bias is None else scaled + bias
 
 
@@ -87,17 +87,17 @@ def layer_norm_backward_nested(
     """
     wanted_x, wanted_weight, wanted_bias = grad_input_mask
     g, r = _wide(grad), _wide(rstd)
-    normal = (_wide(input) - _wide(mean)) * r
-    of_x = of_weight = of_bias = input.new_zeros(0)
+    normalized = (_wide(input) - _wide(mean)) * r
+    grad_x = grad_weight = grad_bias = input.new_zeros(0)
     if wanted_x:
         h = g if weight is None else g * weight
-        of_x = _slope(h, normal, r, _dims(normalized_shape), True).to(input.dtype)
+        grad_x = _normalization_jvp(h, normalized, r, _dims(normalized_shape), True).to(input.dtype)
     like = input if weight is None else weight
     if wanted_weight:
-        of_weight = _parameter_gradient(g * normal, like, normalized_shape)
+        grad_weight = _parameter_gradient(g * normalized, like, normalized_shape)
     if wanted_bias:
-        of_bias = _parameter_gradient(g, like, normalized_shape)
-    return of_x, of_weight, of_bias
+        grad_bias = _parameter_gradient(g, like, normalized_shape)
+    return grad_x, grad_weight, grad_bias
 
 
 @layer_norm_backward_nested.impl("default")
@@ -181,15 +181,15 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_mean: Tensor | None, grad_
 def _(inputs: Any, output: Any, tangents: Any) -> Any:
     dims = _dims(inputs.normalized_shape)
     x, m, r = _wide(inputs.input), _wide(output[1]), _wide(output[2])
-    normal = (x - m) * r
+    normalized = (x - m) * r
     change = dm = dr = None
     if tangents.input is not None:
         t = _wide(tangents.input)
-        along, dm = (normal * t).mean(dims, keepdim=True), t.mean(dims, keepdim=True)
+        along, dm = (normalized * t).mean(dims, keepdim=True), t.mean(dims, keepdim=True)
         dr = (-r.square() * along).to(output[2].dtype)
-        change = _affine(r * (t - dm - normal * along), inputs.weight, None)
+        change = _affine(r * (t - dm - normalized * along), inputs.weight, None)
         dm = dm.to(output[1].dtype)
-    change = _parameters_change(change, normal, tangents.weight, tangents.bias, output[0])
+    change = _parameters_change(change, normalized, tangents.weight, tangents.bias, output[0])
     return change, dm, dr
 
 
@@ -201,11 +201,11 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _parameters_change(
-    change: Tensor | None, normal: Tensor, weight_t: Tensor | None, bias_t: Tensor | None, like: Tensor
+    change: Tensor | None, normalized: Tensor, weight_t: Tensor | None, bias_t: Tensor | None, like: Tensor
 ) -> Tensor | None:
     """The tangent ``change`` plus the parts of the parameters' tangents, in the shape and dtype of the result."""
     if weight_t is not None:
-        change = normal * weight_t if change is None else change + normal * weight_t
+        change = normalized * weight_t if change is None else change + normalized * weight_t
     if bias_t is not None:
         change = bias_t if change is None else change + bias_t
     return None if change is None else change.expand(like.shape).to(like.dtype)
@@ -267,14 +267,14 @@ def rms_norm_backward_nested(
     """
     wanted_x, wanted_weight = grad_input_mask
     g, r = _wide(grad), _wide(rstd)
-    normal = _wide(input) * r
-    of_x = of_weight = input.new_zeros(0)
+    normalized = _wide(input) * r
+    grad_x = grad_weight = input.new_zeros(0)
     if wanted_x:
         h = g if weight is None else g * weight
-        of_x = _slope(h, normal, r, _dims(normalized_shape), False).to(input.dtype)
+        grad_x = _normalization_jvp(h, normalized, r, _dims(normalized_shape), False).to(input.dtype)
     if wanted_weight:
-        of_weight = _parameter_gradient(g * normal, input if weight is None else weight, normalized_shape)
-    return of_x, of_weight
+        grad_weight = _parameter_gradient(g * normalized, input if weight is None else weight, normalized_shape)
+    return grad_x, grad_weight
 
 
 @rms_norm_backward_nested.impl("default")
@@ -292,17 +292,17 @@ def _rms_norm_gradients(
     wanted_x, wanted_weight = grad_input_mask
     dims = _dims(normalized_shape)
     # sum g x^ and mean x^ h share x g; working in place saves as much time as the arithmetic costs
-    of_x = of_weight = input.new_zeros(0)
+    grad_x = grad_weight = input.new_zeros(0)
     product = grad * input
     if wanted_weight:
-        of_weight = torch.mul(product, rstd).reshape(-1, *normalized_shape).sum(0)
+        grad_weight = torch.mul(product, rstd).reshape(-1, *normalized_shape).sum(0)
     if wanted_x:
         if weight is not None:
             product.mul_(weight)
         factor = product.mean(dims, keepdim=True).mul_(rstd.square())
         h = grad if weight is None else grad * weight
-        of_x = torch.addcmul(h, input, factor, value=-1).mul_(rstd)
-    return of_x, of_weight
+        grad_x = torch.addcmul(h, input, factor, value=-1).mul_(rstd)
+    return grad_x, grad_weight
 
 
 @formula(kernel=("default",))
@@ -358,14 +358,14 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_rstd: Tensor | None) -> An
 @rms_norm_nested.impl_jvp
 def _(inputs: Any, output: Any, tangents: Any) -> Any:
     x, r = _wide(inputs.input), output[1]
-    normal = x * r
+    normalized = x * r
     change = dr = None
     if tangents.input is not None:
         t = _wide(tangents.input)
-        along = (normal * t).mean(_dims(inputs.normalized_shape), keepdim=True)
+        along = (normalized * t).mean(_dims(inputs.normalized_shape), keepdim=True)
         dr = -r.square() * along
-        change = _affine(r * (t - normal * along), inputs.weight, None)
-    return _parameters_change(change, normal, tangents.weight, None, output[0]), dr
+        change = _affine(r * (t - normalized * along), inputs.weight, None)
+    return _parameters_change(change, normalized, tangents.weight, None, output[0]), dr
 
 
 def _rms_norm(input: Tensor, weight: Tensor | None, shape: Sequence[int], eps: float) -> Any:
@@ -448,10 +448,10 @@ def layer_norm(
         return _ragged_layer_norm(input, normalized_shape, weight, bias, eps)
     shape, values = _dense_tail(input, normalized_shape, weight, bias)
     if is_plain_call(values, weight, bias):
-        normal = _fast_layer_norm(values, weight, bias, shape, eps)
+        normalized = _fast_layer_norm(values, weight, bias, shape, eps)
     else:
-        normal, _, _ = layer_norm_nested.op(values, shape, weight, bias, eps)
-    return input.like(normal if input.sizes is None else normal.reshape(input.values.shape))
+        normalized, _, _ = layer_norm_nested.op(values, shape, weight, bias, eps)
+    return input.like(normalized if input.sizes is None else normalized.reshape(input.values.shape))
 
 
 def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> Ragged:
@@ -470,7 +470,7 @@ def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, 
     counts = (x.lengths * dense).clamp(min=1).to(values.dtype).reshape(expanded)
 
     def average(t: Tensor) -> Tensor:
-        """The mean over each component, at all of its places."""
+        """The mean over each component, at all of its positions."""
         partial = t.sum(others, keepdim=True) if others else t
         sizes = [len(x.offsets) - 1 if d == dim else n for d, n in enumerate(partial.shape)]
         total = partial.new_zeros(sizes).index_add(dim, ids, partial)
@@ -509,7 +509,7 @@ def rms_norm(
     if eps is None:
         eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
     if is_plain_call(values, weight):
-        normal = _fast_rms_norm(values, weight, shape, eps)
+        normalized = _fast_rms_norm(values, weight, shape, eps)
     else:
-        normal, _ = rms_norm_nested.op(values, shape, weight, eps)
-    return input.like(normal if input.sizes is None else normal.reshape(input.values.shape))
+        normalized, _ = rms_norm_nested.op(values, shape, weight, eps)
+    return input.like(normalized if input.sizes is None else normalized.reshape(input.values.shape))

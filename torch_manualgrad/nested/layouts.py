@@ -24,7 +24,7 @@ from ..core.internals import (
     tangents_possible,
 )
 from ..core.replacements import stock
-from .packing import readable, row_strides, strided_places
+from .packing import readable, row_strides, strided_positions
 
 __all__ = [
     "from_jagged",
@@ -35,7 +35,7 @@ __all__ = [
     "to_jagged",
     "to_strided",
     "tracked",
-    "used_places",
+    "used_positions",
 ]
 
 
@@ -62,7 +62,7 @@ def from_strided(nested: Tensor) -> tuple[Tensor, Tensor]:
         buffer, counts = nested.values(), sizes.prod(1)
     if torch.equal(strides, row_strides(sizes)) and torch.equal(starts, counts.cumsum(0) - counts):
         return buffer[: int(counts.sum())], sizes
-    return buffer.index_select(0, strided_places(sizes, strides, starts).to(buffer.device)), sizes
+    return buffer.index_select(0, strided_positions(sizes, strides, starts).to(buffer.device)), sizes
 
 
 def to_strided(flat: Tensor, sizes: Tensor) -> Tensor:
@@ -73,20 +73,20 @@ def to_strided(flat: Tensor, sizes: Tensor) -> Tensor:
     return strided_nested(buffer, sizes, row_strides(sizes), counts.cumsum(0) - counts)
 
 
-def has_unused(structure: JaggedStructure, places: int) -> bool:
+def has_unused(structure: JaggedStructure, positions: int) -> bool:
     """Whether a buffer of so many positions has some that belong to no component; False where that cannot be read."""
     if structure.lengths is not None:
         return True
     offsets = structure.offsets
-    return readable(offsets) and len(offsets) > 0 and (int(offsets[0]) != 0 or int(offsets[-1]) != places)
+    return readable(offsets) and len(offsets) > 0 and (int(offsets[0]) != 0 or int(offsets[-1]) != positions)
 
 
-def used_places(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
+def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
     """The positions of the buffer that belong to components, in order, and the offsets of a buffer of only these."""
     lengths = structure.offsets.diff() if structure.lengths is None else structure.lengths
     starts = structure.offsets[: len(lengths)]
-    places = strided_places(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
-    return places, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
+    positions = strided_positions(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
+    return positions, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
 
 
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
@@ -94,8 +94,8 @@ def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
     structure, values = jagged_structure(nested), jagged_values(nested)
     if not has_unused(structure, values.shape[structure.dim - 1]):
         return values, structure.offsets, structure.dim
-    places, offsets = used_places(structure)
-    return values.index_select(structure.dim - 1, places), offsets, structure.dim
+    positions, offsets = used_positions(structure)
+    return values.index_select(structure.dim - 1, positions), offsets, structure.dim
 
 
 def jagged_values(nested: Any) -> Tensor:

@@ -89,8 +89,8 @@ def _nested_dense(x: Ragged, w: Tensor, given: tuple[Any, Any] = (None, None)) -
     if ragged == x.dim() - 2:
         matrices = w.movedim(0, -3).expand(*x.values.shape[:-2], *w.shape[:1], *w.shape[-2:])
         return x.like(nested_rows.op(x.values, matrices, x.offsets), shape)
-    of_places = w.squeeze(ragged).index_select(0, segments(x.offsets, x.values.shape[ragged - 1]))
-    return x.like(x.values @ of_places.movedim(0, ragged - 1), shape)
+    of_positions = w.squeeze(ragged).index_select(0, segments(x.offsets, x.values.shape[ragged - 1]))
+    return x.like(x.values @ of_positions.movedim(0, ragged - 1), shape)
 
 
 def _nested_nested(x: Ragged, y: Ragged) -> Any:
@@ -100,11 +100,11 @@ def _nested_nested(x: Ragged, y: Ragged) -> Any:
     if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise _no_product(x, y)
     last = x.dim() - 1
-    places = x.ragged_dims + y.ragged_dims
-    if any(a != b for a, b in pairs) or len(places) > 2 or places == (last - 1, last):
+    positions = x.ragged_dims + y.ragged_dims
+    if any(a != b for a, b in pairs) or len(positions) > 2 or positions == (last - 1, last):
         return _by_components(x, y)
     _same_lengths(x, y)
-    if places == (last, last - 1):
+    if positions == (last, last - 1):
         return nested_inner.op(x.values.mT, y.values, x.offsets).movedim(-3, 0)
     return x.like(x.values @ y.values, (*x.shape[:-1], y.shape[-1]))
 
@@ -120,7 +120,7 @@ def _same_lengths(x: Ragged, y: Ragged) -> None:
     if same and x.offsets is not y.offsets and x.offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         same = x.read_offsets() == y.read_offsets()
     if not same:
-        raise _no_product(x, y, f": the ragged dims differ, {ours} and {theirs} places in all")
+        raise _no_product(x, y, f": the ragged dims differ, {ours} and {theirs} positions in all")
 
 
 def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
@@ -205,12 +205,12 @@ def nested_linear_backward(
     References:
         ATen nested_linear_backward.
     """
-    of_input = of_weight = of_bias = grad_output.new_zeros(0)
+    grad_input = grad_weight = grad_bias = grad_output.new_zeros(0)
     rows = grad_output.reshape(-1, weight.shape[0]) if weight.shape[0] else grad_output.flatten(0, -2)
     if output_mask[0]:
-        of_input = grad_output @ weight.conj()
+        grad_input = grad_output @ weight.conj()
     if output_mask[1]:
-        of_weight = rows.mT @ input.reshape(rows.shape[0], weight.shape[1]).conj()
+        grad_weight = rows.mT @ input.reshape(rows.shape[0], weight.shape[1]).conj()
     if output_mask[2]:
-        of_bias = rows.sum(0)
-    return of_input, of_weight, of_bias
+        grad_bias = rows.sum(0)
+    return grad_input, grad_weight, grad_bias

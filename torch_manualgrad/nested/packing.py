@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["flat_from_packed", "packed_from_flat", "readable", "row_strides", "segments", "strided_places"]
+__all__ = ["flat_from_packed", "packed_from_flat", "readable", "row_strides", "segments", "strided_positions"]
 
 
 def readable(numbers: Tensor) -> bool:
@@ -22,8 +22,8 @@ def readable(numbers: Tensor) -> bool:
 
 def segments(offsets: Tensor, count: int) -> Tensor:
     """The component of each of ``count`` positions, (count,)."""
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    return torch.bucketize(places, offsets[1:], right=True).clamp(max=max(offsets.shape[0] - 2, 0))
+    positions = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return torch.bucketize(positions, offsets[1:], right=True).clamp(max=max(offsets.shape[0] - 2, 0))
 
 
 def row_strides(sizes: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def row_strides(sizes: Tensor) -> Tensor:
     return torch.cat([sizes[:, 1:], sizes.new_ones(sizes.shape[0], 1)], 1).flip(1).cumprod(1).flip(1)
 
 
-def strided_places(sizes: Tensor, strides: Tensor, starts: Tensor, total: int | None = None) -> Tensor:
+def strided_positions(sizes: Tensor, strides: Tensor, starts: Tensor, total: int | None = None) -> Tensor:
     """The positions of the entries of strided components, component by component, in row-major order.
 
     Args:
@@ -46,12 +46,12 @@ def strided_places(sizes: Tensor, strides: Tensor, starts: Tensor, total: int | 
     counts = sizes.prod(1)
     which = torch.repeat_interleave(counts, output_size=total)
     rest = torch.arange(which.shape[0], device=sizes.device) - (counts.cumsum(0) - counts)[which]
-    places = starts[which]
+    positions = starts[which]
     for d in reversed(range(sizes.shape[1])):
         size = sizes[which, d]
-        places = places + rest % size * strides[which, d]
+        positions = positions + rest % size * strides[which, d]
         rest = rest // size
-    return places
+    return positions
 
 
 def _packed_rows(offsets: Tensor, before: int, count: int) -> Tensor:

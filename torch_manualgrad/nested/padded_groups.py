@@ -28,17 +28,17 @@ class _Side:
         self.absent: Tensor | None = None
         if self.start is None:
             local = torch.arange(self.longest, device=device)
-            places = torch.tensor(starts, device=device)[:, None] + local
+            positions = torch.tensor(starts, device=device)[:, None] + local
             if self.padded:
                 self.absent = local >= torch.tensor(lengths, device=device)[:, None]
-                places = places.masked_fill(self.absent, starts[0])
-            self.places = places.flatten()
+                positions = positions.masked_fill(self.absent, starts[0])
+            self.positions = positions.flatten()
 
     def cut(self, x: Tensor) -> Tensor:
         """(P, T, d) -> (n, P, L, d), zeros after the end of a shorter sequence."""
         if self.start is not None:
             return x.narrow(1, self.start, self.longest).unsqueeze(0)
-        group = x.index_select(1, self.places).reshape(x.shape[0], self.count, self.longest, x.shape[2])
+        group = x.index_select(1, self.positions).reshape(x.shape[0], self.count, self.longest, x.shape[2])
         return (group if self.absent is None else group.masked_fill(self.absent[:, :, None], 0)).transpose(0, 1)
 
 

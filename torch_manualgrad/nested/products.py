@@ -42,9 +42,9 @@ class _Tiles:
         numbers = torch.arange(tiles, device=offsets.device)
         self.which = torch.bucketize(numbers, ends, right=True).clamp(max=components - 1)
         starts = offsets[self.which] + (numbers - first[self.which]) * size
-        places = starts[:, None] + torch.arange(size, device=offsets.device)
-        self.empty = (places >= offsets[self.which + 1][:, None]).flatten()
-        self.places = places.flatten().clamp(0, count - 1)
+        positions = starts[:, None] + torch.arange(size, device=offsets.device)
+        self.empty = (positions >= offsets[self.which + 1][:, None]).flatten()
+        self.positions = positions.flatten().clamp(0, count - 1)
         ids = segments(offsets, count)
         slots = first[ids] * size + torch.arange(count, device=offsets.device) - offsets[ids]
         self.slots = slots.clamp(0, tiles * size - 1)
@@ -52,7 +52,7 @@ class _Tiles:
 
     def cut(self, x: Tensor) -> Tensor:
         """(P, T, k) -> (P, tiles, b, k), zeros where a tile has no row."""
-        filled = x.index_select(1, self.places).masked_fill(self.empty[:, None], 0)
+        filled = x.index_select(1, self.positions).masked_fill(self.empty[:, None], 0)
         return filled.reshape(x.shape[0], *self.shape, x.shape[2])
 
     def joined(self, y: Tensor) -> Tensor:
@@ -174,12 +174,12 @@ def matmul_backward_nested(
     References:
         ATen matmul_backward_nested.
     """
-    of_self = of_other = grad.new_zeros(0)
+    grad_self = grad_other = grad.new_zeros(0)
     if grad_input_mask[0]:
-        of_self = nested_rows(grad, other.mH, offsets)
+        grad_self = nested_rows(grad, other.mH, offsets)
     if grad_input_mask[1]:
-        of_other = nested_inner(self.conj(), grad, offsets)
-    return of_self, of_other
+        grad_other = nested_inner(self.conj(), grad, offsets)
+    return grad_self, grad_other
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
@@ -226,8 +226,8 @@ def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
     needed = ctx.needs_input_grad
     wanted = (needed["x"], needed["w"])
     found = matmul_backward_nested(grad, x, w, offsets, wanted)
-    of_x, of_w = (g if yes else None for g, yes in zip(found, wanted))
-    return {"x": of_x, "w": of_w, "offsets": None}
+    grad_x, grad_w = (g if yes else None for g, yes in zip(found, wanted))
+    return {"x": grad_x, "w": grad_w, "offsets": None}
 
 
 @nested_inner.impl_backward

@@ -431,14 +431,14 @@ class Ragged:
         if self.sizes is None:
             return self._padded_rows(value, length[0])
         full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(self.shape[1:])]
-        places = self.offsets[:-1].reshape([-1] + [1] * len(full))
-        inside = torch.ones_like(places, dtype=torch.bool)
+        positions = self.offsets[:-1].reshape([-1] + [1] * len(full))
+        inside = torch.ones_like(positions, dtype=torch.bool)
         for d, n in enumerate(full):
             coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
             of_dim = [-1] + [1] * len(full)
-            places = places + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
+            positions = positions + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
             inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
-        return _filled(self.values, 0, value, places, inside)
+        return _filled(self.values, 0, value, positions, inside)
 
     def _padded_rows(self, value: float, length: int) -> Tensor:
         local = torch.arange(length, device=self.offsets.device)
@@ -495,11 +495,11 @@ class Ragged:
             raise ValueError(f"lengths: expected from 0 to {longest}, got {lengths.tolist()}")
         total = int(offsets[-1]) if total is None else total
         which = segments(offsets, total)
-        places = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
+        positions = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
         if total and not batch * longest:
-            raise ValueError(f"total: {total} places cannot come from padded of shape {list(padded.shape)}")
+            raise ValueError(f"total: {total} positions cannot come from padded of shape {list(padded.shape)}")
         rows = padded.movedim(ragged_dim, 1).flatten(0, 1)
-        values = rows.index_select(0, places.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
+        values = rows.index_select(0, positions.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
         return Ragged(values, offsets, shape)
@@ -578,13 +578,13 @@ def _ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | N
     return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
 
 
-def _filled(values: Tensor, dim: int, value: float, places: Tensor, inside: Tensor) -> Tensor:
-    """``values`` at ``places`` along ``dim``, and ``value`` where not ``inside``. The dims of ``places`` replace it."""
+def _filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
+    """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. Their dims replace ``dim``."""
     end = values.shape[dim]
     filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)
     extended = torch.cat([values, filler], dim)
-    found = extended.index_select(dim, torch.where(inside, places, end).flatten())
-    return found.unflatten(dim, places.shape)
+    found = extended.index_select(dim, torch.where(inside, positions, end).flatten())
+    return found.unflatten(dim, positions.shape)
 
 
 def _flatten(ragged: Ragged) -> tuple[list[Any], Any]:

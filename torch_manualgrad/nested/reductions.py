@@ -132,7 +132,7 @@ class _Slices:
             return math.prod(self.values.shape[d] for d in self.dense)
         return self._in_place(self.offsets.diff())
 
-    def places(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The position of each entry of x along `along`, and that of the beginning of its slice."""
         count = x.shape[self.packed]
         here = torch.arange(count, device=self.offsets.device)
@@ -511,7 +511,7 @@ def _norm(s: _Slices, p: float) -> Tensor:
 def _scan(s: _Slices, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: int) -> Tensor:
     """Each position combined with all before it in its slice, in log2(T) passes that only multiply and add."""
     dim = s.packed
-    here, start = s.places(x)
+    here, start = s.positions(x)
     step = 1
     while step < x.shape[dim]:
         x = combine(x, torch.where(here - start >= step, x.roll(step, dim), neutral))
@@ -765,7 +765,7 @@ def _first(s: _Slices, largest: bool) -> Extremum:
     if dim is None:
         found = (torch.max if largest else torch.min)(x, s.dense[0], keepdim=True)
         return Extremum(found.values, found.indices)
-    here, start = s.places(x)
+    here, start = s.positions(x)
     extreme = (_largest if largest else _smallest)(_Slices(x.detach(), (), dim, s.offsets))
     attained = (x == s.expand(extreme)) | (x != x)
     count = x.shape[dim]

@@ -69,13 +69,13 @@ def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
 def _amax(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
     least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     start = torch.full(_with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
-    places = segments(offsets, x.shape[dim])
-    places = places.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
-    return start.scatter_reduce(dim, places, x, "amax")
+    positions = segments(offsets, x.shape[dim])
+    positions = positions.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
+    return start.scatter_reduce(dim, positions, x, "amax")
 
 
 def _sum_all(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """E E^T x: each place has its segment's sum."""
+    """E E^T x: each position has its segment's sum."""
     return _repeat(_sum(x, offsets, dim), offsets, x.shape[dim], dim)
 
 

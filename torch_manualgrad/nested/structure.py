@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .conversion import on_nested
-from .packing import readable, row_strides, strided_places
+from .packing import readable, row_strides, strided_positions
 from .ragged import Ragged, cumulated
 
 __all__ = [
@@ -74,10 +74,10 @@ def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
     starts = x.offsets[:-1] + local * strides[:, dim - 1]
     kept = [d for d in range(x.dim() - 1) if d != dim - 1]
     sizes = sizes[:, kept]
-    places = strided_places(sizes, strides[:, kept], starts)
+    positions = strided_positions(sizes, strides[:, kept], starts)
     if inside is not None:
-        inside = torch.repeat_interleave(inside, sizes.prod(1), output_size=len(places))
-    return Ragged.from_flat(_at(x.values, 0, places, inside), sizes, shape)
+        inside = torch.repeat_interleave(inside, sizes.prod(1), output_size=len(positions))
+    return Ragged.from_flat(_at(x.values, 0, positions, inside), sizes, shape)
 
 
 @on_nested
@@ -118,15 +118,15 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
     finish = lengths if end is None else _clipped(lengths, end)
     kept = ((finish - begin).clamp(min=0) + (step - 1)) // step
     if x.sizes is None:
-        places = strided_places(kept[:, None], torch.full_like(kept[:, None], step), x.offsets[:-1] + begin)
+        positions = strided_positions(kept[:, None], torch.full_like(kept[:, None], step), x.offsets[:-1] + begin)
         offsets = cumulated(kept).to(x.offsets.dtype)
-        return Ragged(x.values.index_select(x.packed_dim, places), offsets, shape)
+        return Ragged(x.values.index_select(x.packed_dim, positions), offsets, shape)
     strides = row_strides(sizes)
     starts = x.offsets[:-1] + begin * strides[:, dim - 1]
     scale = torch.tensor([step if d == dim - 1 else 1 for d in range(x.dim() - 1)], device=sizes.device)
     sizes = torch.cat([sizes[:, : dim - 1], kept[:, None], sizes[:, dim:]], 1)
-    places = strided_places(sizes, strides * scale, starts)
-    return Ragged.from_flat(x.values.index_select(0, places), sizes, shape)
+    positions = strided_positions(sizes, strides * scale, starts)
+    return Ragged.from_flat(x.values.index_select(0, positions), sizes, shape)
 
 
 @on_nested
@@ -301,8 +301,8 @@ def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
         return x.like(x.values.transpose(a - 1, b - 1), shape)
     sizes = x.component_sizes()
     moved = [d - 1 for d in order[1:]]
-    places = strided_places(sizes[:, moved], row_strides(sizes)[:, moved], x.offsets[:-1], len(x.values))
-    return Ragged.from_flat(x.values.index_select(0, places), sizes[:, moved], shape)
+    positions = strided_positions(sizes[:, moved], row_strides(sizes)[:, moved], x.offsets[:-1], len(x.values))
+    return Ragged.from_flat(x.values.index_select(0, positions), sizes[:, moved], shape)
 
 
 @on_nested
@@ -419,12 +419,12 @@ def _local(x: Ragged, lengths: Tensor, dim: int, index: int) -> tuple[Tensor, Te
     return local, None
 
 
-def _at(values: Tensor, dim: int, places: Tensor, inside: Tensor | None) -> Tensor:
-    """``values`` at ``places`` along ``dim``; nan where not ``inside``."""
+def _at(values: Tensor, dim: int, positions: Tensor, inside: Tensor | None) -> Tensor:
+    """``values`` at ``positions`` along ``dim``; nan where not ``inside``."""
     if inside is None:
-        return values.index_select(dim, places)
-    if places.shape[0] and not values.shape[dim]:
+        return values.index_select(dim, positions)
+    if positions.shape[0] and not values.shape[dim]:
         raise IndexError("index: out of range, all components are empty")
-    picked = values.index_select(dim, places.clamp(min=0, max=max(values.shape[dim] - 1, 0)))
+    picked = values.index_select(dim, positions.clamp(min=0, max=max(values.shape[dim] - 1, 0)))
     outside = inside.logical_not().reshape([-1] + [1] * (values.dim() - dim - 1))
     return picked.masked_fill(outside, float("nan") if values.is_floating_point() or values.is_complex() else 0)

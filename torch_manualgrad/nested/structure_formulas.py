@@ -73,12 +73,12 @@ def _nested_select_backward(
             raise IndexError(f"index: {index} is out of range for {x.batch} components")
         local = torch.arange(grad.shape[along], device=offsets.device)
         return zeros.index_add(along, offsets[index % x.batch] + local, grad)
-    places = (x.offsets[1:] if index < 0 else x.offsets[:-1]) + index
-    inside = (places >= x.offsets[:-1]) & (places < x.offsets[1:])
+    positions = (x.offsets[1:] if index < 0 else x.offsets[:-1]) + index
+    inside = (positions >= x.offsets[:-1]) & (positions < x.offsets[1:])
     kept = torch.where(inside.reshape([-1] + [1] * (grad.dim() - 1)), grad, 0)
     if not nested_self.shape[along]:
         return zeros
-    return zeros.index_add(along, places.clamp(0, nested_self.shape[along] - 1), kept.movedim(0, along))
+    return zeros.index_add(along, positions.clamp(0, nested_self.shape[along] - 1), kept.movedim(0, along))
 
 
 @formula

@@ -1,4 +1,4 @@
-"""What the replacement primals share: which matrices they take, and how their derivatives are attached."""
+"""Helpers of the replacement primals: which matrices they take, and the registration of their derivatives."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Problem:
 
     def direction(self, x: Tensor) -> Tensor:
         """A random tangent of the magnitude of `x`, so that a step of one changes it by its own magnitude."""
-        # drawn in double precision, then rounded: every dtype sees the same direction
+        # drawn in double precision, then rounded, so that the direction is the same in every dtype
         wide = torch.complex128 if x.is_complex() else torch.float64
         drawn = torch.randn(x.shape, dtype=wide, generator=self.generator).to(device=x.device) * magnitude(x)
         return torch.empty_like(x).copy_(drawn) if x.layout == torch.strided else drawn.to(x.dtype)

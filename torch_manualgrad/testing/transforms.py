@@ -272,7 +272,7 @@ def opcheck_says(p: Problem) -> str:
 
 
 def kernel(c: Context) -> None:
-    """An operator that carries a `reference` gives the reference's outputs."""
+    """An operator with a `reference` returns the reference's outputs."""
     reference = getattr(c.fn, "reference", None)
     if not callable(reference):
         return
