@@ -44,7 +44,7 @@ Assume = Literal["general", "hermitian"]
 
 _TERMS = 8  # derivatives of a named function that are tabulated
 _FEWEST = 5  # derivatives of any other function; those that are not given are computed by torch.func.grad
-_CHUNK = 2**20  # entries of a table of divided differences that are in memory at once
+_CHUNK = 2**20  # the largest number of entries of a table of divided differences in memory
 
 
 # -- divided differences --------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def _general(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[T
     return J, divided_difference(nodes.unbind(), x, J)
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 @checked

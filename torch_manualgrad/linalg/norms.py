@@ -178,7 +178,7 @@ def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Te
     return S[..., :1, None].clone()
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 @checked

@@ -173,7 +173,7 @@ def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> T
     return W @ V.mH
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 def _unitary_factor(A: Tensor) -> Tensor:

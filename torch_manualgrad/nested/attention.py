@@ -64,7 +64,7 @@ def _by_groups(
     """``f(group, *queries, *keys)`` on the padded tensors (n, P, L, d) of every group; its results packed, (*b, T, d).
 
     Args:
-        f: what computes one group.
+        f: computes one group.
         queries: packed tensors.
         keys: packed tensors.
         structure: both offsets, and whether attention is causal.
@@ -147,8 +147,8 @@ def nested_attention_backward(
         q: (*b, Tq, d).
         k: (*b, Tk, d).
         v: (*b, Tk, m).
-        y: what `nested_attention` returned; only a kernel reads them.
-        sums: what `nested_attention` returned; only a kernel reads them.
+        y: the first result of `nested_attention`, (*b, Tq, m); only a kernel reads it.
+        sums: the second result of `nested_attention`, (*b, Tq); only a kernel reads it.
         q_offsets: (B + 1,), int32 or int64.
         k_offsets: (B + 1,), int32 or int64.
         is_causal: as in `nested_attention`.
@@ -280,7 +280,7 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
     return nested_attention.op(*front, *args[3:]), (0, 0)
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- public functions -------------------------------------------------------------------------------------------------
 
 
 @on_nested

@@ -62,7 +62,7 @@ def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
     or a named tuple) is converted back to the kind of the first nested argument. Tensors pass through. The function
     itself checks with `require_same_structure` which arguments must have the same structure.
 
-    A result with the components of a jagged argument has its structure: its offsets themselves, what is known of its
+    A result with the components of a jagged argument has its structure: its offsets themselves, the known bounds of its
     lengths, and its positions that belong to no component.
 
     Args:
@@ -110,7 +110,7 @@ def _may_be_nested(argument: Any) -> bool:
 
 
 class _Conversion:
-    """The conversion of one call: what came in, and what goes back as the kind and with the structure of that."""
+    """The conversion of one call: of its arguments to `Ragged`, and of results to the kind and structure of these."""
 
     def __init__(self, keep_holes: bool) -> None:
         self.keep_holes = keep_holes  # whether buffers with holes are used as they are
@@ -182,10 +182,10 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
     Args:
         x: the batches.
         other: the batches.
-        name: what the error calls the second.
+        name: of the second in errors.
 
     Raises:
-        ValueError: naming what differs: the number of components or of dims, the ragged dims, or the offsets or sizes.
+        ValueError: names the difference: the number of components or of dims, the ragged dims, the offsets or the sizes.
     """
     if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_positions(x.structure, other.structure):
         return

@@ -390,7 +390,7 @@ def _rms_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Seque
 _fast_rms_norm = fast_path("rms_norm_nested", 2, _rms_norm, _rms_norm_backward, _rms_norm_backward_again)
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- public functions -------------------------------------------------------------------------------------------------
 
 
 def _dense_tail(

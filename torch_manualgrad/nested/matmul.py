@@ -70,7 +70,7 @@ def _transposed(x: Ragged) -> Ragged:
 
 
 def _nested_dense(x: Ragged, w: Tensor, given: tuple[Any, Any] = (None, None)) -> Ragged:
-    self, other = given if given[0] is not None else (x, w)  # what an error names
+    self, other = given if given[0] is not None else (x, w)  # errors name these
     if x.dim() < 3 or w.dim() < 2 or x.shape[-1] is None or x.shape[-1] != w.shape[-2]:
         raise _no_product(self, other)
     if x.sizes is not None:

@@ -5,7 +5,7 @@ function has the operator's own parameters. It returns NotImplemented, and PyTor
 represents what `Ragged` does not: strided tensors without components or of numbers, a nested weight, attention with a
 mask or dropout.
 
-What is not supported is listed in `LIMITS`, and raises.
+`LIMITS` lists what is not supported; it raises.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runti
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
 
-    What both refuse raises PyTorch's error, with ours as its cause. A call with a tangent does not fall back to
+    If both refuse, PyTorch's error is raised, with ours as its cause. A call with a tangent does not fall back to
     PyTorch's, as PyTorch's classes lose the tangent.
     """
     given = [*args, *kwargs.values()]

@@ -53,8 +53,8 @@ class Group:
     """Sequences that are computed together.
 
     Attributes:
-        queries: what cuts them from the packed buffers.
-        keys: what cuts them from the packed buffers.
+        queries: the positions of the queries in the packed buffers.
+        keys: the positions of the keys in the packed buffers.
         masked: True for the keys that a query does not attend to, broadcasting to (n, P, Lq, Lk); None if a query
             attends to all, or, where ``causal``, to all up to its own position.
         causal: whether the caller has to apply the causal mask, which ``masked`` then leaves out.

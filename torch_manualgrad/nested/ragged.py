@@ -21,7 +21,7 @@ class Ragged:
 
     Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
     vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
-    without synchronizing (on the CPU). What has to read them on a GPU synchronizes once, and its docstring says so.
+    without synchronizing (on the CPU). Methods that read them on a GPU synchronize once, and their docstrings say so.
 
     It behaves as a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``. The functions
     of `torch_manualgrad.nested` and elementwise ones of torch are methods, and ``torch.softmax`` and the like take it.
@@ -98,7 +98,7 @@ class Ragged:
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
-    # -- as of a tensor; operators, indexing and the functions of torch are in `tensor_like` ---------------------------
+    # -- a tensor's methods; operators, indexing and the functions of torch are in `tensor_like` --------------------------
 
     if TYPE_CHECKING:  # methods that `tensor_like` adds
 
@@ -114,7 +114,13 @@ class Ragged:
         return len(self.shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or one size of it: None for a ragged dim.
+        """The shape, or one size of it.
+
+        Args:
+            dim: one dim, or None for the whole shape.
+
+        Returns:
+            The shape, or a size; None for a ragged dim.
 
         Raises:
             IndexError: there is no such dim.

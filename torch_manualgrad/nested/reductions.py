@@ -67,11 +67,11 @@ class Extremum(NamedTuple):
     indices: Any
 
 
-# -- what is reduced --------------------------------------------------------------------------------------------------
+# -- slices -----------------------------------------------------------------------------------------------------------
 
 
 class _Slices:
-    """Values, and what of them is reduced: the `dense` dims, or the dim `along`, which `offsets` divide.
+    """Values, and the dims that are reduced: the `dense` ones, or the dim `along`, which `offsets` divide.
 
     A reduced tensor keeps its dims, with size 1 in the `dense` ones, and B in `along`.
     """
@@ -247,7 +247,7 @@ class _Lines:
         return torch.searchsorted(line, torch.arange(1, len(line) + 2, device=line.device))
 
     def reduced(self, keepdim: bool) -> tuple[Tensor, Callable[[Tensor], Ragged]]:
-        """Where lines begin, empty ones too; and what makes a nested tensor of one value for each.
+        """Where lines begin, empty ones too; and a function that makes a nested tensor of one value for each.
 
         It synchronizes: the number of lines depends on the sizes.
         """
@@ -367,7 +367,7 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         x: floating point or complex.
         dim: as in `sum`.
         keepdim: as in `sum`.
-        correction: what is subtracted from the count.
+        correction: is subtracted from the count.
 
     Returns:
         As `sum`, real.
@@ -613,7 +613,7 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
     Args:
         x: real.
         dim: a dim of the components.
-        dtype: what ``x`` is converted to first, or None.
+        dtype: ``x`` is converted to it first; None for the dtype of ``x``.
 
     Returns:
         The kind and shape of ``x``.

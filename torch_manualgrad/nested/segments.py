@@ -1,4 +1,4 @@
-"""Segments: the operators of which a reduction along the ragged dim is made.
+"""Operators on segments, of which reductions along the ragged dim are composed.
 
 ``offsets`` (B + 1 of them, from 0 to T) divide the dim ``dim`` of a tensor, T long, into B segments. Let E be the 0/1
 matrix that repeats a row of B for each position of its segment, and x_s the part of x in segment s:
@@ -91,11 +91,11 @@ def _with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., T
 
     Args:
         op: the formula.
-        keep: what the backward needs: of "values" and "result".
+        keep: the residuals: "values", "result", both or neither.
         backward: ``(grad, *kept, offsets, count, dim) -> gradient of the values``.
 
     Returns:
-        What calls ``op``, by the fast path where it can.
+        A function that calls ``op``, by the fast path where it can.
     """
 
     def kept(values: Tensor, result: Tensor) -> tuple[Tensor, ...]:

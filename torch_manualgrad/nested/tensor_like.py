@@ -150,7 +150,7 @@ def _of_two(name: str) -> Function:
         return arithmetic.elementwise(function, arithmetic._tensor(x, other), other)
 
     call.__name__ = name
-    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as of `add`."
+    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as in `add`."
     return call
 
 
