@@ -185,7 +185,7 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
         name: of the second in errors.
 
     Raises:
-        ValueError: names the difference: the number of components or of dims, the ragged dims, the offsets or the sizes.
+        ValueError: names the difference: the number of components or dims, the ragged dims, the offsets or the sizes.
     """
     if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_positions(x.structure, other.structure):
         return

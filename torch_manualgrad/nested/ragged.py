@@ -98,7 +98,7 @@ class Ragged:
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
-    # -- a tensor's methods; operators, indexing and the functions of torch are in `tensor_like` --------------------------
+    # -- a tensor's methods; operators, indexing and the functions of torch are in `tensor_like` -----------------------
 
     if TYPE_CHECKING:  # methods that `tensor_like` adds
 
