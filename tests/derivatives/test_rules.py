@@ -172,4 +172,5 @@ def test_every_rule_says_where_it_comes_from_and_has_samples():
 
 def test_every_formula_says_where_it_comes_from():
     for formula in mg.ops.values():
-        assert "Source:" in (formula.__doc__ or ""), formula.name
+        text = formula.__doc__ or ""
+        assert "References:" in text or "Source:" in text, formula.name

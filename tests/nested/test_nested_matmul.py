@@ -317,7 +317,7 @@ def test_one_masked_group_gives_what_many_groups_do(causal, monkeypatch):
     q, k, v = sequences((3, 2, 0, 4), (3, 2, 1, 0))
     args = (q.values, k.values, v.values, q.offsets, k.offsets, causal, 0.3)
     many = mg.ops.nested_attention.reference(*args)[0]
-    monkeypatch.setattr(nested.groups, "_readable", lambda offsets: False)
+    monkeypatch.setattr(nested.padded_groups, "_readable", lambda offsets: False)
     torch.testing.assert_close(mg.ops.nested_attention.reference(*args)[0], many)
 
 

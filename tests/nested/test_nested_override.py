@@ -169,7 +169,7 @@ def test_kinds_of_results_are_pytorchs():
 
 
 @both_layouts
-def test_components_are_views_where_nothing_is_recorded(layout):
+def test_components_are_views_where_autograd_tracks_nothing(layout):
     x = nest(layout, requires_grad=False)
     with mg.override("nested"):
         for c in x.unbind():
@@ -376,7 +376,7 @@ def test_in_a_compiled_graph():
 
 
 def test_heads_in_every_order_that_a_jagged_tensor_has():
-    """Attention with its heads taken apart and joined, as a model spells it: gradient, second order, tangent."""
+    """Attention with split and joined heads, as a model writes it: gradient, second order, tangent."""
     given = [random(n, 8, seed=n).requires_grad_() for n in (2, 4)]
 
     def joined(x, attend):

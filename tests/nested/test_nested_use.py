@@ -44,7 +44,7 @@ def chain():
 
 
 class Attention(nn.Module):
-    """Heads taken apart and joined, as PyTorch's own tutorial on nested tensors spells it."""
+    """Split and joined heads, as in PyTorch's own tutorial on nested tensors."""
 
     def __init__(self):
         super().__init__()

@@ -262,7 +262,7 @@ def test_small_singular_values_are_exact(dtype, device):
     A = random_conditioned(n, n, dtype=torch.float64) * torch.logspace(0, -1.5 * n, n, 10, dtype=torch.float64)
     A = A.to(dtype)
     S = svd_jacobi(A.to(device))[1].cpu().double()
-    # the product of the singular values, by an elimination without cancellation: QR has relative accuracy by columns
+    # the product of the singular values, by an elimination without cancellation: QR has columnwise relative accuracy
     exact = torch.linalg.qr(A.double()).R.diagonal().abs().prod()
     assert abs(S.prod() / exact - 1) < 200 * eps
     if dtype == torch.float32:
@@ -298,7 +298,7 @@ def test_inf_and_nan_stay_in_their_matrix(n, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 16])
 def test_neither_batch_nor_threads_count(n, dtype, device):
-    """To the bit: alone, among others, in any place, shared by threads or not."""
+    """Bitwise identical: as one matrix, in a batch, at any position, shared by threads or not."""
     A = torch.cat([special(n, n, dtype, device), random(58, n, n, dtype=dtype, device=device)])
     for decompose in (svd_jacobi, eigh_jacobi, *([lu_small] if n <= 8 else [])):
         whole = decompose(A)

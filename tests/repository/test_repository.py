@@ -172,7 +172,7 @@ def test_public_names_have_docstrings(name, thing):
 def test_every_formula_says_what_it_is_and_where_it_is_from():
     for name, formula in mg.ops.items():
         text = inspect.getdoc(formula.reference) or ""
-        assert text and "Source:" in text, name
+        assert "References:" in text or "Source:" in text, name
     for name, rule in mg.rules.items():
         assert rule.source and rule.samples is not None, name
 

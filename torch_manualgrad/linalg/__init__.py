@@ -1,4 +1,4 @@
-"""Linear algebra whose derivatives are right also where singular values and eigenvalues meet."""
+"""Linear algebra whose derivatives are right also at degenerate singular values and eigenvalues."""
 
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy, GaugeError, GaugeWarning
 

@@ -1,4 +1,4 @@
-"""What every function of this package asks of its matrices and options, beyond their types."""
+"""Checks of matrices and options that all functions of this package share, beyond their types."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class DtypeError(TypeError, NotImplementedError):
-    """A dtype that a function is not implemented for. PyTorch's functions raise a NotImplementedError."""
+    """A function is not implemented for a dtype. PyTorch's functions raise a NotImplementedError."""
 
 
 def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
-    """A, in float32 if it has half precision and autocast is on.
+    """Check a matrix.
+
+    Args:
+        A: (*, m, n).
+        name: of A in errors.
+        square: whether m = n is required.
+
+    Returns:
+        A, in float32 if it has half precision and autocast is on.
 
     Raises:
-        ArgumentError (a ValueError and a RuntimeError): A has less than two dims, or is not square where it should be.
+        ArgumentError: (a ValueError and a RuntimeError) A has less than two dims, or is not square where it should be.
         TypeError: A is nested or sparse, or neither float32, float64, complex64 nor complex128.
     """
     if A.layout is not torch.strided or A.is_nested:
@@ -42,9 +50,20 @@ def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
 
 
 def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
-    """B, which has the matrices' size and dtype of A, and a batch that broadcasts with A's.
+    """Check that B has the matrix shape and dtype of A, and a batch that broadcasts with A's.
 
-    Raises: ArgumentError, DtypeError: it has not.
+    Args:
+        B: (*, m, n).
+        name: of B in errors.
+        A: (*, m, n).
+        other: the name of A in errors.
+
+    Returns:
+        B.
+
+    Raises:
+        ArgumentError: another shape.
+        DtypeError: another dtype.
     """
     if B.shape[-2:] != A.shape[-2:]:
         raise ArgumentError(f"{name}: expected the size of {other}, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
@@ -55,10 +74,19 @@ def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
 
 
 def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
-    """Weights for (*, N, d) points, in their dtype: finite, not negative, and not all 0.
+    """Check weights for points: finite, not negative, and not all 0.
 
-    Raises: ArgumentError: they are not, where that can be read; else nan takes the place of the weights.
-    DtypeError: complex weights.
+    Args:
+        weights: (*, N), real.
+        name: of the weights in errors.
+        points: (*, N, d).
+
+    Returns:
+        The weights in the dtype of the points; nan in place of forbidden weights that cannot be read.
+
+    Raises:
+        ArgumentError: forbidden weights that can be read.
+        DtypeError: complex weights.
     """
     if weights.is_complex():
         raise DtypeError(f"{name}: expected real numbers, got {weights.dtype}")
@@ -88,6 +116,6 @@ def _broadcast(batch: Sequence[int], name: str, others: Sequence[int], other: st
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether there are values: not in a graph, and under a transform it would depend on which."""
+    """Whether the values can be read: not in a graph; nor under a transform, where it would depend on the transform."""
     plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
     return plain and not torch.compiler.is_compiling() and not in_functorch()

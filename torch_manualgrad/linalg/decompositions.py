@@ -1,4 +1,4 @@
-"""svd and eigh with a choice of what their derivative does where values meet."""
+"""svd and eigh with a choice of what their derivative does at degenerate values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _eigh(A: Tensor, UPLO: str = "L", *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _differentiate(op: CustomOp, backward: Any, jvp: Any) -> None:
-    """Bind formulas of the outputs and options to an operator; vmap goes through the batch dimensions."""
+    """Bind formulas of the outputs and options to an operator; vmap adds a batch dimension."""
 
     @op.impl_save_for_backward
     def _(inputs: Any, output: Any) -> Any:
@@ -86,32 +86,36 @@ def svd(
     degeneracy: Degeneracy = EXACT,
     gauge: Gauge = "warn",
 ) -> SVD:
-    """Singular value decomposition, as `torch.linalg.svd`, with a derivative also where singular values meet.
+    """Singular value decomposition, as `torch.linalg.svd`, with a derivative also at degenerate singular values.
 
     Args:
         A: (*, m, n), real or complex.
-        full_matrices: whether U is (*, m, m) and Vh (*, n, n). A loss may then depend on the further columns through the
-            projector onto their span. Without meaning if ``rank`` is given.
-        rank: the number of leading singular triplets to return. The derivative is that of these triplets of A, which is
-            not that of a matrix of this rank: it knows the rest of the spectrum.
+        full_matrices: whether U is (*, m, m) and Vh (*, n, n). A loss may then depend on the further columns through
+            the projector onto their span. Ignored if ``rank`` is given.
+        rank: the number of leading singular triplets to return, or None for all. The derivative is that of these
+            triplets of A, which is not that of a matrix of this rank: it includes the rest of the spectrum.
         degeneracy: when two values count as equal, and whether to broaden; see `Degeneracy`.
-        gauge: about a loss that depends on the choice of basis within a group of equal values, or on the phase of a
-            complex vector, and so has no derivative: "warn", "error" or "ignore". Only "error" waits for a GPU.
+        gauge: what to do about a loss that depends on the choice of basis within a group of equal values, or on the
+            phase of a complex vector, and so has no derivative: "warn", "error" or "ignore". Only "error" synchronizes
+            with a GPU.
 
     Returns:
         `SVD`: U, S, Vh, S in descending order; under autocast float32 at least.
 
-    Where not differentiable: at equal values the gradient is right for losses of S that are symmetric in the group, for polar
-    factors, for projectors onto the whole group, and for one function U f(S) V^H of the matrix (a reconstruction);
-    see the rules in derivatives/linalg/degeneracy.py, also for what cannot be told from U, S and V. The tangent is right for
-    the first three of these.
-
     Raises:
-        ValueError: A is no matrix, ``rank`` is not between 1 and min(m, n), an unknown gauge. TypeError: A is neither
-        floating point nor complex. GaugeError: as said. torch.linalg.LinAlgError: no convergence, nan in A; not for
-        small matrices, where a nan gives nan.
+        ValueError: A is not a matrix, ``rank`` is not between 1 and min(m, n), an unknown gauge.
+        TypeError: A is neither floating point nor complex.
+        GaugeError: with ``gauge="error"``, for such a loss.
+        torch.linalg.LinAlgError: no convergence, nan in A; not for small matrices, where a nan gives nan.
 
-    Source: `torch.linalg.svd`, for small matrices primal/svd.py; for the derivative, derivatives/linalg/svd.py.
+    Note:
+        Where not differentiable: at equal values. There the gradient is right for losses of S that are symmetric in the
+        group, for polar factors, for projectors onto the whole group, and for one function U f(S) V^H of the matrix (a
+        reconstruction); see the rules in derivatives/linalg/degeneracy.py, also for what cannot be derived from U, S
+        and V. The tangent is right for the first three of these.
+
+    References:
+        `torch.linalg.svd`, for small matrices primal/svd.py; for the derivative, derivatives/linalg/svd.py.
     """
     A = matrix(A, "A")
     k = min(A.shape[-2:])
@@ -126,23 +130,28 @@ def svd(
 
 @checked
 def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = EXACT, gauge: Gauge = "warn") -> Eigh:
-    """Eigenvalues and eigenvectors of a Hermitian matrix, as `torch.linalg.eigh`, with a derivative also where they meet.
+    """Eigendecomposition of a Hermitian matrix, as `torch.linalg.eigh`; derivatives also at degenerate eigenvalues.
 
     Args:
         A: (*, n, n), real or complex; only one triangle is read. The gradient is Hermitian.
         UPLO: "L" or "U": which triangle.
-        degeneracy, gauge: as for `svd`.
+        degeneracy: as in `svd`.
+        gauge: as in `svd`.
 
     Returns:
         `Eigh`: eigenvalues in ascending order and eigenvectors; under autocast float32 at least.
 
-    Where not differentiable: as for `svd`, with V f(L) V^H for the function of the matrix (whitening, for one).
-
     Raises:
-        ValueError: A is not square, UPLO or gauge unknown. TypeError: A is neither floating point nor complex.
-        GaugeError: as for `svd`. torch.linalg.LinAlgError: as for `svd`.
+        ValueError: A is not square, UPLO or gauge unknown.
+        TypeError: A is neither floating point nor complex.
+        GaugeError: as `svd`.
+        torch.linalg.LinAlgError: as `svd`.
 
-    Source: `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eig.py.
+    Note:
+        Where not differentiable: as `svd`, with V f(L) V^H for the function of the matrix (whitening, for example).
+
+    References:
+        `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eig.py.
     """
     A = matrix(A, "A", square=True)
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))

@@ -1,6 +1,6 @@
-"""Functions of a matrix: sqrtm, rsqrtm, logm, expm, powm, funm_hermitian. What is here is for a Hermitian one.
+"""Functions of a matrix: sqrtm, rsqrtm, logm, expm, powm, funm_hermitian. This module is for Hermitian matrices.
 
-Of a general matrix they are in `general`.
+`general` is for all others.
 
 For A = V diag(l) V^H, F(A) = V diag(f(l)) V^H. With E~ = V^H E V, its derivatives are
 
@@ -10,14 +10,15 @@ For A = V diag(l) V^H, F(A) = V diag(f(l)) V^H. With E~ = V^H E V, its derivativ
 
 with divided differences f[a, b] = (f(a) - f(b)) / (a - b), f[a, a] = f'(a), and so on. Nothing here depends on the
 choice of eigenvectors, and nothing is singular where eigenvalues repeat. One operator is all of these, for the
-directions stacked in E: its derivative in A is itself with one direction more. As a form in its directions and its
-cotangent it is symmetric, so its vjp is itself too.
+directions stacked in E: its derivative in A is the same operator with one more direction. As a form in its directions
+and its cotangent it is symmetric, so its vjp is the same operator too.
 
-A divided difference over k + 1 nodes is taken from two over k, or from the Taylor series of f at its middle node:
+A divided difference over k + 1 nodes is computed from two over k, or from the Taylor series of f at its middle node:
 whichever has the smaller error estimate. Those over two nodes have closed forms for the named functions.
 
-Sources: Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices (SIAM 2008), theorem 3.11,
-corollary 3.12 and section 10.6; Bhatia, Matrix Analysis (1997), section V.3.
+References:
+    Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices (SIAM 2008), theorem 3.11, corollary
+    3.12 and section 10.6; Bhatia, Matrix Analysis (1997), section V.3.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ Function = Callable[[Tensor], Tensor]
 Assume = Literal["general", "hermitian"]
 
 _TERMS = 8  # derivatives of a named function that are tabulated
-_FEWEST = 5  # of any other; those not given are differentiated
-_CHUNK = 2**20  # entries of a table of divided differences that are in memory at once
+_FEWEST = 5  # derivatives of any other function; those that are not given are computed by torch.func.grad
+_CHUNK = 2**20  # the largest number of entries of a table of divided differences in memory
 
 
 # -- divided differences --------------------------------------------------------------------------------------------
@@ -56,7 +57,10 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
         at: the indices of the nodes.
         L: the eigenvalues, ascending, (*, n).
         J: (*, K + 1, n): f, f', f'' / 2, ..., f^(K) / K! at L.
-        D: (*, n, n): f[l_i, l_j], if known more accurately than from J.
+        D: (*, n, n): f[l_i, l_j], if known more accurately than from J; else None.
+
+    Returns:
+        The batch of L, and the shape of the indices.
     """
     order, last = len(at) - 1, J.shape[-2] - 1
     if order == 0:
@@ -80,8 +84,8 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
     for q in reversed(range(len(h))):
         near = near + J[..., order + q, :][..., at[centre]] * h[q]
 
-    # the last term of the series, with its coefficient at the outer nodes lest it vanish at the middle one by chance;
-    # against the rounding of the quotient, both times the gap
+    # the last term of the series, its coefficient taken at the outer nodes since at the middle one it may vanish by
+    # chance, is compared with the rounding error of the quotient, both times the gap
     ends = J[..., last, :].abs()
     cut = (ends[..., at[0]] + ends[..., at[-1]]) * gap ** (last - order) * math.comb(last, order)
     rounding = torch.finfo(L.dtype).eps * (left.abs() + right.abs())
@@ -89,7 +93,7 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
 
 
 def _contract(L: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
-    """X of the module's docstring for k >= 2, from E~; by blocks of rows, as the table has n^(k+1) entries."""
+    """X of the module's docstring for k >= 2, from E~; in blocks of rows, as the table has n^(k+1) entries."""
     order, n = E.shape[-3], E.shape[-1]
     every = torch.arange(n, device=L.device)
     letters = "abcdefghijklmnopqrstuvw"[: order + 1]
@@ -138,19 +142,27 @@ def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> T
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
-    """The k-th derivative of F(A) = V f(diag L) V^H in the k directions E, for k = 0 F(A) itself; any order in any mode.
+    """The k-th derivative of F(A) = V f(diag L) V^H in the k directions E, for k = 0 F(A) itself; any order and mode.
 
     Args:
-        A: Hermitian, (*, n, n). Its value is not read: L and V have it.
-        L, V: its eigenvalues, ascending, (*, n), and eigenvectors (*, n, n); constants to every derivative.
+        A: Hermitian, (*, n, n). Its value is not read: L and V determine it.
+        L: its eigenvalues, ascending, (*, n); a constant to every derivative.
+        V: its eigenvectors, (*, n, n); constant.
         J: (*, K + 1, n), float64: f^(q)(L) / q! for q = 0, ..., K; constant.
         D: (*, n, n), float64: f[l_i, l_j]; constant.
         E: (*, k, n, n): the directions, not necessarily Hermitian.
+
     Returns:
         (*, n, n).
+
     Raises:
-        NotImplementedError: k > K: the derivative of f that is missing.
-    Source: Higham, Functions of Matrices, corollary 3.12; Bhatia, Matrix Analysis, theorem V.3.3.
+        NotImplementedError: k > K: the derivative of f is missing.
+
+    Note:
+        Where not differentiable: where f is not.
+
+    References:
+        Higham, Functions of Matrices, corollary 3.12; Bhatia, Matrix Analysis, theorem V.3.3.
     """
     order, known = E.shape[-3], J.shape[-2] - 1
     if order > known:
@@ -267,28 +279,37 @@ def _general(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[T
     return J, divided_difference(nodes.unbind(), x, J)
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 @checked
 def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ()) -> Tensor:
     """The function f of a Hermitian matrix, V f(diag l) V^H; exact derivatives also where eigenvalues repeat.
 
+    First and second derivatives have a relative error of some 1e-11 at worst, at any separation of the eigenvalues. A
+    derivative of order k >= 2 takes time and memory of order n^(k+1).
+
     Args:
         A: (*, n, n), real or complex; (A + A^H) / 2 is used, so gradients are Hermitian.
         f: acts entry by entry, on the eigenvalues as a real float64 tensor (*, n); smooth there.
-        derivatives: f', f'', ..., of the same kind. Up to the fifth, those that are not given are taken from the last
-            one that is by ``torch.func.grad``. Each one given beyond these makes derivatives of a higher order
+        derivatives: f', f'', ..., of the same kind. Up to the fifth, those that are not given are computed from the
+            last given one by ``torch.func.grad``. Each one given beyond these makes derivatives of a higher order
             available and divided differences of close eigenvalues more accurate.
+
     Returns:
         (*, n, n), Hermitian, in the dtype of A.
-    Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers; f or one of ``derivatives`` is
-        no function, or returns another shape. NotImplementedError: on differentiating more often than derivatives are
-        known.
 
-    First and second derivatives have a relative error of some 1e-11 at worst, at any separation of the eigenvalues.
-    A derivative of order k >= 2 takes time and memory of order n^(k+1).
+    Raises:
+        TypeError: A is neither floating point nor complex; f or one of ``derivatives`` is not a function.
+        ValueError: A is not square; f or one of ``derivatives`` returns another shape.
+        NotImplementedError: in a derivative of an order for which the derivatives of f are not known.
+
+    Note:
+        Where not differentiable: where f is not.
+
+    References:
+        Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices, theorem 3.11 and corollary
+        3.12.
     """
     return _apply(matrix(A, "A", square=True), lambda x: _general(f, derivatives, x))
 
@@ -299,22 +320,26 @@ def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
     Args:
         A: (*, n, n), real or complex.
-        assume: "general": A is any matrix. The derivatives are exact in every mode and of every order, also where A is not
-            diagonalizable; one of order k takes the time of the root of a triangular matrix of order 2^k n.
+        assume: "general": A is any matrix. The derivatives are exact in every mode and of every order, also where A is
+            not diagonalizable; one of order k takes the time of the root of a triangular matrix of order 2^k n.
             "hermitian": A is Hermitian, positive semidefinite here. (A + A^H) / 2 is used, and gradients are Hermitian;
             faster, and exact also where eigenvalues repeat.
+
     Returns:
         (*, n, n), in the dtype of A. A singular A has a root if the eigenvalue 0 has no Jordan block, else it is nan or
-        inf. A real A with a negative eigenvalue has no real principal root, and gives nan: convert it to a complex dtype.
-        So does a Hermitian one with a negative eigenvalue.
+        inf. A real A with a negative eigenvalue has no real principal root, and gives nan: convert it to a complex
+        dtype. So does a Hermitian one with a negative eigenvalue.
+
     Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers, or another ``assume``.
-        RuntimeError: A general A holds inf or nan; torch.linalg.LinAlgError (one, too): no convergence.
+        TypeError: A is neither floating point nor complex.
+        ValueError: A is not square, or another ``assume``.
+        RuntimeError: a general A holds inf or nan.
+        torch.linalg.LinAlgError: (a RuntimeError) no convergence.
 
     Note:
         Where not differentiable: at singular A, where the derivative is inf or nan in the null space. The principal
-        branch jumps where an eigenvalue crosses the negative real axis; on the axis, the sign of an imaginary part that
-        is 0 but for rounding decides.
+        branch jumps where an eigenvalue crosses the negative real axis; on the axis, the branch follows the sign of the
+        imaginary part, which is 0 up to rounding.
 
     References:
         Bjorck and Hammarling, Linear Algebra Appl. 52/53 (1983) 127; Higham, Functions of Matrices, chapter 6 and
@@ -327,10 +352,21 @@ def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
     """The inverse of the principal square root, with exact derivatives. Of a covariance, this is ZCA whitening.
 
-    Args, Raises, Note, References: `sqrtm`; "hermitian" for a covariance.
+    Args:
+        A: (*, n, n), real or complex.
+        assume: as in `sqrtm`; "hermitian" for a covariance.
 
     Returns:
-        (*, n, n), in the dtype of A; inf or nan where A is singular; nan as `sqrtm`.
+        (*, n, n), in the dtype of A; inf or nan where A is singular; nan where `sqrtm` is.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `sqrtm`.
+
+    Note:
+        Where not differentiable: as `sqrtm`.
+
+    References:
+        Those of `sqrtm`.
     """
     return _function(A, assume, _rsqrt, lambda A: logarithm_or_power(A, -0.5))
 
@@ -339,10 +375,18 @@ def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 def logm(A: Tensor, *, assume: Assume = "general") -> Tensor:
     """The principal logarithm: the matrix whose exponential is A and whose eigenvalues have |imag| <= pi.
 
-    Args, Raises, Note: `sqrtm`.
+    Args:
+        A: (*, n, n), real or complex.
+        assume: as in `sqrtm`.
 
     Returns:
-        (*, n, n), in the dtype of A; nan (or -inf, if assumed Hermitian) where A is singular. nan as `sqrtm`, too.
+        (*, n, n), in the dtype of A; nan (or -inf, if assumed Hermitian) where A is singular; nan where `sqrtm` is.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `sqrtm`.
+
+    Note:
+        Where not differentiable: as `sqrtm`.
 
     References:
         Al-Mohy and Higham, SIAM J. Sci. Comput. 34 (2012) C153; Higham, Functions of Matrices, chapter 11.
@@ -352,17 +396,21 @@ def logm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 @checked
 def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
-    """The exponential, as ``torch.linalg.matrix_exp``, with exact derivatives in every mode and order.
+    """The exponential, as `torch.linalg.matrix_exp`, with exact derivatives in every mode and order.
 
     Args:
         A: (*, n, n), real or complex.
         assume: "general", or "hermitian": (A + A^H) / 2 is used, and gradients are Hermitian.
+
     Returns:
         (*, n, n), in the dtype of A.
-    Raises:
-        TypeError, ValueError: A is no square matrix of floating-point or complex numbers, or another ``assume``.
 
-    Note: Where not differentiable: nowhere.
+    Raises:
+        TypeError: A is neither floating point nor complex.
+        ValueError: A is not square, or another ``assume``.
+
+    Note:
+        Where not differentiable: nowhere.
 
     References:
         ATen linalg_matrix_exp; Mathias, SIAM J. Matrix Anal. Appl. 17 (1996) 610.
@@ -376,16 +424,20 @@ def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
 
     Args:
         A: (*, n, n), real or complex.
-        p: the exponent. For an integer this is ``torch.linalg.matrix_power``, and A may have any eigenvalues.
-        assume: as for `sqrtm`.
+        p: the exponent. For an integer this is `torch.linalg.matrix_power`, and A may have any eigenvalues.
+        assume: as in `sqrtm`.
+
     Returns:
-        (*, n, n), in the dtype of A. For p no integer: nan (or inf, if assumed Hermitian) where A is singular, but for
-        p = 0.5, which is `sqrtm`; nan as `sqrtm`, too.
+        (*, n, n), in the dtype of A. If p is not an integer: nan (or inf, if assumed Hermitian) where A is singular,
+        except for p = 0.5, which is `sqrtm`; nan where `sqrtm` is.
+
     Raises:
-        TypeError, ValueError: as `sqrtm`, or p is not a finite number. RuntimeError: as `sqrtm`.
+        TypeError, RuntimeError: as `sqrtm`.
+        ValueError: as `sqrtm`, or p is not a finite number.
         torch.linalg.LinAlgError: a negative integer p and a singular A.
 
-    Note: Where not differentiable: as `sqrtm`, if p is no integer.
+    Note:
+        Where not differentiable: as `sqrtm`, if p is not an integer.
 
     References:
         Higham and Lin, SIAM J. Matrix Anal. Appl. 32 (2011) 1056; Higham, Functions of Matrices, section 7.

@@ -1,27 +1,28 @@
 """Functions of a matrix that need not be Hermitian nor diagonalizable: the logarithm, powers, the exponential.
 
 A = Q T Q^H with Q unitary and T upper triangular (Schur), and F(A) = Q F(T) Q^H. For the square root, X X = T is solved
-diagonal by diagonal (Bjorck and Hammarling). For the others, square roots are taken until T^(1/2^s) = I + X with
-|X| <= 1/4; log(I + X) is a Pade approximant, and a power is its exponential, squared s times. The diagonal, on which
-these steps would lose digits, is known in closed form at each of them.
+diagonal by diagonal (Bjorck and Hammarling). For the others, square roots are taken until T^(1/2^s) = I + X with |X| <=
+1/4; log(I + X) is a Pade approximant, and a power is its exponential, squared s times. These steps would lose digits on
+the diagonal, which is known in closed form at each of them and replaced.
 
 The derivative in the direction E is a block of the same function (Mathias; Higham, theorem 3.6), and so on:
 
     F [[A, E], [0, A]] = [[F(A), L(A, E)], [0, F(A)]],
     F [[A, E_1, E_2, 0], [0, A, 0, E_2], [0, 0, A, E_1], [0, 0, 0, A]]   has   L(A, E_1, E_2)   in its last corner.
 
-With E in the basis Q these are triangular again. How many roots are taken is decided by T alone, so the result is linear
-in each direction, exact to rounding, and of any order. One operator is all of these, for the directions stacked in E: its
-derivative in A is itself with one direction more. As tr(G L(A, E_1, ..., E_k)) is symmetric in G and all E_i, the vjp is
-the operator too: the cotangent G enters as a direction G^H, and what comes out is transposed back.
+With E in the basis Q these are triangular again. T alone determines the number of roots, so the result is linear in
+each direction, exact to rounding, and of any order. One operator is all of these, for the directions stacked in E: its
+derivative in A is the same operator with one more direction. As tr(G L(A, E_1, ..., E_k)) is symmetric in G and all
+E_i, the vjp is the same operator too: the cotangent G enters as a direction G^H, and the result is transposed back.
 
-Where not differentiable: a function of these is that of the principal branch, which has a cut along the negative real
-axis; there, and at 0, it is not smooth.
+Note:
+    Where not differentiable: on the negative real axis, the cut of the principal branch, and at 0.
 
-References: Higham, Functions of Matrices (SIAM 2008), chapters 3, 6 and 11; Bjorck and Hammarling, Linear Algebra Appl.
-52/53 (1983) 127; Mathias, SIAM J. Matrix Anal. Appl. 17 (1996) 610; Al-Mohy and Higham, SIAM J. Sci. Comput. 34 (2012)
-C153; Higham and Lin, SIAM J. Matrix Anal. Appl. 32 (2011) 1056; Higham and Relton, SIAM J. Matrix Anal. Appl. 35 (2014)
-1019.
+References:
+    Higham, Functions of Matrices (SIAM 2008), chapters 3, 6 and 11; Bjorck and Hammarling, Linear Algebra Appl. 52/53
+    (1983) 127; Mathias, SIAM J. Matrix Anal. Appl. 17 (1996) 610; Al-Mohy and Higham, SIAM J. Sci. Comput. 34 (2012)
+    C153; Higham and Lin, SIAM J. Matrix Anal. Appl. 32 (2011) 1056; Higham and Relton, SIAM J. Matrix Anal. Appl. 35
+    (2014) 1019.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["exponential", "logarithm_or_power"]
 _EPS = torch.finfo(torch.float64).eps
 _STEPS = 40  # of the QR algorithm, for each row
 _NEAR = 0.25  # |X| up to which log(I + X), and its first derivatives, are the Pade approximant's to rounding
-_NODES = 10  # of that approximant
+_NODES = 10  # quadrature nodes of that approximant
 _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 
@@ -50,7 +51,7 @@ _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 
 def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
-    """The eigenvalue of the 2 x 2 block that ends in row ``last`` which is nearer to its last entry (Wilkinson)."""
+    """The eigenvalue of the 2 x 2 block that ends in row ``last``, the nearer one to its last entry (Wilkinson)."""
     n, before = T.shape[-1], (last - 1).clamp(min=0)
     places = torch.stack((before * n + before, before * n + last, last * n + before, last * n + last), -1)
     a, b, c, d = T.flatten(-2).take_along_dim(places, -1).unbind(-1)
@@ -58,7 +59,7 @@ def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
     root = (half * half + b * c).sqrt()
     far = half + torch.where((half.conj() * root).real < 0, -root, root)
     shift = d - b * c / torch.where(far == 0, 1, far)
-    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # out of a cycle
+    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # leaves a cycle
 
 
 def _no_derivative(*_: Any) -> dict[str, Tensor]:
@@ -75,16 +76,24 @@ def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
     """T and Q with A = Q T Q^H, T upper triangular and Q unitary; for functions that are principal branches.
 
     LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are close to dependent; then the QR
-    algorithm goes on from there.
+    algorithm continues from there.
 
     Args:
         A: (*, n, n), real or complex.
+
     Returns:
-        T and Q, (*, n, n), complex128; constants to every derivative. Of a real A with a negative eigenvalue, of which no
-        root and no logarithm is real, T is nan; one that is negative by rounding only is 0.
+        T and Q, (*, n, n), complex128; constants to every derivative. For a real A with a negative eigenvalue, which
+        has no real root and no real logarithm, T is nan; an eigenvalue that is negative by rounding only is 0.
+
     Raises:
-        RuntimeError: inf or nan in A. torch.linalg.LinAlgError: no convergence.
-    Source: Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
+        RuntimeError: inf or nan in A.
+        torch.linalg.LinAlgError: no convergence.
+
+    Note:
+        Where not differentiable: it is a constant; the derivative is that of the function that uses it.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
     """
     n, C = A.shape[-1], A.to(torch.complex128)
     if not C.numel():
@@ -121,7 +130,7 @@ def _with_diagonal(T: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def _root(T: Tensor, root: Tensor) -> Tensor:
-    """The upper triangular X with X X = T whose diagonal is given."""
+    """The upper triangular X with X X = T, given its diagonal."""
     n = T.shape[-1]
     by_row, by_column = torch.zeros_like(T), torch.zeros_like(T)  # X_(i, i+d) at [i, d], and at [i + d, d]
     by_row[..., 0] = by_column[..., 0] = root
@@ -144,7 +153,7 @@ def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _log_of_root(T: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """log(T^(1/2^s)), the logarithm of T's diagonal, and s. The first n rows and columns say how large it has to be."""
+    """log(T^(1/2^s)), the logarithm of T's diagonal, and s. The first n rows and columns determine s."""
     logs = T.diagonal(dim1=-2, dim2=-1).log()
     defined = logs.isfinite().all(-1, keepdim=True)
     logs, T = torch.where(defined, logs, torch.nan), torch.where(defined[..., None], T, torch.nan)
@@ -238,16 +247,23 @@ _vjp, _jvp = _derivatives(_general)
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None) -> Tensor:
-    """The k-th derivative of A^p, or of log A, in the k directions E, for k = 0 the function itself; any order.
+    """The k-th derivative of A^p, or of log A, in the k directions E; for k = 0 the function itself; any order.
 
     Args:
-        A: (*, n, n), real or complex. Its value is not read: T and Q have it.
-        T, Q: its Schur form, as `principal_schur` gives it; constants to every derivative.
+        A: (*, n, n), real or complex. Its value is not read: T and Q determine it.
+        T: its Schur form, as `principal_schur` returns it; constants to every derivative.
+        Q: its Schur form, as `principal_schur` returns it; constants to every derivative.
         E: (*, k, n, n): the directions.
         p: the exponent, or None for the logarithm.
+
     Returns:
         (*, n, n), in the dtype of A; nan where T is.
-    Source: the module's docstring.
+
+    Note:
+        Where not differentiable: see the module's docstring.
+
+    References:
+        Those of the module's docstring.
     """
     n = T.shape[-1]
     if not n:
@@ -271,15 +287,21 @@ _exponential_vjp, _exponential_jvp = _derivatives(_exponential)
 
 @smooth(vjp=_exponential_vjp, jvp=_exponential_jvp, fake=_fake_exponential)
 def exponential_function(A: Tensor, E: Tensor) -> Tensor:
-    """The k-th derivative of exp(A) in the k directions E, for k = 0 exp(A) itself; any order in any mode.
+    """The k-th derivative of exp(A) in the k directions E; for k = 0 exp(A) itself; any order in any mode.
 
     Args:
         A: (*, n, n), real or complex.
-        E: (*, k, n, n): the directions. Each is divided by its size first: a large one would have the exponential scale
-            the block matrix down until the digits of A are gone.
+        E: (*, k, n, n): the directions. Each is divided by its norm first: for a large one the exponential would scale
+            the block matrix down until the digits of A are lost.
+
     Returns:
         (*, n, n), in the dtype of A.
-    Source: ATen linalg_matrix_exp and linalg_matrix_exp_differential; the module's docstring.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen linalg_matrix_exp and linalg_matrix_exp_differential; those of the module's docstring.
     """
     n, order = A.shape[-1], E.shape[-3]
     if not A.numel():

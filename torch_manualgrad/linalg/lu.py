@@ -25,7 +25,8 @@ class LU(NamedTuple):
 
 @checked
 def lu(A: Tensor, *, pivot: bool = True) -> LU:
-    """LU factorisation, as `torch.linalg.lu`, with a derivative also where the last pivot is zero; unpivoted anywhere.
+    """LU factorisation, as `torch.linalg.lu`, with a derivative also where the last pivot is zero; unpivoted on any
+    device.
 
     Args:
         A: (*, m, n), float32, float64, complex64 or complex128.
@@ -36,16 +37,19 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
         `LU`: P, a permutation; L, lower triangular with ones on the diagonal; U, upper triangular; under autocast
         float32 at least.
 
-    Where not differentiable: P is taken as constant. A last pivot of zero is no such point if m <= n; an earlier zero, or any
-    if m > n and the loss depends on L, gives a gradient with inf or nan. Without pivoting a zero pivot that divides
-    anything gives L and U themselves inf or nan.
-
     Raises:
-        ValueError: A is no matrix. TypeError: A is neither floating point nor complex. NotImplementedError: half
-        precision without autocast.
+        ValueError: A is not a matrix.
+        TypeError: A is neither floating point nor complex.
+        NotImplementedError: half precision without autocast.
 
-    Source: `torch.linalg.lu`, for small matrices primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2;
-    for the derivative, derivatives/linalg/lu.py.
+    Note:
+        Where not differentiable: at a zero pivot before the last, and at any if m > n and the loss depends on L; the
+        gradient then has inf or nan. A last pivot of zero is differentiable if m <= n. P is a constant. Without
+        pivoting, a zero pivot that divides anything gives L and U themselves inf or nan.
+
+    References:
+        `torch.linalg.lu`, for small matrices primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2; for the
+        derivative, derivatives/linalg/lu.py.
     """
     return LU(*_lu(matrix(A, "A"), pivot))
 
@@ -61,11 +65,11 @@ def _lu(A: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return A.new_empty(0), L, U
 
 
-_PANEL = 16  # so many columns are eliminated one by one; more of them by halves, which is products of matrices
+_PANEL = 16  # up to so many columns are eliminated one by one; more are halved recursively, for matrix products
 
 
 def _eliminate(A: Tensor) -> None:
-    """Put the factors of A without pivoting, packed, in its place."""
+    """Overwrite A with its factors without pivoting, packed."""
     m, n = A.shape[-2:]
     if n <= _PANEL:
         for j in range(min(m, n)):

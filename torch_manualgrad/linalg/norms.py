@@ -2,20 +2,28 @@
 
 With A = W S V^H, the gradient of the nuclear norm sum_i s_i is the polar factor W V^H; its derivative is in `polar`.
 
-The gradient of the spectral norm s_1 is K = w_1 v_1^H = A Q / s_1, with Q = v_1 v_1^H the projector on the first
-eigenvector of B = A^H A. With R the reduced resolvent, the sum over j > 1 of v_j v_j^H / (s_1^2 - s_j^2), and mu = s_1^2,
+The gradient of the spectral norm s_1 is K = w_1 v_1^H = A Q / s_1, with Q = v_1 v_1^H the projector onto the first
+eigenvector of B = A^H A. With R the reduced resolvent, the sum over j > 1 of v_j v_j^H / (s_1^2 - s_j^2), and mu =
+s_1^2,
 
     dmu = tr(Q dB),   dQ = R dB Q + Q dB R,   dR = R dB R - dmu R^2 - R^2 dB Q - Q dB R^2,
 
 in terms of Q and R again, so that all orders are exact. Only differences from s_1 occur: the other singular values may
 repeat.
 
-Non-smooth points. Nuclear norm, A without full rank: the subgradient of least norm, the sum of w_i v_i^H over s_i > 0,
-and its derivatives among the matrices of that rank. Spectral norm, s_1 = ... = s_k: the mean of the gradients w_i v_i^H
-over these, a subgradient; its derivatives are those along changes of A that keep the k equal, and finite along others.
-At A = 0 all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding, max(m, n) eps s_1.
+Note:
+    Where not differentiable:
 
-Sources: Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
+    - the nuclear norm, where A has not full rank: the gradient is the subgradient of least norm, the sum of w_i v_i^H
+    over s_i > 0, and the higher derivatives are those among the matrices of that rank;
+    - the spectral norm, where s_1 = ... = s_k: the gradient is the mean of the gradients w_i v_i^H over these, a
+    subgradient; the higher derivatives are those along changes of A that keep the k equal, and finite along others.
+
+    At A = 0 all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding, max(m, n) eps
+    s_1.
+
+References:
+    Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
 """
 
 from __future__ import annotations
@@ -56,11 +64,22 @@ def _sum_jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_sum_vjp, jvp=_sum_jvp)
 def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
-    """The sum of the singular values of A = W diag(S) V^H, (*, 1, 1).
+    """The sum of the singular values of A = W diag(S) V^H.
 
-    Args: A, W, S, V: as polar_factor, columns of W that belong to 0 replaced by 0.
-    Where not differentiable: the module's docstring.
-    Source: Watson, Linear Algebra Appl. 170 (1992) 33.
+    Args:
+        A: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
+        W: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
+        S: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
+        V: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
+
+    Returns:
+        (*, 1, 1), real.
+
+    Note:
+        Where not differentiable: see the module's docstring.
+
+    References:
+        Watson, Linear Algebra Appl. 170 (1992) 33.
     """
     return S.sum(-1)[..., None, None]
 
@@ -69,7 +88,7 @@ def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
 
 
 def _projector_vjp(needed: Any, inputs: Any, outputs: Any, gQ: Tensor | None, gR: Tensor | None) -> dict[str, Tensor]:
-    # dR is self-adjoint as it stands; the pairing with -dmu R^2 gives -<gR, R^2> Q / k
+    # dB -> dR is self-adjoint except for -dmu R^2, whose adjoint gives -<gR, R^2> Q / k
     Q, R = outputs
     found = []
     if gQ is not None:
@@ -100,12 +119,18 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
 
     Args:
         B: Hermitian, (*, n, n). Its value is not read.
-        S: (*, n), V: (*, n, n), unitary; constants to every derivative.
+        S: (*, n), a constant to every derivative.
+        V: (*, n, n), unitary; constant.
         first: (*, n): 1 for the singular values that are equal to S_1, 0 for the others; constant.
+
     Returns:
-        (Q, R): (*, n, n). Q has rank k, the number of the former.
-    Where not differentiable: k > 1: as if the k eigenvalues moved together.
-    Source: Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
+        Q and R, (*, n, n). Q has rank k, the number of singular values equal to S_1.
+
+    Note:
+        Where not differentiable: for k > 1; the derivative is that for which the k eigenvalues stay equal.
+
+    References:
+        Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
     """
     apart = torch.where(first == 0, (1 - S) * (1 + S), 1)
     resolvent = (1 - first) / apart
@@ -113,7 +138,7 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
 
 
 def _first_gradient(inputs: Any, norm: Tensor) -> Tensor:
-    """K, from A / s_1 and s_1 / s_1 with a constant for the denominators: no square overflows."""
+    """K, from A / s_1 and s_1 / s_1 with a constant in the denominators, so that no square overflows."""
     A, S, V, first = inputs
     scale = S[..., :1, None]
     scale = torch.where(scale == 0, 1, scale)
@@ -133,19 +158,27 @@ def _largest_jvp(inputs: Any, norm: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_largest_vjp, jvp=_largest_jvp)
 def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Tensor:
-    """The largest singular value of A, (*, 1, 1).
+    """The largest singular value of A.
 
     Args:
         A: (*, m, n), m >= n >= 1. Its value is not read.
-        S, V: its singular values, descending, (*, n), and right singular vectors (*, n, n); constants.
-        first: as first_projector.
-    Where not differentiable: the module's docstring.
-    Source: Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
+        S: its singular values, descending, (*, n); constant.
+        V: its right singular vectors, (*, n, n); constant.
+        first: as in `first_projector`.
+
+    Returns:
+        (*, 1, 1), real.
+
+    Note:
+        Where not differentiable: see the module's docstring.
+
+    References:
+        Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
     """
     return S[..., :1, None].clone()
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 @checked
@@ -155,12 +188,20 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
     Args:
         A: (*, m, n), real or complex.
         keepdim: (*, 1, 1) in place of (*).
+
     Returns:
-        Real. The gradient is the polar factor of A.
+        (*), real. The gradient is the polar factor of A.
+
     Raises:
-        TypeError, ValueError: A is no matrix of floating-point or complex numbers.
-    Where not differentiable: A without full rank: the subgradient of least norm, and its derivatives among the matrices of that
-    rank; at A = 0 all derivatives are 0.
+        TypeError: A is neither floating point nor complex.
+        ValueError: A is not a matrix.
+
+    Note:
+        Where not differentiable: where A has not full rank: the gradient is the subgradient of least norm, and the
+        higher derivatives are those among the matrices of that rank. At A = 0 all derivatives are 0.
+
+    References:
+        Watson, Linear Algebra Appl. 170 (1992) 33.
     """
     A = matrix(A, "A")
     if A.shape[-2] < A.shape[-1]:
@@ -173,17 +214,26 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
 
 @checked
 def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
-    """The largest singular value; exact derivatives also where others repeat, and a subgradient where it does.
+    """The largest singular value; exact derivatives also where other values repeat, and a subgradient where it does.
 
     Args:
         A: (*, m, n), real or complex.
         keepdim: (*, 1, 1) in place of (*).
+
     Returns:
-        Real. 0 for an empty matrix.
+        (*), real; 0 for an empty matrix.
+
     Raises:
-        TypeError, ValueError: A is no matrix of floating-point or complex numbers.
-    Where not differentiable: a largest singular value of multiplicity k: the mean of the k gradients w_i v_i^H, a subgradient,
-    and its derivatives along changes that keep the k equal. At A = 0 all derivatives are 0.
+        TypeError: A is neither floating point nor complex.
+        ValueError: A is not a matrix.
+
+    Note:
+        Where not differentiable: where the largest singular value has multiplicity k > 1: the gradient is the mean of
+        the k gradients w_i v_i^H, a subgradient, and the higher derivatives are those along changes that keep the k
+        equal. At A = 0 all derivatives are 0.
+
+    References:
+        Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
     """
     A = matrix(A, "A")
     if A.shape[-2] < A.shape[-1]:

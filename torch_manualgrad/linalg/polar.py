@@ -1,26 +1,28 @@
-"""The polar decomposition and what it solves: polar, procrustes, kabsch.
+"""The polar decomposition and the problems that it solves: polar, procrustes, kabsch.
 
-A = U P with U^H U = I and P Hermitian, U = W V^H and P = V S V^H in terms of A = W S V^H. For a change E of A,
+A = U P with U^H U = I and P Hermitian; U = W V^H and P = V S V^H in terms of A = W S V^H. For a change E of A,
 
     dU = U X + (E - U U^H E) P^-1,   with   P X + X P = U^H E - E^H U,
 
-a Lyapunov equation, whose solution divides by sums s_i + s_j of singular values and never by their differences: where
-singular values repeat nothing is special. The equation is an operator, so is P^-1, and the derivatives of both are made
-of themselves:
+a Lyapunov equation, whose solution divides by sums s_i + s_j of singular values and never by their differences:
+repeated singular values need no special treatment. The equation is an operator, so is P^-1, and the derivatives of both
+are made of the same two operators:
 
     dX = the solution for  dC - dP X - X dP,        d(P^-1) = -P^-1 dP P^-1,
 
-so that all orders are exact. As U is the gradient of the sum of the singular values, E -> dU is self-adjoint: the vjp is
-the jvp. A rotation with det = 1 is U with the last column of W reversed if need be. It is the polar factor for P with
-the last s_n reversed, and all of the above holds; it is smooth also where det A = 0, if s_(n-1) > 0.
+so that all orders are exact. As U is the gradient of the sum of the singular values, E -> dU is self-adjoint: the vjp
+is the jvp. A rotation with det = 1 is U with the last column of W reversed if need be. It is the polar factor for P
+with the last s_n reversed, and all of the above holds; it is smooth also where det A = 0, if s_(n-1) > 0.
 
-Where not differentiable: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a rotation with
-a reversal, s_(n-1) = s_n) the factor is not unique, and U is one of those that there are. The part of the derivative
-that does not exist is 0: the equation is solved in the least-squares sense, P^-1 is the pseudo-inverse. A sum counts as
-0 up to rounding, n eps s_1.
+Note:
+    Where not differentiable: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a
+    rotation with a reversal, s_(n-1) = s_n). The factor is not unique there, and U is one of the possible ones. The
+    part of the derivative that does not exist is 0: the equation is solved in the least-squares sense, P^-1 is the
+    pseudo-inverse. A sum counts as 0 up to rounding, n eps s_1.
 
-Sources: Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488; Higham, Functions of Matrices (SIAM 2008), chapter 8
-and theorem 8.9; Kabsch, Acta Cryst. A32 (1976) 922; Schoenemann, Psychometrika 31 (1966) 1.
+References:
+    Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488; Higham, Functions of Matrices (SIAM 2008), chapter 8 and
+    theorem 8.9; Kabsch, Acta Cryst. A32 (1976) 922; Schoenemann, Psychometrika 31 (1966) 1.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ __all__ = ["Alignment", "Polar", "kabsch", "polar", "procrustes"]
 
 
 class Polar(NamedTuple):
-    """What `polar` returns."""
+    """The result of `polar`: U and P."""
 
     U: Tensor
     P: Tensor
 
 
 class Alignment(NamedTuple):
-    """What `kabsch` returns."""
+    """The result of `kabsch`: rotation, translation and rmsd."""
 
     rotation: Tensor
     translation: Tensor
@@ -56,7 +58,7 @@ class Alignment(NamedTuple):
 
 
 def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:
-    """1 / sums, and 0 where they are zero to rounding. L: the eigenvalues that were added, one of them the largest."""
+    """1 / sums, and 0 where they are zero to rounding. L: the eigenvalues that were added, one of the largest first."""
     scale = L[..., :1].abs() * (L.shape[-1] * torch.finfo(L.dtype).eps)
     scale = scale.reshape(*scale.shape, *(1,) * (sums.dim() - L.dim()))
     zero = sums.abs() <= scale
@@ -83,17 +85,22 @@ def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
     """The skew-Hermitian X with P X + X P = (C - C^H) / 2: V X~ V^H with X~_ij = C~_ij / (l_i + l_j).
 
     Args:
-        P: Hermitian, (*, n, n). Its value is not read: L and V have it.
-        L, V: its eigenvalues (*, n), one of the largest magnitude first, and eigenvectors (*, n, n); constants to every
-            derivative.
+        P: Hermitian, (*, n, n). Its value is not read: L and V determine it.
+        L: its eigenvalues (*, n), one of the largest magnitude first; a constant to every derivative.
+        V: its eigenvectors (*, n, n); constant.
         C: (*, n, n); its skew-Hermitian part is used.
+
     Returns:
         (*, n, n).
-    Where not differentiable: l_i + l_j = 0: 0 in place of X~_ij and in its derivatives.
-    Source: Higham, Functions of Matrices, section 10.6 and theorem 8.9.
+
+    Note:
+        Where not differentiable: at l_i + l_j = 0, where X~_ij and its derivatives are 0.
+
+    References:
+        Higham, Functions of Matrices, section 10.6 and theorem 8.9.
     """
     rotated = V.mH @ C @ V
-    skew = (rotated - rotated.mH) / 2  # here, where it makes a real diagonal exactly 0
+    skew = (rotated - rotated.mH) / 2  # after the rotation, so that a real diagonal is exactly 0
     return V @ (skew * _reciprocal(L.unsqueeze(-1) + L.unsqueeze(-2), L)) @ V.mH
 
 
@@ -109,9 +116,19 @@ def _inverse_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
 def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
     """P^-1 = V diag(1 / L) V^H, with 0 for 1 / l at l = 0.
 
-    Args: P, L, V: as skew_lyapunov. Returns (*, n, n). Where not differentiable: singular P: the derivative, too, acts in the
-    range of P only.
-    Source: Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
+    Args:
+        P: as in `skew_lyapunov`.
+        L: as in `skew_lyapunov`.
+        V: as in `skew_lyapunov`.
+
+    Returns:
+        (*, n, n).
+
+    Note:
+        Where not differentiable: at singular P, where the derivative, too, acts in the range of P only.
+
+    References:
+        Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
     """
     return (V * _reciprocal(L, L).unsqueeze(-2)) @ V.mH
 
@@ -138,18 +155,25 @@ def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> T
 
     Args:
         A: (*, m, n), m >= n. Its value is not read.
-        W, S, V: (*, m, n), (*, n), (*, n, n), V unitary, the largest magnitude in S first; constants to every derivative.
-            A column of W may be reversed together with its entry in S, or 0 together with it.
-        unitary: whether U U^H = I, which leaves out a part of the derivative that is then 0.
+        W: (*, m, n), a constant to every derivative. A column may be reversed together with its entry in S, or 0
+            together with it.
+        S: (*, n), the largest magnitude first; constant.
+        V: (*, n, n), unitary; constant.
+        unitary: whether U U^H = I, for which a part of the derivative is 0 and is left out.
+
     Returns:
         (*, m, n).
-    Where not differentiable: the module's docstring.
-    Source: Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488, theorem 2.2.
+
+    Note:
+        Where not differentiable: see the module's docstring.
+
+    References:
+        Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488, theorem 2.2.
     """
     return W @ V.mH
 
 
-# -- what is public -------------------------------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------------------------
 
 
 def _unitary_factor(A: Tensor) -> Tensor:
@@ -174,13 +198,22 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
     Args:
         A: (*, m, n), real or complex.
         side: of P: "right", A = U P with P (*, n, n); "left", A = P U with P (*, m, m).
+
     Returns:
-        (U, P): U (*, m, n), with orthonormal columns, or rows if m < n: the nearest such matrix to A. P is Hermitian
+        `Polar`: U (*, m, n), with orthonormal columns, or rows if m < n: the nearest such matrix to A. P is Hermitian
         positive semidefinite.
+
     Raises:
-        TypeError, ValueError: A is no matrix of floating-point or complex numbers, or another ``side``.
-    Where not differentiable: where A has not full rank, U and its derivative are not all determined. The part of the derivative
-    that is not is 0. A square real A may have rank n - 1: the derivative is then that of the branch of U that is taken.
+        TypeError: A is neither floating point nor complex.
+        ValueError: A is not a matrix, or another ``side``.
+
+    Note:
+        Where not differentiable: where A has not full rank, U and its derivative are not completely determined. The
+        undetermined part of the derivative is 0. A square real A may have rank n - 1: the derivative is then that of
+        the chosen branch of U.
+
+    References:
+        Higham, Functions of Matrices, chapter 8; Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488.
     """
     A = matrix(A, "A")
     U = _unitary_factor(A)
@@ -192,14 +225,23 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
     """The orthogonal (unitary) R with the least ||A R - B||_F; exact derivatives also where singular values repeat.
 
     Args:
-        A, B: (*, m, n), real or complex; batch dims broadcast.
-        rotation: only among those with det R = 1; for real A and B.
+        A: (*, m, n), real or complex; batch dims broadcast.
+        B: (*, m, n), real or complex; batch dims broadcast.
+        rotation: whether R is restricted to det R = 1; for real A and B.
+
     Returns:
-        R: (*, n, n), the polar factor of A^H B, the last singular vector reversed if ``rotation`` needs it.
+        R, (*, n, n): the polar factor of A^H B, with the last singular vector reversed if ``rotation`` needs it.
+
     Raises:
-        TypeError: no floating-point or complex numbers, or complex ones with ``rotation``. ValueError: the shapes.
-    Where not differentiable: those of `polar` at A^H B. With ``rotation``: where R is not unique, that is if the two smallest
-    singular values are 0, or if they are equal and det(A^H B) < 0.
+        TypeError: neither floating point nor complex, or complex with ``rotation``.
+        ValueError: shapes that do not fit.
+
+    Note:
+        Where not differentiable: where `polar` is not, at A^H B. With ``rotation``: where R is not unique, that is if
+        the two smallest singular values are 0, or if they are equal and det(A^H B) < 0.
+
+    References:
+        Schoenemann, Psychometrika 31 (1966) 1.
     """
     A = matrix(A, "A")
     B = fits(matrix(B, "B"), "B", A, "A")
@@ -211,21 +253,30 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
 
 @checked
 def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
-    """The rigid motion that best takes the points P to the points Q: least sum_k w_k |R p_k + t - q_k|^2.
+    """The rigid motion that best maps the points P to the points Q: least sum_k w_k |R p_k + t - q_k|^2.
 
-    Exact derivatives also where the singular values of the covariance repeat, as they do for symmetric sets of points.
+    The derivatives are exact also where the singular values of the covariance repeat, as for symmetric sets of points.
 
     Args:
-        P, Q: (*, N, d), real: N points, one in a row; batch dims broadcast.
+        P: (*, N, d), real: N points, one per row; batch dims broadcast.
+        Q: (*, N, d), real: N points, one per row; batch dims broadcast.
         weights: (*, N), real, finite and not negative, and not all 0; None: all equal.
+
     Returns:
-        (rotation, translation, rmsd): R (*, d, d) with det R = 1, t (*, d), so that ``P @ R.mT + t[..., None, :]`` is
-        near Q, and the root of the weighted mean square distance that is left, (*).
+        `Alignment`: R (*, d, d) with det R = 1; t (*, d), so that ``P @ R.mT + t[..., None, :]`` is near Q; and the
+        rmsd (*), the root of the weighted mean square distance that is left.
+
     Raises:
-        TypeError: no real floating-point numbers. ValueError: the shapes; weights that are negative, nan or inf, or all 0,
-        where they can be read; under a transform and in a graph they become nan.
-    Where not differentiable: those of `procrustes` with ``rotation`` (points on a line in three dimensions; mirror images for
-    which two axes are equally bad). The derivatives of the rmsd are 0 where it is 0.
+        TypeError: not real floating point.
+        ValueError: shapes that do not fit; weights that are negative, nan or inf, or all 0, where they can be read;
+            under a transform and in a graph they become nan.
+
+    Note:
+        Where not differentiable: where `procrustes` with ``rotation`` is not (points on a line in three dimensions;
+        mirror images for which two axes are equally bad). The derivatives of the rmsd are 0 where it is 0.
+
+    References:
+        Kabsch, Acta Cryst. A32 (1976) 922.
     """
     P = matrix(P, "P")
     if P.is_complex():

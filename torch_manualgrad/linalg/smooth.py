@@ -1,8 +1,8 @@
-"""Operators whose derivative is written out in terms of the same operators, so that every order is exact.
+"""Operators whose derivative is written in terms of the same operators, so that every order is exact.
 
-Such an operator takes a matrix and, beside it, the decomposition of that matrix, computed once and without history.
-Its values are made of the decomposition; its derivatives are given with respect to the matrix, as a whole. Nothing is
-ever differentiated through singular vectors or eigenvectors, which have no derivative where values repeat.
+Such an operator takes a matrix and its decomposition, which is computed once and without history. Its values are
+computed from the decomposition; its derivatives are given with respect to the matrix. Nothing is ever differentiated
+through singular vectors or eigenvectors, which have no derivative at degenerate values.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from ..core.formula import formula
 def smooth(
     *, vjp: Callable[..., dict[str, Tensor]], jvp: Callable[..., Any], fake: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function an opaque formula with these derivatives; what is returned is its operator.
+    """Make a function an opaque formula with these derivatives; the decorated name is its operator.
+
+    All tensors of a call have the same number of batch dims, in front, and these broadcast: vmap adds one to each.
 
     Args:
-        vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; what it leaves out is a constant. ``needed`` says
-            of each input whether its gradient is wanted. A gradient may still have the shape of the output's batch: it
-            is summed to that of its input.
+        vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; an input that is not in it is a constant.
+            ``needed`` says of each input whether its gradient is wanted. A gradient may still have the shape of the
+            output's batch: it is summed to that of its input.
         jvp: ``(inputs, output, tangents) -> tangent``, or a tuple of them; a missing tangent is None.
-        fake: what computes the outputs' shapes, if not the function.
+        fake: computes the outputs' shapes; None: the function does.
 
-    All tensors of a call have as many batch dims, in front, and these broadcast: vmap adds one to each.
+    Returns:
+        The decorator.
     """
 
     def define(function: Callable[..., Any]) -> Any:
@@ -54,7 +57,7 @@ def smooth(
 
         if fake is not None:
             made.impl_fake(fake)
-        return made.op  # and not the formula: the compiler knows an operator when it sees one
+        return made.op  # and not the formula: the compiler recognizes an operator
 
     return define
 
@@ -66,14 +69,14 @@ def _to_front(x: Any, dim: int | None) -> Any:
 
 
 def with_direction(E: Tensor, direction: Tensor) -> Tensor:
-    """One direction more, at the end of those stacked in dim -3."""
+    """One more direction, after those stacked in dim -3."""
     direction = direction.unsqueeze(-3)
     batch = torch.broadcast_shapes(E.shape[:-3], direction.shape[:-3])
     return torch.cat([x.expand(*batch, *x.shape[-3:]) for x in (E, direction)], -3)
 
 
 def replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
-    """Another direction in one place; it comes last, as the order of directions has no meaning."""
+    """Another direction in place of one; it comes last, as the order of directions has no meaning."""
     return with_direction(torch.cat([E[..., :slot, :, :], E[..., slot + 1 :, :, :]], -3), direction)
 
 

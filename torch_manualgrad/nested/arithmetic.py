@@ -1,9 +1,14 @@
 """Elementwise operators of two arguments, at least one of them nested.
 
-On values they are torch's own, differentiable in every mode. What is here is how the other argument lies on the values:
-a number or a tensor of no dims; another nested tensor with the same components (dense dims broadcast); a dense tensor
-that broadcasts to every component, (D,) or (1, D), or one for each, (B, 1, D), with 1 (or nothing) in the ragged dims;
-or a padded one, (B, L, D), of whose L at least as many as the component has are used, as `Ragged.to_padded` lays them.
+On the values they are torch's own, differentiable in every mode. This module aligns the other argument with the values.
+It may be
+
+- a number, or a tensor without dims;
+- another nested tensor with the same components; dense dims broadcast;
+- a dense tensor that broadcasts to every component, (D,) or (1, D), or one entry per component, (B, 1, D), with size 1
+  (or no dim) in the ragged dims;
+- a padded tensor, (B, L, D), of which the first entries are used, as many as the component has: the layout of
+  `Ragged.to_padded`.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .conversion import on_nested, require_same_structure
-from .packing import readable, strided_places
+from .packing import readable, strided_positions
 from .ragged import Ragged
 
 __all__ = ["add", "div", "elementwise", "maximum", "minimum", "mul", "pow", "sub"]
@@ -24,10 +29,20 @@ Operand = Ragged | Tensor | float | complex
 
 
 def elementwise(function: Callable[..., Tensor], x: Operand, other: Operand, **options: Any) -> Ragged:
-    """``function`` of two arguments, entry by entry; either may be dense.
+    """Apply ``function`` to two arguments, entry by entry; either may be dense.
 
-    Returns: a Ragged with the components of the nested argument; with one ragged dim, its dense dims may broadcast.
-    Raises: ValueError: nested arguments of different structure, or a dense one that does not broadcast.
+    Args:
+        function: of two tensors, elementwise.
+        x: a Ragged, a tensor or a number; see the module's docstring.
+        other: a Ragged, a tensor or a number; at least one of the two is a Ragged.
+        options: passed on to ``function``.
+
+    Returns:
+        A Ragged with the components of the nested argument; with one ragged dim, its dense dims may broadcast.
+
+    Raises:
+        ValueError: nested arguments of different structure, or a dense one that does not broadcast.
+        TypeError: neither argument is a Ragged.
     """
     nested = x if isinstance(x, Ragged) else other
     if not isinstance(nested, Ragged):
@@ -41,7 +56,7 @@ def elementwise(function: Callable[..., Tensor], x: Operand, other: Operand, **o
 
 
 def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
-    """The operand as what broadcasts with the values of ``nested``."""
+    """The operand in a form that broadcasts with the values of ``nested``."""
     if operand is nested or not isinstance(operand, (Ragged, Tensor)):
         return nested.values if operand is nested else operand
     if isinstance(operand, Ragged):
@@ -76,14 +91,14 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
 
 
 def _broadcasts(nested: Ragged, sizes: Sequence[int | None]) -> bool:
-    """Whether the dense dims do."""
+    """Whether the dense dims broadcast."""
     return all(n is None or n == m or 1 in (n, m) for n, m in zip(nested.shape[1:], sizes[1:]))
 
 
 def _long_enough(nested: Ragged, sizes: Sequence[int]) -> bool:
-    """Whether a dense tensor of these sizes has an entry for every one of the components; not known, it has.
+    """Whether a dense tensor of these sizes has an entry for every one of the components; True where none can be read.
 
-    Elsewhere than on the CPU the last entry stands for those that are missing.
+    Where they cannot be read, the last entry is repeated in place of those that are missing.
     """
     if not readable(nested.offsets):
         return True
@@ -100,57 +115,144 @@ def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
     device = nested.offsets.device
     strides = torch.tensor(step[1:], device=device).expand(nested.batch, -1)
     starts = torch.arange(nested.batch, device=device) * step[0]
-    places = strided_places(nested.component_sizes(), strides, starts, nested.values.shape[0])
-    return contiguous.reshape(-1).index_select(0, places)
+    positions = strided_positions(nested.component_sizes(), strides, starts, nested.values.shape[0])
+    return contiguous.reshape(-1).index_select(0, positions)
 
 
 @on_nested
 def add(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
-    """x + alpha other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    """x + alpha other.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+        alpha: the factor.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+    """
     return elementwise(torch.add, _tensor(x, other), other, alpha=alpha)
 
 
 @on_nested
 def sub(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
-    """x - alpha other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    """x - alpha other.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+        alpha: the factor.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+    """
     return elementwise(torch.sub, _tensor(x, other), other, alpha=alpha)
 
 
 @on_nested
 def mul(x: Operand, other: Operand) -> Ragged:
-    """x other. Arguments, result, errors: the module's docstring, `elementwise`."""
+    """x other, entry by entry.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+    """
     return elementwise(torch.mul, x, other)
 
 
 @on_nested
 def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] | None = None) -> Ragged:
-    """x / other; with "trunc" or "floor" rounded, and gradient 0. Arguments, result, errors: `elementwise`."""
+    """x / other, rounded if asked for.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+        rounding_mode: "trunc", "floor" or None; rounded, the gradient is 0.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+    """
     return elementwise(torch.div, _tensor(x, other), other, rounding_mode=rounding_mode)
 
 
 @on_nested
 def pow(x: Operand, other: Operand) -> Ragged:
-    """x to the power of other. Arguments, result, errors: the module's docstring, `elementwise`.
+    """x to the power of other.
 
-    Where not differentiable: torch.pow's: 0 to the power 0 has gradient 0; a negative x to a real power is nan.
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+
+    Note:
+        Where not differentiable: where `torch.pow` is not: 0 to the power 0 has gradient 0; a negative x to a real
+        power is nan.
     """
     return elementwise(torch.pow, x, other)
 
 
 @on_nested
 def maximum(x: Operand, other: Operand) -> Ragged:
-    """The greater of both; at a tie each gets half of the gradient. Arguments, result, errors: `elementwise`."""
+    """The greater of both, entry by entry.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+
+    Note:
+        Where not differentiable: at a tie, where each gets half of the gradient.
+    """
     return elementwise(torch.maximum, _tensor(x, other), _tensor(other, x))
 
 
 @on_nested
 def minimum(x: Operand, other: Operand) -> Ragged:
-    """The smaller of both; at a tie each gets half of the gradient. Arguments, result, errors: `elementwise`."""
+    """The smaller of both, entry by entry.
+
+    Args:
+        x: as in `elementwise`.
+        other: as in `elementwise`.
+
+    Returns:
+        As `elementwise`.
+
+    Raises:
+        ValueError: as `elementwise`.
+
+    Note:
+        Where not differentiable: at a tie, where each gets half of the gradient.
+    """
     return elementwise(torch.minimum, _tensor(x, other), _tensor(other, x))
 
 
 def _tensor(operand: Operand, other: Operand) -> Operand:
-    """A number as a tensor like ``other``'s values, for functions whose argument may not be one."""
+    """A number as a tensor like ``other``'s values, for functions that take no numbers."""
     if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
         return operand
     return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 beside integers stays 0.5

@@ -1,12 +1,12 @@
 """Attention over sequences of unequal lengths, right in all six modes.
 
-For one sequence, with S = scale q k^T, hidden entries -inf, P = softmax(S) along the keys, y = P v. For changes of S and
-v, and for a cotangent g of y,
+For one sequence, let S = scale q k^T with masked entries -inf, P = softmax(S) along the keys, and y = P v. For changes
+of S and v, and for a cotangent g of y,
 
     dP = P (dS - sum P dS),   dy = dP v + P dv;        gP = g v^T,   gS = P (gP - sum P gP),   gv = P^T g,
 
-and q, k enter by S alone. The fast kernels keep no P, but its row sums; what is differentiated further is the above, in
-terms of q, k and v.
+and q and k enter through S only. The fused kernels keep the row sums of P and not P itself; higher derivatives are
+those of the formulas above, in terms of q, k and v.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
-    """S, and what is hidden."""
+    """S, and the mask of the keys that a query does not attend to."""
     S = (_wide(q) * scale) @ _wide(k).mT
-    hidden = group.hidden
+    masked = group.masked
     if group.causal:
-        places = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
-        hidden = places[0][:, None] < places[1]
-    if hidden is None:
+        positions = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
+        masked = positions[0][:, None] < positions[1]
+    if masked is None:
         return S, None
-    return S.masked_fill(hidden & ~hidden.all(-1, keepdim=True) if group.lonely else hidden, -torch.inf), hidden
+    return S.masked_fill(
+        masked & ~masked.all(-1, keepdim=True) if group.may_be_fully_masked else masked, -torch.inf
+    ), masked
 
 
 def _weights(group: Group, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """P, 0 for a query that sees no key."""
+    """P, 0 for a query that attends to no key."""
     return _shares(group, *_scores(group, q, k, scale))
 
 
-def _shares(group: Group, S: Tensor, hidden: Tensor | None) -> Tensor:
+def _shares(group: Group, S: Tensor, masked: Tensor | None) -> Tensor:
     P = S.softmax(-1)
-    return P.masked_fill(hidden, 0) if group.lonely and hidden is not None else P
+    return P.masked_fill(masked, 0) if group.may_be_fully_masked and masked is not None else P
 
 
 def _by_groups(
@@ -62,8 +64,14 @@ def _by_groups(
     """``f(group, *queries, *keys)`` on the padded tensors (n, P, L, d) of every group; its results packed, (*b, T, d).
 
     Args:
-        structure: both offsets, and whether it is causal.
-        sides: for each result of ``f``, 0 if it goes along the queries, 1 if along the keys.
+        f: computes one group.
+        queries: packed tensors.
+        keys: packed tensors.
+        structure: both offsets, and whether attention is causal.
+        sides: for each result of ``f``, 0 if it has the positions of the queries, 1 if those of the keys.
+
+    Returns:
+        One packed tensor for each result of ``f``.
     """
     q_offsets, k_offsets, causal = structure
     lead, counts = queries[0].shape[:-2], (queries[0].shape[-2], keys[0].shape[-2])
@@ -77,7 +85,7 @@ def _by_groups(
     return tuple(x.reshape(*lead, *x.shape[-2:]) for x in joined)
 
 
-# -- the fast way: PyTorch's fused kernels, on the CPU ----------------------------------------------------------------
+# -- the fast path: PyTorch's fused kernels, on the CPU ---------------------------------------------------------------
 
 
 def _fused(q: Tensor, v: Tensor) -> bool:
@@ -85,15 +93,15 @@ def _fused(q: Tensor, v: Tensor) -> bool:
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
-    """With the last dim contiguous: the fused kernels read the others' strides, but not its."""
+    """The tensors with a contiguous last dim: the fused kernels read the strides of the other dims only."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _bias(group: Group, q: Tensor, k: Tensor) -> Tensor | None:
-    """What is hidden, as the fused kernels want it: to be added."""
-    if group.hidden is None:
+    """The mask as the fused kernels take it: a tensor to add."""
+    if group.masked is None:
         return None
-    bias = q.new_zeros(group.hidden.shape).masked_fill_(group.hidden, -torch.inf)
+    bias = q.new_zeros(group.masked.shape).masked_fill_(group.masked, -torch.inf)
     return bias.expand(q.shape[0], 1, q.shape[2], k.shape[2])
 
 
@@ -132,22 +140,35 @@ def nested_attention_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of q, k and v for that of attention: scale gS k, scale gS^T q and P^T g, as in the module's docstring.
+    """Cotangents of q, k and v, given that of attention: scale gS k, scale gS^T q and P^T g of the module's docstring.
 
     Args:
-        grad: g, (*b, Tq, m). q: (*b, Tq, d). k: (*b, Tk, d). v: (*b, Tk, m).
-        y, sums: what `nested_attention` returned; only a kernel reads them.
-        q_offsets, k_offsets: (B + 1,). is_causal, scale: as nested_attention.
+        grad: g, (*b, Tq, m).
+        q: (*b, Tq, d).
+        k: (*b, Tk, d).
+        v: (*b, Tk, m).
+        y: the first result of `nested_attention`, (*b, Tq, m); only a kernel reads it.
+        sums: the second result of `nested_attention`, (*b, Tq); only a kernel reads it.
+        q_offsets: (B + 1,), int32 or int64.
+        k_offsets: (B + 1,), int32 or int64.
+        is_causal: as in `nested_attention`.
+        scale: as in `nested_attention`.
+
     Returns:
-        The shapes of q, k and v. Where not differentiable: none; differentiable in every mode.
-    Source: Dao et al., FlashAttention (2022), appendix B; ATen _scaled_dot_product_flash_attention_backward.
+        The shapes of q, k and v.
+
+    Note:
+        Where not differentiable: nowhere; differentiable in every mode.
+
+    References:
+        Dao et al., FlashAttention (2022), appendix B; ATen _scaled_dot_product_flash_attention_backward.
     """
 
     def backward(group: Group, g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         P, g = _weights(group, q, k, scale), _wide(g)
-        of_P = g @ _wide(v).mT
-        of_S = P * (of_P - (P * of_P).sum(-1, keepdim=True)) * scale
-        return of_S @ _wide(k), of_S.mT @ _wide(q), P.mT @ g
+        gP = g @ _wide(v).mT
+        gS = P * (gP - (P * gP).sum(-1, keepdim=True)) * scale
+        return gS @ _wide(k), gS.mT @ _wide(q), P.mT @ g
 
     found = _by_groups(backward, (grad, q), (k, v), (q_offsets, k_offsets, is_causal), (0, 1, 1))
     return tuple(g.to(q.dtype).contiguous() for g in found)  # type: ignore[return-value]
@@ -182,19 +203,27 @@ def nested_attention(
     """Attention over packed sequences, softmax(scale q k^T) v for each, and log sum exp of each row of scale q k^T.
 
     Args:
-        q: (*b, Tq, d). k: (*b, Tk, d). v: (*b, Tk, m). Real, of one dtype.
-        q_offsets, k_offsets: (B + 1,), int32 or int64: the sequences.
-        is_causal: whether place i of a sequence of queries sees the keys 0 to i only.
+        q: (*b, Tq, d), real.
+        k: (*b, Tk, d), the dtype of q.
+        v: (*b, Tk, m), the dtype of q.
+        q_offsets: (B + 1,), int32 or int64: where the sequences of queries begin.
+        k_offsets: (B + 1,), int32 or int64: where the sequences of keys begin.
+        is_causal: whether query i of a sequence attends to the keys 0 to i only.
         scale: of the products.
+
     Returns:
         (*b, Tq, m), 0 where a sequence has no keys; and (*b, Tq), a constant to every derivative.
-    Where not differentiable: none.
-    Source: ATen scaled_dot_product_attention; Vaswani et al., Attention is all you need (2017).
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen scaled_dot_product_attention; Vaswani et al., Attention is all you need (2017).
     """
 
     def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S, hidden = _scores(group, q, k, scale)
-        return _shares(group, S, hidden) @ _wide(v), S.detach().logsumexp(-1, keepdim=True)
+        S, masked = _scores(group, q, k, scale)
+        return _shares(group, S, masked) @ _wide(v), S.detach().logsumexp(-1, keepdim=True)
 
     y, sums = _by_groups(forward, (q,), (k, v), (q_offsets, k_offsets, is_causal), (0, 0))
     return y.to(q.dtype).contiguous(), sums.squeeze(-1).contiguous()
@@ -251,7 +280,7 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
     return nested_attention.op(*front, *args[3:]), (0, 0)
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- public functions -------------------------------------------------------------------------------------------------
 
 
 @on_nested
@@ -267,22 +296,34 @@ def scaled_dot_product_attention(
 ) -> Ragged:
     """softmax(scale q k^T) v for each sequence of a batch, without padding, right in all six modes.
 
-    Args:
-        query: (B, ..., *, d), the ragged dim the last but one: usually (B, heads, *, d).
-        key, value: (B, ..., *, d) and (B, ..., *, m), with sequences of their own lengths, the same for both.
-        attn_mask, dropout_p: there is neither; None and 0.
-        is_causal: whether place i of a sequence of queries sees the keys 0 to i only.
-        scale: of the products; None for d^(-1/2).
-        enable_gqa: key and value may have fewer heads (the third dim from the end), each for as many heads of query.
+    The lengths are read, which synchronizes with a GPU once per call.
 
-    Returns: the components of ``query`` with m in place of d; 0 for a sequence without keys.
-    Raises: ValueError: shapes that do not fit, a mask, or dropout. TypeError: a dtype that is not floating point, or
-    more than one.
-    Where not differentiable: none.
-    Source: `nested_attention`. It reads the lengths, for which a GPU is waited once a call.
+    Args:
+        query: (B, ..., *, d), the ragged dim the last but one: usually (B, heads, *, d). Floating point.
+        key: (B, ..., *, d), with sequences of its own lengths; the dtype of ``query``.
+        value: (B, ..., *, m), with the lengths of ``key``; the dtype of ``query``.
+        attn_mask: None; there is no mask.
+        dropout_p: 0; there is no dropout.
+        is_causal: whether query i of a sequence attends to the keys 0 to i only.
+        scale: of the products; None for d^(-1/2).
+        enable_gqa: whether key and value may have fewer heads (the third dim from the end), each for as many heads of
+            query.
+
+    Returns:
+        The components of ``query`` with m in place of d; 0 for a sequence without keys.
+
+    Raises:
+        ValueError: shapes that do not fit, a mask, or dropout.
+        TypeError: a dtype that is not floating point, or more than one.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        `nested_attention`.
     """
     if attn_mask is not None:
-        raise ValueError("attn_mask: expected None; sequences of unequal lengths have no mask in common")
+        raise ValueError("attn_mask: expected None; sequences of unequal lengths have no common mask")
     if dropout_p != 0:
         raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
     query, key, value = (_sequences(x, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
@@ -311,7 +352,7 @@ def scaled_dot_product_attention(
 
 
 def _sequences(x: Ragged, name: str) -> Ragged:
-    """``x`` with the last dim but one as its only ragged one, where components of equal sizes leave that open."""
+    """``x`` with the last dim but one as its only ragged dim, also where all components are of one size."""
     if x.dim() < 3 or not x.values.is_floating_point():
         what = f"shape {x.shape}" if x.dim() < 3 else f"{x.values.dtype}"
         raise (ValueError if x.dim() < 3 else TypeError)(

@@ -1,4 +1,4 @@
-"""The border: functions on `Ragged` take torch's nested tensors too, and give back what came in."""
+"""Conversion of arguments: functions on `Ragged` take torch's nested tensors too, and return what they were given."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from ..core.arguments import Check, arguments_of
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
-from .layouts import has_unused, jagged_values, to_jagged, used_places
+from .layouts import has_unused, jagged_values, to_jagged, used_positions
 from .ragged import Ragged
 
 __all__ = ["on_nested", "require_same_structure"]
 
 
-class _AsksForPlaces(Exception):
-    """A function of a `_Whole` asks where components are."""
+class _NeedsOffsets(Exception):
+    """A function of a `_WithHoles` reads where components lie."""
 
 
-class _Whole(Ragged):
-    """The whole buffer of a jagged tensor, with places that belong to no component, and without its offsets.
+class _WithHoles(Ragged):
+    """The full buffer of a jagged tensor, with positions that belong to no component, and without its offsets.
 
-    A function that acts on each place by itself, as most do, never asks for these, and acts on all places as PyTorch's
-    does; what asks for them is called again with a copy without holes.
+    A function that acts on each position by itself, as most do, never reads the offsets, and acts on all positions as
+    PyTorch's does. A function that reads them is called again with a copy without holes.
     """
 
     __slots__ = ("structure",)
@@ -39,17 +39,17 @@ class _Whole(Ragged):
 
     @property
     def offsets(self) -> Tensor:  # type: ignore[override]
-        raise _AsksForPlaces
+        raise _NeedsOffsets
 
     def read(self) -> Any:
-        raise _AsksForPlaces
+        raise _NeedsOffsets
 
     @property
     def batch(self) -> int:
         return self.structure.offsets.shape[0] - 1
 
     def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
-        made = _Whole(values, self.shape if shape is None else shape, self.structure)
+        made = _WithHoles(values, self.shape if shape is None else shape, self.structure)
         if values.shape[made.packed_dim] != self.values.shape[self.packed_dim]:
             raise ValueError(f"values: shape {list(values.shape)} does not fit {self!r}")
         return made
@@ -58,14 +58,21 @@ class _Whole(Ragged):
 def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function of `Ragged` accept torch nested tensors, strided or jagged, wherever it accepts a Ragged.
 
-    Nested arguments, also in lists and tuples, are converted; every Ragged in the result (alone, in a list, a tuple or a
-    named tuple) is converted back to the kind of the first nested argument. Tensors pass through. Which arguments have to
-    have the same structure is the function's to say, with `require_same_structure`.
+    Nested arguments, also in lists and tuples, are converted. Every Ragged in the result (by itself, in a list, a tuple
+    or a named tuple) is converted back to the kind of the first nested argument. Tensors pass through. The function
+    itself checks with `require_same_structure` which arguments must have the same structure.
 
-    A result with the components of a jagged argument has its structure: its offsets themselves, what is known of its
-    lengths, and its places that belong to no component.
+    A result with the components of a jagged argument has its structure: its offsets themselves, the known bounds of its
+    lengths, and its positions that belong to no component.
 
-    Raises: TypeError: no argument is a Ragged or a nested tensor, or one is not what its annotation says.
+    Args:
+        function: of one or more `Ragged`.
+
+    Returns:
+        The function that converts.
+
+    Raises:
+        TypeError: when called: no argument is a Ragged or a nested tensor, or one is not what its annotation says.
     """
 
     check = arguments_of(function, {Ragged: "a Ragged or a nested tensor"})
@@ -77,42 +84,42 @@ def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
                 check(args, kwargs)
             return function(*args, **kwargs)
         try:
-            return _crossed(function, check, args, kwargs, _Border(whole=True))
-        except _AsksForPlaces:
-            return _crossed(function, check, args, kwargs, _Border(whole=False))
+            return _converted_call(function, check, args, kwargs, _Conversion(keep_holes=True))
+        except _NeedsOffsets:
+            return _converted_call(function, check, args, kwargs, _Conversion(keep_holes=False))
 
     return on_either
 
 
-def _crossed(
-    function: Callable[..., Any], check: Check, args: Sequence[Any], kwargs: dict[str, Any], border: _Border
+def _converted_call(
+    function: Callable[..., Any], check: Check, args: Sequence[Any], kwargs: dict[str, Any], conversion: _Conversion
 ) -> Any:
-    inside = [border.enter(a) for a in args]
-    named = {k: border.enter(a) for k, a in kwargs.items()}
-    if not border.kinds:
+    inside = [conversion.to_ragged(a) for a in args]
+    named = {k: conversion.to_ragged(a) for k, a in kwargs.items()}
+    if not conversion.kinds:
         check(tuple(args), kwargs)
         found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])
         raise TypeError(f"{function.__name__}: expected a Ragged or a nested tensor, got ({found})")
     if not torch.compiler.is_compiling():
         check(tuple(inside), named)
-    return border.leave(function(*inside, **named))
+    return conversion.convert_back(function(*inside, **named))
 
 
 def _may_be_nested(argument: Any) -> bool:
     return argument.is_nested if isinstance(argument, Tensor) else type(argument) in (list, tuple)
 
 
-class _Border:
-    """One crossing: what came in, and what goes back as the kind and with the structure of that."""
+class _Conversion:
+    """The conversion of one call: of its arguments to `Ragged`, and of results to the kind and structure of these."""
 
-    def __init__(self, whole: bool) -> None:
-        self.whole = whole  # whether buffers with holes are taken as they are
+    def __init__(self, keep_holes: bool) -> None:
+        self.keep_holes = keep_holes  # whether buffers with holes are used as they are
         self.kinds: list[torch.layout | None] = []
         self._known: dict[int, Ragged] = {}  # by the id of the nested tensor
-        # by the id of a Ragged's offsets, which it holds: the structure they are of, and the places used of how many
+        # by the id of a Ragged's offsets, which the entry keeps alive: their structure, the used positions, the total
         self._structures: dict[int, tuple[Tensor, JaggedStructure, Tensor | None, int]] = {}
 
-    def enter(self, argument: Any) -> Any:
+    def to_ragged(self, argument: Any) -> Any:
         if isinstance(argument, Ragged):
             self.kinds.append(None)
         elif isinstance(argument, Tensor):
@@ -123,68 +130,72 @@ class _Border:
                     self._known[id(argument)] = self._jagged(argument) if jagged else Ragged.from_nested(argument)
                 return self._known[id(argument)]
         elif type(argument) in (list, tuple):
-            return type(argument)(self.enter(a) for a in argument)
+            return type(argument)(self.to_ragged(a) for a in argument)
         return argument
 
     def _jagged(self, nested: Tensor) -> Ragged:
         structure, values = jagged_structure(nested), jagged_values(nested)
-        at, places, offsets = structure.dim - 1, None, structure.offsets
+        at, positions, offsets = structure.dim - 1, None, structure.offsets
         shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
         shape[structure.dim] = None
         total = values.shape[at]
         if has_unused(structure, total):
-            if self.whole:
-                return _Whole(values, shape, structure)
-            places, offsets = used_places(structure)
-            values = values.index_select(at, places)
-        self._structures[id(offsets)] = offsets, structure, places, total
+            if self.keep_holes:
+                return _WithHoles(values, shape, structure)
+            positions, offsets = used_positions(structure)
+            values = values.index_select(at, positions)
+        self._structures[id(offsets)] = offsets, structure, positions, total
         return Ragged.trusted(values, offsets, shape)
 
-    def leave(self, result: Any) -> Any:
+    def convert_back(self, result: Any) -> Any:
         if self.kinds[0] is None:
             return result
         if isinstance(result, Ragged):
             return self._nested(result)
         if isinstance(result, (list, tuple)):
-            made = [self.leave(r) for r in result]
+            made = [self.convert_back(r) for r in result]
             return type(result)(*made) if hasattr(result, "_fields") else type(result)(made)
         return result
 
     def _nested(self, result: Ragged) -> Tensor:
         layout = self.kinds[0]
-        assert layout is not None  # `leave` has seen to it
-        if isinstance(result, _Whole):
+        assert layout is not None  # `convert_back` has checked it
+        if isinstance(result, _WithHoles):
             return to_jagged(result.values, result.structure._replace(dim=result.ragged_dims[0]))
         known = self._structures.get(id(result.offsets))
         if layout is not torch.jagged or result.sizes is not None or known is None:
             return result.to_nested(layout)
-        _, structure, places, total = known
+        _, structure, positions, total = known
         values, at = result.values, result.packed_dim
-        if places is not None:
+        if positions is not None:
             holes = values.new_zeros([total if d == at else n for d, n in enumerate(values.shape)])
-            values = holes.index_copy(at, places, values)
+            values = holes.index_copy(at, positions, values)
         return to_jagged(values, structure._replace(dim=at + 1))
 
 
 def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> None:
     """Check that two batches have the same components' sizes in the same ragged dims; their dense sizes may differ.
 
-    Offsets are the same if they are one tensor; else they are compared, for which a GPU is waited (not in a graph).
+    Offsets are the same if they are one tensor; otherwise they are compared, which synchronizes with a GPU (not in a
+    graph).
 
     Args:
-        name: what the error calls the second.
+        x: the batches.
+        other: the batches.
+        name: of the second in errors.
+
     Raises:
-        ValueError: naming what differs: the number of components or of dims, the ragged dims, or the offsets or sizes.
+        ValueError: names the difference: the number of components or dims, the ragged dims, the offsets or the sizes.
     """
-    if isinstance(x, _Whole) and isinstance(other, _Whole) and _same_places(x.structure, other.structure):
+    if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_positions(x.structure, other.structure):
         return
     for what, a, b in (
         ("number of components", x.batch, other.batch),
         ("number of dims", x.dim(), other.dim()),
         ("ragged dims", x.ragged_dims, other.ragged_dims),
-        ("places along the ragged dim", x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]),
+        ("positions along the ragged dim", x.values.shape[x.packed_dim], other.values.shape[other.packed_dim]),
     ):
-        if a != b and not (what.startswith("places") and x.sizes is not None):
+        if a != b and not (what.startswith("positions") and x.sizes is not None):
             raise ValueError(f"{name}: the {what} differ: {a} and {b}")
     if x.offsets is other.offsets and x.sizes is other.sizes:
         return
@@ -200,5 +211,5 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
             raise ValueError(f"{name}: the {what} differ: {mine} and {others}")
 
 
-def _same_places(a: JaggedStructure, b: JaggedStructure) -> bool:
+def _same_positions(a: JaggedStructure, b: JaggedStructure) -> bool:
     return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim

@@ -1,7 +1,7 @@
-"""The short way of a call near which there is nothing but autograd: no transform, no dual level, no tracer, no autocast.
+"""The fast path of a call when nothing but autograd is active: no transform, no dual level, no tracer, no autocast.
 
-An operator that holds in every mode makes detours which such a call does not need, and on a small batch they are most of
-its time. The mathematics is the same formula; what is recorded is one autograd function.
+An operator that works in every mode passes through machinery that such a call does not need, and on a small batch most
+of the time is spent there. The mathematics is the same formula; autograd tracks one autograd function.
 """
 
 from __future__ import annotations
@@ -14,38 +14,41 @@ from torch import Tensor
 
 from ..core.internals import PLAIN, SingleLevelFunction, below_autograd, is_autocast_enabled, only_autograd
 
-__all__ = ["alone", "shortened"]
+__all__ = ["fast_path", "is_plain_call"]
 
 Gradients = Sequence[Tensor | None]
 
 
-def alone(*tensors: Tensor | None) -> bool:
-    """Whether a call with these tensors may take the short way."""
+def is_plain_call(*tensors: Tensor | None) -> bool:
+    """Whether a call with these tensors may take the fast path."""
     if torch.compiler.is_compiling() or is_autocast_enabled() or not only_autograd():
         return False
     return all(t is None or type(t) in PLAIN for t in tensors)
 
 
-def shortened(
+def fast_path(
     name: str,
     count: int,
     forward: Callable[..., tuple[Tensor, Sequence[Tensor | None]]],
     backward: Callable[..., Gradients],
     again: Callable[..., Gradients] | None = None,
 ) -> Callable[..., Tensor]:
-    """A function of tensors and constants with its own derivative, for calls that are `alone`.
+    """Make a function of tensors and constants with its own derivative, for calls that are plain (`is_plain_call`).
 
     Args:
         name: of the node in the graph.
         count: how many of the arguments, the first ones, are tensors (or None).
         forward: ``(*arguments) -> (result, residuals)``, run below autograd.
         backward: ``(needed, grad, residuals, *constants) -> gradients`` of the tensors, run below autograd.
-        again: the same, in operations that are differentiable in every mode, for whom the backward is differentiated or
-            transformed; by default `backward`.
+        again: the same, in operations that are differentiable in every mode, for a backward that is differentiated or
+            transformed itself; None: `backward`.
+
+    Returns:
+        The function.
     """
     differentiable = again or backward
 
-    class Short(SingleLevelFunction):
+    class FastPath(SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Tensor:
             with below_autograd():
@@ -64,5 +67,5 @@ def shortened(
                     found = backward(needed, grad, residuals, *constants)
             return (*found, *[None] * len(constants))
 
-    Short.__name__ = "".join(word.capitalize() for word in name.split("_"))
-    return Short.apply  # type: ignore[attr-defined]
+    FastPath.__name__ = "".join(word.capitalize() for word in name.split("_"))
+    return FastPath.apply  # type: ignore[attr-defined]

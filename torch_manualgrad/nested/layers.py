@@ -5,8 +5,8 @@ layer_norm and 0 for rms_norm. For a change t of x,
 
     dx^ = r (t - mean(t) - x^ mean(x^ t)),        dr = -r^2 mean(x^ t),        dm = mean(t),
 
-without mean(t) for rms_norm. t -> dx^ is self-adjoint: the same expression pulls a cotangent back. m and r are outputs
-of the operators here, differentiable like the rest, so formulas in terms of x, m and r are right in every order.
+without mean(t) for rms_norm. t -> dx^ is self-adjoint: the same expression is the vjp. m and r are outputs of the
+operators here, differentiable like the rest, so formulas in terms of x, m and r are right in every order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.formula import formula
 from ..core.internals import entry
 from .conversion import on_nested
-from .fast_path import alone, shortened
+from .fast_path import fast_path, is_plain_call
 from .ragged import Ragged
 
 __all__ = ["layer_norm", "rms_norm"]
@@ -36,19 +36,19 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _slope(t: Tensor, normal: Tensor, r: Tensor, dims: list[int], centred: bool) -> Tensor:
+def _normalization_jvp(t: Tensor, normalized: Tensor, r: Tensor, dims: list[int], centred: bool) -> Tensor:
     """dx^ of the module's docstring, for the change t; r broadcasts."""
-    along = (normal * t).mean(dims, keepdim=True)
-    return r * (t - t.mean(dims, keepdim=True) - normal * along if centred else t - normal * along)
+    along = (normalized * t).mean(dims, keepdim=True)
+    return r * (t - t.mean(dims, keepdim=True) - normalized * along if centred else t - normalized * along)
 
 
-def _affine(normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    scaled = normal if weight is None else normal * weight
+def _affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = normalized if weight is None else normalized * weight
     return scaled if bias is None else scaled + bias
 
 
 def _parameter_gradient(per_place: Tensor, parameter: Tensor | None, normalized_shape: Sequence[int]) -> Tensor:
-    """The sum over the places in front of the normalized dims."""
+    """The sum over the positions in front of the normalized dims."""
     total = per_place.reshape(-1, *normalized_shape).sum(0) if per_place.dim() > len(normalized_shape) else per_place
     return total if parameter is None else total.to(parameter.dtype)
 
@@ -63,33 +63,41 @@ def layer_norm_backward_nested(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, weight and bias for that of layer_norm: r (h - mean(h) - x^ mean(x^ h)), sum g x^, sum g.
+    """Cotangents of x, weight and bias, given that of layer_norm.
+
+    r (h - mean(h) - x^ mean(x^ h)), sum g x^ and sum g, with h = g weight.
 
     Args:
-        grad: g, the shape of ``input``; h = g weight.
-        input: x, packed: (*, *normalized_shape), real.
+        grad: g, the shape of ``input``.
+        input: x, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        mean, rstd: m and r as `layer_norm_nested` returns them, (*, 1, ..., 1); differentiable.
+        mean: m and r as `layer_norm_nested` returns them, (*, 1, ..., 1); differentiable.
+        rstd: m and r as `layer_norm_nested` returns them, (*, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the three are wanted; the others come back empty.
+
     Returns:
         The gradients, of the shapes of x and of ``normalized_shape`` twice.
-    Where not differentiable: none for eps > 0; with eps = 0, nan where all x are equal.
-    Source: ATen layer_norm_backward_nested; Ba, Kiros, Hinton, Layer Normalization (2016).
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where all x are equal, the result is nan.
+
+    References:
+        ATen layer_norm_backward_nested; Ba, Kiros, Hinton, Layer Normalization (2016).
     """
     wanted_x, wanted_weight, wanted_bias = grad_input_mask
     g, r = _wide(grad), _wide(rstd)
-    normal = (_wide(input) - _wide(mean)) * r
-    of_x = of_weight = of_bias = input.new_zeros(0)
+    normalized = (_wide(input) - _wide(mean)) * r
+    grad_x = grad_weight = grad_bias = input.new_zeros(0)
     if wanted_x:
         h = g if weight is None else g * weight
-        of_x = _slope(h, normal, r, _dims(normalized_shape), True).to(input.dtype)
+        grad_x = _normalization_jvp(h, normalized, r, _dims(normalized_shape), True).to(input.dtype)
     like = input if weight is None else weight
     if wanted_weight:
-        of_weight = _parameter_gradient(g * normal, like, normalized_shape)
+        grad_weight = _parameter_gradient(g * normalized, like, normalized_shape)
     if wanted_bias:
-        of_bias = _parameter_gradient(g, like, normalized_shape)
-    return of_x, of_weight, of_bias
+        grad_bias = _parameter_gradient(g, like, normalized_shape)
+    return grad_x, grad_weight, grad_bias
 
 
 @layer_norm_backward_nested.impl("default")
@@ -116,14 +124,20 @@ def layer_norm_nested(
     """layer_norm of packed values: x^ weight + bias, m and r, all three differentiable in every mode.
 
     Args:
-        input: x, packed: (*, *normalized_shape), real.
+        input: x, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        weight, bias: of shape ``normalized_shape``, or None.
+        weight: of shape ``normalized_shape``, or None.
+        bias: of shape ``normalized_shape``, or None.
         eps: added to the variance.
+
     Returns:
         The shape of x, and twice (*, 1, ..., 1).
-    Where not differentiable: as layer_norm_backward_nested.
-    Source: ATen native_layer_norm, whose own second derivatives are wrong in forward mode.
+
+    Note:
+        Where not differentiable: as `layer_norm_backward_nested`.
+
+    References:
+        ATen native_layer_norm, whose own second derivatives are wrong in forward mode.
     """
     dims = _dims(normalized_shape)
     x = _wide(input)
@@ -167,15 +181,15 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_mean: Tensor | None, grad_
 def _(inputs: Any, output: Any, tangents: Any) -> Any:
     dims = _dims(inputs.normalized_shape)
     x, m, r = _wide(inputs.input), _wide(output[1]), _wide(output[2])
-    normal = (x - m) * r
+    normalized = (x - m) * r
     change = dm = dr = None
     if tangents.input is not None:
         t = _wide(tangents.input)
-        along, dm = (normal * t).mean(dims, keepdim=True), t.mean(dims, keepdim=True)
+        along, dm = (normalized * t).mean(dims, keepdim=True), t.mean(dims, keepdim=True)
         dr = (-r.square() * along).to(output[2].dtype)
-        change = _affine(r * (t - dm - normal * along), inputs.weight, None)
+        change = _affine(r * (t - dm - normalized * along), inputs.weight, None)
         dm = dm.to(output[1].dtype)
-    change = _parameters_change(change, normal, tangents.weight, tangents.bias, output[0])
+    change = _parameters_change(change, normalized, tangents.weight, tangents.bias, output[0])
     return change, dm, dr
 
 
@@ -187,11 +201,11 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _parameters_change(
-    change: Tensor | None, normal: Tensor, weight_t: Tensor | None, bias_t: Tensor | None, like: Tensor
+    change: Tensor | None, normalized: Tensor, weight_t: Tensor | None, bias_t: Tensor | None, like: Tensor
 ) -> Tensor | None:
-    """``change`` and what the parameters' tangents add to it, in the shape and dtype of the result."""
+    """The tangent ``change`` plus the parts of the parameters' tangents, in the shape and dtype of the result."""
     if weight_t is not None:
-        change = normal * weight_t if change is None else change + normal * weight_t
+        change = normalized * weight_t if change is None else change + normalized * weight_t
     if bias_t is not None:
         change = bias_t if change is None else change + bias_t
     return None if change is None else change.expand(like.shape).to(like.dtype)
@@ -211,14 +225,14 @@ def _layer_norm_backward(needed: Any, grad: Tensor, saved: Any, shape: Sequence[
 
 
 def _layer_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
-    """m and r are functions of x, and computed again as such."""
+    """The backward with m and r computed again, as functions of x."""
     input, weight, bias, _, _ = saved
     _, mean, rstd = layer_norm_nested.op(input, shape, weight, bias, eps)
     found = layer_norm_backward_nested(grad, input, shape, mean, rstd, weight, needed)
     return [g if yes else None for g, yes in zip(found, needed)]
 
 
-_short_layer_norm = shortened("layer_norm_nested", 3, _layer_norm, _layer_norm_backward, _layer_norm_backward_again)
+_fast_layer_norm = fast_path("layer_norm_nested", 3, _layer_norm, _layer_norm_backward, _layer_norm_backward_again)
 
 
 @formula(kernel=("default",))
@@ -230,30 +244,37 @@ def rms_norm_backward_nested(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of x and weight for that of rms_norm: r (h - x^ mean(x^ h)) with x^ = r x, and sum g x^.
+    """Cotangents of x and weight, given that of rms_norm.
+
+    r (h - x^ mean(x^ h)) with x^ = r x and h = g weight, and sum g x^.
 
     Args:
-        grad: g, the shape of ``input``; h = g weight.
-        input: x, packed: (*, *normalized_shape), real.
+        grad: g, the shape of ``input``.
+        input: x, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
         rstd: r as `rms_norm_nested` returns it, (*, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the two are wanted; the other comes back empty.
+
     Returns:
         The gradients, of the shapes of x and of ``normalized_shape``.
-    Where not differentiable: none for eps > 0; with eps = 0, nan where all x are 0.
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); ATen _fused_rms_norm_backward.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where all x are 0, the result is nan.
+
+    References:
+        Zhang and Sennrich, Root Mean Square Layer Normalization (2019); ATen _fused_rms_norm_backward.
     """
     wanted_x, wanted_weight = grad_input_mask
     g, r = _wide(grad), _wide(rstd)
-    normal = _wide(input) * r
-    of_x = of_weight = input.new_zeros(0)
+    normalized = _wide(input) * r
+    grad_x = grad_weight = input.new_zeros(0)
     if wanted_x:
         h = g if weight is None else g * weight
-        of_x = _slope(h, normal, r, _dims(normalized_shape), False).to(input.dtype)
+        grad_x = _normalization_jvp(h, normalized, r, _dims(normalized_shape), False).to(input.dtype)
     if wanted_weight:
-        of_weight = _parameter_gradient(g * normal, input if weight is None else weight, normalized_shape)
-    return of_x, of_weight
+        grad_weight = _parameter_gradient(g * normalized, input if weight is None else weight, normalized_shape)
+    return grad_x, grad_weight
 
 
 @rms_norm_backward_nested.impl("default")
@@ -270,18 +291,18 @@ def _rms_norm_gradients(
         return reference(grad, input, normalized_shape, rstd, weight, grad_input_mask)
     wanted_x, wanted_weight = grad_input_mask
     dims = _dims(normalized_shape)
-    # sum g x^ and mean x^ h share x g, and in place saves as much as the arithmetic costs
-    of_x = of_weight = input.new_zeros(0)
+    # sum g x^ and mean x^ h share x g; working in place saves as much time as the arithmetic costs
+    grad_x = grad_weight = input.new_zeros(0)
     product = grad * input
     if wanted_weight:
-        of_weight = torch.mul(product, rstd).reshape(-1, *normalized_shape).sum(0)
+        grad_weight = torch.mul(product, rstd).reshape(-1, *normalized_shape).sum(0)
     if wanted_x:
         if weight is not None:
             product.mul_(weight)
         factor = product.mean(dims, keepdim=True).mul_(rstd.square())
         h = grad if weight is None else grad * weight
-        of_x = torch.addcmul(h, input, factor, value=-1).mul_(rstd)
-    return of_x, of_weight
+        grad_x = torch.addcmul(h, input, factor, value=-1).mul_(rstd)
+    return grad_x, grad_weight
 
 
 @formula(kernel=("default",))
@@ -291,14 +312,19 @@ def rms_norm_nested(
     """rms_norm of packed values: r x weight, and r = (mean x^2 + eps)^(-1/2), both differentiable in every mode.
 
     Args:
-        input: x, packed: (*, *normalized_shape), real.
+        input: x, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
         weight: of shape ``normalized_shape``, or None.
         eps: added to the mean square.
+
     Returns:
         The shape of x, and (*, 1, ..., 1).
-    Where not differentiable: as rms_norm_backward_nested.
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
+
+    Note:
+        Where not differentiable: as `rms_norm_backward_nested`.
+
+    References:
+        Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     x = _wide(input)
     r = (x.square().mean(_dims(normalized_shape), keepdim=True) + eps).rsqrt()
@@ -332,14 +358,14 @@ def _(ctx: Any, saved: Any, grad: Tensor | None, grad_rstd: Tensor | None) -> An
 @rms_norm_nested.impl_jvp
 def _(inputs: Any, output: Any, tangents: Any) -> Any:
     x, r = _wide(inputs.input), output[1]
-    normal = x * r
+    normalized = x * r
     change = dr = None
     if tangents.input is not None:
         t = _wide(tangents.input)
-        along = (normal * t).mean(_dims(inputs.normalized_shape), keepdim=True)
+        along = (normalized * t).mean(_dims(inputs.normalized_shape), keepdim=True)
         dr = -r.square() * along
-        change = _affine(r * (t - normal * along), inputs.weight, None)
-    return _parameters_change(change, normal, tangents.weight, None, output[0]), dr
+        change = _affine(r * (t - normalized * along), inputs.weight, None)
+    return _parameters_change(change, normalized, tangents.weight, None, output[0]), dr
 
 
 def _rms_norm(input: Tensor, weight: Tensor | None, shape: Sequence[int], eps: float) -> Any:
@@ -354,23 +380,28 @@ def _rms_norm_backward(needed: Any, grad: Tensor, saved: Any, shape: Sequence[in
 
 
 def _rms_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
-    """r is a function of x, and computed again as such."""
+    """The backward with r computed again, as a function of x."""
     input, weight, _ = saved
     _, rstd = rms_norm_nested.op(input, shape, weight, eps)
     found = rms_norm_backward_nested(grad, input, shape, rstd, weight, needed)
     return [g if yes else None for g, yes in zip(found, needed)]
 
 
-_short_rms_norm = shortened("rms_norm_nested", 2, _rms_norm, _rms_norm_backward, _rms_norm_backward_again)
+_fast_rms_norm = fast_path("rms_norm_nested", 2, _rms_norm, _rms_norm_backward, _rms_norm_backward_again)
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- public functions -------------------------------------------------------------------------------------------------
 
 
 def _dense_tail(
     x: Ragged, normalized_shape: int | Sequence[Any], *parameters: Tensor | None
 ) -> tuple[list[int], Tensor]:
-    """The normalized dims' sizes, and the values with these dims last. Raises: ValueError: they do not fit."""
+    """The normalized dims' sizes, and the values with these dims last.
+
+    Raises:
+        ValueError: they do not fit.
+        TypeError: a dtype that is not floating point.
+    """
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if not shape or len(shape) >= x.dim() or tuple(shape) != x.shape[-len(shape) :]:
         raise ValueError(f"normalized_shape: {shape} is not the end of a nested tensor's shape {x.shape}")
@@ -395,23 +426,32 @@ def layer_norm(
     Args:
         input: real; every ragged dim is in front of the normalized ones, or ``normalized_shape`` has None in its place.
         normalized_shape: the sizes of the last dims. With a None, mean and variance are over the whole of each
-            component's last dims, ragged one included, and there is no weight and no bias.
-        weight, bias: of shape ``normalized_shape``, or None.
+            component's last dims, the ragged one included, and there is no weight and no bias.
+        weight: of shape ``normalized_shape``, or None.
+        bias: of shape ``normalized_shape``, or None.
         eps: added to the variance.
 
-    Returns: the components of ``input``.
-    Raises: ValueError: shapes that do not fit. TypeError: a dtype that is not floating point.
-    Where not differentiable: none for eps > 0.
-    Source: `layer_norm_nested`.
+    Returns:
+        The components of ``input``.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: a dtype that is not floating point.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0.
+
+    References:
+        `layer_norm_nested`.
     """
     if not isinstance(normalized_shape, int) and None in normalized_shape:
         return _ragged_layer_norm(input, normalized_shape, weight, bias, eps)
     shape, values = _dense_tail(input, normalized_shape, weight, bias)
-    if alone(values, weight, bias):
-        normal = _short_layer_norm(values, weight, bias, shape, eps)
+    if is_plain_call(values, weight, bias):
+        normalized = _fast_layer_norm(values, weight, bias, shape, eps)
     else:
-        normal, _, _ = layer_norm_nested.op(values, shape, weight, bias, eps)
-    return input.like(normal if input.sizes is None else normal.reshape(input.values.shape))
+        normalized, _, _ = layer_norm_nested.op(values, shape, weight, bias, eps)
+    return input.like(normalized if input.sizes is None else normalized.reshape(input.values.shape))
 
 
 def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> Ragged:
@@ -430,7 +470,7 @@ def _ragged_layer_norm(x: Ragged, normalized_shape: Sequence[Any], weight: Any, 
     counts = (x.lengths * dense).clamp(min=1).to(values.dtype).reshape(expanded)
 
     def average(t: Tensor) -> Tensor:
-        """The mean over each component, at all of its places."""
+        """The mean over each component, at all of its positions."""
         partial = t.sum(others, keepdim=True) if others else t
         sizes = [len(x.offsets) - 1 if d == dim else n for d, n in enumerate(partial.shape)]
         total = partial.new_zeros(sizes).index_add(dim, ids, partial)
@@ -452,16 +492,24 @@ def rms_norm(
         weight: of shape ``normalized_shape``, or None.
         eps: added to the mean square; None for the dtype's machine epsilon (float32's for half precision).
 
-    Returns: the components of ``input``.
-    Raises: ValueError: shapes that do not fit. TypeError: a dtype that is not floating point.
-    Where not differentiable: none for eps > 0.
-    Source: `rms_norm_nested`.
+    Returns:
+        The components of ``input``.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: a dtype that is not floating point.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0.
+
+    References:
+        `rms_norm_nested`.
     """
     shape, values = _dense_tail(input, normalized_shape, weight)
     if eps is None:
         eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
-    if alone(values, weight):
-        normal = _short_rms_norm(values, weight, shape, eps)
+    if is_plain_call(values, weight):
+        normalized = _fast_rms_norm(values, weight, shape, eps)
     else:
-        normal, _ = rms_norm_nested.op(values, shape, weight, eps)
-    return input.like(normal if input.sizes is None else normal.reshape(input.values.shape))
+        normalized, _ = rms_norm_nested.op(values, shape, weight, eps)
+    return input.like(normalized if input.sizes is None else normalized.reshape(input.values.shape))

@@ -1,7 +1,7 @@
-"""torch's nested tensors, strided and jagged, to buffers and back: differentiable in reverse, to any order.
+"""Conversion of torch's nested tensors, strided and jagged, to buffers and back; reverse mode, in any order.
 
-Forward mode (dual numbers, not torch.func), too, for the jagged layout: its tangent is that of its buffer, which torch
-itself does not look at. The strided layout carries none: torch refuses. On `Ragged` every mode holds.
+The jagged layout has forward mode too (dual numbers, not torch.func): its tangent is that of its buffer, which torch
+itself ignores. The strided layout has no tangents, as torch refuses them. `Ragged` supports every mode.
 """
 
 from __future__ import annotations
@@ -24,69 +24,69 @@ from ..core.internals import (
     tangents_possible,
 )
 from ..core.replacements import stock
-from .packing import readable, row_strides, strided_places
+from .packing import readable, row_strides, strided_positions
 
 __all__ = [
     "from_jagged",
     "from_strided",
     "has_unused",
     "jagged_values",
-    "recorded",
     "strided_components",
     "to_jagged",
     "to_strided",
-    "used_places",
+    "tracked",
+    "used_positions",
 ]
 
 
-# Of a strided nested tensor torch can view the buffer both ways, at once; but where a cotangent arrives transposed, these
-# views take its buffer for that of the original, and the gradient is in the wrong order without a word. Cutting it into
-# its components, and making it of them, is each the other's adjoint, to any order; so that is what is recorded.
+# torch can view the buffer of a strided nested tensor in both directions without a copy. But if a cotangent arrives
+# transposed, these views read its buffer in the original's order, and the gradient is silently in the wrong order.
+# Splitting into components and stacking them are adjoint to each other, in any order; so autograd tracks these instead.
 
 
-def recorded(x: Tensor) -> bool:
-    """Whether autograd records what is done with ``x``."""
+def tracked(x: Tensor) -> bool:
+    """Whether operations on ``x`` are tracked by autograd."""
     return x.requires_grad and torch.is_grad_enabled()
 
 
 def strided_components(nested: Tensor) -> tuple[Tensor, ...]:
-    """The components of a strided nested tensor, a transposed one too: views, differentiable in reverse."""
+    """The components of a strided nested tensor, also of a transposed one: views, differentiable in reverse."""
     with stock():
         return nested.unbind()
 
 
 def from_strided(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """(flat values, sizes (B, D) on the CPU) of a strided nested tensor, a transposed one too. Not differentiable."""
+    """(flat values, sizes (B, D) on the CPU) of a strided nested tensor, or a transposed one. Not differentiable."""
     sizes, strides, starts = nested_strides(nested)
     with stock():
         buffer, counts = nested.values(), sizes.prod(1)
     if torch.equal(strides, row_strides(sizes)) and torch.equal(starts, counts.cumsum(0) - counts):
         return buffer[: int(counts.sum())], sizes
-    return buffer.index_select(0, strided_places(sizes, strides, starts).to(buffer.device)), sizes
+    return buffer.index_select(0, strided_positions(sizes, strides, starts).to(buffer.device)), sizes
 
 
 def to_strided(flat: Tensor, sizes: Tensor) -> Tensor:
-    """The strided nested tensor with flat values and sizes (B, D) on the CPU. Not differentiable; it may share memory."""
+    """The strided nested tensor with flat values and sizes (B, D) on the CPU. Not differentiable; may share memory."""
     counts, buffer = sizes.prod(1), flat.contiguous()
-    if buffer.storage_offset():  # PyTorch's view begins where the storage does
+    if buffer.storage_offset():  # PyTorch's view begins at the start of the storage
         buffer = buffer.clone()
     return strided_nested(buffer, sizes, row_strides(sizes), counts.cumsum(0) - counts)
 
 
-def has_unused(structure: JaggedStructure, places: int) -> bool:
-    """Whether a buffer of so many places has some that belong to no component; False where that is not to be read."""
+def has_unused(structure: JaggedStructure, positions: int) -> bool:
+    """Whether a buffer of so many positions has some that belong to no component; False where that cannot be read."""
     if structure.lengths is not None:
         return True
     offsets = structure.offsets
-    return readable(offsets) and len(offsets) > 0 and (int(offsets[0]) != 0 or int(offsets[-1]) != places)
+    return readable(offsets) and len(offsets) > 0 and (int(offsets[0]) != 0 or int(offsets[-1]) != positions)
 
 
-def used_places(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
-    """Which places of the buffer belong to components, in order, and the offsets of a buffer of these alone."""
+def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
+    """The positions of the buffer that belong to components, in order, and the offsets of a buffer of only these."""
     lengths = structure.offsets.diff() if structure.lengths is None else structure.lengths
     starts = structure.offsets[: len(lengths)]
-    places = strided_places(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
-    return places, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
+    positions = strided_positions(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
+    return positions, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
 
 
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
@@ -94,16 +94,16 @@ def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
     structure, values = jagged_structure(nested), jagged_values(nested)
     if not has_unused(structure, values.shape[structure.dim - 1]):
         return values, structure.offsets, structure.dim
-    places, offsets = used_places(structure)
-    return values.index_select(structure.dim - 1, places), offsets, structure.dim
+    positions, offsets = used_positions(structure)
+    return values.index_select(structure.dim - 1, positions), offsets, structure.dim
 
 
 def jagged_values(nested: Any) -> Tensor:
-    """The buffer of a jagged nested tensor, with its holes if there are any; it shares its memory."""
+    """The buffer of a jagged nested tensor, with its holes if there are any; it shares memory with the tensor."""
     dual = dual_jagged(nested)
     if dual is not None:
         return dual
-    if recorded(nested):
+    if tracked(nested):
         return _Unpack.apply(nested)  # type: ignore[no-untyped-call]
     with stock():
         values: Tensor = nested.values()
@@ -111,17 +111,17 @@ def jagged_values(nested: Any) -> Tensor:
 
 
 def to_jagged(values: Tensor, structure: JaggedStructure) -> Any:
-    """The jagged nested tensor with this buffer; it shares its memory, and has the structure's own tensors."""
+    """The jagged nested tensor with this buffer and the structure's own tensors; it shares memory with the buffer."""
     if tangents_possible([values]) and has_tangent(values):
         return jagged_of_duals(values, structure)
-    if recorded(values):
+    if tracked(values):
         return _Pack.apply(values, structure)  # type: ignore[no-untyped-call]
     return jagged_nested(values, structure)
 
 
-# torch's own views in both directions differentiate once; each is the other's adjoint, which holds to any order. What
-# shares the memory of a nested tensor remains a view there, so that autograd refuses a change of it in place: it would
-# not learn of the change of the other.
+# torch's own views in both directions differentiate once. Each is the adjoint of the other, which gives any order. What
+# shares memory with a nested tensor remains a view of it, so that autograd refuses a change in place, which the nested
+# tensor would not see.
 
 
 class _Unpack(torch.autograd.Function):

@@ -22,18 +22,30 @@ __all__ = ["linear", "matmul"]
 def matmul(self: Ragged | Tensor, other: Ragged | Tensor) -> Any:
     """The matrix product of each component of one with the matching component of the other, right in all six modes.
 
-    Args:
-        self, other: at least one of them nested, with B components of at least two dims. A dense one is one matrix for
-            all, (k, m), or one a component, (B, ..., k, m) with as many dims. Dims in front of the last two are equal.
+    By the components of self and other:
 
-    Returns, by the components of self and other:
-        (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in both alike.
-        (n, l) and (l, m), ragged alike: a dense (B, ..., n, m).
-        (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged
-        dims, reads sizes, for which a GPU is waited, and is made one component at a time.
-    Raises: ValueError: no such product of these shapes. TypeError: none of the two is nested.
-    Where not differentiable: none.
-    Source: ATen matmul_nested.
+    - (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in the same way in both.
+    - (n, l) and (l, m), with the same ragged sizes: a dense (B, ..., n, m).
+    - (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged dims,
+      reads sizes, which synchronizes with a GPU, and is computed one component at a time.
+
+    Args:
+        self: nested, with B components of at least two dims, or dense: one matrix for all, (k, m), or one per
+            component, (B, ..., k, m) with as many dims. Dims in front of the last two are equal in both arguments.
+        other: as ``self``; at least one of the two is nested.
+
+    Returns:
+        The products, as in the list above.
+
+    Raises:
+        ValueError: shapes that have no such product.
+        TypeError: neither argument is nested.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen matmul_nested.
     """
     if isinstance(self, Ragged) and isinstance(other, Ragged):
         return _nested_nested(self, other)
@@ -53,12 +65,12 @@ def _no_product(self: Ragged | Tensor, other: Ragged | Tensor, why: str = "") ->
 
 
 def _transposed(x: Ragged) -> Ragged:
-    """The last two dims swapped, of one with one ragged dim."""
+    """``x``, with one ragged dim, and its last two dims swapped."""
     return x.like(x.values.mT, (*x.shape[:-2], x.shape[-1], x.shape[-2]))
 
 
 def _nested_dense(x: Ragged, w: Tensor, given: tuple[Any, Any] = (None, None)) -> Ragged:
-    self, other = given if given[0] is not None else (x, w)  # what an error names
+    self, other = given if given[0] is not None else (x, w)  # errors name these
     if x.dim() < 3 or w.dim() < 2 or x.shape[-1] is None or x.shape[-1] != w.shape[-2]:
         raise _no_product(self, other)
     if x.sizes is not None:
@@ -77,8 +89,8 @@ def _nested_dense(x: Ragged, w: Tensor, given: tuple[Any, Any] = (None, None)) -
     if ragged == x.dim() - 2:
         matrices = w.movedim(0, -3).expand(*x.values.shape[:-2], *w.shape[:1], *w.shape[-2:])
         return x.like(nested_rows.op(x.values, matrices, x.offsets), shape)
-    of_places = w.squeeze(ragged).index_select(0, segments(x.offsets, x.values.shape[ragged - 1]))
-    return x.like(x.values @ of_places.movedim(0, ragged - 1), shape)
+    of_positions = w.squeeze(ragged).index_select(0, segments(x.offsets, x.values.shape[ragged - 1]))
+    return x.like(x.values @ of_positions.movedim(0, ragged - 1), shape)
 
 
 def _nested_nested(x: Ragged, y: Ragged) -> Any:
@@ -88,27 +100,31 @@ def _nested_nested(x: Ragged, y: Ragged) -> Any:
     if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise _no_product(x, y)
     last = x.dim() - 1
-    places = x.ragged_dims + y.ragged_dims
-    if any(a != b for a, b in pairs) or len(places) > 2 or places == (last - 1, last):
+    positions = x.ragged_dims + y.ragged_dims
+    if any(a != b for a, b in pairs) or len(positions) > 2 or positions == (last - 1, last):
         return _by_components(x, y)
     _same_lengths(x, y)
-    if places == (last, last - 1):
+    if positions == (last, last - 1):
         return nested_inner.op(x.values.mT, y.values, x.offsets).movedim(-3, 0)
     return x.like(x.values @ y.values, (*x.shape[:-1], y.shape[-1]))
 
 
 def _same_lengths(x: Ragged, y: Ragged) -> None:
-    """Raises: ValueError: the lengths differ; on the CPU all are compared, elsewhere the totals."""
+    """Check that the ragged dims agree; on the CPU all lengths are compared, elsewhere the totals.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
     ours, theirs = x.values.shape[x.packed_dim], y.values.shape[y.packed_dim]
     same = ours == theirs
     if same and x.offsets is not y.offsets and x.offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         same = x.read_offsets() == y.read_offsets()
     if not same:
-        raise _no_product(x, y, f": the ragged dims differ, {ours} and {theirs} places in all")
+        raise _no_product(x, y, f": the ragged dims differ, {ours} and {theirs} positions in all")
 
 
 def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
-    """``f`` on the rows along the last dim, a dense one, of a nested tensor with several ragged dims."""
+    """Apply ``f`` to the rows along the last dim, a dense one, of a nested tensor with several ragged dims."""
     assert x.sizes is not None and x.shape[-1] is not None
     rows = x.sizes.prod(1)
     for size in x.shape[1:-1]:
@@ -119,7 +135,7 @@ def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
 
 
 def _by_components(x: Ragged, y: Ragged) -> Any:
-    """The products one by one; ragged are the rows of x, the columns of y, and what both have ragged in front."""
+    """The products one by one. Ragged are the rows of x, the columns of y, and the dims in front ragged in both."""
     shape = (*(a if b is None else b for a, b in zip(x.shape[:-2], y.shape[:-2])), x.shape[-2], y.shape[-1])
     left, right = x.components(), y.components()
     for a, b in zip(left, right):
@@ -140,12 +156,21 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
     """x W^T + b on the last dim, which is dense: one dense product of all packed rows, right in all six modes.
 
     Args:
-        input: (B, ..., k), k not ragged.
-        weight: W, (m, k). bias: b, (m,), or None.
+        input: x, (B, ..., k), k not ragged.
+        weight: W, (m, k).
+        bias: b, (m,), or None.
 
-    Returns: the components with m in place of k.
-    Raises: ValueError: shapes that do not fit. Where not differentiable: none.
-    Source: ATen nested_linear; the gradients are `nested_linear_backward`.
+    Returns:
+        The components with m in place of k.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen nested_linear; the gradients are `nested_linear_backward`.
     """
     if weight.dim() != 2 or input.shape[-1] is None or input.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -163,21 +188,29 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
 def nested_linear_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and b for that of linear, x W^T + b: g W*, g^T x* and sum g over the packed rows.
+    """Cotangents of x, W and b, given that of x W^T + b: g W*, g^T x* and sum g over the packed rows.
 
     Args:
-        input: x, packed: (*, k). grad_output: g, (*, m). weight: W, (m, k).
+        input: x, packed, (*, k).
+        grad_output: g, (*, m).
+        weight: W, (m, k).
         output_mask: which of the three are wanted; the others come back empty.
+
     Returns:
-        (*, k), (m, k), (m,). Where not differentiable: none; differentiable in every mode.
-    Source: ATen nested_linear_backward.
+        (*, k), (m, k) and (m,).
+
+    Note:
+        Where not differentiable: nowhere; differentiable in every mode.
+
+    References:
+        ATen nested_linear_backward.
     """
-    of_input = of_weight = of_bias = grad_output.new_zeros(0)
+    grad_input = grad_weight = grad_bias = grad_output.new_zeros(0)
     rows = grad_output.reshape(-1, weight.shape[0]) if weight.shape[0] else grad_output.flatten(0, -2)
     if output_mask[0]:
-        of_input = grad_output @ weight.conj()
+        grad_input = grad_output @ weight.conj()
     if output_mask[1]:
-        of_weight = rows.mT @ input.reshape(rows.shape[0], weight.shape[1]).conj()
+        grad_weight = rows.mT @ input.reshape(rows.shape[0], weight.shape[1]).conj()
     if output_mask[2]:
-        of_bias = rows.sum(0)
-    return of_input, of_weight, of_bias
+        grad_bias = rows.sum(0)
+    return grad_input, grad_weight, grad_bias

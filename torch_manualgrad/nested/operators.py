@@ -1,10 +1,11 @@
 """PyTorch's own operators on its own nested tensors, as `override` replaces them: the replacement "nested".
 
-One line an operator: the aten name, and the function of `mg.nested` that takes the place of the call, on both layouts.
-A function has the operator's own parameters. It hands a call back (NotImplemented) where PyTorch's class holds what
-`Ragged` does not: strided tensors without components or of numbers, a nested weight, attention with a mask or dropout.
+One line per operator: the aten name, and the function of `mg.nested` that replaces the call, on both layouts. A
+function has the operator's own parameters. It returns NotImplemented, and PyTorch computes, where PyTorch's class
+represents what `Ragged` does not: strided tensors without components or of numbers, a nested weight, attention with a
+mask or dropout.
 
-What cannot be carried stands in `LIMITS`, and raises.
+`LIMITS` lists what is not supported; it raises.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from ..core.internals import (
 from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, layers, matmul, reductions, structure
 from .conversion import on_nested
-from .layouts import jagged_values, recorded, to_jagged
+from .layouts import jagged_values, to_jagged, tracked
 from .ragged import Ragged
 
 __all__ = ["LIMITS"]
 
-# (kind, what) -> why it is not carried. Each raises, which tests/testing/test_nested_probe.py proves, and docs/nested.md shows.
+# (kind, what) -> why it is not supported. Each raises: see tests/testing/test_nested_probe.py and docs/nested.md.
 LIMITS: dict[tuple[str, str], str] = {
     ("strided", "jvp"): "PyTorch's strided class has no tangent, and is not made of dual components",
     ("strided", "complex"): "PyTorch's strided class has no gradient in complex dtypes",
@@ -51,26 +52,27 @@ LIMITS: dict[tuple[str, str], str] = {
 }
 
 
-# How PyTorch's functions and ours refuse. Not all of Exception: what a hook raises to end a recomputation is none.
+# The errors by which PyTorch's functions and ours refuse a call. Not all of Exception: a hook may raise others to end a
+# recomputation.
 _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What ours does not do, PyTorch's own does; and a call of which nothing is differentiated is PyTorch's own to begin with.
+    """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
 
-    What both refuse raises PyTorch's error, with ours as its cause. A call with a tangent is never handed back so, as
-    PyTorch's classes lose it.
+    If both refuse, PyTorch's error is raised, with ours as its cause. A call with a tangent does not fall back to
+    PyTorch's, as PyTorch's classes lose the tangent.
     """
     given = [*args, *kwargs.values()]
     given += [a for some in given if isinstance(some, (list, tuple)) for a in some]
     tensors = [a for a in given if isinstance(a, Tensor)]
-    if _reads_beyond(function, args):
+    if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     symbolic = any(map(is_nested_int, given)) and function not in _TAKE_NESTED_INTS
-    if symbolic or any(map(_is_pytorchs, tensors)):
+    if symbolic or any(map(_only_stock_holds, tensors)):
         return own(*args, **kwargs)
     dual = any(_dual(x) for x in tensors)
-    if dual or any(map(recorded, tensors)):
+    if dual or any(map(tracked, tensors)):
         try:
             found = function(*args, **kwargs)
         except _REFUSALS as refusal:
@@ -93,14 +95,14 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
         return found
 
 
-def _reads_beyond(function: Callable[..., Any], args: Any) -> bool:
-    """Whether PyTorch's own reads memory that is not its: select from components of strided tensors."""
+def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:
+    """Whether PyTorch's own reads memory outside of the tensor: select within components of strided tensors."""
     if function is not _select or args[0].layout is torch.jagged:
         return False
     return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
 
 
-def _is_pytorchs(x: Tensor) -> bool:
+def _only_stock_holds(x: Tensor) -> bool:
     """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
     return x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0))
 
@@ -112,7 +114,7 @@ def _dual(x: Tensor) -> bool:
 
 
 def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of torch that converts to ``dtype`` first, if there is one."""
+    """``function``, with torch's parameter ``dtype``, to which the argument is converted first."""
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
@@ -122,7 +124,7 @@ def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _some(dim: Sequence[int] | int | None) -> Sequence[int] | int | None:
-    """aten's dims: none given means all."""
+    """aten's dims: an empty list means all."""
     return None if dim is not None and not isinstance(dim, int) and not len(dim) else dim
 
 
@@ -213,7 +215,7 @@ def _select(self: Any, dim: int, index: int) -> Any:
         return structure.select(self, dim, index)
     if dim not in (0, -self.dim()):
         return (
-            _as_strided(self, structure.select(self, dim, index)) if recorded(self) else _strided_view(self, dim, index)
+            _as_strided(self, structure.select(self, dim, index)) if tracked(self) else _strided_view(self, dim, index)
         )
     components = self.unbind()
     if not -len(components) <= index < len(components):
@@ -243,7 +245,7 @@ def _sum(self: Any, dim: Any, keepdim: bool = False) -> Any:
 
 
 def _as_strided(self: Any, found: Any) -> Any:
-    """What PyTorch's strided class keeps nested: there, the entries of a tensor (B, ...) as components."""
+    """Make nested what PyTorch's strided class keeps nested: the entries of a tensor (B, ...) as components."""
     if self.layout is torch.strided and not found.is_nested:
         return torch.nested.as_nested_tensor(list(found.unbind()))
     return found
@@ -257,7 +259,7 @@ def _matmul(self: Any, other: Any) -> Any:
 def _dropout(input: Any, p: float, train: bool) -> Any:
     if input.layout is torch.jagged:
         return structure.dropout(input, p, train)
-    with stock():  # the entries of PyTorch's strided class in the order of its memory, for the same draws
+    with stock():  # PyTorch's strided class draws in the order of its memory; this way the draws are the same
         mask = torch.dropout(torch.ones_like(input.detach()), p, train)
     return arithmetic.mul(input, mask)
 
@@ -274,7 +276,7 @@ def _contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> A
 
 
 def _reshape(self: Any, size: Sequence[Any]) -> Any:
-    """Of jagged tensors with a tangent, dense dims only: of all others PyTorch's own is right, and gives views."""
+    """Reshape the dense dims of a jagged tensor with a tangent; for others PyTorch's is right, and returns views."""
     values = dual_jagged(self)
     symbolic = [d for d, n in enumerate(size) if not isinstance(n, int)]  # the ragged size is no number
     if values is None or len(symbolic) != 1:
@@ -287,7 +289,7 @@ def _reshape(self: Any, size: Sequence[Any]) -> Any:
 
 
 class _View(torch.autograd.Function):
-    """A tensor as it is, of which autograd refuses a change in place: the change would not reach what it came from."""
+    """The tensor itself. Autograd refuses to change it in place: the change would not reach the tensor it came from."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -319,7 +321,11 @@ def _view_from_jagged(
 
 
 def _to_padded(self: Any, padding: float, output_size: Sequence[int] | None = None) -> Any:
-    """Of a jagged tensor PyTorch reads one of the sizes only, and pads to all places where no longest length is known."""
+    """Pad a nested tensor.
+
+    Of ``output_size``, PyTorch's jagged class reads only the size of the ragged dim, and where no longest length is
+    known it pads to the length of the buffer.
+    """
     if self.layout is torch.strided:
         return structure.to_padded_tensor(self, padding, output_size)
     at = jagged_structure(self)
@@ -398,7 +404,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": arithmetic.minimum,
     "max.other": arithmetic.maximum,
     "min.other": arithmetic.minimum,
-    # taking apart
+    # structure
     "select.int": _select,
     "slice.Tensor": structure.slice,
     "narrow": structure.narrow,
@@ -419,12 +425,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# Of these the size of a ragged dim is an argument.
+# These take the size of a ragged dim as an argument.
 _TAKE_NESTED_INTS = (_reshape,)
 
 
 def _jagged_attention(own: Callable[..., Any], query: Any, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch sees to autocast here; and where the ragged dim is not that of the sequences, it is a second batch."""
+    """Attention of jagged tensors: autocast is applied here; a ragged dim that is not that of the sequences is a second
+    batch.
+    """
     given = (query, *args)
     if not (isinstance(query, Tensor) and query.is_nested and jagged_dim(query) == query.dim() - 2):
         return own(*given, **kwargs)

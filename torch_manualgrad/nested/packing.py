@@ -1,7 +1,7 @@
-"""Where the entries of components lie in a buffer: integer arithmetic on sizes and offsets, which waits for no device.
+"""The positions of components' entries in a buffer: integer arithmetic on sizes and offsets that does not synchronize.
 
-*Flat* is the common ground: components one after the other, each row by row, as in torch's strided nested tensors.
-*Packed* is a `Ragged` with one ragged dim: components side by side along it.
+*Flat* is the common format: components one after the other, each row-major, as in torch's strided nested tensors.
+*Packed* is a `Ragged` with one ragged dim: components concatenated along it.
 """
 
 from __future__ import annotations
@@ -12,48 +12,50 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["flat_from_packed", "packed_from_flat", "readable", "row_strides", "segments", "strided_places"]
+__all__ = ["flat_from_packed", "packed_from_flat", "readable", "row_strides", "segments", "strided_positions"]
 
 
 def readable(numbers: Tensor) -> bool:
-    """Whether the contents can be read without waiting for a device or for a graph."""
+    """Whether the contents can be read without synchronizing with a device, and outside of a graph."""
     return numbers.device.type == "cpu" and type(numbers) is Tensor and not torch.compiler.is_compiling()
 
 
 def segments(offsets: Tensor, count: int) -> Tensor:
-    """(count,): the component that each of ``count`` places belongs to."""
-    places = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
-    return torch.bucketize(places, offsets[1:], right=True).clamp(max=max(offsets.shape[0] - 2, 0))
+    """The component of each of ``count`` positions, (count,)."""
+    positions = torch.arange(count, device=offsets.device, dtype=offsets.dtype)
+    return torch.bucketize(positions, offsets[1:], right=True).clamp(max=max(offsets.shape[0] - 2, 0))
 
 
 def row_strides(sizes: Tensor) -> Tensor:
-    """(B, D): the strides of row-major components of sizes (B, D)."""
+    """The strides of row-major components of sizes (B, D): (B, D)."""
     return torch.cat([sizes[:, 1:], sizes.new_ones(sizes.shape[0], 1)], 1).flip(1).cumprod(1).flip(1)
 
 
-def strided_places(sizes: Tensor, strides: Tensor, starts: Tensor, total: int | None = None) -> Tensor:
-    """Where the entries of strided components lie, component by component and row by row.
+def strided_positions(sizes: Tensor, strides: Tensor, starts: Tensor, total: int | None = None) -> Tensor:
+    """The positions of the entries of strided components, component by component, in row-major order.
 
     Args:
-        sizes, strides: (B, D), integers.
-        starts: (B,): the place of each component's first entry.
-        total: how many entries there are; None: it is read from ``sizes``, for which a GPU is waited.
+        sizes: (B, D), integers.
+        strides: (B, D), integers.
+        starts: (B,): the position of each component's first entry.
+        total: the number of entries; None: it is read from ``sizes``, which synchronizes with a GPU.
+
     Returns:
         (total,), int64.
     """
     counts = sizes.prod(1)
     which = torch.repeat_interleave(counts, output_size=total)
     rest = torch.arange(which.shape[0], device=sizes.device) - (counts.cumsum(0) - counts)[which]
-    places = starts[which]
+    positions = starts[which]
     for d in reversed(range(sizes.shape[1])):
         size = sizes[which, d]
-        places = places + rest % size * strides[which, d]
+        positions = positions + rest % size * strides[which, d]
         rest = rest // size
-    return places
+    return positions
 
 
 def _packed_rows(offsets: Tensor, before: int, count: int) -> Tensor:
-    """(before * count,): where each row of a packed buffer lies among the rows of the flat one."""
+    """The index of each row of a packed buffer among the rows of the flat one, (before * count,)."""
     which = segments(offsets, count)
     start, lengths = offsets[which], offsets.diff()[which]
     local = torch.arange(count, device=offsets.device) - start
@@ -61,7 +63,7 @@ def _packed_rows(offsets: Tensor, before: int, count: int) -> Tensor:
 
 
 def packed_from_flat(flat: Tensor, offsets: Tensor, shape: Sequence[int], dim: int) -> Tensor:
-    """The buffer of that ``shape`` with components side by side along ``dim``, from the flat one. Differentiable."""
+    """The buffer of that ``shape`` with components concatenated along ``dim``, from the flat one. Differentiable."""
     before, after = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
     if before != 1:
         rows = flat.reshape(before * shape[dim], after)
@@ -70,7 +72,7 @@ def packed_from_flat(flat: Tensor, offsets: Tensor, shape: Sequence[int], dim: i
 
 
 def flat_from_packed(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The inverse of `packed_from_flat`: (N,)."""
+    """The inverse of `packed_from_flat`: (N,). Differentiable."""
     before, after = math.prod(values.shape[:dim]), math.prod(values.shape[dim + 1 :])
     if before == 1:
         return values.reshape(-1)

@@ -1,14 +1,15 @@
-"""The two matrix products of packed rows with one matrix a component; each is the derivative of the other.
+"""The two matrix products of packed rows with one matrix per component; each is the derivative of the other.
 
-With s(t) the component that place t belongs to,
+With s(t) the component that position t belongs to,
 
     rows:  y_t = x_t w_s(t),                           inner:  z_s = sum over t in s of x_t^T y_t.
 
-Bilinear, with vjps  (g w^H, x^H g)  taken component by component: rows gives the first, inner the second.
+Both are bilinear. The vjps, (g w^H, x^H g), are taken component by component: `nested_rows` gives the first,
+`nested_inner` the second.
 
-On the CPU a loop over the components reads the offsets. Elsewhere nothing waits for the device: components are cut into
-tiles of one size b, never more than T // b + B of them however the rows are spread, and b is about the mean length, so
-that the work is at most three times what is needed.
+On the CPU a loop over the components reads the offsets. Elsewhere the computation does not synchronize: components are
+cut into tiles of one size b, never more than T // b + B of them however the rows are distributed. b is about the mean
+length, so the work is at most three times what is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST_TILE = 128
 
 
 class _Tiles:
-    """Rows of components of unequal lengths as tiles of equal ones, without a look at the lengths."""
+    """Rows of components of unequal lengths as tiles of equal ones, without reading the lengths."""
 
     def __init__(self, offsets: Tensor, count: int) -> None:
         components = offsets.shape[0] - 1
@@ -41,9 +42,9 @@ class _Tiles:
         numbers = torch.arange(tiles, device=offsets.device)
         self.which = torch.bucketize(numbers, ends, right=True).clamp(max=components - 1)
         starts = offsets[self.which] + (numbers - first[self.which]) * size
-        places = starts[:, None] + torch.arange(size, device=offsets.device)
-        self.empty = (places >= offsets[self.which + 1][:, None]).flatten()
-        self.places = places.flatten().clamp(0, count - 1)
+        positions = starts[:, None] + torch.arange(size, device=offsets.device)
+        self.empty = (positions >= offsets[self.which + 1][:, None]).flatten()
+        self.positions = positions.flatten().clamp(0, count - 1)
         ids = segments(offsets, count)
         slots = first[ids] * size + torch.arange(count, device=offsets.device) - offsets[ids]
         self.slots = slots.clamp(0, tiles * size - 1)
@@ -51,7 +52,7 @@ class _Tiles:
 
     def cut(self, x: Tensor) -> Tensor:
         """(P, T, k) -> (P, tiles, b, k), zeros where a tile has no row."""
-        filled = x.index_select(1, self.places).masked_fill(self.empty[:, None], 0)
+        filled = x.index_select(1, self.positions).masked_fill(self.empty[:, None], 0)
         return filled.reshape(x.shape[0], *self.shape, x.shape[2])
 
     def joined(self, y: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class _Tiles:
 
 
 def _lead(x: Tensor, kept: int) -> Tensor:
-    """All dims but the last ``kept`` as one."""
+    """All dims but the last ``kept`` flattened into one."""
     lead = x.shape[: x.dim() - kept].numel()
     return x.resolve_conj().reshape(lead, *x.shape[x.dim() - kept :])
 
@@ -70,10 +71,18 @@ def nested_rows(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
     """Each packed row times its component's matrix, y_t = x_t w_s(t).
 
     Args:
-        x: (*b, T, k). w: (*b, B, k, m), the dtype of x. offsets: (B + 1,), int32 or int64.
+        x: (*b, T, k).
+        w: (*b, B, k, m), the dtype of x.
+        offsets: (B + 1,), int32 or int64.
+
     Returns:
-        (*b, T, m). Where not differentiable: none, it is bilinear.
-    Source: ATen matmul_nested, one matrix product a component.
+        (*b, T, m).
+
+    Note:
+        Where not differentiable: nowhere, it is bilinear.
+
+    References:
+        ATen matmul_nested, one matrix product per component.
     """
     ids = segments(offsets, x.shape[-2])
     return (x.unsqueeze(-2) @ w.index_select(-3, ids)).squeeze(-2).contiguous()
@@ -104,10 +113,18 @@ def nested_inner(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     """Each component's x^T y, the sum over its packed rows of x_t^T y_t; nothing is conjugated.
 
     Args:
-        x: (*b, T, k). y: (*b, T, m), the dtype of x. offsets: (B + 1,), int32 or int64.
+        x: (*b, T, k).
+        y: (*b, T, m), the dtype of x.
+        offsets: (B + 1,), int32 or int64.
+
     Returns:
-        (*b, B, k, m), 0 for a component without rows. Where not differentiable: none, it is bilinear.
-    Source: ATen matmul_nested, one matrix product a component.
+        (*b, B, k, m), 0 for a component without rows.
+
+    Note:
+        Where not differentiable: nowhere, it is bilinear.
+
+    References:
+        ATen matmul_nested, one matrix product per component.
     """
     products = x.unsqueeze(-1) * y.unsqueeze(-2)
     zeros = products.new_zeros(*x.shape[:-2], offsets.shape[0] - 1, x.shape[-1], y.shape[-1])
@@ -139,21 +156,30 @@ def _(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
 def matmul_backward_nested(
     grad: Tensor, self: Tensor, other: Tensor, offsets: Tensor, grad_input_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of packed rows x and of one matrix w a component for that of x w: g w^H and x^H g, a component each.
+    """Cotangents of packed rows x and of one matrix w per component, given that of x w: g w^H and x^H g.
 
     Args:
-        grad: g, (*b, T, m). self: x, (*b, T, k). other: w, (*b, B, k, m). offsets: (B + 1,), int32 or int64.
+        grad: g, (*b, T, m).
+        self: x, (*b, T, k).
+        other: w, (*b, B, k, m).
+        offsets: (B + 1,), int32 or int64.
         grad_input_mask: which of the two are wanted; the other comes back empty.
+
     Returns:
-        The shapes of x and of w. Where not differentiable: none; differentiable in every mode.
-    Source: ATen matmul_backward_nested.
+        The shapes of x and of w.
+
+    Note:
+        Where not differentiable: nowhere; differentiable in every mode.
+
+    References:
+        ATen matmul_backward_nested.
     """
-    of_self = of_other = grad.new_zeros(0)
+    grad_self = grad_other = grad.new_zeros(0)
     if grad_input_mask[0]:
-        of_self = nested_rows(grad, other.mH, offsets)
+        grad_self = nested_rows(grad, other.mH, offsets)
     if grad_input_mask[1]:
-        of_other = nested_inner(self.conj(), grad, offsets)
-    return of_self, of_other
+        grad_other = nested_inner(self.conj(), grad, offsets)
+    return grad_self, grad_other
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
@@ -161,7 +187,7 @@ def _save(inputs: Any, output: Tensor) -> Any:
 
 
 def _batched(op: Any) -> Callable[..., Any]:
-    """The vmap rule: one more dim in front of both."""
+    """The vmap rule, which adds one dim in front of both operands."""
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         *operands, offsets = args
@@ -200,8 +226,8 @@ def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
     needed = ctx.needs_input_grad
     wanted = (needed["x"], needed["w"])
     found = matmul_backward_nested(grad, x, w, offsets, wanted)
-    of_x, of_w = (g if yes else None for g, yes in zip(found, wanted))
-    return {"x": of_x, "w": of_w, "offsets": None}
+    grad_x, grad_w = (g if yes else None for g, yes in zip(found, wanted))
+    return {"x": grad_x, "w": grad_w, "offsets": None}
 
 
 @nested_inner.impl_backward

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.internals import JaggedStructure, pytree
-from .layouts import from_jagged, from_strided, recorded, strided_components, to_jagged, to_strided
+from .layouts import from_jagged, from_strided, strided_components, to_jagged, to_strided, tracked
 from .packing import flat_from_packed, packed_from_flat, readable, row_strides, segments
 
 __all__ = ["Ragged"]
@@ -19,22 +19,24 @@ __all__ = ["Ragged"]
 class Ragged:
     """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
 
+    Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
+    vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
+    without synchronizing (on the CPU). Methods that read them on a GPU synchronize once, and their docstrings say so.
+
+    It behaves as a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``. The functions
+    of `torch_manualgrad.nested` and elementwise ones of torch are methods, and ``torch.softmax`` and the like take it.
+
     Attributes:
-        values: with one ragged dim, the components side by side along it: the component's shape with T, the sum of
-            their lengths, in its place. With several, the components flattened (row by row) and concatenated: (N,).
+        values: with one ragged dim, the components concatenated along it: the component's shape with T, the sum of
+            their lengths, in its place. With several, the components flattened (row-major) and concatenated: (N,).
         offsets: (B + 1,), int32 or int64: where components begin along that dim, from 0 to T (or N).
         shape: (B, ...), as of a nested tensor, with None for each ragged dim. Dim 0 is the batch.
         sizes: with several ragged dims, (B, number of them), integers: each component's sizes there; else None.
 
-    Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
-    vmap (over a further dim of the values) and torch.compile. Offsets and sizes are checked where they can be read
-    without waiting (on the CPU); what has to read them on a GPU waits for it, once, and says so.
-
-    It behaves as a tensor: operators, ``len``, iteration and indexing over components, ``dtype``, ``to``, and the functions
-    of `torch_manualgrad.nested` and elementwise ones of torch as methods, or given to ``torch.softmax`` and its like.
-
-    Raises: ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not
-    fit the values; TypeError: offsets of another dtype.
+    Raises:
+        ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not fit
+            the values.
+        TypeError: offsets of another dtype.
     """
 
     __slots__ = ("_read", "offsets", "shape", "sizes", "values")
@@ -56,7 +58,7 @@ class Ragged:
 
     @staticmethod
     def trusted(values: Tensor, offsets: Tensor, shape: Sequence[int | None]) -> Ragged:
-        """One with one ragged dim of which all is known to fit: nothing is checked, and no offsets are read."""
+        """A Ragged with one ragged dim whose parts are known to fit: nothing is checked, and no offsets are read."""
         made = Ragged.__new__(Ragged)
         _set(made, values, offsets, tuple(shape), None)
         return made
@@ -96,7 +98,7 @@ class Ragged:
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
-    # -- as of a tensor; operators, indexing and the functions of torch are in `tensor_like` ----------------------------
+    # -- a tensor's methods; operators, indexing and the functions of torch are in `tensor_like` -----------------------
 
     if TYPE_CHECKING:  # methods that `tensor_like` adds
 
@@ -108,11 +110,21 @@ class Ragged:
 
     @property
     def ndim(self) -> int:
-        """As `dim`."""
+        """The same as `dim`."""
         return len(self.shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or one size of it: None for a ragged dim. Raises: IndexError: there is no such dim."""
+        """The shape, or one size of it.
+
+        Args:
+            dim: one dim, or None for the whole shape.
+
+        Returns:
+            The shape, or a size; None for a ragged dim.
+
+        Raises:
+            IndexError: there is no such dim.
+        """
         return self.shape if dim is None else self.shape[self.wrapped(dim)]
 
     def __len__(self) -> int:
@@ -122,7 +134,7 @@ class Ragged:
         return iter(self.components())
 
     def __bool__(self) -> bool:
-        return bool(self.values)  # of one entry; else an error, as of a tensor
+        return bool(self.values)  # for one entry; else an error, as for a tensor
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +143,7 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
-        """Where the values are, and the offsets and sizes."""
+        """The device of the values, the offsets and the sizes."""
         return self.values.device
 
     @property
@@ -151,18 +163,33 @@ class Ragged:
 
     @property
     def grad(self) -> Ragged | None:
-        """The gradient that has been accumulated in the values, in the same components; None: there is none."""
+        """The gradient that has been accumulated in the values, in the same components; None if there is none."""
         return None if self.values.grad is None else self.like(self.values.grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Ragged:
-        """Say whether gradients of the values are wanted; itself. Raises: RuntimeError: as of a tensor."""
+        """Say whether gradients of the values are wanted.
+
+        Args:
+            requires_grad: whether they are.
+
+        Returns:
+            The Ragged itself.
+
+        Raises:
+            RuntimeError: as ``Tensor.requires_grad_``.
+        """
         self.values.requires_grad_(requires_grad)
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Ragged:
-        """Values in another dtype or on another device, with all arguments of ``Tensor.to``, or as another Ragged is.
+        """Convert the values to another dtype or device. Offsets and sizes stay integers, and move with the values.
 
-        Offsets and sizes stay integers, and go where the values do. Itself, if nothing changes.
+        Args:
+            args: those of ``Tensor.to``, or another Ragged, whose dtype and device are taken.
+            kwargs: those of ``Tensor.to``.
+
+        Returns:
+            The converted Ragged; itself, if nothing changes.
         """
         if args and isinstance(args[0], Ragged):
             args = (args[0].values, *args[1:])
@@ -177,31 +204,35 @@ class Ragged:
         return made
 
     def cpu(self) -> Ragged:
-        """On the CPU."""
+        """The Ragged on the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: int | str | torch.device | None = None) -> Ragged:
-        """On a GPU, by default the current one."""
+        """The Ragged on a GPU, by default the current one."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
         )
 
-    __array_ufunc__ = None  # so that a NumPy number leaves an operator to this class
+    __array_ufunc__ = None  # so that NumPy numbers defer operators to this class
 
-    # -- structure, again -----------------------------------------------------------------------------------------------
+    # -- structure, again ----------------------------------------------------------------------------------------------
 
     def wrapped(self, dim: int, *, name: str = "dim") -> int:
-        """``dim`` as a number from 0 (the batch). Raises: IndexError: there is no such dim."""
+        """``dim`` as a number from 0 (the batch).
+
+        Raises:
+            IndexError: there is no such dim.
+        """
         if not -self.dim() <= dim < self.dim():
             raise IndexError(f"{name}: {dim} is out of range for a nested tensor of {self.dim()} dims")
         return dim % self.dim()
 
     def segment_ids(self) -> Tensor:
-        """(T,): the component that each place along the packed dim belongs to. Waits for no device."""
+        """The component of each position along the packed dim, (T,). Does not synchronize."""
         return segments(self.offsets, self.values.shape[self.packed_dim])
 
     def component_sizes(self) -> Tensor:
-        """(B, D), int64: every component's shape. Waits for no device."""
+        """Every component's shape, (B, D), int64. Does not synchronize."""
         columns = iter([self.lengths] if self.sizes is None else self.sizes.unbind(1))
         full = [next(columns).long() if n is None else self._constant(n) for n in self.shape[1:]]
         return torch.stack(full, 1)
@@ -210,7 +241,7 @@ class Ragged:
         return torch.full((self.batch,), size, dtype=torch.int64, device=self.offsets.device)
 
     def read(self) -> tuple[list[int], list[list[int]] | None]:
-        """Offsets and sizes as numbers; waits for a GPU the first time."""
+        """Offsets and sizes as numbers; synchronizes with a GPU the first time."""
         if self._read is None:
             numbers = self.offsets.tolist(), None if self.sizes is None else self.sizes.tolist()
             object.__setattr__(self, "_read", numbers)
@@ -218,13 +249,21 @@ class Ragged:
         return self._read
 
     def read_offsets(self) -> list[int]:
-        """The first of `read`."""
+        """The offsets as numbers; see `read`."""
         return self.read()[0]
 
     def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
-        """Other values in the same components; another ``shape`` if their dense dims differ or the ragged dim moved.
+        """Other values in the same components.
 
-        Raises: ValueError: values that do not fit.
+        Args:
+            values: packed as those of this Ragged.
+            shape: the new shape, if dense dims differ or the ragged dim moved; None for the same.
+
+        Returns:
+            The new Ragged.
+
+        Raises:
+            ValueError: values that do not fit.
         """
         made = Ragged.__new__(Ragged)
         read = None if torch.compiler.is_compiling() else self._read
@@ -249,6 +288,10 @@ class Ragged:
             components: B of them, at least one.
             ragged_dims: which dims (1 is a component's first) are ragged; by default those in which sizes differ, and
                 dim 1 if none do.
+
+        Returns:
+            The batch.
+
         Raises:
             ValueError: no components, components without dims, or sizes that differ in a dim that is not to be ragged.
         """
@@ -270,27 +313,27 @@ class Ragged:
         return Ragged(values, _offsets(lengths, device), shape, chosen)
 
     def component(self, index: int) -> Tensor:
-        """The component ``index``, from 0: a view of ``values``. Reads the offsets: waits for a GPU."""
+        """The component ``index``, from 0: a view of ``values``. Reads the offsets, which synchronizes with a GPU."""
         at, sizes = self.read()
         part = self.values.narrow(self.packed_dim, at[index], at[index + 1] - at[index])
         return part if sizes is None else part.reshape(self._full(sizes[index]))
 
     def components(self) -> list[Tensor]:
-        """The B components, views of ``values``. Reads the offsets: waits for a GPU."""
+        """The B components, views of ``values``. Reads the offsets, which synchronizes with a GPU."""
         at, sizes = self.read()
-        # not one by one: the gradient of each would be a buffer of its own
+        # one split: with one narrow per component, each gradient would be a full buffer
         parts = self.values.split([b - a for a, b in zip(at, at[1:])], self.packed_dim) if self.batch else ()
         return list(parts) if sizes is None else [p.reshape(self._full(n)) for p, n in zip(parts, sizes)]
 
     def _full(self, ragged_sizes: Sequence[int]) -> list[int]:
-        """A component's shape, of which its sizes in the ragged dims are given."""
+        """A component's shape, given its sizes in the ragged dims."""
         sizes = iter(ragged_sizes)
         return [next(sizes) if n is None else n for n in self.shape[1:]]
 
-    # -- flat -----------------------------------------------------------------------------------------------------------
+    # -- flat ----------------------------------------------------------------------------------------------------------
 
     def flat(self) -> Tensor:
-        """(N,): the components one after the other, each row by row. Waits for no device."""
+        """The components one after the other, each row-major, (N,). Does not synchronize."""
         return self.values if self.sizes is not None else flat_from_packed(self.values, self.offsets, self.packed_dim)
 
     @staticmethod
@@ -305,19 +348,25 @@ class Ragged:
             return Ragged(packed_from_flat(flat, offsets, packed, ragged[0] - 1), offsets, shape)
         return Ragged(flat, cumulated(sizes.prod(1)), shape, sizes[:, [d - 1 for d in ragged]])
 
-    # -- torch's nested tensors -----------------------------------------------------------------------------------------
+    # -- torch's nested tensors ----------------------------------------------------------------------------------------
 
     @staticmethod
     def from_nested(nested: Tensor, *, ragged_dims: Sequence[int] | None = None) -> Ragged:
-        """A torch nested tensor of either layout; differentiable in reverse.
+        """Convert a torch nested tensor of either layout; differentiable in reverse.
 
-        The jagged layout shares memory and offsets, unless there are holes between the components: these are left out
-        of a copy, for which a GPU is waited. The strided layout is copied where it has a gradient or is not in order.
+        The jagged layout shares memory and offsets, unless there are holes between the components: a copy leaves them
+        out, which synchronizes with a GPU. The strided layout is copied where it has a gradient or is not in order.
 
         Args:
+            nested: the nested tensor.
             ragged_dims: for the strided layout, as in `from_components`.
+
+        Returns:
+            The batch.
+
         Raises:
-            TypeError: no nested tensor. ValueError: a strided one without components or whose components have no dims.
+            TypeError: not a nested tensor.
+            ValueError: a strided one without components or whose components have no dims.
         """
         if not isinstance(nested, Tensor) or not nested.is_nested:
             raise TypeError(f"nested: expected a nested tensor, got {type(nested).__name__}")
@@ -328,24 +377,28 @@ class Ragged:
             return Ragged(values, offsets, shape)
         if nested.dim() < 2:
             raise ValueError("nested: a strided nested tensor needs components with at least one dim")
-        if recorded(nested) and nested.size(0):
+        if tracked(nested) and nested.size(0):
             return Ragged.from_components(strided_components(nested), ragged_dims=ragged_dims)
         flat, sizes = from_strided(nested)
         return Ragged.from_flat(flat, sizes.to(flat.device), _ragged_shape(sizes.tolist(), ragged_dims))
 
     def to_nested(self, layout: torch.layout) -> Tensor:
-        """As a torch nested tensor; differentiable in reverse.
+        """Convert to a torch nested tensor; differentiable in reverse.
 
         Args:
-            layout: ``torch.jagged``: shares values and offsets. ``torch.strided``: reads the sizes, waits for a GPU; a
-                copy where there is a gradient.
+            layout: ``torch.jagged``: shares values and offsets. ``torch.strided``: reads the sizes, which synchronizes
+                with a GPU; a copy where there is a gradient.
+
+        Returns:
+            The nested tensor.
+
         Raises:
             ValueError: another layout; several ragged dims as jagged; no components as strided.
         """
         if layout is torch.strided:
             if not self.batch:
                 raise ValueError("to_nested: a strided nested tensor without components has no sizes; use torch.jagged")
-            if recorded(self.values):
+            if tracked(self.values):
                 return torch.nested.as_nested_tensor(self.components())
             return to_strided(self.flat(), self.component_sizes().cpu())
         if layout is not torch.jagged:
@@ -358,10 +411,15 @@ class Ragged:
     # -- padded -------------------------------------------------------------------------------------------------------
 
     def to_padded(self, value: float = 0.0, length: int | Sequence[int] | None = None) -> Tensor:
-        """(B, ...): components filled up with ``value`` to common sizes in the ragged dims.
+        """Fill the components up with ``value`` to common sizes in the ragged dims. Differentiable.
 
         Args:
-            length: those sizes, at least the longest; None: the longest, for which a GPU is waited.
+            value: the padding.
+            length: those sizes, at least the longest; None: the longest, which synchronizes with a GPU.
+
+        Returns:
+            (B, ...), dense.
+
         Raises:
             ValueError: a ``length`` that is too short (on the CPU; on a GPU it cuts).
         """
@@ -379,14 +437,14 @@ class Ragged:
         if self.sizes is None:
             return self._padded_rows(value, length[0])
         full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(self.shape[1:])]
-        places = self.offsets[:-1].reshape([-1] + [1] * len(full))
-        inside = torch.ones_like(places, dtype=torch.bool)
+        positions = self.offsets[:-1].reshape([-1] + [1] * len(full))
+        inside = torch.ones_like(positions, dtype=torch.bool)
         for d, n in enumerate(full):
             coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
             of_dim = [-1] + [1] * len(full)
-            places = places + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
+            positions = positions + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
             inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
-        return _filled(self.values, 0, value, places, inside)
+        return _filled(self.values, 0, value, positions, inside)
 
     def _padded_rows(self, value: float, length: int) -> Tensor:
         local = torch.arange(length, device=self.offsets.device)
@@ -404,16 +462,23 @@ class Ragged:
         ragged_dim: int = 1,
         total: int | None = None,
     ) -> Ragged:
-        """The first ``lengths[b]`` places along one dim of each component of a dense tensor. Differentiable.
+        """The first ``lengths[b]`` entries along one dim of each component of a dense tensor. Differentiable.
 
         Args:
             padded: (B, ...).
-            lengths: (B,), int32 or int64; or else ``offsets``: (B + 1,), as of `Ragged`.
+            lengths: (B,), int32 or int64; None if ``offsets`` are given.
+            offsets: (B + 1,), as of `Ragged`; None if ``lengths`` are given.
             ragged_dim: along which dim of ``padded``.
-            total: the sum of the lengths, if it is known: a GPU is then not waited for.
+            total: the sum of the lengths; None: it is read, which synchronizes with a GPU.
+
+        Returns:
+            The batch.
+
         Raises:
-            ValueError: neither or both of lengths and offsets; lengths out of range (read on the CPU; on a GPU places
-            beyond the end repeat the last). IndexError: no such dim. TypeError: lengths of another dtype.
+            ValueError: neither or both of lengths and offsets; lengths out of range (read on the CPU; on a GPU
+                positions beyond the end repeat the last).
+            IndexError: no such dim.
+            TypeError: lengths of another dtype.
         """
         if (lengths is None) == (offsets is None):
             raise ValueError("lengths, offsets: expected one of the two")
@@ -436,16 +501,16 @@ class Ragged:
             raise ValueError(f"lengths: expected from 0 to {longest}, got {lengths.tolist()}")
         total = int(offsets[-1]) if total is None else total
         which = segments(offsets, total)
-        places = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
+        positions = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
         if total and not batch * longest:
-            raise ValueError(f"total: {total} places cannot come from padded of shape {list(padded.shape)}")
+            raise ValueError(f"total: {total} positions cannot come from padded of shape {list(padded.shape)}")
         rows = padded.movedim(ragged_dim, 1).flatten(0, 1)
-        values = rows.index_select(0, places.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
+        values = rows.index_select(0, positions.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
         return Ragged(values, offsets, shape)
 
-    # -- checks ---------------------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_structure(self) -> None:
         offsets, sizes, ragged = self.offsets, self.sizes, self.ragged_dims
@@ -519,13 +584,13 @@ def _ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | N
     return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
 
 
-def _filled(values: Tensor, dim: int, value: float, places: Tensor, inside: Tensor) -> Tensor:
-    """``values`` at ``places`` along ``dim``, and ``value`` where not ``inside``; the places' dims come in place of it."""
+def _filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
+    """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. Their dims replace ``dim``."""
     end = values.shape[dim]
     filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)
     extended = torch.cat([values, filler], dim)
-    found = extended.index_select(dim, torch.where(inside, places, end).flatten())
-    return found.unflatten(dim, places.shape)
+    found = extended.index_select(dim, torch.where(inside, positions, end).flatten())
+    return found.unflatten(dim, positions.shape)
 
 
 def _flatten(ragged: Ragged) -> tuple[list[Any], Any]:
@@ -540,6 +605,6 @@ def _unflatten(leaves: Any, shape: Any) -> Ragged:
     return made
 
 
-# what torch.load accepts by default; `Ragged` checks what it is made of
+# torch.load accepts it by default; `Ragged` checks its parts
 torch.serialization.add_safe_globals([Ragged])
 pytree.register_pytree_node(Ragged, _flatten, _unflatten, serialized_type_name="torch_manualgrad.nested.Ragged")

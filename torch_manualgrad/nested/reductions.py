@@ -2,15 +2,15 @@
 
 Dims are counted as on the nested tensor: 0 is the batch. Over dense dims, the dense operator acts on the buffer; over
 the ragged dim, or over it and dense ones, the formulas of `segments` do. The batch can be reduced together with the
-ragged dim only. A batch with several ragged dims is put in an order in which the entries that are reduced together lie
-side by side (`_Lines`), and is then one with a single ragged dim.
+ragged dim only. The entries of a batch with several ragged dims are reordered so that those that are reduced together
+are contiguous (`_Lines`); it is then a batch with a single ragged dim.
 
-What is reduced over the ragged dim is an ordinary tensor, whose dim 0 is the batch; over dense dims only, and with
-several ragged dims, it is a nested tensor again. Every function takes a `Ragged` or one of torch's nested tensors and
-returns the same kind. All hold in every mode and to any order.
+The result over the ragged dim is an ordinary tensor, whose dim 0 is the batch; over dense dims only, and with several
+ragged dims, it is a nested tensor again. Every function takes a `Ragged` or one of torch's nested tensors and returns
+the same kind. All are differentiable in every mode and to any order.
 
 Empty components: a sum of 0, a product of 1, a mean and variance of nan, a logsumexp of -inf, a norm of 0. An extremum
-there is an error on the CPU, and +-inf with no gradient where it cannot be known without waiting for the device.
+there is an error on the CPU; where the lengths cannot be read without synchronizing, it is +-inf with no gradient.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ Dims = int | Sequence[int] | None
 
 
 class Extremum(NamedTuple):
-    """The largest or smallest entries, and where along the reduced dim (within the component) the first of each is."""
+    """The largest or smallest entries, and the index, within the component, of the first of each."""
 
     values: Any
     indices: Any
 
 
-# -- what is reduced --------------------------------------------------------------------------------------------------
+# -- slices -----------------------------------------------------------------------------------------------------------
 
 
 class _Slices:
-    """Values, and what of them is reduced: `dense` dims, or the dim `along`, which `offsets` cut.
+    """Values, and the dims that are reduced: the `dense` ones, or the dim `along`, which `offsets` divide.
 
-    A reduced tensor keeps its dims, with size 1 where `dense`, and B in `along`.
+    A reduced tensor keeps its dims, with size 1 in the `dense` ones, and B in `along`.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class _Slices:
 
     @property
     def packed(self) -> int:
-        """`along`, where there is one."""
+        """`along`, if there is one."""
         assert self.along is not None
         return self.along
 
     @property
     def offsets(self) -> Tensor:
-        """What cuts `packed`."""
+        """The offsets that divide `packed`."""
         assert self._offsets is not None
         return self._offsets
 
@@ -119,7 +119,7 @@ class _Slices:
         return torch.where(m.isfinite(), m, 0)
 
     def expand(self, reduced: Tensor) -> Tensor:
-        """What is reduced, at each entry that it was reduced of; dense dims broadcast by themselves."""
+        """A reduced tensor, repeated at each entry of its slice; dense dims broadcast by themselves."""
         if self.along is None:
             return reduced
         inexact = reduced.is_floating_point() or reduced.is_complex()
@@ -132,8 +132,8 @@ class _Slices:
             return math.prod(self.values.shape[d] for d in self.dense)
         return self._in_place(self.offsets.diff())
 
-    def places(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """For x cut along `along`: the place of each entry, and of the beginning of its slice."""
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The position of each entry of x along `along`, and that of the beginning of its slice."""
         count = x.shape[self.packed]
         here = torch.arange(count, device=self.offsets.device)
         return self._in_place(here), self._in_place(self.offsets[segments(self.offsets, count)].long())
@@ -164,7 +164,7 @@ def _one_dim(x: Ragged, dim: int) -> int:
 
 
 def _reduce(x: Ragged, dim: Dims, keepdim: bool, function: Callable[[_Slices], Any]) -> Any:
-    """``function`` of the slices, which reduces their values, with its result (or results) in the nested shape."""
+    """Apply ``function``, which reduces slices, and give its result (or results) the nested shape."""
     dims = _dims(x, dim)
     if x.sizes is not None and dims[0] != 0:
         if len(dims) == x.dim() - 1:
@@ -178,7 +178,7 @@ def _reduce(x: Ragged, dim: Dims, keepdim: bool, function: Callable[[_Slices], A
         return _each(function(_Slices(lines.values, (), 0, offsets)), rebuilt)
     packed = x.packed_dim
     if dims[0] == 0 or packed + 1 not in dims:
-        # with the batch, the components are one: their dim in the buffer is a dense one
+        # if the batch is reduced too, the ragged dim of the buffer is reduced as a dense one
         dense = range(x.values.dim()) if dims[0] == 0 and x.sizes is not None else [d - 1 for d in dims if d]
         return _each(function(_Slices(x.values, dense)), lambda r: _dense_result(x, r, dims, keepdim))
     dense = [d - 1 for d in dims if d != packed + 1]
@@ -190,7 +190,7 @@ def _each(found: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def _joined(x: Ragged, packed: int, dense: Sequence[int]) -> _Slices:
-    """The dense dims among the places of the ragged one, so that one dim is reduced."""
+    """The slices with the dense dims flattened into the ragged one, so that one dim is reduced."""
     if not dense:
         return _Slices(x.values, (), packed, x.offsets)
     at = packed - len([d for d in dense if d < packed])
@@ -219,11 +219,11 @@ def _dense_result(x: Ragged, reduced: Tensor, dims: Sequence[int], keepdim: bool
 
 
 class _Lines:
-    """A batch with several ragged dims, in the order in which the entries along one dim lie side by side.
+    """A batch with several ragged dims, its entries reordered so that those along one dim are contiguous.
 
     Attributes:
         values: (N,), the entries in that order: component by component, line by line.
-        back: (N,), where each entry of the batch is among them.
+        back: (N,), the index of each entry of the batch among them.
     """
 
     def __init__(self, x: Ragged, dim: int) -> None:
@@ -242,13 +242,15 @@ class _Lines:
         self._along = along[order]
 
     def offsets(self) -> Tensor:
-        """Where lines begin, with as many offsets as there could be lines: the last ones are empty. Waits for nothing."""
+        """Where lines begin, for the largest possible number of lines: the last are empty. Does not synchronize."""
         line = (self._along == 0).cumsum(0)
         return torch.searchsorted(line, torch.arange(1, len(line) + 2, device=line.device))
 
     def reduced(self, keepdim: bool) -> tuple[Tensor, Callable[[Tensor], Ragged]]:
-        """Where lines begin, empty ones too; and what makes a nested tensor of a value for each. Waits for the device:
-        how many lines there are is known to the sizes alone."""
+        """Where lines begin, empty ones too; and a function that makes a nested tensor of one value for each.
+
+        It synchronizes: the number of lines depends on the sizes.
+        """
         x, at = self.batch, self.dim - 1
         others = torch.cat([self.sizes[:, :at], self.sizes[:, at + 1 :]], 1)
         counts = others.prod(1)
@@ -292,18 +294,27 @@ def _map(x: Ragged, dim: int, dense: Callable[[Tensor, int], Tensor], ragged: Ca
 
 @on_nested
 def sum(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The sum over ``dim``, as torch.sum.
+    """The sum over ``dim``, as `torch.sum`.
 
     Args:
         x: the nested tensor.
-        dim: one or more dims; None for all. See the module for what can be reduced together.
+        dim: one or more dims; None for all. The module's docstring says what can be reduced together.
         keepdim: whether reduced dims stay, with size 1.
+
     Returns:
-        A tensor (B, ...) if the ragged dim is reduced; else of the kind of ``x``. Integers are summed in int64.
+        A tensor (B, ...) if the ragged dim is reduced; else the kind of ``x``. Integers are summed in int64.
+
     Raises:
-        IndexError: a dim out of range. ValueError: the batch without the ragged dim; with several ragged dims, some of
-        the components' dims, but neither one nor all. RuntimeError: a dim twice.
-    Where not differentiable: none. Source: ATen sum.dim_IntList, _nested_sum_backward.
+        IndexError: a dim out of range.
+        ValueError: the batch without the ragged dim; with several ragged dims, more than one of the components' dims,
+            but not all.
+        RuntimeError: a dim twice.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen sum.dim_IntList, _nested_sum_backward.
     """
     return _reduce(x, dim, keepdim, lambda s: s.sum(s.values))
 
@@ -314,9 +325,25 @@ def _mean(s: _Slices, x: Tensor) -> Tensor:
 
 @on_nested
 def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The mean over ``dim``, as torch.mean: the sum over each component's own length.
+    """The mean over ``dim``, as `torch.mean`: the sum over each component's own length.
 
-    Args, Returns, Raises: as `sum`; TypeError: integers. Where not differentiable: none. Source: ATen mean.dim.
+    Args:
+        x: floating point or complex.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `sum`.
+
+    Raises:
+        IndexError, ValueError, RuntimeError: as `sum`.
+        TypeError: integers.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen mean.dim.
     """
     _require_inexact(x, "mean")
     return _reduce(x, dim, keepdim, lambda s: _mean(s, wide(s.values)).to(x.values.dtype))
@@ -334,9 +361,25 @@ def _variance(s: _Slices, correction: float) -> Tensor:
 
 @on_nested
 def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Ragged | Tensor:
-    """The variance over ``dim``, as torch.var: sum |x - mean|^2 / (count - correction); nan with too few entries.
+    """The variance over ``dim``, as `torch.var`: sum |x - mean|^2 / (count - correction); nan with too few entries.
 
-    Args, Returns, Raises: as `mean`; real for complex ``x``. Where not differentiable: none. Source: ATen var.correction.
+    Args:
+        x: floating point or complex.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+        correction: is subtracted from the count.
+
+    Returns:
+        As `sum`, real.
+
+    Raises:
+        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen var.correction.
     """
     _require_inexact(x, "var")
     real = x.values.dtype.to_real()
@@ -345,10 +388,25 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 
 @on_nested
 def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Ragged | Tensor:
-    """The standard deviation over ``dim``, as torch.std: the square root of `var`.
+    """The standard deviation over ``dim``, as `torch.std`: the square root of `var`.
 
-    Args, Returns, Raises: as `var`. Where not differentiable: where all entries are equal, every derivative is 0.
-    Source: ATen std.correction.
+    Args:
+        x: floating point or complex.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+        correction: as in `var`.
+
+    Returns:
+        As `sum`, real.
+
+    Raises:
+        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+
+    Note:
+        Where not differentiable: where all entries are equal; there every derivative is 0.
+
+    References:
+        ATen std.correction.
     """
     _require_inexact(x, "std")
     real = x.values.dtype.to_real()
@@ -362,10 +420,24 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 
 @on_nested
 def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
-    """log sum exp(x) over ``dim``, as torch.logsumexp.
+    """log sum exp(x) over ``dim``, as `torch.logsumexp`.
 
-    Args, Returns, Raises: as `mean`. Where not differentiable: a slice of nothing but -inf, or of nothing, is -inf, with every
-    derivative 0. Source: ATen logsumexp.
+    Args:
+        x: floating point or complex.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `sum`.
+
+    Raises:
+        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+
+    Note:
+        Where not differentiable: a slice that is empty or holds only -inf gives -inf, with every derivative 0.
+
+    References:
+        ATen logsumexp.
     """
     _require_inexact(x, "logsumexp")
 
@@ -381,16 +453,27 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
 
 @on_nested
 def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The vector norm over ``dim``, as torch.linalg.vector_norm; scaled by the largest entry, so nothing overflows.
+    """The vector norm over ``dim``, as `torch.linalg.vector_norm`; scaled by the largest entry against overflow.
 
     Args:
-        x: real or complex.
+        x: floating point or complex.
         ord: any real, inf or -inf.
-        dim, keepdim: as `sum`.
-    Returns: as `sum`, real. Raises: as `mean`.
-    Where not differentiable: those of derivatives/reduction/norm.py: where the norm is 0, and at entries of 0, every derivative is 0 (but for
-    an even ``ord`` the latter are smooth); entries that attain an extreme share its gradient.
-    Source: ATen linalg_vector_norm.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `sum`, real.
+
+    Raises:
+        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+
+    Note:
+        Where not differentiable: where derivatives/reduction/norm.py says. Where the norm is 0, and at entries of 0,
+        every derivative is 0 (for an even ``ord`` the norm is smooth at the latter); entries that attain an extreme
+        share its gradient.
+
+    References:
+        ATen linalg_vector_norm.
     """
     _require_inexact(x, "vector_norm")
     real = x.values.dtype.to_real()
@@ -409,7 +492,7 @@ def _norm(s: _Slices, p: float) -> Tensor:
         return s.sum(size)  # 0 for every slice
     if math.isinf(p):
         return s.amax(size) if p > 0 else -s.amax(-size)
-    # n is of degree 1: scaled by a constant m, it is right where its powers over- or underflow
+    # the norm has degree 1: scaled by a constant m, it is right where its powers over- or underflow
     extreme = s.amax(size.detach()) if p > 0 else -s.amax(-size.detach())
     m = torch.where((extreme == 0) | ~extreme.isfinite(), 1, extreme)
     if p == 2:
@@ -426,9 +509,9 @@ def _norm(s: _Slices, p: float) -> Tensor:
 
 
 def _scan(s: _Slices, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: int) -> Tensor:
-    """Each place combined with all before it in its slice, in log2(T) passes that multiply and add only."""
+    """Each position combined with all before it in its slice, in log2(T) passes that only multiply and add."""
     dim = s.packed
-    here, start = s.places(x)
+    here, start = s.positions(x)
     step = 1
     while step < x.shape[dim]:
         x = combine(x, torch.where(here - start >= step, x.roll(step, dim), neutral))
@@ -457,9 +540,24 @@ def _product(s: _Slices) -> Tensor:
 
 @on_nested
 def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The product over one dim, or over all, as torch.prod: without a division, so zeros are as good as other values.
+    """The product over one dim, or over all, as `torch.prod`: without a division, so zeros are not special.
 
-    Args, Returns, Raises: as `mean`. Where not differentiable: none, it is a polynomial. Source: ATen prod.dim_int.
+    Args:
+        x: floating point or complex.
+        dim: one dim; None for all.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `sum`.
+
+    Raises:
+        IndexError, ValueError, RuntimeError, TypeError: as `mean`.
+
+    Note:
+        Where not differentiable: nowhere, it is a polynomial.
+
+    References:
+        ATen prod.dim_int.
     """
     _require_inexact(x, "prod")
     return _reduce(x, dim, keepdim, lambda s: _product(s).to(x.values.dtype))
@@ -467,13 +565,24 @@ def prod(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Ragged | T
 
 @on_nested
 def cumsum(x: Ragged, dim: int) -> Ragged:
-    """The cumulative sum along a dim of the components, as torch.cumsum.
+    """The cumulative sum along a dim of the components, as `torch.cumsum`.
 
     Args:
         x: the nested tensor.
         dim: a dim of the components.
-    Returns: of the kind and shape of ``x``; integers in int64.
-    Raises: IndexError: a dim out of range. ValueError: the batch. Where not differentiable: none. Source: ATen cumsum.
+
+    Returns:
+        The kind and shape of ``x``; integers in int64.
+
+    Raises:
+        IndexError: a dim out of range.
+        ValueError: the batch.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen cumsum.
     """
 
     def along(s: _Slices) -> Tensor:
@@ -488,7 +597,7 @@ def cumsum(x: Ragged, dim: int) -> Ragged:
 
 
 def _dense_softmax(x: Tensor, dim: int, log: bool = False) -> Tensor:
-    """torch.softmax, or log_softmax; not its tangent, as PyTorch's overwrites what a backward through it needs."""
+    """torch.softmax, or log_softmax, without PyTorch's tangent, which overwrites what a backward through it needs."""
     if torch.compiler.is_compiling() or only_autograd() or not x.numel():
         return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
     shifted = wide(x - x.detach().amax(dim, keepdim=True))
@@ -499,16 +608,26 @@ def _dense_softmax(x: Tensor, dim: int, log: bool = False) -> Tensor:
 
 @on_nested
 def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
-    """The softmax along a dim of the components, as torch.softmax.
+    """The softmax along a dim of the components, as `torch.softmax`.
 
     Args:
         x: real.
         dim: a dim of the components.
-        dtype: what ``x`` is converted to first.
-    Returns: of the kind and shape of ``x``.
-    Raises: IndexError: a dim out of range. ValueError: the batch. RuntimeError: a dtype without a softmax.
-    Where not differentiable: none; a slice with nan, +inf or nothing but -inf is nan.
-    Source: ATen softmax_nested, nested_softmax_backward.
+        dtype: ``x`` is converted to it first; None for the dtype of ``x``.
+
+    Returns:
+        The kind and shape of ``x``.
+
+    Raises:
+        IndexError: a dim out of range.
+        ValueError: the batch.
+        RuntimeError: a dtype without a softmax.
+
+    Note:
+        Where not differentiable: nowhere; a slice with nan or +inf, or with only -inf, is nan.
+
+    References:
+        ATen softmax_nested, nested_softmax_backward.
     """
     return _map(
         x if dtype is None else x.like(x.values.to(dtype)),
@@ -520,9 +639,24 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
 
 @on_nested
 def log_softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
-    """The logarithm of the softmax along a dim of the components, as torch.log_softmax.
+    """The logarithm of the softmax along a dim of the components, as `torch.log_softmax`.
 
-    Args, Returns, Raises, non-smooth points: as `softmax`. Source: ATen _log_softmax_backward_data.
+    Args:
+        x: real.
+        dim: as in `softmax`.
+        dtype: as in `softmax`.
+
+    Returns:
+        The kind and shape of ``x``.
+
+    Raises:
+        IndexError, ValueError, RuntimeError: as `softmax`.
+
+    Note:
+        Where not differentiable: as `softmax`.
+
+    References:
+        ATen _log_softmax_backward_data.
     """
     return _map(
         x if dtype is None else x.like(x.values.to(dtype)),
@@ -534,14 +668,24 @@ def log_softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged
 
 @on_nested
 def glu(x: Ragged, dim: int = -1) -> Ragged:
-    """a sigmoid(b), with a and b the halves of x along a dense dim, as torch.nn.functional.glu.
+    """a sigmoid(b), with a and b the halves of x along a dense dim, as `torch.nn.functional.glu`.
 
     Args:
-        x: real, of one ragged dim.
+        x: real, with one ragged dim.
         dim: a dense dim of even size.
-    Returns: of the kind of ``x``, half as large in ``dim``.
-    Raises: IndexError: a dim out of range. ValueError: the batch, a ragged dim, an odd size, several ragged dims.
-    Where not differentiable: none. Source: ATen glu.
+
+    Returns:
+        The kind of ``x``, half as large in ``dim``.
+
+    Raises:
+        IndexError: a dim out of range.
+        ValueError: the batch, a ragged dim, an odd size, several ragged dims.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen glu.
     """
     at = _one_dim(x, dim)
     size = x.shape[at]
@@ -562,25 +706,55 @@ def _largest(s: _Slices) -> Tensor:
 def _smallest(s: _Slices) -> Tensor:
     _refuse_empty(s)
     if not s.values.is_floating_point():
-        return ~s.amax(~s.values)  # the least integer has no opposite
+        return ~s.amax(~s.values)  # the negative of the least integer overflows
     return -s.amax(-s.values)
 
 
 @on_nested
 def amax(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The largest entry over ``dim``, as torch.amax.
+    """The largest entry over ``dim``, as `torch.amax`.
 
-    Args, Returns, Raises: as `sum`; ``x`` real; IndexError: an empty slice, where that can be known (see the module).
-    Where not differentiable: entries that tie share the gradient equally. Source: ATen amax.
+    Args:
+        x: real.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `sum`, in the dtype of ``x``.
+
+    Raises:
+        IndexError: a dim out of range; an empty slice, where that can be read (see the module's docstring).
+        ValueError, RuntimeError: as `sum`.
+
+    Note:
+        Where not differentiable: at ties, whose entries share the gradient equally.
+
+    References:
+        ATen amax.
     """
     return _reduce(x, dim, keepdim, _largest)
 
 
 @on_nested
 def amin(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
-    """The smallest entry over ``dim``, as torch.amin.
+    """The smallest entry over ``dim``, as `torch.amin`.
 
-    Args, Returns, Raises, non-smooth points: as `amax`. Source: ATen amin.
+    Args:
+        x: real.
+        dim: as in `sum`.
+        keepdim: as in `sum`.
+
+    Returns:
+        As `amax`.
+
+    Raises:
+        IndexError, ValueError, RuntimeError: as `amax`.
+
+    Note:
+        Where not differentiable: as `amax`.
+
+    References:
+        ATen amin.
     """
     return _reduce(x, dim, keepdim, _smallest)
 
@@ -591,11 +765,11 @@ def _first(s: _Slices, largest: bool) -> Extremum:
     if dim is None:
         found = (torch.max if largest else torch.min)(x, s.dense[0], keepdim=True)
         return Extremum(found.values, found.indices)
-    here, start = s.places(x)
+    here, start = s.positions(x)
     extreme = (_largest if largest else _smallest)(_Slices(x.detach(), (), dim, s.offsets))
     attained = (x == s.expand(extreme)) | (x != x)
     count = x.shape[dim]
-    at = -segment_amax.reference(torch.where(attained, -here, -count), s.offsets, dim)  # the first place
+    at = -segment_amax.reference(torch.where(attained, -here, -count), s.offsets, dim)  # the first position
     nothing = (s.offsets.diff() == 0).reshape([-1 if d == dim else 1 for d in range(x.dim())])
     at = at.clamp(0, count - 1)
     values = torch.where(nothing, extreme, x.gather(dim, at))
@@ -614,26 +788,51 @@ def _extremum(x: Ragged, dim: int | None, keepdim: bool, largest: bool) -> Any:
 
 @on_nested
 def max(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The largest entry of all, or over one dim with its index, as torch.max.
+    """The largest entry of all, or over one dim with its index, as `torch.max`.
 
     Args:
         x: real.
         dim: a dim of the components; None: over all entries, a tensor.
         keepdim: whether the reduced dim stays, with size 1.
+
     Returns:
-        Extremum(values, indices): each as of `sum`. Indices are within the component, of the first that attains.
-    Raises: as `amax`; ValueError: the batch, or keepdim without a dim.
-    Where not differentiable: the gradient is all the chosen entry's; over all entries, those that tie share it.
-    Source: ATen max.dim, value_selecting_reduction_backward.
+        `Extremum`: values and indices, each as from `sum`. Indices are within the component, of the first entry that
+        attains the value.
+
+    Raises:
+        IndexError, RuntimeError: as `amax`.
+        ValueError: the batch, or keepdim without a dim.
+
+    Note:
+        Where not differentiable: at ties, where the chosen entry has the whole gradient; over all entries, those that
+        tie share it.
+
+    References:
+        ATen max.dim, value_selecting_reduction_backward.
     """
     return _extremum(x, dim, keepdim, True)
 
 
 @on_nested
 def min(x: Ragged, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The smallest entry of all, or over one dim with its index, as torch.min.
+    """The smallest entry of all, or over one dim with its index, as `torch.min`.
 
-    Args, Returns, Raises, non-smooth points: as `max`. Source: ATen min.dim.
+    Args:
+        x: real.
+        dim: as in `max`.
+        keepdim: as in `max`.
+
+    Returns:
+        As `max`.
+
+    Raises:
+        IndexError, ValueError, RuntimeError: as `max`.
+
+    Note:
+        Where not differentiable: as `max`.
+
+    References:
+        ATen min.dim.
     """
     return _extremum(x, dim, keepdim, False)
 
@@ -644,7 +843,7 @@ def _require_inexact(x: Ragged, name: str) -> None:
 
 
 def _refuse_empty(s: _Slices) -> None:
-    """Only where it can be known at once."""
+    """Raise for empty slices, if the lengths can be read without synchronizing."""
     if s.along is None or s.offsets.device.type != "cpu" or torch.compiler.is_compiling():
         return
     lengths = s.offsets.diff()

@@ -1,20 +1,21 @@
-"""Segments: what a reduction along the ragged dim is made of.
+"""Operators on segments, of which reductions along the ragged dim are composed.
 
-``offsets`` (B + 1 of them, from 0 to T) cut the dim ``dim`` of a tensor, T long, into B segments. With E the 0/1 matrix
-that repeats a row of B for each place of its segment, and x_s the part of x in segment s:
+``offsets`` (B + 1 of them, from 0 to T) divide the dim ``dim`` of a tensor, T long, into B segments. Let E be the 0/1
+matrix that repeats a row of B for each position of its segment, and x_s the part of x in segment s:
 
     sum:          y = E^T x,                         vjp: E g,                          jvp: E^T t
     softmax:      y = exp(x) / E E^T exp(x),         vjp: y (g - E E^T (y g)),          jvp: the same, at t
     log_softmax:  y = x - log E E^T exp(x),          vjp: g - exp(y) E E^T g,           jvp: t - E E^T (exp(y) t)
     amax:         y_s = max x_s,                     vjp: g / count where attained,     jvp: the mean of t there
 
-E and E^T are each other's derivative, and the others are made of them, so all hold to any order in any mode. Exponents
-are shifted by the segment's maximum, a constant to every derivative as no result depends on it.
-An empty segment sums to 0, and its maximum is -inf (the least integer). Half precision is summed in float32.
+E and E^T are each other's derivative, and the others are made of them, so all are differentiable to any order in any
+mode. Exponents are shifted by the segment's maximum, a constant to every derivative as no result depends on it. An
+empty segment sums to 0, and its maximum is -inf (the least integer). Half precision is summed in float32.
 
-The kernels divide their work by entries, not by segments, and their results do not depend on the number of threads. They
-check the offsets as they read them: the CPU raises; a GPU, which would have to be waited for, reads and writes nothing
-but what there is, and makes the whole result nan. The Python bodies, which act without kernels, check nothing.
+The kernels divide their work by entries, not by segments, and their results do not depend on the number of threads.
+They check the offsets as they read them. The CPU raises. A GPU kernel, which would have to synchronize to raise, stays
+within the bounds of its tensors and makes the whole result nan. The Python bodies, which run without kernels, check
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from ..core.formula import Formula, formula
 from ..core.internals import below_autograd, entry
-from .fast_path import alone, shortened
+from .fast_path import fast_path, is_plain_call
 from .packing import segments
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the dtype to add up in."""
+    """x in the dtype in which sums are accumulated."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -68,13 +69,13 @@ def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
 def _amax(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
     least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     start = torch.full(_with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
-    places = segments(offsets, x.shape[dim])
-    places = places.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
-    return start.scatter_reduce(dim, places, x, "amax")
+    positions = segments(offsets, x.shape[dim])
+    positions = positions.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
+    return start.scatter_reduce(dim, positions, x, "amax")
 
 
 def _sum_all(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """E E^T x: each place has its segment's sum."""
+    """E E^T x: each position has its segment's sum."""
     return _repeat(_sum(x, offsets, dim), offsets, x.shape[dim], dim)
 
 
@@ -86,11 +87,15 @@ Call = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def _with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Tensor]) -> Call:
-    """Register the backward of ``op(values, offsets, dim)``, and make the short way to it (see `short`).
+    """Register the backward of ``op(values, offsets, dim)``, and make its fast path (see `fast_path`).
 
     Args:
-        keep: what the backward needs: of "values" and "result".
+        op: the formula.
+        keep: the residuals: "values", "result", both or neither.
         backward: ``(grad, *kept, offsets, count, dim) -> gradient of the values``.
+
+    Returns:
+        A function that calls ``op``, by the fast path where it can.
     """
 
     def kept(values: Tensor, result: Tensor) -> tuple[Tensor, ...]:
@@ -114,15 +119,15 @@ def _with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., T
     def gradients(needed: Any, grad: Tensor, residuals: Any, dim: int, count: int) -> tuple[Tensor, None]:
         return backward(grad, *residuals, count, dim), None
 
-    short = shortened(op.__name__, 2, forward, gradients)
+    fast = fast_path(op.__name__, 2, forward, gradients)
 
     def call(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-        if alone(values, offsets):
+        if is_plain_call(values, offsets):
             if values.requires_grad and torch.is_grad_enabled():
-                return short(values, offsets, dim, values.shape[dim])
+                return fast(values, offsets, dim, values.shape[dim])
             with below_autograd():
                 return run(values, offsets, dim)
-        return op.op(values, offsets, dim)  # what Dynamo knows how to trace
+        return op.op(values, offsets, dim)  # Dynamo can trace this
 
     return call
 
@@ -135,32 +140,47 @@ def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """The sum of each segment: E^T x.
 
     Args:
-        values: x, T long in ``dim``; floating or complex.
+        values: x, (*, T, *), T long in ``dim``; floating point or complex.
         offsets: (B + 1,), int32 or int64: where the segments begin, from 0 to T.
-        dim: the dim that is cut.
+        dim: the dim that is divided.
+
     Returns:
-        As ``values``, with B in place of T; contiguous.
+        The shape of ``values`` with B in place of T, its dtype; contiguous.
+
     Raises:
-        RuntimeError (IndexError without kernels): ``dim`` out of range. RuntimeError: offsets that do not start at 0,
-        decrease, or do not end at T (see the module); of another dtype or not one dim; values that are not inexact.
-    Where not differentiable: none, it is linear. Source: ATen sum.dim_IntList on nested tensors.
+        RuntimeError: ``dim`` out of range (IndexError without kernels); offsets that do not start at 0, decrease, or do
+            not end at T (see the module's docstring), of another dtype or not one dim; integer values.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen sum.dim_IntList on nested tensors.
     """
     return _sum(wide(values), offsets, dim).to(values.dtype)
 
 
 @formula(kernel=("cpu", "cuda"))
 def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
-    """Cotangent of x for that of its segments' sums: E g, each place with its segment's.
+    """Cotangent of x, given that of its segments' sums: E g, at each position that of its segment.
 
     Args:
-        grad: g, B long in ``dim``.
+        grad: g, (*, B, *), B long in ``dim``.
         offsets: (B + 1,), int32 or int64, from 0 to ``count``.
-        count: T, the places of x in ``dim``.
-        dim: the dim that is cut.
+        count: T, the size of x in ``dim``.
+        dim: the dim that is divided.
+
     Returns:
-        As ``grad``, with T in place of B; contiguous.
-    Raises: as segment_sum; RuntimeError: a grad of another length, a negative count. Where not differentiable: none.
-    Source: ATen _nested_sum_backward_cpu.
+        The shape of ``grad`` with T in place of B, its dtype; contiguous.
+
+    Raises:
+        RuntimeError: as `segment_sum`; a grad of another length, a negative count.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen _nested_sum_backward_cpu.
     """
     return _repeat(grad, offsets, count, dim).contiguous()
 
@@ -199,9 +219,22 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """The softmax within each segment: exp(x) / E E^T exp(x).
 
-    Args: as segment_sum; ``values`` real. Returns: the shape and dtype of ``values``, contiguous.
-    Raises: as segment_sum. Where not differentiable: none; a segment that holds nan, +inf or nothing but -inf is nan.
-    Source: ATen softmax_nested.
+    Args:
+        values: x, (*, T, *), T long in ``dim``; real.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
+    Returns:
+        The shape and dtype of ``values``, contiguous.
+
+    Raises:
+        RuntimeError: as `segment_sum`.
+
+    Note:
+        Where not differentiable: nowhere; a segment that holds nan or +inf, or only -inf, is nan.
+
+    References:
+        ATen softmax_nested.
     """
     e = _shifted(wide(values), offsets, dim).exp()
     return (e / _sum_all(e, offsets, dim)).to(values.dtype).contiguous()
@@ -209,16 +242,25 @@ def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x for that of y = softmax(x) within segments: y (g - E E^T (y g)); the tangent too, for g = t.
+    """Cotangent of x, given that of y = softmax(x) within segments: y (g - E E^T (y g)); the tangent too, for g = t.
 
     Args:
         grad: g, the shape and dtype of ``output``.
-        output: y, real.
-        offsets, dim: as segment_sum.
+        output: y, (*, T, *), real.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
     Returns:
-        As ``output``, contiguous.
-    Raises: as segment_sum; RuntimeError: a grad of another shape or dtype. Where not differentiable: none.
-    Source: ATen nested_softmax_backward.
+        The shape and dtype of ``output``, contiguous.
+
+    Raises:
+        RuntimeError: as `segment_sum`; a grad of another shape or dtype.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen nested_softmax_backward.
     """
     g, y = wide(grad), wide(output)
     return (y * (g - _sum_all(y * g, offsets, dim))).to(output.dtype).contiguous()
@@ -241,7 +283,22 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     """The logarithm of the softmax within each segment: x - log E E^T exp(x).
 
-    Args, Returns, Raises, non-smooth points: as segment_softmax. Source: ATen _log_softmax, within segments.
+    Args:
+        values: x, (*, T, *), T long in ``dim``; real.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
+    Returns:
+        The shape and dtype of ``values``, contiguous.
+
+    Raises:
+        RuntimeError: as `segment_sum`.
+
+    Note:
+        Where not differentiable: as `segment_softmax`.
+
+    References:
+        ATen _log_softmax, within segments.
     """
     x = _shifted(wide(values), offsets, dim)
     return (x - _sum_all(x.exp(), offsets, dim).log()).to(values.dtype).contiguous()
@@ -249,10 +306,25 @@ def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def nested_log_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x for that of y = log_softmax(x) within segments: g - exp(y) E E^T g.
+    """Cotangent of x, given that of y = log_softmax(x) within segments: g - exp(y) E E^T g.
 
-    Args, Returns, Raises: as nested_softmax_backward. Where not differentiable: none.
-    Source: ATen _log_softmax_backward_data, within segments.
+    Args:
+        grad: g, the shape and dtype of ``output``.
+        output: y, (*, T, *), real.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
+    Returns:
+        The shape and dtype of ``output``, contiguous.
+
+    Raises:
+        RuntimeError: as `nested_softmax_backward`.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen _log_softmax_backward_data, within segments.
     """
     g = wide(grad)
     return (g - wide(output).exp() * _sum_all(g, offsets, dim)).to(output.dtype).contiguous()
@@ -279,10 +351,24 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 @formula(kernel=("cpu", "cuda"))
 def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The largest entry of each segment; nan if it holds one, -inf if it holds nothing.
+    """The largest entry of each segment; nan if it holds one, -inf if it is empty.
 
-    Args: as segment_sum; ``values`` real. Returns: as segment_sum. Raises: as segment_sum.
-    Where not differentiable: entries that tie share the gradient equally, as ATen's amax has it. Source: ATen amax.
+    Args:
+        values: x, (*, T, *), T long in ``dim``; real.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
+    Returns:
+        As `segment_sum`.
+
+    Raises:
+        RuntimeError: as `segment_sum`.
+
+    Note:
+        Where not differentiable: at ties, whose entries share the gradient equally, as in ATen's amax.
+
+    References:
+        ATen amax.
     """
     return _amax(values, offsets, dim)
 
@@ -295,15 +381,26 @@ def _attained(values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tens
 
 @formula
 def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x for that of its segments' maxima: g / count on the entries that attain them, 0 on the others.
+    """Cotangent of x, given that of its segments' maxima: g / count on the entries that attain them, 0 on the others.
 
     Args:
-        grad: g, B long in ``dim``.
-        values: x. result: the maxima; only compared with, nothing flows through either.
-        offsets, dim: as segment_sum.
+        grad: g, (*, B, *), B long in ``dim``.
+        values: x, (*, T, *); a constant.
+        result: the maxima; only compared with x, a constant.
+        offsets: as in `segment_sum`.
+        dim: as in `segment_sum`.
+
     Returns:
         The shape and dtype of ``values``.
-    Raises: as segment_sum. Where not differentiable: as segment_amax. Source: ATen scale_grad_by_count.
+
+    Raises:
+        RuntimeError: as `segment_sum`.
+
+    Note:
+        Where not differentiable: as `segment_amax`.
+
+    References:
+        ATen scale_grad_by_count.
     """
     attained = _attained(values, result, offsets, dim)
     share = grad / segment_sum(attained, offsets, dim).clamp(min=1)

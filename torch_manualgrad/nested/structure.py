@@ -1,8 +1,9 @@
-"""Taking nested tensors apart: select, slice, split, chunk, unbind, transpose, padding.
+"""The structure of nested tensors: select, slice, split, chunk, unbind, transpose, padding.
 
-All of it is indexing, whose derivative is the scatter of what was gathered: transparent torch code, linear in the values,
-differentiable in every mode. With one ragged dim, dense dims are indexed as they are and the ragged one place by place;
-with several, the result is described by sizes, strides and starts, as a strided view is, and gathered entry by entry.
+All of it is indexing, whose derivative scatters what was gathered: transparent torch code, linear in the values,
+differentiable in every mode. With one ragged dim, dense dims are indexed directly and the ragged one position by
+position; with several, sizes, strides and starts describe the result, as in a strided view, and it is gathered entry by
+entry.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .conversion import on_nested
-from .packing import readable, row_strides, strided_places
+from .packing import readable, row_strides, strided_positions
 from .ragged import Ragged, cumulated
 
 __all__ = [
@@ -38,15 +39,20 @@ def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
     """The entries at ``index`` along ``dim`` of every component; along dim 0, one component.
 
     Args:
-        x: any.
-        dim: any; negative from the end. Along the batch, a GPU is waited for.
+        x: the batch.
+        dim: any; negative from the end. Along the batch it synchronizes with a GPU.
         index: negative from the end, along a ragged dim from each component's own.
+
     Returns:
-        Along dim 0 the component, a tensor; along the only ragged dim a tensor (B, ...); else ``x``'s kind, without ``dim``.
+        Along dim 0 the component, a tensor; along the only ragged dim a tensor (B, ...); else the kind of ``x``,
+        without ``dim``.
+
     Raises:
-        IndexError: no such dim, or an index out of range; for a ragged dim on the CPU only: on a GPU, where the lengths are
-        not read, such a component gives nan (0 for integers).
-    Source: ATen _nested_select_backward, whose strided form ends the process for index -1 along the batch.
+        IndexError: no such dim, or an index out of range. For a ragged dim this is raised on the CPU only: on a GPU the
+            lengths are not read, and such a component gives nan (0 for integers).
+
+    References:
+        ATen _nested_select_backward, whose strided form ends the process for index -1 along the batch.
     """
     dim = x.wrapped(dim)
     if dim == 0:
@@ -68,10 +74,10 @@ def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
     starts = x.offsets[:-1] + local * strides[:, dim - 1]
     kept = [d for d in range(x.dim() - 1) if d != dim - 1]
     sizes = sizes[:, kept]
-    places = strided_places(sizes, strides[:, kept], starts)
+    positions = strided_positions(sizes, strides[:, kept], starts)
     if inside is not None:
-        inside = torch.repeat_interleave(inside, sizes.prod(1), output_size=len(places))
-    return Ragged.from_flat(_at(x.values, 0, places, inside), sizes, shape)
+        inside = torch.repeat_interleave(inside, sizes.prod(1), output_size=len(positions))
+    return Ragged.from_flat(_at(x.values, 0, positions, inside), sizes, shape)
 
 
 @on_nested
@@ -79,14 +85,21 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
     """``start:end:step`` along ``dim`` of every component, with Python's meaning; along dim 0, of the components.
 
     Args:
-        x: any.
-        dim: any. Along the batch and along ragged dims, whose new lengths have to be read, a GPU is waited for.
-        start, end: may be negative, None or beyond the end; along a ragged dim they count from each component's own end.
+        x: the batch.
+        dim: any. Along the batch and along ragged dims the new lengths have to be read, which synchronizes with a GPU.
+        start: may be negative, None or beyond the end; along a ragged dim they count from each component's own end.
+        end: may be negative, None or beyond the end; along a ragged dim they count from each component's own end.
         step: positive.
+
     Returns:
-        ``x``'s kind.
+        The kind of ``x``.
+
     Raises:
-        IndexError: no such dim. ValueError: a step that is not positive.
+        IndexError: no such dim.
+        ValueError: a step that is not positive.
+
+    References:
+        ATen slice.Tensor.
     """
     dim = x.wrapped(dim)
     if step <= 0:
@@ -105,22 +118,36 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
     finish = lengths if end is None else _clipped(lengths, end)
     kept = ((finish - begin).clamp(min=0) + (step - 1)) // step
     if x.sizes is None:
-        places = strided_places(kept[:, None], torch.full_like(kept[:, None], step), x.offsets[:-1] + begin)
+        positions = strided_positions(kept[:, None], torch.full_like(kept[:, None], step), x.offsets[:-1] + begin)
         offsets = cumulated(kept).to(x.offsets.dtype)
-        return Ragged(x.values.index_select(x.packed_dim, places), offsets, shape)
+        return Ragged(x.values.index_select(x.packed_dim, positions), offsets, shape)
     strides = row_strides(sizes)
     starts = x.offsets[:-1] + begin * strides[:, dim - 1]
     scale = torch.tensor([step if d == dim - 1 else 1 for d in range(x.dim() - 1)], device=sizes.device)
     sizes = torch.cat([sizes[:, : dim - 1], kept[:, None], sizes[:, dim:]], 1)
-    places = strided_places(sizes, strides * scale, starts)
-    return Ragged.from_flat(x.values.index_select(0, places), sizes, shape)
+    positions = strided_positions(sizes, strides * scale, starts)
+    return Ragged.from_flat(x.values.index_select(0, positions), sizes, shape)
 
 
 @on_nested
 def narrow(x: Ragged, dim: int, start: int, length: int) -> Ragged:
-    """``length`` entries from ``start`` along any dim: `slice` that refuses what is out of range, for a component too.
+    """``length`` entries from ``start`` along any dim: `slice` that refuses a range outside of any one component.
 
-    Raises: IndexError: no such dim. ValueError: a range that is not inside.
+    Args:
+        x: the batch.
+        dim: any; of a ragged one the sizes are read, which synchronizes with a GPU.
+        start: not negative.
+        length: not negative.
+
+    Returns:
+        The kind of ``x``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: a range that is not inside.
+
+    References:
+        ATen narrow.
     """
     dim = x.wrapped(dim)
     size = builtins.min(_read_sizes(x, dim), default=0)
@@ -134,15 +161,21 @@ def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> lis
     """Pieces of these sizes along a dim in which all components are of one size.
 
     Args:
-        x: any.
+        x: the batch.
         split_sizes: not negative; their sum is the size of ``dim``.
-        dim: 0, a dense dim, or a ragged one in which the sizes happen to agree. A GPU is waited for, but on dense dims.
+        dim: 0, a dense dim, or a ragged one in which the sizes happen to agree. It synchronizes with a GPU, except on
+            dense dims.
+
     Returns:
-        A list of ``x``'s kind.
+        A list of the kind of ``x``.
+
     Raises:
-        IndexError: no such dim. ValueError: components that differ in ``dim``, of which no sizes are the pieces of all;
-        or sizes that do not add up.
-    Source: ATen _nested_split_with_sizes_backward; the jagged layout's own ends the process.
+        IndexError: no such dim.
+        ValueError: components whose sizes differ in ``dim``, which cannot be split into the same pieces; or sizes that
+            do not add up.
+
+    References:
+        ATen _nested_split_with_sizes_backward; that of the jagged layout ends the process.
     """
     dim = x.wrapped(dim)
     size = _dense_size(x, dim, "split")
@@ -162,10 +195,22 @@ def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> lis
 
 @on_nested
 def split(x: Ragged, split_size: int | Sequence[int], dim: int = 0) -> list[Ragged]:
-    """Pieces of ``split_size`` (the last may be smaller) along ``dim``, as torch.split; of a list, `split_with_sizes`.
+    """Pieces of ``split_size`` (the last may be smaller) along ``dim``, as `torch.split`; or `split_with_sizes`.
 
-    Args, Returns, Raises: as `split_with_sizes`; ValueError: a ``split_size`` that is not positive.
-    Source: ATen split.Tensor.
+    Args:
+        x: the batch.
+        split_size: positive, or a list of sizes.
+        dim: as in `split_with_sizes`.
+
+    Returns:
+        A list of the kind of ``x``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: as `split_with_sizes`; or a ``split_size`` that is not positive.
+
+    References:
+        ATen split.Tensor.
     """
     if not isinstance(split_size, int):
         return split_with_sizes(x, split_size, dim)
@@ -177,10 +222,22 @@ def split(x: Ragged, split_size: int | Sequence[int], dim: int = 0) -> list[Ragg
 
 @on_nested
 def chunk(x: Ragged, chunks: int, dim: int = 0) -> list[Ragged]:
-    """At most ``chunks`` pieces of one size (the last may be smaller) along ``dim``, as torch.chunk.
+    """At most ``chunks`` pieces of one size (the last may be smaller) along ``dim``, as `torch.chunk`.
 
-    Args, Returns, Raises: as `split_with_sizes`; ValueError: ``chunks`` that is not positive.
-    Source: ATen chunk_backward_nested.
+    Args:
+        x: the batch.
+        chunks: positive.
+        dim: as in `split_with_sizes`.
+
+    Returns:
+        A list of the kind of ``x``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: as `split_with_sizes`; or ``chunks`` that is not positive.
+
+    References:
+        ATen chunk_backward_nested.
     """
     dim = x.wrapped(dim)
     return split_with_sizes(x, chunk_sizes(_dense_size(x, dim, "chunk"), chunks), dim)
@@ -188,10 +245,21 @@ def chunk(x: Ragged, chunks: int, dim: int = 0) -> list[Ragged]:
 
 @on_nested
 def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
-    """The components along dim 0 (a GPU is waited for); along another dim its entries, each as `select` gives it.
+    """The components along dim 0; along another dim its entries, as `select` returns each.
 
-    Raises: IndexError: no such dim. ValueError: components that differ in ``dim``.
-    Source: ATen unbind_backward_nested, unbind_backward_nested_jagged.
+    Args:
+        x: the batch.
+        dim: 0, which synchronizes with a GPU, or a dim in which all components are of one size.
+
+    Returns:
+        A list of tensors, or of the kind of ``x``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: components that differ in ``dim``.
+
+    References:
+        ATen unbind_backward_nested, unbind_backward_nested_jagged.
     """
     dim = x.wrapped(dim)
     if dim == 0:
@@ -207,7 +275,20 @@ def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
 def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
     """Every component with two dims exchanged; a ragged dim may move. With one ragged dim it shares memory.
 
-    Raises: IndexError: no such dim. ValueError: the batch dim.
+    Args:
+        x: the batch.
+        dim0: dims of the components.
+        dim1: dims of the components.
+
+    Returns:
+        The kind of ``x``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: the batch dim.
+
+    References:
+        ATen transpose.int.
     """
     a, b = x.wrapped(dim0, name="dim0"), x.wrapped(dim1, name="dim1")
     if a != b and 0 in (a, b):
@@ -220,19 +301,28 @@ def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
         return x.like(x.values.transpose(a - 1, b - 1), shape)
     sizes = x.component_sizes()
     moved = [d - 1 for d in order[1:]]
-    places = strided_places(sizes[:, moved], row_strides(sizes)[:, moved], x.offsets[:-1], len(x.values))
-    return Ragged.from_flat(x.values.index_select(0, places), sizes[:, moved], shape)
+    positions = strided_positions(sizes[:, moved], row_strides(sizes)[:, moved], x.offsets[:-1], len(x.values))
+    return Ragged.from_flat(x.values.index_select(0, positions), sizes[:, moved], shape)
 
 
 @on_nested
 def to_padded_tensor(x: Ragged, padding: float, output_size: Sequence[int] | None = None) -> Tensor:
-    """(B, ...): components filled up with ``padding`` to common sizes, by default the largest; `Ragged.to_padded`.
+    """Components filled up with ``padding`` to common sizes, by default the largest; `Ragged.to_padded`.
 
     Args:
-        output_size: the result's shape, at least as long in the ragged dims and the same in the others.
+        x: the batch.
+        padding: the value.
+        output_size: the result's shape, at least as long in the ragged dims and the same in the others; None for the
+            largest.
+
+    Returns:
+        (B, ...), dense.
+
     Raises:
         ValueError: an ``output_size`` that does not fit.
-    Source: ATen to_padded_tensor and _nested_from_padded_backward, each the other's derivative.
+
+    References:
+        ATen to_padded_tensor and _nested_from_padded_backward, each the other's derivative.
     """
     if output_size is None:
         return x.to_padded(padding)
@@ -243,9 +333,21 @@ def to_padded_tensor(x: Ragged, padding: float, output_size: Sequence[int] | Non
 
 @on_nested
 def dropout(x: Ragged, p: float = 0.5, training: bool = True) -> Ragged:
-    """Entries are zeroed with probability ``p`` and the others divided by 1 - p; as it is if not ``training``.
+    """Set entries to zero with probability ``p`` and divide the others by 1 - p.
 
-    Raises: ValueError: ``p`` outside of 0 to 1.
+    Args:
+        x: the batch.
+        p: the probability.
+        training: False returns the values unchanged.
+
+    Returns:
+        The components of ``x``.
+
+    Raises:
+        ValueError: ``p`` outside of 0 to 1.
+
+    References:
+        ATen dropout.
     """
     return x.like(F.dropout(x.values, p, training))
 
@@ -254,7 +356,7 @@ def dropout(x: Ragged, p: float = 0.5, training: bool = True) -> Ragged:
 
 
 def chunk_sizes(size: int, chunks: int) -> list[int]:
-    """How torch.chunk divides ``size``."""
+    """The sizes into which torch.chunk divides ``size``."""
     if chunks <= 0:
         raise ValueError(f"chunks: expected a positive number, got {chunks}")
     each = -(-size // chunks)
@@ -262,7 +364,7 @@ def chunk_sizes(size: int, chunks: int) -> list[int]:
 
 
 def _read_sizes(x: Ragged, dim: int) -> set[int]:
-    """The sizes that there are in ``dim``; of a ragged one read, for which a GPU is waited."""
+    """The set of sizes in ``dim``; those of a ragged dim are read, which synchronizes with a GPU."""
     size = x.batch if dim == 0 else x.shape[dim]
     if size is not None:
         return {size}
@@ -280,7 +382,7 @@ def _dense_size(x: Ragged, dim: int, what: str) -> int:
 
 
 def _some(x: Ragged, values: Tensor, chosen: range) -> Ragged:
-    """The chosen components of ``x``, in order, of which the values are given."""
+    """The chosen components of ``x``, in order, given their values."""
     pick = builtins.slice(chosen.start, max(chosen.stop, chosen.start), chosen.step)
     sizes = None if x.sizes is None else x.sizes[pick]
     return Ragged(values, cumulated(x.lengths[pick]), [len(chosen), *x.shape[1:]], sizes)
@@ -296,12 +398,12 @@ def _components(x: Ragged, chosen: range) -> Ragged:
 
 
 def _clipped(lengths: Tensor, at: int) -> Tensor:
-    """Where ``at`` lies in components of these lengths, as Python slices it."""
+    """The position of ``at`` in components of these lengths, clipped as in Python's slices."""
     return torch.minimum((lengths + at if at < 0 else torch.full_like(lengths, at)).clamp(min=0), lengths)
 
 
 def _local(x: Ragged, lengths: Tensor, dim: int, index: int) -> tuple[Tensor, Tensor | None]:
-    """(B,): the place of ``index`` in each component, and whether it is there; None if it is known to be everywhere."""
+    """The position of ``index`` in each component, (B,), and whether it is inside; None if it is known to be in all."""
     local = lengths + index if index < 0 else torch.full_like(lengths, index)
     if x.shape[dim] is not None:
         return local, None
@@ -317,12 +419,12 @@ def _local(x: Ragged, lengths: Tensor, dim: int, index: int) -> tuple[Tensor, Te
     return local, None
 
 
-def _at(values: Tensor, dim: int, places: Tensor, inside: Tensor | None) -> Tensor:
-    """``values`` at ``places`` along ``dim``; nan where not ``inside``."""
+def _at(values: Tensor, dim: int, positions: Tensor, inside: Tensor | None) -> Tensor:
+    """``values`` at ``positions`` along ``dim``; nan where not ``inside``."""
     if inside is None:
-        return values.index_select(dim, places)
-    if places.shape[0] and not values.shape[dim]:
+        return values.index_select(dim, positions)
+    if positions.shape[0] and not values.shape[dim]:
         raise IndexError("index: out of range, all components are empty")
-    picked = values.index_select(dim, places.clamp(min=0, max=max(values.shape[dim] - 1, 0)))
+    picked = values.index_select(dim, positions.clamp(min=0, max=max(values.shape[dim] - 1, 0)))
     outside = inside.logical_not().reshape([-1] + [1] * (values.dim() - dim - 1))
     return picked.masked_fill(outside, float("nan") if values.is_floating_point() or values.is_complex() else 0)

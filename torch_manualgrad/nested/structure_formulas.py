@@ -1,6 +1,6 @@
-"""The derivatives of what takes nested tensors apart, under ATen's names.
+"""The derivatives of select, split, chunk, unbind and padding of nested tensors, under ATen's names.
 
-`structure` needs none of them, since its indexing differentiates itself; they are what it amounts to, as formulas on
+`structure` needs none of them, since its indexing differentiates itself; these are the same derivatives as formulas on
 buffers. ``nested_self`` is the values of a batch with one ragged dim, ``offsets`` its offsets, ``ragged_dim`` that dim,
 counted with the batch as 0. Each scatters cotangents of pieces into a buffer of zeros; a missing one is None, and zero.
 """
@@ -28,7 +28,7 @@ def _ragged(values: Tensor, offsets: Tensor, ragged_dim: int) -> Ragged:
 
 
 def _joined(grads: Sequence[Tensor | None], sizes: Sequence[int], dim: int, values: Tensor) -> Tensor:
-    """The cotangents side by side along a dim of the buffer, zeros of these sizes where there is none."""
+    """The cotangents concatenated along a dim of the buffer, with zeros of these sizes for those that are None."""
     if len(grads) != len(sizes):
         raise ValueError(f"grads: expected {len(sizes)}, got {len(grads)}")
     shape = list(values.shape)
@@ -40,18 +40,28 @@ def _joined(grads: Sequence[Tensor | None], sizes: Sequence[int], dim: int, valu
 def _nested_select_backward(
     grad: Tensor, nested_self: Tensor, offsets: Tensor, dim: int, index: int, ragged_dim: int = 1
 ) -> Tensor:
-    """Cotangent of a batch for that of ``select(dim, index)``: grad at the index, 0 elsewhere.
+    """Cotangent of a batch, given that of ``select(dim, index)``: grad at the index, 0 elsewhere. Does not synchronize.
 
     Args:
-        grad: what `select` gives: along dim 0 the component's shape, along the ragged dim (B, ...), else the values'
-            without ``dim``.
-        nested_self, offsets, ragged_dim: the batch; see the module's docstring.
-        dim, index: may be negative.
+        grad: the shape of the result of `select`: along dim 0 the component's, along the ragged dim (B, ...), else the
+            values' without ``dim``.
+        nested_self: the values of the batch; see the module's docstring.
+        offsets: (B + 1,), int32 or int64.
+        dim: may be negative.
+        index: may be negative.
+        ragged_dim: of the batch.
+
     Returns:
         The shape of ``nested_self``.
+
     Raises:
-        IndexError: no such dim, or along the batch no such component. Waits for no device.
-    Source: ATen _nested_select_backward; there an index of -1 along the batch ends the process.
+        IndexError: no such dim, or along the batch no such component.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen _nested_select_backward; there an index of -1 along the batch ends the process.
     """
     x = _ragged(nested_self, offsets, ragged_dim)
     dim, along = x.wrapped(dim), x.packed_dim
@@ -63,29 +73,37 @@ def _nested_select_backward(
             raise IndexError(f"index: {index} is out of range for {x.batch} components")
         local = torch.arange(grad.shape[along], device=offsets.device)
         return zeros.index_add(along, offsets[index % x.batch] + local, grad)
-    places = (x.offsets[1:] if index < 0 else x.offsets[:-1]) + index
-    inside = (places >= x.offsets[:-1]) & (places < x.offsets[1:])
+    positions = (x.offsets[1:] if index < 0 else x.offsets[:-1]) + index
+    inside = (positions >= x.offsets[:-1]) & (positions < x.offsets[1:])
     kept = torch.where(inside.reshape([-1] + [1] * (grad.dim() - 1)), grad, 0)
     if not nested_self.shape[along]:
         return zeros
-    return zeros.index_add(along, places.clamp(0, nested_self.shape[along] - 1), kept.movedim(0, along))
+    return zeros.index_add(along, positions.clamp(0, nested_self.shape[along] - 1), kept.movedim(0, along))
 
 
 @formula
 def _nested_from_padded_backward(
     grad: Tensor, input: Tensor, offsets: Tensor, do_transform_0213: bool = False
 ) -> Tensor:
-    """Cotangent of a padded tensor for that of the values cut out of it: grad in its places, 0 in the padding.
+    """Cotangent of a padded tensor, given that of the values taken from it: grad in their positions, 0 in the padding.
 
     Args:
         grad: (T, ...), cotangent of the values, whose ragged dim is 1.
         input: the padded tensor, (B, L, ...); with ``do_transform_0213`` (B, H, L, E), of which (B, L, H E) was taken.
-        offsets: (B + 1,).
+        offsets: (B + 1,), int32 or int64.
+        do_transform_0213: see ``input``.
+
     Returns:
         The shape of ``input``.
+
     Raises:
         ValueError: components longer than L (on the CPU).
-    Source: ATen _nested_from_padded_backward.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen _nested_from_padded_backward.
     """
     if not do_transform_0213:
         return _ragged(grad, offsets, 1).to_padded(0.0, input.shape[1])
@@ -102,18 +120,28 @@ def _nested_split_with_sizes_backward(
     offsets: Tensor,
     ragged_dim: int = 1,
 ) -> Tensor:
-    """Cotangent of a batch for those of its pieces along the batch or a dense dim: side by side.
+    """Cotangent of a batch, given those of its pieces along the batch or a dense dim: their concatenation.
 
     Args:
         grads: of the pieces' values, None where missing.
         split_sizes: as in the forward.
         dim: 0 or a dense dim. With 0, the offsets are read where a cotangent is missing.
-        nested_self, offsets, ragged_dim: the batch; see the module's docstring.
+        nested_self: the values of the batch; see the module's docstring.
+        offsets: (B + 1,), int32 or int64.
+        ragged_dim: of the batch.
+
     Returns:
         The shape of ``nested_self``.
+
     Raises:
-        IndexError: no such dim. ValueError: the ragged dim, or another number of cotangents.
-    Source: ATen _nested_split_with_sizes_backward.
+        IndexError: no such dim.
+        ValueError: the ragged dim, or another number of cotangents.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen _nested_split_with_sizes_backward.
     """
     x = _ragged(nested_self, offsets, ragged_dim)
     dim = x.wrapped(dim)
@@ -133,10 +161,30 @@ def _nested_split_with_sizes_backward(
 def chunk_backward_nested(
     grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, chunks: int, dim: int, ragged_dim: int = 1
 ) -> Tensor:
-    """Cotangent of a batch for those of ``chunk(chunks, dim)``: _nested_split_with_sizes_backward with chunk's sizes.
+    """Cotangent of a batch, given those of ``chunk(chunks, dim)``.
 
-    Args, Returns, Raises: _nested_split_with_sizes_backward; ``self`` is the values.
-    Source: ATen chunk_backward_nested, for the jagged layout only.
+    `_nested_split_with_sizes_backward` with the sizes of the chunks.
+
+    Args:
+        grads: of the pieces' values, None where missing.
+        self: the values of the batch; see the module's docstring.
+        offsets: (B + 1,), int32 or int64.
+        chunks: as in the forward.
+        dim: 0 or a dense dim.
+        ragged_dim: of the batch.
+
+    Returns:
+        The shape of ``self``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: the ragged dim, or another number of cotangents.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen chunk_backward_nested, for the jagged layout only.
     """
     x = _ragged(self, offsets, ragged_dim)
     dim = x.wrapped(dim)
@@ -148,18 +196,25 @@ def chunk_backward_nested(
 
 @formula
 def unbind_backward_nested(grads: Sequence[Tensor | None], nt_sizes: Tensor, dim: int, values: Tensor) -> Tensor:
-    """Cotangent of a flat buffer (N,) for those of its components: flattened, one after the other.
+    """Cotangent of a flat buffer (N,), given those of its components: flattened, one after the other.
 
     Args:
         grads: of the components, None where missing.
         nt_sizes: (B, D), the components' sizes; read where a cotangent is missing.
         dim: 0.
         values: the flat buffer; only its dtype and device are used.
+
     Returns:
         (N,).
+
     Raises:
         ValueError: another dim, or another number of cotangents.
-    Source: ATen unbind_backward_nested.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen unbind_backward_nested.
     """
     if dim != 0:
         raise ValueError(f"dim: expected 0, got {dim}")
@@ -172,17 +227,26 @@ def unbind_backward_nested(grads: Sequence[Tensor | None], nt_sizes: Tensor, dim
 def unbind_backward_nested_jagged(
     grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, dim: int, ragged_dim: int = 1
 ) -> Tensor:
-    """Cotangent of a batch for those of its components: side by side along the ragged dim.
+    """Cotangent of a batch, given those of its components: their concatenation along the ragged dim.
 
     Args:
         grads: of the components, None where missing.
-        self, offsets, ragged_dim: the batch; see the module's docstring.
+        self: the values of the batch; see the module's docstring.
+        offsets: (B + 1,), int32 or int64.
         dim: 0.
+        ragged_dim: of the batch.
+
     Returns:
         The shape of ``self``.
+
     Raises:
         ValueError: another dim, or another number of cotangents.
-    Source: ATen unbind_backward_nested_jagged.
+
+    Note:
+        Where not differentiable: nowhere, it is linear.
+
+    References:
+        ATen unbind_backward_nested_jagged.
     """
     if dim != 0:
         raise ValueError(f"dim: expected 0, got {dim}")

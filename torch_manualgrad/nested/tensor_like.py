@@ -1,8 +1,8 @@
-"""What makes a `Ragged` behave as a tensor: torch's functions, the same functions as methods, operators, indexing.
+"""Make a `Ragged` behave as a tensor: torch's functions, the same functions as methods, operators, indexing.
 
-One table by the names that the functions have in torch. ``torch.softmax(r, 1)``, ``F.softmax(r, 1)`` and ``r.softmax(1)``
-are all `nested.softmax`; ``nn.Linear`` and its like work too, as they call these functions. Elementwise functions act on
-the values, or, of two arguments, as `arithmetic.elementwise` says.
+One table by the names of the functions in torch. ``torch.softmax(r, 1)``, ``F.softmax(r, 1)`` and ``r.softmax(1)`` are
+all `nested.softmax`; modules like ``nn.Linear`` work too, as they call these functions. Elementwise functions of one
+argument act on the values; those of two are `arithmetic.elementwise`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 
 
 def _with_dtype(function: Function) -> Function:
-    """The function of torch that converts to ``dtype`` first, if there is one."""
+    """``function``, with torch's parameter ``dtype``, to which the argument is converted first."""
 
     @functools.wraps(function)
     def call(x: Ragged, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
@@ -71,18 +71,20 @@ def _extremum(function: Function, pairwise: Function) -> Function:
 
 
 def _norm(x: Ragged, p: Any = "fro", dim: Any = None, keepdim: bool = False) -> Any:
-    """The vector norm over ``dim``, as torch.norm; `vector_norm`."""
+    """The vector norm over ``dim``, as `torch.norm`; `vector_norm`."""
     return reductions.vector_norm(x, 2 if p is None or p == "fro" else p, dim, keepdim)
 
 
 def _split(x: Ragged, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None) -> Any:
-    """Pieces along ``dim``, as torch.split; `split`."""
+    """Pieces along ``dim``, as `torch.split`; `split`."""
     return structure.split(x, split_size if split_size_or_sections is None else split_size_or_sections, dim)
 
 
 @on_nested
 def _masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
-    """``value`` where ``mask`` is True, as Tensor.masked_fill; the mask broadcasts as a dense operand does."""
+    """``value`` where ``mask`` is True, as ``Tensor.masked_fill``; the mask broadcasts as a dense operand of
+    `elementwise`.
+    """
     return arithmetic.elementwise(lambda x, mask: x.masked_fill(mask, value), x, mask)
 
 
@@ -104,11 +106,11 @@ def _agree(name: str) -> Function:
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 _OF_ONE = """
-    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil clamp clip clone conj contiguous cos cosh detach
-    empty_like erf erfc erfinv exp exp2 expm1 floor frac full_like imag isfinite isinf isnan isneginf isposinf isreal lgamma
-    log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like positive rand_like randn_like real
-    reciprocal relu6 round rsqrt sgn sigmoid sign signbit sin sinh softsign sqrt square tan tanh tanhshrink trunc zeros_like
-    double float half bfloat16 long int bool cdouble cfloat
+    abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil clamp clip clone conj contiguous cos cosh
+    detach empty_like erf erfc erfinv exp exp2 expm1 floor frac full_like imag isfinite isinf isnan isneginf isposinf
+    isreal lgamma log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like positive rand_like
+    randn_like real reciprocal relu6 round rsqrt sgn sigmoid sign signbit sin sinh softsign sqrt square tan tanh
+    tanhshrink trunc zeros_like double float half bfloat16 long int bool cdouble cfloat
 """.split()
 _OF_TWO = """
     atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge greater greater_equal gt hypot le less less_equal
@@ -148,7 +150,7 @@ def _of_two(name: str) -> Function:
         return arithmetic.elementwise(function, arithmetic._tensor(x, other), other)
 
     call.__name__ = name
-    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as of `add`."
+    call.__doc__ = f"``{name}`` of torch, entry by entry; arguments as in `add`."
     return call
 
 
@@ -196,7 +198,15 @@ _WITHOUT_MEANING = ("inplace", "out", "_stacklevel", "memory_format")
 
 
 def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of torch, or a method of Tensor, of which an argument is a `Ragged`.
+    """Call a function of torch, or a method of Tensor, with a `Ragged` among its arguments.
+
+    Args:
+        func: torch's function.
+        args: its arguments.
+        kwargs: its arguments.
+
+    Returns:
+        The result of the function in the table.
 
     Raises:
         TypeError: it is not in the table, or would write into one of its arguments.
@@ -206,7 +216,7 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
     if function is None:
         raise _not_covered(getattr(func, "__name__", str(func)))
     if function is matmul.matmul and torch.compiler.is_compiling() and func is Tensor.matmul:
-        # the compiler calls it for r @ tensor too, with the arguments exchanged
+        # the compiler also calls it for r @ tensor, with the arguments exchanged
         raise TypeError("matmul: in a graph, a product of a Ragged and a tensor is written torch.matmul(a, b)")
     for option in ("inplace", "out"):
         if not (kwargs.get(option) is None or kwargs[option] is False):
@@ -224,8 +234,8 @@ def _not_covered(name: str) -> TypeError:
     if name.endswith("_") and not name.endswith("__"):
         return TypeError(f"{name}: a Ragged is neither written to nor an argument of what writes; use {name[:-1]}")
     return TypeError(
-        f"{name}: not a function of a Ragged. Functions of torch_manualgrad.nested are, and elementwise ones; or use its "
-        "values, components(), to_padded() or to_nested()"
+        f"{name}: not a function of a Ragged. Functions of torch_manualgrad.nested are, and elementwise ones; or use "
+        "its values, components(), to_padded() or to_nested()"
     )
 
 
@@ -272,7 +282,10 @@ def _reflected(function: Function) -> Function:
 def _getitem(self: Ragged, key: Any) -> Any:
     """``r[i]``, a component; ``r[a:b]``, some of them; further numbers and slices index inside of components.
 
-    Along a ragged dim numbers and slices count in each component. A number out of range is an IndexError.
+    Along a ragged dim numbers and slices count in each component.
+
+    Raises:
+        IndexError: a number out of range.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     if not keys:
@@ -289,7 +302,7 @@ def _getitem(self: Ragged, key: Any) -> Any:
         component = structure.select(self, 0, operator.index(keys[0]))
         return component[tuple(keys[1:])] if len(keys) > 1 else component
     found: Any = self
-    for dim, k in reversed(list(enumerate(keys))):  # from the last, so that dims keep their numbers
+    for dim, k in reversed(list(enumerate(keys))):  # from the last, so that the numbers of the dims in front stay
         if not isinstance(found, Ragged):
             found = found[(slice(None),) * dim + (k,)]
         elif not isinstance(k, slice):
@@ -337,7 +350,7 @@ for _name, _function in _OPERATORS.items():
 _BY_TORCH[Tensor.__rdiv__] = _exchanged(arithmetic.div)
 _BY_TORCH.update({getattr(Tensor, f"__{name}__"): _TABLE[name] for name in _COMPARISONS})
 _BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]
-# by their names: the compiler does not find Python's functions among the keys of a dictionary
+# by name: the compiler does not find Python functions among the keys of a dictionary
 _IN_PYTHON = {f.__name__: function for f, function in _BY_TORCH.items() if isinstance(f, types.FunctionType)}
 
 

@@ -1,4 +1,4 @@
-"""What the replacement primals share: which matrices they take, and how their derivatives are attached."""
+"""Helpers of the replacement primals: which matrices they take, and the registration of their derivatives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.comple
 
 
 def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
-    """Whether a matrix is decomposed here; neither its values nor its batch matter.
+    """Whether the replacement primal decomposes a matrix; neither its values nor its batch matter.
 
     Args:
         A: (*, m, n).
-        sizes: the largest smaller dimension of a real matrix, that of a complex one, and the largest dimension.
+        sizes: the upper limits of the smaller dimension of a real matrix, of the smaller dimension of a complex matrix,
+            and of the larger dimension.
+
+    Returns:
+        Whether it does.
     """
     if A.dim() < 2 or A.dtype not in _DTYPES or A.device.type not in _DEVICES:
         return False
@@ -33,7 +37,7 @@ def finite(result: Tensor) -> bool:
 
 
 def bind(op: Formula, backward: Callable[..., Tensor], differentiable: tuple[bool, ...]) -> None:
-    """The derivative, ``backward(*grads, *outputs)``, and vmap, which goes through the batch."""
+    """Attach the derivative, ``backward(*grads, *outputs)``, and vmap, which adds a batch dimension."""
 
     @op.impl_save_for_backward
     def _(inputs: Any, output: Any) -> Any:

@@ -9,8 +9,8 @@ from ..core.formula import formula
 from ..derivatives.linalg.eig import eigh_rule, linalg_eig_backward
 from .common import bind, finite, serves
 
-# The largest smaller dimension of a real and of a complex matrix, and the largest dimension: up to there, by measurement, a
-# single matrix takes no longer than by LAPACK.
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
+# measurement, a single matrix takes no longer than with LAPACK.
 _SIZES = (12, 8, 12)  # the kernel itself takes up to 16
 
 
@@ -21,10 +21,18 @@ def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
     Args:
         A: (*, n, n) with n <= 16; float32, float64, complex64 or complex128.
         lower: which triangle is read.
+
     Returns:
         Eigenvalues (*, n), ascending, and eigenvectors (*, n, n) in columns.
-    Raises: RuntimeError: another size or dtype, or not square.
-    Source: Golub and Van Loan, Matrix Computations, 8.5.
+
+    Raises:
+        RuntimeError: another size or dtype, or not square.
+
+    Note:
+        Where not differentiable: as `linalg_eig_backward`.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 8.5.
     """
     L, V = torch.linalg.eigh(A, UPLO="L" if lower else "U")
     return L, V.contiguous()
@@ -32,15 +40,24 @@ def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
-    """`eigh_jacobi`, and where A holds inf or nan, LAPACK's error or result.
+    """`eigh_jacobi`; if A holds inf or nan, LAPACK's error or result.
 
     Args:
-        A, lower: as `eigh_jacobi`.
+        A: as in `eigh_jacobi`.
+        lower: as in `eigh_jacobi`.
         vectors: whether eigenvectors are asked for: LAPACK's error depends on it.
+
     Returns:
-        Eigenvalues and eigenvectors, these without meaning if not ``vectors``.
-    Raises: torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.
-    Source: `eigh_jacobi`; ATen _linalg_eigh.
+        Eigenvalues (*, n) and eigenvectors (*, n, n), these without meaning if not ``vectors``.
+
+    Raises:
+        torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.
+
+    Note:
+        Where not differentiable: as `linalg_eig_backward`.
+
+    References:
+        `eigh_jacobi`; ATen _linalg_eigh.
     """
     return eigh_jacobi.reference(A, lower)
 

@@ -9,8 +9,8 @@ from ..core.formula import formula
 from ..derivatives.linalg.lu import linalg_lu_backward, lu_rule
 from .common import bind, finite, serves
 
-# The largest smaller dimension of a real and of a complex matrix, and the largest dimension: up to there, by measurement, a
-# single matrix takes no longer than by LAPACK.
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
+# measurement, a single matrix takes no longer than with LAPACK.
 _SIZES = (8, 8, 8)
 
 
@@ -20,10 +20,18 @@ def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         A: (*, m, n) with m, n <= 8; float32, float64, complex64 or complex128.
+
     Returns:
         P (*, m, m), L (*, m, k), U (*, k, n) with k = min(m, n).
-    Raises: RuntimeError: another size or dtype.
-    Source: Golub and Van Loan, Matrix Computations, 3.4.
+
+    Raises:
+        RuntimeError: another size or dtype.
+
+    Note:
+        Where not differentiable: as `linalg_lu_backward`.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 3.4.
     """
     P, L, U = torch.linalg.lu(A)
     return P.contiguous(), L.contiguous(), U.contiguous()
@@ -31,10 +39,19 @@ def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def lu_finite(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`lu_small`, and where a factor holds inf or nan, LAPACK's result, which then has nan in other places.
+    """`lu_small`; if a factor holds inf or nan, LAPACK's result, which has nan in other entries.
 
-    Args: A: as `lu_small`. Returns: P, L and U.
-    Source: `lu_small`; ATen linalg_lu.
+    Args:
+        A: as in `lu_small`.
+
+    Returns:
+        P (*, m, m), L (*, m, k), U (*, k, n) with k = min(m, n).
+
+    Note:
+        Where not differentiable: as `linalg_lu_backward`.
+
+    References:
+        `lu_small`; ATen linalg_lu.
     """
     return lu_small.reference(A)
 

@@ -9,8 +9,8 @@ from ..core.formula import formula
 from ..derivatives.linalg.svd import svd_backward, svd_rule
 from .common import bind, finite, serves
 
-# The largest smaller dimension of a real and of a complex matrix, and the largest dimension: up to there, by measurement, a
-# single matrix takes no longer than by LAPACK.
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
+# measurement, a single matrix takes no longer than with LAPACK.
 _SIZES = (16, 8, 32)  # the kernel itself takes up to 16 and 32
 
 
@@ -20,11 +20,19 @@ def svd_jacobi(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         A: (*, m, n) with min(m, n) <= 16 and max(m, n) <= 32; float32, float64, complex64 or complex128.
+
     Returns:
         U (*, m, k), S (*, k), descending, and Vh (*, k, n) with k = min(m, n). The singular vectors of zero singular
         values are orthonormal too.
-    Raises: RuntimeError: another size or dtype.
-    Source: Drmac and Veselic, New fast and accurate Jacobi SVD algorithm I (2008).
+
+    Raises:
+        RuntimeError: another size or dtype.
+
+    Note:
+        Where not differentiable: as `svd_backward`.
+
+    References:
+        Drmac and Veselic, New fast and accurate Jacobi SVD algorithm I (2008).
     """
     U, S, Vh = torch.linalg.svd(A, full_matrices=False)
     return U.contiguous(), S, Vh.contiguous()
@@ -32,15 +40,23 @@ def svd_jacobi(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def svd_small(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """`svd_jacobi`, and where A holds inf or nan, LAPACK's error or result.
+    """`svd_jacobi`; if A holds inf or nan, LAPACK's error or result.
 
     Args:
-        A: as `svd_jacobi`.
+        A: as in `svd_jacobi`.
         vectors: whether U and Vh are asked for: LAPACK's error depends on it.
+
     Returns:
-        U, S and Vh; U and Vh without meaning if not ``vectors``.
-    Raises: torch.linalg.LinAlgError: as `torch.linalg.svd`, or `torch.linalg.svdvals`.
-    Source: `svd_jacobi`; ATen _linalg_svd.
+        U (*, m, k), S (*, k) and Vh (*, k, n); U and Vh without meaning if not ``vectors``.
+
+    Raises:
+        torch.linalg.LinAlgError: as `torch.linalg.svd`, or `torch.linalg.svdvals`.
+
+    Note:
+        Where not differentiable: as `svd_backward`.
+
+    References:
+        `svd_jacobi`; ATen _linalg_svd.
     """
     return svd_jacobi.reference(A)
 

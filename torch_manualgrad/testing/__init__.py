@@ -1,4 +1,4 @@
-"""A derivative checker: every mode, every transform, against finite differences."""
+"""A derivative checker: it compares every mode and every transform with finite differences."""
 
 from ..core.sample import Sample
 from .check import ALL_CHECKS, CHECKS, CheckFailed, check

@@ -39,12 +39,12 @@ _CHECKS: dict[str, tuple[Callable[[Context], None], bool]] = {
 
 #: Every check; "compile" is expensive.
 ALL_CHECKS: tuple[str, ...] = tuple(_CHECKS)
-#: What `check` runs when not told otherwise.
+#: What `check` runs by default.
 CHECKS: tuple[str, ...] = tuple(name for name in _CHECKS if name != "compile")
 
 
 class CheckFailed(AssertionError):
-    """A check found something; the message is the report, also at `report`."""
+    """A check failed; the message is the report, also at `report`."""
 
     def __init__(self, found: Report) -> None:
         super().__init__(f"{len(found.failures)} of {len(found.results)} comparisons failed\n{found}")
@@ -72,19 +72,23 @@ def check(
         samples: calls of it, `Sample` or a tuple of positional arguments; small ones, off kinks. Inputs may be
             non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
             tensors are inputs too.
-        modes: which of `MODES`, the outer transform first. Each against finite differences in double precision.
+        modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
+            precision.
         checks: which of `ALL_CHECKS`.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
-        gaps: mode or check (or ``"fwd-fwd/func"``, one engine of it) -> reason. A declared gap must raise in that
-            mode: a wrong value is a failure, and so is a right one.
+        gaps: mode or check (or ``"fwd-fwd/func"``, one engine of it) -> reason. A declared gap must raise in that mode:
+            a wrong value is a failure, and so is a right one.
         readout: applied to the result before it is differentiated or compared, to make it gauge-invariant or to leave
-            out what is not differentiable. The checks "fake" and "opcheck" see `fn` itself.
+            out what is not differentiable. The checks "fake" and "opcheck" call `fn` itself.
         outputs: the indices, among the tensor leaves of the result, of those that depend differentiably on the inputs;
-            by default every floating and complex one. A constant output is fine, one that is declared
+            by default every floating point and complex one. A constant output is allowed; one that is declared
             non-differentiable but varies is not.
         name: of `fn` in the report.
         seed: of directions and weights; two calls with one seed do the same.
-        raise_on_failure: raise `CheckFailed` if anything failed.
+        raise_on_failure: whether to raise `CheckFailed` if anything failed.
+
+    Returns:
+        The report.
 
     Raises:
         CheckFailed: with the report as its message.
@@ -95,7 +99,7 @@ def check(
     table = TOLERANCES | dict(tolerances or {})
     label = name or _name_of(fn)
     found = Report()
-    # only a function that draws random numbers seeds the generator; nobody else's stream should notice
+    # only a function that draws random numbers seeds the generator; the caller's stream is restored
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         for position, given in enumerate(samples):
@@ -133,7 +137,7 @@ def _check_one(
     for column, run, derivative in wanted:
         before = len(context.results)
         if problem.applicable or not derivative:
-            # a fault in the checking itself (a reference that cannot be evaluated) is reported like one in fn
+            # an error of the checker itself (a reference that cannot be evaluated) is reported like one of fn
             context.run(column, "reference", partial(run, context))
         if len(context.results) == before:
             context.add(column, "", report.NOT_APPLICABLE)

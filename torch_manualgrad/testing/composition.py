@@ -1,4 +1,4 @@
-"""One operator through everything that PyTorch can do with a derivative, against a plain implementation."""
+"""One operator in every transform and engine of PyTorch, against a plain implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Numbers = Sequence["Tensor | None"]
 
 @dataclass(frozen=True)
 class Row:
-    """One way of using the operator: ok, wrong, raises, or - (does not apply to this operator or sample)."""
+    """The outcome of one way to use the operator: ok, wrong, raises, or - (does not apply to operator or sample)."""
 
     name: str
     outcome: str
@@ -45,7 +45,7 @@ class Composition:
         return [r for r in self.rows if r.outcome in (report.WRONG, report.RAISES)]
 
     def outcome(self, name: str) -> str:
-        """That of the row of this name."""
+        """The outcome of the row of this name."""
         return next(r.outcome for r in self.rows if r.name == name)
 
     def __iter__(self) -> Iterator[Row]:
@@ -74,10 +74,13 @@ def composition(
         reference: the same function as plain differentiable torch code. Only its reverse mode is relied on, in every
             order, and never under a transform other than `torch.func.jacrev` and a loop.
         sample: one call, float64 or complex128, small; positional arguments or a `Sample`.
-        backend: of `torch.compile`. ``compile=False`` leaves out the rows that compile or export.
+        backend: of `torch.compile`.
+        compile: False leaves out the rows that compile or export.
         rtol: of every comparison, relative to the largest component.
+        seed: of directions and weights.
 
-    Returns: the rows, in a fixed order. Nothing is raised for a row that fails.
+    Returns:
+        The rows, in a fixed order. A row that fails raises nothing.
     """
     given = sample if isinstance(sample, Sample) else Sample(*sample)
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -92,10 +95,10 @@ def composition(
 
 
 class Inapplicable(Exception):
-    """A way that the operator or the sample does not have."""
+    """The operator or the sample cannot be used in this way."""
 
 
-#: A row's name, our numbers, the reference's. A text for a number says what is wrong; empty means nothing is.
+#: A row's name, our numbers, the reference's. A string in place of our numbers says what is wrong; empty: nothing.
 Way = tuple[str, Callable[[], "Numbers | str"], Callable[[], Numbers]]
 
 
@@ -109,7 +112,7 @@ def _row(name: str, ours: Callable[[], Numbers | str], theirs: Callable[[], Numb
         return Row(name, report.RAISES, detail=f"{type(failure).__name__}: {lines[0][:160]}")
     if isinstance(found, str):
         return Row(name, report.WRONG if found else report.OK, detail=found)
-    limit = 0.1 if "bfloat16" in name else rtol  # bfloat16 has 8 bits: what the number is, not how accurate
+    limit = 0.1 if "bfloat16" in name else rtol  # bfloat16 has 8 bits: this checks the number, not its accuracy
     error, detail = 0.0, ""
     for i, (a, b) in enumerate(itertools.zip_longest(found, theirs())):
         if a is None and b is None:
@@ -174,7 +177,9 @@ def _first_order(p: Problem, ref: Problem) -> Iterator[Way]:
 
 
 def _path(p: Problem, parameters: int = 2) -> Callable[[Tensor], Tensor]:
-    """The loss along a bent sheet through the sample, a function of a few real numbers: its Jacobians are small."""
+    """The loss along a curved surface through the sample, a function of a few real numbers, so that its Jacobians are
+    small.
+    """
     generator = torch.Generator().manual_seed(p.seed + 1)
     sides = [
         [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) * 0.3 for _ in range(parameters)]
@@ -243,7 +248,7 @@ def _batched(p: Problem, ref: Problem) -> Iterator[Way]:
 
 
 class _Call(torch.nn.Module):
-    """What `torch.export` takes."""
+    """A module for `torch.export`."""
 
     def __init__(self, p: Problem) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from .report import Result
 
 @dataclass
 class Context:
-    """One function at one sample: its problem, the tolerance, the declared gaps, and where results go."""
+    """One function at one sample: its problem, the tolerance, the declared gaps, and the list of results."""
 
     name: str
     fn: Callable[..., Any]
@@ -28,7 +28,7 @@ class Context:
     gaps: Mapping[str, str]
     position: int
     results: list[Result] = field(default_factory=list)
-    #: mode -> engine -> value, of those that are right or cannot be judged
+    #: mode -> engine -> value, where it is right or cannot be judged
     values: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @cached_property
@@ -37,7 +37,7 @@ class Context:
 
     @cached_property
     def joint_slope(self) -> list[Reference]:
-        """First derivatives of each output's loss along u, all inputs moving."""
+        """First derivatives of each output's loss along u, with all inputs moving."""
         return self.wide.slope(self.wide.u)
 
     @cached_property
@@ -47,7 +47,11 @@ class Context:
 
     @cached_property
     def total_curvature(self) -> Reference:
-        """That of the whole loss; from the gradient where values do not settle it and reverse mode has proven right."""
+        """The second derivative of the whole loss.
+
+        Where finite differences of values do not converge and reverse mode has passed its checks, it is from finite
+        differences of the gradient.
+        """
         reference = total(self.curvature)
         if not reference.settled and all(r.outcome == report.OK for r in self.results if r.check == "rev"):
             try:
@@ -84,11 +88,11 @@ class Context:
         )
 
     def gap(self, check: str, engine: str) -> str | None:
-        """The reason of a gap declared for this check, or for one engine of it as in ``fwd-fwd/func``."""
+        """The reason of a gap declared for this check, or for one engine of it, ``fwd-fwd/func`` for example."""
         return self.gaps.get(f"{check}/{engine.split(',')[0]}", self.gaps.get(check))
 
     def run(self, check: str, engine: str, compute: Callable[[], Any]) -> Any:
-        """The value of `compute`; None after an exception, which is recorded: a failure unless a gap is declared."""
+        """Call `compute`; None after an exception, which is added to the results (a failure or a declared gap)."""
         try:
             return compute()
         except Exception as error:
@@ -134,7 +138,7 @@ class Context:
         self.close_gap(check, engine, outcome, detail, **numbers)
 
     def close_gap(self, check: str, engine: str, outcome: str, detail: str, **numbers: float) -> None:
-        """Record an outcome; right where a gap is declared is a failure too: gaps must not outlive their reason."""
+        """Add an outcome. Success where a gap is declared is a failure too: gaps must not outlive their reason."""
         reason = self.gap(check, engine)
         if reason is not None and outcome == report.OK:
             outcome, detail = report.WORKS, f"declared gap now works ({reason})"
@@ -149,7 +153,7 @@ class Context:
         compute: Callable[[], list[tuple[str, Any, Any]]],
         tolerance: tuple[float, float] | None = None,
     ) -> None:
-        """Compare named pairs of tensors (ours, reference); of all pairs the first that differs is recorded."""
+        """Compare named pairs of tensors (ours, reference); the first pair that differs is added to the results."""
         pairs = self.run(check, engine, compute)
         if pairs is None:
             return
@@ -179,7 +183,7 @@ class Context:
         self.close_gap(check, engine, report.OK, "")
 
     def pair(self, check: str, engine: str, ours: float, theirs: float, limit: float, detail: str = "") -> None:
-        """Compare two numbers that ought to be one."""
+        """Compare two numbers that should be equal."""
         absolute = abs(ours - theirs)
         right = absolute <= limit
         numbers = {"ours": ours, "reference": theirs, "absolute": absolute}

@@ -1,4 +1,4 @@
-"""Checks of numbers: the six modes, duality, undefined cotangents."""
+"""Checks of directional derivatives: the six modes, duality, undefined cotangents."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .context import Context
 from .problem import Problem, inner, total
 
 
-def _alone(c: Context) -> list[int]:
-    """The inputs to try one by one; one input is always alone."""
+def _tried_singly(c: Context) -> list[int]:
+    """The inputs to differentiate one by one; empty if there is only one input."""
     count = len(c.problem.primals)
     return list(range(min(count, 8))) if count > 1 else []
 
@@ -30,14 +30,14 @@ def _partial_slope(p: Problem, i: int) -> Tensor:
 
 
 def rev(c: Context) -> None:
-    """Gradients of both engines, and each input's with only that one requiring grad."""
+    """Gradients of both engines, and each input's with only that input requiring grad."""
     p, reference = c.problem, total(c.joint_slope)
     c.number("rev", "eager", lambda: inner(modes.gradient(p), p.u), reference)
     c.number("rev", "func", lambda: inner(modes.rev_func(p), p.u), reference)
     if c.gap("rev", "eager") is None:
-        for i in _alone(c):
-            alone = total(c.wide.slope(_single(c.wide, i)))
-            c.number("rev", f"eager, {p.names[i]} alone", partial(_partial_slope, p, i), alone)
+        for i in _tried_singly(c):
+            slope = total(c.wide.slope(_single(c.wide, i)))
+            c.number("rev", f"eager, {p.names[i]} alone", partial(_partial_slope, p, i), slope)
 
 
 def fwd(c: Context) -> None:
@@ -45,11 +45,11 @@ def fwd(c: Context) -> None:
     p, reference = c.problem, total(c.joint_slope)
     c.number("fwd", "eager", lambda: modes.fwd_eager(p, p.u), reference)
     c.number("fwd", "func", lambda: modes.fwd_func(p, p.u), reference)
-    for i in _alone(c):
-        alone = total(c.wide.slope(_single(c.wide, i)))
+    for i in _tried_singly(c):
+        slope = total(c.wide.slope(_single(c.wide, i)))
         for engine, mode in (("eager", modes.fwd_eager), ("func", modes.fwd_func)):
             if c.gap("fwd", engine) is None:
-                c.number("fwd", f"{engine}, {p.names[i]} alone", partial(mode, p, _single(p, i)), alone)
+                c.number("fwd", f"{engine}, {p.names[i]} alone", partial(mode, p, _single(p, i)), slope)
 
 
 def second(mode: str) -> Callable[[Context], None]:
@@ -89,7 +89,7 @@ def duality(c: Context) -> None:
         if found is not None:
             relative, absolute = c.tolerance.first
             ours, theirs = found
-            # a sum of many terms that cancel: judged relative to the loss too, which is about one
+            # a sum of many terms that cancel is judged relative to the loss too, which is about one
             limit = relative * max(abs(ours), abs(theirs)) + absolute * c.problem.size
             c.pair("duality", engine, ours, theirs, limit)
 
@@ -109,7 +109,7 @@ def _scatter(w: Tensor, mask: Tensor, o: Tensor) -> Tensor:
 
 
 def _masked(finite: list[Tensor | None], tangents: Iterable[Tensor]) -> list[Tensor]:
-    # 0 * nan is nan: where the output is infinite its tangent must not take part
+    # 0 * nan is nan: where the output is infinite its tangent is left out
     kept = []
     for mask, t in zip(finite, tangents, strict=True):
         if mask is not None:
@@ -121,8 +121,8 @@ def _masked(finite: list[Tensor | None], tangents: Iterable[Tensor]) -> list[Ten
 
 
 def agreement(c: Context) -> None:
-    """The engines and modes of one order against each other, closer than finite differences can tell."""
-    # in double precision two engines differ by rounding alone; in less that is what the tolerance is made for
+    """The engines and modes of one order against each other, to a smaller tolerance than finite differences allow."""
+    # in double precision two engines differ only by rounding; in lower precision the tolerance covers rounding
     sharper = 1e-2 if c.problem.dtype in (torch.float64, torch.complex128) else 1.0
     orders = (("first", ("rev", "fwd"), c.tolerance.first), ("second", tuple(modes.SECOND), c.tolerance.second))
     for order, names, (relative, absolute) in orders:
@@ -140,7 +140,7 @@ def undefined_cotangents(c: Context, limit: int = 16) -> None:
     count = len(c.problem.outputs)
     if count < 2 or c.gap("rev", "eager"):
         return
-    # the smallest first: an output used alone is where a formula meets the most missing cotangents
+    # the smallest first: with a single output used, a formula has the most missing cotangents
     subsets = itertools.chain.from_iterable(itertools.combinations(range(count), k) for k in range(1, count))
     for subset in itertools.islice(subsets, limit):
         _subset(c, subset)

@@ -1,8 +1,8 @@
-"""The six modes: every number here is a directional derivative of the loss, computed by one of PyTorch's two engines.
+"""The six modes: each function computes a directional derivative of the loss with one of PyTorch's two engines.
 
 "eager" is `torch.autograd.grad` and dual numbers, "func" is `torch.func`. In a mode's name the first word is the OUTER
-transform: rev-fwd is reverse mode applied to a forward-mode derivative. First orders are taken at the sample itself,
-second orders through `Problem.curve`, inner direction u, outer direction v.
+transform: rev-fwd is reverse mode applied to a forward-mode derivative. First orders are computed at the sample itself,
+second orders through `Problem.curve`, with inner direction u and outer direction v.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ Directions = Sequence[Tensor | None]
 
 
 def gradient(p: Problem, wanted: Sequence[int] | None = None, subset: Subset = None) -> list[Tensor | None]:
-    """The eager gradient in the wanted inputs (all by default); None where autograd says there is none.
+    """The eager gradient.
 
-    Raises: AssertionError if a gradient has not the shape and dtype of its input.
+    Args:
+        p: the problem.
+        wanted: the indices of the inputs; None for all.
+        subset: of the outputs; None for all.
+
+    Returns:
+        One gradient per wanted input; None where autograd says there is none.
+
+    Raises:
+        AssertionError: a gradient has not the shape, dtype and device of its input.
     """
     wanted = range(len(p.primals)) if wanted is None else wanted
     xs = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(p.primals)]

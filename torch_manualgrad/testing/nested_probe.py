@@ -1,8 +1,8 @@
 """Every operator on nested tensors, measured against a loop over the components with dense torch.
 
-A `Case` is a call, written once over the functions of `torch_manualgrad.nested` or PyTorch's of the same names, and what
-the components are to give. It is measured as a `Ragged` and as torch's nested tensors of both layouts, through a loss on
-the components of the result: values, gradient, gradient of the gradient, and directional derivative.
+A `Case` is a call, written once over the functions of `torch_manualgrad.nested` or PyTorch's of the same names, and a
+reference for the components of the result. It is measured as a `Ragged` and as torch's nested tensors of both layouts,
+through a loss on the components of the result: values, gradient, gradient of the gradient, and directional derivative.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case:
         shapes: of the components, for each nested argument; the ragged dim is the one in which they differ.
         dense: the shapes of the dense operands.
         random: whether the result has to be drawn from the same seed; the reference is then given the pieces too.
-        limit: what in `LIMITS` it is an example of.
+        limit: the limit in `LIMITS` of which it is an example, or "".
     """
 
     name: str
@@ -169,7 +169,7 @@ def _loss(found: Pieces) -> Tensor:
 
 
 def _take(what: str, function: Callable[[Sequence[Tensor]], Pieces], inputs: Pieces) -> list[Tensor]:
-    """The numbers that are compared."""
+    """The tensors that are compared."""
     if what == "forward":
         return function(inputs)
     if what == "jvp":
@@ -188,11 +188,16 @@ def _take(what: str, function: Callable[[Sequence[Tensor]], Pieces], inputs: Pie
 
 
 def measure(case: Case, kind: str, what: str) -> tuple[str, str]:
-    """("right" | "wrong" | "raises", why).
+    """Measure one case.
 
     Args:
-        kind: of `KINDS`; for the nested tensors it is what PyTorch's calls do, under whatever override is active.
+        case: the case.
+        kind: of `KINDS`; for the nested tensors it is PyTorch's calls that are measured, under any override that is
+            active.
         what: of `MEASURES`.
+
+    Returns:
+        "right", "wrong" or "raises", and why.
     """
     inputs = _inputs(case)
     expected = _take(what, lambda given: _expected(case, kind, given), inputs)
@@ -212,11 +217,11 @@ LENGTHS, WIDTH = (2, 5, 3, 4), 4
 LONGEST, TOTAL = max(LENGTHS), sum(LENGTHS)
 ROWS = tuple((n, WIDTH) for n in LENGTHS)
 HEADS = tuple((2, n, 3) for n in LENGTHS)
-SQUARES = ((3, WIDTH),) * 2  # a ragged dim in which the components happen to agree
+SQUARES = ((3, WIDTH),) * 2  # a ragged dim in which the components' sizes are equal
 
 
 def _each(function: Callable[..., Tensor]) -> Callable[..., Pieces]:
-    """The reference of what treats components one by one; dense operands are the same for all."""
+    """The reference of a function that treats components one by one; dense operands are the same for all."""
 
     def reference(components: Sequence[Tensor], *dense: Tensor) -> Pieces:
         return [function(c, *dense) for c in components]
@@ -232,17 +237,17 @@ def _pairs(function: Callable[..., Tensor]) -> Callable[..., Pieces]:
 
 
 def _all(function: Callable[[Tensor], Tensor]) -> Callable[..., Pieces]:
-    """The reference of what reduces the whole batch."""
+    """The reference of a function that reduces the whole batch."""
     return lambda components: [function(torch.cat([c.reshape(-1) for c in components]))]
 
 
 def _pieces_of(function: Callable[[Tensor], Sequence[Tensor]]) -> Callable[..., Pieces]:
-    """The reference of what gives several nested tensors: all components of the first, then of the second, ..."""
+    """The reference of a function with several nested results: all components of the first, then of the second, ..."""
     return lambda components: [p for several in zip(*map(function, components)) for p in several]
 
 
 def _reduction(what: str, name: str, plain: Callable[..., Any], dim: Any, **keep: bool) -> Case:
-    """A reduction over ``dim``, or all with None; of max and min the values."""
+    """A reduction over ``dim``, or over all dims for None; of max and min the values."""
 
     def values(found: Any) -> Any:
         return found[0] if isinstance(found, tuple) else found
@@ -366,7 +371,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-def _taking_apart() -> Iterator[Case]:
+def _structure() -> Iterator[Case]:
     one = (ROWS,)
     for index in (1, -1):
         yield Case(f"select(0, {index})", lambda n, x, i=index: n.select(x, 0, i), lambda cs, i=index: list(cs[i]), one)
@@ -428,4 +433,4 @@ def _taking_apart() -> Iterator[Case]:
     )
 
 
-CASES: tuple[Case, ...] = (*_layers(), *_maps(), *_reductions(), *_taking_apart())
+CASES: tuple[Case, ...] = (*_layers(), *_maps(), *_reductions(), *_structure())

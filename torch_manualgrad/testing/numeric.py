@@ -30,7 +30,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A number from finite differences, how far it may be off, and whether that is good enough to judge by."""
+    """A number from finite differences, its error estimate, and the magnitude by which both are judged."""
 
     value: float
     error: float
@@ -51,8 +51,17 @@ def extrapolate(
     """The limit of `difference(h)` as h goes to 0, an even series in h, with an error estimate for each component.
 
     Ridders' method: halve the step, eliminate one more power of h**2 at each level (Neville's tableau), keep the entry
-    whose neighbours differ least. With `noise` the rounding error of the function, that of the difference is ``noise /
-    h**order``.
+    whose neighbours differ least.
+
+    Args:
+        difference: a difference quotient for a step, by component.
+        noise: the rounding error of the function; that of the difference is ``noise / h**order``.
+        order: of the derivative.
+        levels: the largest number of steps.
+        start: the first step.
+
+    Returns:
+        The limits, and their errors.
     """
     best: list[float] = []
     errors: list[float] = []
@@ -71,9 +80,8 @@ def extrapolate(
             )
             for i, value in enumerate(row[column]):
                 error = max(abs(value - row[column - 1][i]), abs(value - previous[column - 1][i]), floor)
-                if (
-                    math.isfinite(value) and error < errors[i]
-                ):  # a nan compares false: a step out of the domain is passed over
+                # a nan compares false, which skips a step out of the domain
+                if math.isfinite(value) and error < errors[i]:
                     best[i], errors[i] = value, error
         previous = row
         # smaller steps cannot do better than the rounding error of this one
@@ -105,7 +113,7 @@ def mixed_derivative(
 
 
 def worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
-    """The largest absolute difference of two tensors of one shape, also over the largest magnitude; nan equals nan."""
+    """The largest absolute difference of two tensors, and its ratio to the largest magnitude; nan equals nan."""
     wide = torch.complex128 if ours.is_complex() or theirs.is_complex() else torch.float64
     a, b = ours.detach().to(wide), theirs.detach().to(wide)
     same = (a == b) | (a.isnan() & b.isnan())

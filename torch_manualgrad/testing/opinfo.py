@@ -1,8 +1,8 @@
 """Samples and gauge-fixing wrappers from PyTorch's own operator database.
 
-The database is a module that PyTorch keeps for its tests, `torch.testing._internal.common_methods_invocations`. It is
-imported here, inside one function, and nowhere else: the one exception to the rule that private names live in
-core/internals.py, because it is needed for testing only and takes seconds to import.
+The database is a module that PyTorch keeps for its tests, `torch.testing._internal.common_methods_invocations`.
+Functions of this file import it, and no other file does. This is the one exception to the rule that private names live
+in core/internals.py, because it is needed for testing only and takes seconds to import.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from .report import Report
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of one entry, with the function to differentiate: operator, gauge-fixing wrapper, and only those
-    outputs that PyTorch differentiates."""
+    """One sample of one entry, with the function to differentiate.
+
+    The function is the operator in its gauge-fixing wrapper, with only those outputs that PyTorch differentiates.
+    """
 
     name: str
     fn: Callable[..., Any]
@@ -42,15 +44,21 @@ def op_db() -> tuple[Any, ...]:
 
 
 def entries(name: str) -> list[Any]:
-    """The database's entries (variants) for an operator, by the database's name or by ATen's: linalg.lu,
-    aten::linalg_lu.
+    """The database's entries (variants) for an operator.
 
-    Raises: KeyError if there is none.
+    Args:
+        name: the database's name or ATen's: linalg.lu, aten::linalg_lu.
+
+    Returns:
+        The entries.
+
+    Raises:
+        KeyError: there is none.
     """
     plain = name.removeprefix("aten::").removeprefix("aten.").split(".default")[0]
     found = [op for op in op_db() if plain in (op.name, op.formatted_name, op.aten_name)]
     if not found:
-        # ATen's own name of what the public function calls: _linalg_svd, _softmax
+        # ATen's name of the operator that the public function calls: _linalg_svd, _softmax
         bare = plain.lstrip("_")
         found = [
             op
@@ -65,7 +73,7 @@ def entries(name: str) -> list[Any]:
     return found
 
 
-# Beside linalg.*, the entries that reach a rule of ours, also those that are composed of others.
+# The entries besides linalg.* that reach one of our rules, also those that are composed of others.
 _NORMS = """
     cdist dist masked.norm masked.normalize nn.functional.normalize nn.functional.cosine_similarity
     nn.functional.pairwise_distance nn.functional.pdist nn.functional.triplet_margin_loss norm renorm
@@ -88,15 +96,27 @@ def op_samples(
 ) -> Iterator[Case]:
     """Cases of an operator, those that PyTorch's own gradient tests use; none if it does not differentiate this dtype.
 
-    Inputs that require grad in the database are the differentiable ones. A sample without any, or whose result does
-    not depend on them differentiably, is left out. With `limit`, at most so many of each entry, evenly spread.
+    Inputs that require grad in the database are the differentiable ones. A sample without any, or whose result does not
+    depend on them differentiably, is left out.
+
+    Args:
+        name: as in `entries`.
+        dtype: of the samples.
+        device: of the samples.
+        limit: the largest number of cases of each entry, evenly spread; None for all.
+
+    Yields:
+        The cases.
+
+    Raises:
+        KeyError: an unknown operator.
     """
     for op in entries(name):
         if not op.supports_dtype(dtype, torch.device(device).type) or not op.supports_autograd:
             continue
         samples = list(op.sample_inputs(torch.device(device), dtype, requires_grad=True))
         cases = [case for given in samples if (case := _case(op, given)) is not None]
-        # spread over the list, which tends to begin with the smallest
+        # spread over the list, as the first samples tend to be the smallest
         step = 1 if limit is None else max(1, math.ceil(len(cases) / limit))
         yield from cases[step // 2 :: step]
 
@@ -145,9 +165,25 @@ def check_op(
     raise_on_failure: bool = True,
     **options: Any,
 ) -> Report:
-    """`check` of an operator on its samples from the database; arguments as there.
+    """`check` of an operator on its samples from the database.
 
-    Raises: CheckFailed, KeyError for an unknown operator, ValueError if there was nothing to check.
+    Args:
+        name: as in `entries`.
+        dtype: as in `op_samples`.
+        device: as in `op_samples`.
+        limit: as in `op_samples`.
+        modes: as in `check`.
+        checks: as in `check`.
+        raise_on_failure: as in `check`.
+        options: further arguments of `check`.
+
+    Returns:
+        The report.
+
+    Raises:
+        CheckFailed: as `check`.
+        KeyError: an unknown operator.
+        ValueError: there was nothing to check.
     """
     found = Report()
     for position, case in enumerate(op_samples(name, dtype, device, limit)):

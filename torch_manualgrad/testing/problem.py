@@ -1,4 +1,4 @@
-"""A function and a sample, made into a smooth real loss of the differentiable inputs."""
+"""A smooth real loss of the differentiable inputs, made of a function and a sample."""
 
 from __future__ import annotations
 
@@ -37,17 +37,22 @@ def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
 
 
 class Problem:
-    """The loss ``sum_j Re <w_j, o_j> + sum q_j |o_j|**2 / 2`` of the outputs o_j, scaled to about one, with random w
-    and q.
+    """The loss ``sum_j Re <w_j, o_j> + sum q_j |o_j|**2 / 2`` of the outputs o_j, scaled to about one, w and q random.
 
     The quadratic term makes the cotangent depend on the input, so that a second derivative also goes through the
-    derivative of a vjp in its cotangent. For the same reason second orders are taken through ``x + z + k z**2 / 2`` at
-    z = 0: the tangent that reaches `fn` then has a tangent of its own.
+    derivative of a vjp in its cotangent. For the same reason second orders are computed through ``x + z + k z**2 / 2``
+    at z = 0: the tangent that reaches `fn` then has a tangent of its own.
 
-    Attributes: `primals` the differentiable inputs, `names` their paths, `u`, `v` and `bend` (k) directions like them,
-    `outputs` the indices of the floating and complex outputs among all tensor leaves of the result.
+    Attributes:
+        primals: the differentiable inputs.
+        names: their paths.
+        u: directions with the shapes of the inputs.
+        v: directions with the shapes of the inputs.
+        bend: k, with the shapes of the inputs.
+        outputs: the indices of the floating point and complex outputs among all tensor leaves of the result.
 
-    Raises: whatever `fn` raises on the sample.
+    Raises:
+        Exception: whatever `fn` raises on the sample.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the differentiable inputs and outputs; of several, the narrowest."""
+        """The narrowest dtype of the differentiable inputs and outputs."""
         dtypes = [x.dtype for x in (*self.primals, *(self.base[i] for i in self.outputs))] or [torch.float64]
         return min(dtypes, key=lambda d: d.itemsize // (2 if d.is_complex else 1))
 
@@ -99,8 +104,8 @@ class Problem:
         return bool(self.primals) and bool(self.outputs)
 
     def direction(self, x: Tensor) -> Tensor:
-        """A random tangent of the magnitude of `x`, so that a step of one changes it by its own size."""
-        # drawn in double precision, then rounded: every dtype sees the same direction
+        """A random tangent of the magnitude of `x`, so that a step of one changes it by its own magnitude."""
+        # drawn in double precision, then rounded, so that the direction is the same in every dtype
         wide = torch.complex128 if x.is_complex() else torch.float64
         drawn = torch.randn(x.shape, dtype=wide, generator=self.generator).to(device=x.device) * magnitude(x)
         return torch.empty_like(x).copy_(drawn) if x.layout == torch.strided else drawn.to(x.dtype)
@@ -129,8 +134,7 @@ class Problem:
         self.squares: list[Tensor] = []
         self.unit: list[float] = []
         for o in outputs:
-            # where an output is infinite at the sample (log 0, masked scores) it has no derivative: left out of the
-            # loss
+            # an entry that is infinite at the sample (log 0, masked scores) has no derivative, and is not in the loss
             keep = o.isfinite()
             mask = None if bool(keep.all()) else keep.reshape(-1).nonzero().squeeze(-1)
             self.finite.append(mask)
@@ -206,7 +210,9 @@ class Problem:
             return [math.nan] * len(self.outputs)
 
     def slope(self, direction: Sequence[Tensor | None]) -> list[Reference]:
-        """The derivative of each output's loss along `direction` (None: that input stays), by finite differences."""
+        """The derivative of each output's loss along `direction` (None for an input that does not move), by finite
+        differences.
+        """
 
         def along(h: float) -> list[float]:
             return self._values([x if d is None else x + h * d for x, d in zip(self.primals, direction, strict=True)])
@@ -224,7 +230,7 @@ class Problem:
         return _references(*mixed_derivative(along(plus), along(minus), self.noise), self.size)
 
     def curvature_of_gradient(self) -> Reference:
-        """The same for the whole loss, from the gradient: more accurate, and only as right as reverse mode is."""
+        """The same for the whole loss, from the gradient: more accurate, but it relies on reverse mode."""
 
         def along(h: float) -> list[float]:
             z = [(h * d).detach().requires_grad_() for d in self.v]

@@ -1,4 +1,4 @@
-"""What a check found: one result for each sample, check and engine, and a table of them."""
+"""The results of a check: one for each sample, check and engine, and a table of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ORDER = (WRONG, RAISES, WORKS, UNSETTLED, GAP, OK, NOT_APPLICABLE)
 class Result:
     """One comparison.
 
-    `check` is the column, `engine` says which machinery ran ("eager", "func", "eager, x alone", ...). `outcome` is one
-    of ok; wrong; raises; unsettled (the finite differences do not converge, so nothing can be said at this sample);
-    gap (declared, and it raises); gap works (declared, and it does not raise); - (not applicable).
+    `check` is the column, `engine` the engine that ran ("eager", "func", "eager, x alone", ...). `outcome` is one of:
+    ok; wrong; raises; unsettled (the finite differences do not converge, so nothing can be said at this sample); gap
+    (declared, and it raises); gap works (declared, and it does not raise); - (not applicable).
     """
 
     fn: str
@@ -79,7 +79,7 @@ class Report:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Lines, the first of them the header, as an aligned Markdown table."""
+    """An aligned Markdown table of lines, the first of which is the header."""
     cells = [[c.replace("|", "\\|").replace("\n", " ") for c in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]
@@ -95,7 +95,7 @@ def _cell(results: list[Result]) -> str:
     outcome = _worst(r.outcome for r in results)
     here = {r.engine.split(",")[0] for r in results if r.outcome == outcome}
     everywhere = {r.engine.split(",")[0] for r in results}
-    # which engine fails is worth a word only when another one does not
+    # the engine that fails is named only if another one does not
     return f"{outcome} ({', '.join(sorted(here))})" if here != everywhere and outcome != OK else outcome
 
 

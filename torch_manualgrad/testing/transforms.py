@@ -38,11 +38,11 @@ def _call(p: Problem, leaves: Sequence[Any], raw: bool = False) -> tuple[Tensor,
     return tuple(tree.tensors(result if raw or p.readout is None else p.readout(result)))
 
 
-REPEATS = 30  # some of LAPACK's drivers are not reproducible: the last bit depends on where the memory lies
+REPEATS = 30  # some of LAPACK's drivers are not reproducible: the last bit depends on the address of the memory
 
 
 def forward(c: Context) -> None:
-    """Outputs are those of PyTorch's own operators, bit for bit, where rules act; with a gradient asked for, and without."""
+    """Where rules act, outputs are bitwise identical to PyTorch's own, with a gradient asked for and without."""
     acting = active()
     if not acting or any(a.forward for a in acting):
         return
@@ -52,7 +52,7 @@ def forward(c: Context) -> None:
         with without_overrides():
             return _call(p, leaves, raw=True)
 
-    # PyTorch's own values may depend on whether a gradient is asked for: another driver of LAPACK
+    # PyTorch's own values may depend on whether a gradient is asked for, as it then uses another driver of LAPACK
     asking = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
     try:
         expected = [(leaves, stock(leaves)) for leaves in (p.leaves, asking)]
@@ -66,7 +66,7 @@ def forward(c: Context) -> None:
         return ""
 
     def agree_somewhere(leaves: Sequence[Any]) -> bool:
-        between = []  # kept, so that each pair lies elsewhere in memory
+        between = []  # kept, so that each pair has other addresses
         for k in range(REPEATS):
             between.append(torch.empty(2 * k + 1))
             ours = _call(p, leaves, raw=True)
@@ -79,7 +79,7 @@ def forward(c: Context) -> None:
 
 
 def _differs(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> str:
-    """The first difference beyond equal bits (two nans are equal); empty if there is none."""
+    """The first difference of shape, dtype or values (two nans are equal); empty if there is none."""
     if len(ours) != len(stock):
         return f"{len(ours)} outputs, PyTorch's are {len(stock)}"
     for j, (a, b) in enumerate(zip(ours, stock, strict=True)):
@@ -92,7 +92,7 @@ def _differs(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> str:
 
 
 def vmap(c: Context) -> None:
-    """`torch.func.vmap` against a loop, over each tensor argument alone and over all of them."""
+    """`torch.func.vmap` against a loop, over each tensor argument by itself and over all of them."""
     p = c.problem
     tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor)]
     choices = [[i] for i in tensors[:6]] + ([tensors] if len(tensors) > 1 else [])
@@ -155,7 +155,7 @@ def fake(c: Context) -> None:
             for what in ("shape", "dtype", "device", "layout"):
                 if getattr(a, what) != getattr(b, what):
                     return f"output {j}: {what} {getattr(b, what)}, really {getattr(a, what)}"
-            # the stride of a dimension of size 0 or 1 means nothing
+            # the stride of a dimension of size 0 or 1 has no meaning
             strides = [(n, m) for n, m, size in zip(b.stride(), a.stride(), a.shape, strict=True) if size > 1]
             if a.numel() and any(n != m for n, m in strides):
                 return f"output {j}: strides {b.stride()}, really {a.stride()}"
@@ -226,7 +226,7 @@ def noncontiguous(c: Context) -> None:
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """The same values, the first dimension fastest."""
+    """The same values with the first dimension contiguous."""
     if x.layout != torch.strided or x.is_nested:
         return x
     order = list(reversed(range(x.dim())))
@@ -239,13 +239,13 @@ def _strided(x: Tensor) -> Tensor:
         return x
     wide = torch.empty((*x.shape, 2), dtype=x.dtype, device=x.device)
     wide[..., 0] = x
-    # garbage that a kernel reading the wrong element would show
+    # a value that shows if a kernel reads the wrong element
     wide[..., 1] = True if x.dtype == torch.bool else 77
     return wide[..., 0]
 
 
 def operator_of(fn: Any) -> Any:
-    """What `torch.library.opcheck` can take, or None."""
+    """The operator that `torch.library.opcheck` can take, or None."""
     if isinstance(fn, _OPS):
         return fn
     for name in ("op", "overload", "_opoverload", "default"):
@@ -262,7 +262,7 @@ def opcheck(c: Context) -> None:
 
 
 def opcheck_says(p: Problem) -> str:
-    """What `torch.library.opcheck` finds wrong with the operator; empty if nothing."""
+    """The errors that `torch.library.opcheck` finds in the operator; empty if there are none."""
     values = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
     args, kwargs = tree.rebuild(p.arguments, values)
     found = torch.library.opcheck(operator_of(p.fn), args, kwargs, raise_exception=False)
@@ -272,7 +272,7 @@ def opcheck_says(p: Problem) -> str:
 
 
 def kernel(c: Context) -> None:
-    """An operator that carries a `reference` gives the reference's outputs."""
+    """An operator with a `reference` returns the reference's outputs."""
     reference = getattr(c.fn, "reference", None)
     if not callable(reference):
         return

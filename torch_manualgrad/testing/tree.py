@@ -26,5 +26,5 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def is_differentiable(x: Any) -> bool:
-    """Whether `x` is a tensor that can carry a derivative: floating or complex."""
+    """Whether `x` is a tensor that can have a derivative: floating point or complex."""
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
