@@ -5,8 +5,8 @@
 //   manualgrad::lu_pushforward(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot) -> (Tensor dL, Tensor dU)
 //   manualgrad::lu_factor_pullback(Tensor grad, Tensor LU, Tensor pivs, bool pivot) -> Tensor
 //   manualgrad::lu_factor_pushforward(Tensor A_t, Tensor LU, Tensor pivs, bool pivot) -> Tensor
-//   manualgrad::cholesky_pullback(Tensor gL, Tensor L, bool upper) -> Tensor
-//   manualgrad::cholesky_pushforward(Tensor dA, Tensor L, bool upper) -> Tensor
+//   manualgrad::cholesky_backward.kernel(Tensor grad_L, Tensor L, bool upper) -> Tensor
+//   manualgrad::cholesky_jvp.kernel(Tensor self_t, Tensor L, bool upper) -> Tensor
 //   manualgrad::det_pullback(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::slogdet_pullback(Tensor h, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::inv_pullback(Tensor grad, Tensor inverse) -> Tensor
@@ -372,11 +372,11 @@ struct FactorOperators {
   static Tensor lu_factor_pushforward(const Tensor& A_t, const Tensor& LU, const Tensor& pivs, bool pivot) {
     return lu_factor<LuPush>("manualgrad::lu_factor_pushforward: ", "A_t", A_t, LU, pivs, pivot);
   }
-  static Tensor cholesky_pullback(const Tensor& gL, const Tensor& L, bool upper) {
-    return cholesky<CholeskyPull>("manualgrad::cholesky_pullback: ", "gL", gL, L, upper);
+  static Tensor cholesky_backward(const Tensor& grad_L, const Tensor& L, bool upper) {
+    return cholesky<CholeskyPull>("manualgrad::cholesky_backward: ", "grad_L", grad_L, L, upper);
   }
-  static Tensor cholesky_pushforward(const Tensor& dA, const Tensor& L, bool upper) {
-    return cholesky<CholeskyPush>("manualgrad::cholesky_pushforward: ", "dA", dA, L, upper);
+  static Tensor cholesky_jvp(const Tensor& self_t, const Tensor& L, bool upper) {
+    return cholesky<CholeskyPush>("manualgrad::cholesky_jvp: ", "self_t", self_t, L, upper);
   }
   static Tensor det_pullback(const Tensor& grad, const Tensor& det, const Tensor& LU, const Tensor& pivots) {
     return determinant("manualgrad::det_pullback: ", "grad", grad, det, LU, pivots);

@@ -29,8 +29,8 @@ STABLE_TORCH_LIBRARY_IMPL(manualgrad, CUDA, m) {
   m.impl("lu_pushforward", TORCH_BOX(&Operators::lu_pushforward));
   m.impl("lu_factor_pullback", TORCH_BOX(&Operators::lu_factor_pullback));
   m.impl("lu_factor_pushforward", TORCH_BOX(&Operators::lu_factor_pushforward));
-  m.impl("cholesky_pullback", TORCH_BOX(&Operators::cholesky_pullback));
-  m.impl("cholesky_pushforward", TORCH_BOX(&Operators::cholesky_pushforward));
+  m.impl("cholesky_backward.kernel", TORCH_BOX(&Operators::cholesky_backward));
+  m.impl("cholesky_jvp.kernel", TORCH_BOX(&Operators::cholesky_jvp));
   m.impl("det_pullback", TORCH_BOX(&Operators::det_pullback));
   m.impl("slogdet_pullback", TORCH_BOX(&Operators::slogdet_pullback));
   m.impl("inv_pullback", TORCH_BOX(&Operators::inv_pullback));

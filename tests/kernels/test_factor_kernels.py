@@ -133,8 +133,8 @@ OPERATORS: dict[str, Callable[..., tuple]] = {
     "lu_pushforward": lu_pushforward,
     "lu_factor_pullback": packed,
     "lu_factor_pushforward": packed,
-    "cholesky_pullback": cholesky,
-    "cholesky_pushforward": cholesky,
+    "cholesky_backward": cholesky,
+    "cholesky_jvp": cholesky,
     "det_pullback": det,
     "slogdet_pullback": slogdet,
     "inv_pullback": inverse,
@@ -148,8 +148,16 @@ TRIANGLES = ("triangular_pullback", "qr_pullback")
 
 
 IN_CACHE = [
-    name for name in OPERATORS if (not name.endswith("pushforward") or name.startswith("inv")) and name not in TRIANGLES
+    name
+    for name in OPERATORS
+    if (not name.endswith(("pushforward", "_jvp")) or name.startswith("inv")) and name not in TRIANGLES
 ]
+
+
+def kernel(name: str) -> Any:
+    """The operator that the compiled kernel is registered for."""
+    packet = getattr(torch.ops.manualgrad, name)
+    return packet.kernel if getattr(mg.ops, name).overloads else packet.default
 
 
 def cases(sizes: list[int], larger: list[int]) -> list[Any]:
@@ -179,7 +187,7 @@ def wide(x: Tensor) -> Tensor:
 
 def check(name: str, arguments: tuple, device: str) -> tuple[Tensor, ...]:
     """The kernel against its reference in double precision."""
-    found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to(device))))
+    found = outputs(kernel(name)(*moved(arguments, lambda x: x.to(device))))
     expected = outputs(getattr(mg.ops, name).reference(*moved(arguments, wide)))
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
@@ -226,8 +234,8 @@ def test_options(n, dtype, device):
     given, LU, pivots, _ = packed(BATCH, n=n, dtype=dtype)
     check("lu_factor_pullback", (given, LU, pivots, False), device)
     check("lu_factor_pushforward", (given, LU, pivots, False), device)
-    check("cholesky_pullback", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
-    check("cholesky_pushforward", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
+    check("cholesky_backward", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
+    check("cholesky_jvp", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
     for columns in (0, 1, 2, 5, 32):
         check("solve_pullback", solve(BATCH, n=n, dtype=dtype, columns=columns), device)
         dA, dB, *rest = solve_tangents(BATCH, n=n, dtype=dtype, columns=columns)
@@ -285,12 +293,12 @@ def test_triangles_with_a_pivot_of_zero(n, dtype, device):
         if device not in getattr(mg.ops, name).kernels:
             continue
         arguments = moved(OPERATORS[name](BATCH, n=n, dtype=dtype), lambda x: x.to(device))
-        clean = outputs(getattr(mg.ops, name)(*arguments))
+        clean = outputs(kernel(name)(*arguments))
         for pivot in {0, n - 1}:
             changed = list(arguments)
             changed[place] = arguments[place].clone()
             changed[place][5, pivot, pivot] = 0
-            for one, other in zip(outputs(getattr(mg.ops, name)(*changed)), clean):
+            for one, other in zip(outputs(kernel(name)(*changed)), clean):
                 smooth = name == "qr_pullback" and not dtype.is_complex and pivot == n - 1
                 assert one[5].isfinite().all() == smooth
                 keep = torch.arange(BATCH) != 5
@@ -311,7 +319,7 @@ def test_layouts(name, n, dtype, layout, device):
     skip_unless_taken(n, device, name)
     arguments = OPERATORS[name](3, 6, n=n, dtype=dtype)
     expected = check(name, arguments, device)
-    found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: LAYOUTS[layout](x.to(device)))))
+    found = outputs(kernel(name)(*moved(arguments, lambda x: LAYOUTS[layout](x.to(device)))))
     for one, other in zip(found, expected):
         assert torch.equal(one, other)
 
@@ -320,8 +328,8 @@ def test_layouts(name, n, dtype, layout, device):
 def test_broadcast_batches(name, n, dtype, device):
     skip_unless_taken(n, device, name)
     arguments = moved(OPERATORS[name](n=n, dtype=dtype), lambda x: x.to(device).expand(4, 5, *x.shape))
-    expected = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.contiguous())))
-    for one, other in zip(outputs(getattr(mg.ops, name)(*arguments)), expected):
+    expected = outputs(kernel(name)(*moved(arguments, lambda x: x.contiguous())))
+    for one, other in zip(outputs(kernel(name)(*arguments)), expected):
         assert torch.equal(one, other)
 
 
@@ -329,7 +337,7 @@ def test_broadcast_batches(name, n, dtype, device):
 def test_same_bits_wherever_it_stands(name, n, dtype, device):
     """In any place of a batch, and with any number of threads; but few matrices may take another way than many."""
     skip_unless_taken(n, device, name)
-    op, arguments = getattr(mg.ops, name), OPERATORS[name](300, n=n, dtype=dtype)
+    op, arguments = kernel(name), OPERATORS[name](300, n=n, dtype=dtype)
     arguments = moved(arguments, lambda x: x.to(device))
     whole = outputs(op(*arguments))
     few = [(0, 1), (1, 2), (3, 5), (299, 1)] if n <= 4 or dtype.is_complex or name not in IN_CACHE else []
@@ -354,7 +362,7 @@ def test_same_bits_wherever_it_stands(name, n, dtype, device):
 @pytest.mark.parametrize("name, n, dtype", cases([1, 3, 9], [34]))
 def test_infinities_stay_in_their_matrix(name, n, dtype, value, device):
     skip_unless_taken(n, device, name)
-    op, arguments = getattr(mg.ops, name), OPERATORS[name](BATCH, n=n, dtype=dtype)
+    op, arguments = kernel(name), OPERATORS[name](BATCH, n=n, dtype=dtype)
     arguments = moved(arguments, lambda x: x.to(device))
     clean = outputs(op(*arguments))
     others = [b for b in range(BATCH) if b != 5]
@@ -447,9 +455,9 @@ def test_pivots_out_of_range_do_no_harm(n, device):
             continue
         arguments = OPERATORS[name](BATCH, n=n, dtype=torch.float64)
         wrong = moved(arguments, lambda x: (torch.full_like(x, 2**31 - 1) if x.dtype == torch.int32 else x).to(device))
-        getattr(mg.ops, name)(*wrong)
+        kernel(name)(*wrong)
         wrong = moved(arguments, lambda x: (torch.full_like(x, -(2**31)) if x.dtype == torch.int32 else x).to(device))
-        getattr(mg.ops, name)(*wrong)
+        kernel(name)(*wrong)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -463,17 +471,17 @@ def test_strides_are_known_without_data(name, n, device):
     if name == "qr_pullback":
         given.append(qr(6, m=7, n=n, dtype=torch.float64))
     for arguments in given:
-        found = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to(device))))
-        known = outputs(getattr(mg.ops, name)(*moved(arguments, lambda x: x.to("meta"))))
+        found = outputs(kernel(name)(*moved(arguments, lambda x: x.to(device))))
+        known = outputs(kernel(name)(*moved(arguments, lambda x: x.to("meta"))))
         assert [(x.shape, x.stride()) for x in found] == [(x.shape, x.stride()) for x in known]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_does_not_fit_is_named(name, device):
     skip_unless_taken(3, device, name)
-    op = getattr(mg.ops, name)
+    op = kernel(name)
     arguments = OPERATORS[name](2, n=3, dtype=torch.float64)
-    names = [a.name for a in op.op._schema.arguments]
+    names = [a.name for a in op._schema.arguments]
     for i, argument in enumerate(arguments):
         if not isinstance(argument, Tensor):
             continue
