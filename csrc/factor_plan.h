@@ -9,8 +9,8 @@
 //   manualgrad::cholesky_jvp.kernel(Tensor self_t, Tensor L, bool upper) -> Tensor
 //   manualgrad::det_pullback(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::slogdet_pullback(Tensor h, Tensor LU, Tensor pivots) -> Tensor
-//   manualgrad::inv_pullback(Tensor grad, Tensor inverse) -> Tensor
-//   manualgrad::inv_pushforward(Tensor A_t, Tensor inverse) -> Tensor
+//   manualgrad::linalg_inv_backward.kernel(Tensor grad_inverse, Tensor inverse) -> Tensor
+//   manualgrad::linalg_inv_jvp.kernel(Tensor A_t, Tensor inverse) -> Tensor
 //   manualgrad::solve_pullback(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> (Tensor gA, Tensor gB)
 //   manualgrad::solve_pushforward(Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> Tensor
 //
@@ -384,11 +384,11 @@ struct FactorOperators {
   static Tensor slogdet_pullback(const Tensor& h, const Tensor& LU, const Tensor& pivots) {
     return determinant("manualgrad::slogdet_pullback: ", "h", h, std::nullopt, LU, pivots);
   }
-  static Tensor inv_pullback(const Tensor& grad, const Tensor& inverse) {
-    return inverse_derivative("manualgrad::inv_pullback: ", "grad", grad, inverse, true);
+  static Tensor linalg_inv_backward(const Tensor& grad_inverse, const Tensor& inverse) {
+    return inverse_derivative("manualgrad::linalg_inv_backward: ", "grad_inverse", grad_inverse, inverse, true);
   }
-  static Tensor inv_pushforward(const Tensor& A_t, const Tensor& inverse) {
-    return inverse_derivative("manualgrad::inv_pushforward: ", "A_t", A_t, inverse, false);
+  static Tensor linalg_inv_jvp(const Tensor& A_t, const Tensor& inverse) {
+    return inverse_derivative("manualgrad::linalg_inv_jvp: ", "A_t", A_t, inverse, false);
   }
 
   static std::tuple<Tensor, Tensor> solve_pullback(const Tensor& gX, const Tensor& X, const Tensor& A, const Tensor& LU,

@@ -33,8 +33,8 @@ STABLE_TORCH_LIBRARY_IMPL(manualgrad, CUDA, m) {
   m.impl("cholesky_jvp.kernel", TORCH_BOX(&Operators::cholesky_jvp));
   m.impl("det_pullback", TORCH_BOX(&Operators::det_pullback));
   m.impl("slogdet_pullback", TORCH_BOX(&Operators::slogdet_pullback));
-  m.impl("inv_pullback", TORCH_BOX(&Operators::inv_pullback));
-  m.impl("inv_pushforward", TORCH_BOX(&Operators::inv_pushforward));
+  m.impl("linalg_inv_backward.kernel", TORCH_BOX(&Operators::linalg_inv_backward));
+  m.impl("linalg_inv_jvp.kernel", TORCH_BOX(&Operators::linalg_inv_jvp));
   m.impl("solve_pullback", TORCH_BOX(&Operators::solve_pullback));
   m.impl("solve_pushforward", TORCH_BOX(&Operators::solve_pushforward));
 }

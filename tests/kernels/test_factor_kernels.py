@@ -137,8 +137,8 @@ OPERATORS: dict[str, Callable[..., tuple]] = {
     "cholesky_jvp": cholesky,
     "det_pullback": det,
     "slogdet_pullback": slogdet,
-    "inv_pullback": inverse,
-    "inv_pushforward": inverse,
+    "linalg_inv_backward": inverse,
+    "linalg_inv_jvp": inverse,
     "solve_pullback": solve,
     "solve_pushforward": solve_tangents,
     "triangular_pullback": triangular,
@@ -150,7 +150,7 @@ TRIANGLES = ("triangular_pullback", "qr_pullback")
 IN_CACHE = [
     name
     for name in OPERATORS
-    if (not name.endswith(("pushforward", "_jvp")) or name.startswith("inv")) and name not in TRIANGLES
+    if (not name.endswith(("pushforward", "_jvp")) or name == "linalg_inv_jvp") and name not in TRIANGLES
 ]
 
 

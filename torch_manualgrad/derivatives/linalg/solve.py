@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import fused, random, random_conditioned
+from .common import fused, random, random_conditioned, small
 
 # Up to which side the kernels for tangents are faster than BLAS, by measurement.
 _INVERSE_TANGENT, _SOLVE_TANGENT = 8, 16
@@ -143,8 +143,8 @@ def linalg_solve_backward(
     if vector:
         gX, X = gX.unsqueeze(-1), X.unsqueeze(-1)
     if left:
-        small = fused(max(X.shape[-2:]), gX, X, A, in_cache=64) and X.shape[:-2] == LU.shape[:-2]
-        gA, gB = (solve_pullback if small else _solve_pull_back)(gX, X, A, LU, pivots)
+        taken = fused(max(X.shape[-2:]), gX, X, A, in_cache=64) and X.shape[:-2] == LU.shape[:-2]
+        gA, gB = (solve_pullback if taken else _solve_pull_back)(gX, X, A, LU, pivots)
     else:
         gB = solve_again(A, LU, pivots, gX, False, True)
         gA = -X.mH @ gB
@@ -239,47 +239,33 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
     return summed_to(torch.linalg.solve(_aligned(A, grad).mH, grad) @ -solution.mH, A.shape)
 
 
-@formula(kernel=("cpu", "cuda"))
-def inv_pullback(grad: Tensor, inverse: Tensor) -> Tensor:
-    """`linalg_inv_backward`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    XH = inverse.mH
-    return -XH @ (grad @ XH)
+def _inverse_is_small(inverse: Tensor) -> bool:
+    n = inverse.shape[-1]
+    # BLAS multiplies larger batches of larger matrices faster, by measurement
+    return small(inverse, n, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
 
 
-@formula
-def linalg_inv_backward(grad: Tensor, inverse: Tensor) -> Tensor:
+@formula(kernels=Kernel("cpu", "cuda", when=_inverse_is_small))
+def linalg_inv_backward(grad_inverse: Tensor, inverse: Tensor) -> Tensor:
     """Cotangent of A for that of its inverse X: -X^H gX X^H, (*, n, n).
 
     Source: ATen's derivatives.yaml, linalg_inv_ex.
     """
-    n = inverse.shape[-1]
-    # BLAS multiplies larger batches of larger matrices faster, by measurement
-    small = fused(n, grad, inverse, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
-    return (inv_pullback if small else inv_pullback.reference)(grad, inverse)
+    XH = inverse.mH
+    return -XH @ (grad_inverse @ XH)
 
 
-@formula(kernel=("cpu", "cuda"))
-def inv_pushforward(A_t: Tensor, inverse: Tensor) -> Tensor:
-    """`linalg_inv_jvp`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    return -inverse @ (A_t @ inverse)
+def _inverse_tangent_is_small(inverse: Tensor) -> bool:
+    return inverse.shape[-1] <= _INVERSE_TANGENT and small(inverse, inverse.shape[-1])
 
 
-@formula
+@formula(kernels=Kernel("cpu", "cuda", when=_inverse_tangent_is_small))
 def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
     """Tangent of the inverse X of A: -X dA X, (*, n, n).
 
     Source: ATen's derivatives.yaml, linalg_inv_ex.
     """
-    small = inverse.shape[-1] <= _INVERSE_TANGENT and fused(inverse.shape[-1], A_t, inverse)
-    return (inv_pushforward if small else inv_pushforward.reference)(A_t, inverse)
+    return -inverse @ (A_t @ inverse)
 
 
 def _triangular_pull_back(
@@ -323,8 +309,8 @@ def linalg_solve_triangular_backward(
     Source: ATen linalg_solve_triangular_backward.
     """
     # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
-    small = fused(max(X.shape[-2:]), grad, X, A) and A.shape[:-2] == X.shape[:-2]
-    return (triangular_pullback if small else _triangular_pull_back)(grad, A, X, upper, left, unitriangular)
+    taken = fused(max(X.shape[-2:]), grad, X, A) and A.shape[:-2] == X.shape[:-2]
+    return (triangular_pullback if taken else _triangular_pull_back)(grad, A, X, upper, left, unitriangular)
 
 
 @formula
@@ -516,7 +502,7 @@ rule(
 )
 rule(
     "aten::linalg_inv_ex",
-    vjp={"A": lambda grad_inverse, inverse: linalg_inv_backward(grad_inverse, inverse)},
+    vjp={"A": linalg_inv_backward},
     jvp={"inverse": linalg_inv_jvp},
     improves="speed",
     source="ATen's derivatives.yaml, linalg_inv_ex",
