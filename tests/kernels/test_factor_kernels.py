@@ -58,7 +58,7 @@ def definite(*batch: int, n: int, dtype: torch.dtype) -> Tensor:
     return A @ A.mH / max(n, 1) + torch.eye(n, dtype=dtype)
 
 
-def lu_pushforward(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
+def lu_tangent(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
     m = n if m is None else m
     _, _, P, L, U, pivot = lu_arguments(*batch, m=m, n=n, dtype=dtype)
     return random(*batch, m, n, dtype=dtype, seed=3), P, L, U, pivot
@@ -129,10 +129,10 @@ def qr(
 
 # operator -> its arguments for square matrices, at (*batch, n=, dtype=)
 OPERATORS: dict[str, Callable[..., tuple]] = {
-    "lu_pullback": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
-    "lu_pushforward": lu_pushforward,
-    "lu_factor_pullback": packed,
-    "lu_factor_pushforward": packed,
+    "linalg_lu_backward": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
+    "linalg_lu_jvp": lu_tangent,
+    "lu_factor_ex_backward": packed,
+    "lu_factor_ex_jvp": packed,
     "cholesky_backward": cholesky,
     "cholesky_jvp": cholesky,
     "det_pullback": det,
@@ -166,7 +166,7 @@ def cases(sizes: list[int], larger: list[int]) -> list[Any]:
     return [pytest.param(name, n, dtype, id=f"{name}-{n}-{str(dtype)[6:]}") for name, n, dtype in found]
 
 
-def skip_unless_taken(n: int, device: str, name: str = "lu_pullback") -> None:
+def skip_unless_taken(n: int, device: str, name: str = "linalg_lu_backward") -> None:
     if device not in getattr(mg.ops, name).kernels:
         pytest.skip("no such kernel")
     if n > max(SIZES) and device != "cpu":
@@ -211,17 +211,19 @@ def test_square(name, n, dtype, device):
 @pytest.mark.parametrize("m, n", RECTANGLES)
 def test_rectangles(m, n, dtype, device):
     for batch in ((), (BATCH,)):
-        check("lu_pullback", lu_arguments(*batch, m=m, n=n, dtype=dtype), device)
-        check("lu_pushforward", lu_pushforward(*batch, m=m, n=n, dtype=dtype), device)
-        check("lu_factor_pullback", packed(*batch, m=m, n=n, dtype=dtype), device)
-        check("lu_factor_pushforward", packed(*batch, m=m, n=n, dtype=dtype), device)
+        check("linalg_lu_backward", lu_arguments(*batch, m=m, n=n, dtype=dtype), device)
+        check("linalg_lu_jvp", lu_tangent(*batch, m=m, n=n, dtype=dtype), device)
+        check("lu_factor_ex_backward", packed(*batch, m=m, n=n, dtype=dtype), device)
+        check("lu_factor_ex_jvp", packed(*batch, m=m, n=n, dtype=dtype), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n", [(2, 2), (4, 4), (5, 5), (9, 9), (5, 2), (2, 5), (20, 3), (16, 8)])
 def test_one_cotangent_of_two(m, n, dtype, device):
     for grad_L in (True, False):
-        check("lu_pullback", lu_arguments(BATCH, m=m, n=n, dtype=dtype, grad_L=grad_L, grad_U=not grad_L), device)
+        check(
+            "linalg_lu_backward", lu_arguments(BATCH, m=m, n=n, dtype=dtype, grad_L=grad_L, grad_U=not grad_L), device
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -229,11 +231,11 @@ def test_one_cotangent_of_two(m, n, dtype, device):
 def test_options(n, dtype, device):
     """Without pivoting, an upper factor, other numbers of columns."""
     gL, gU, P, L, U, _ = lu_arguments(BATCH, m=n, n=n, dtype=dtype)
-    check("lu_pullback", (gL, gU, P, L, U, False), device)
-    check("lu_pushforward", (gL, P, L, U, False), device)
+    check("linalg_lu_backward", (gL, gU, P, L, U, False), device)
+    check("linalg_lu_jvp", (gL, P, L, U, False), device)
     given, LU, pivots, _ = packed(BATCH, n=n, dtype=dtype)
-    check("lu_factor_pullback", (given, LU, pivots, False), device)
-    check("lu_factor_pushforward", (given, LU, pivots, False), device)
+    check("lu_factor_ex_backward", (given, LU, pivots, False), device)
+    check("lu_factor_ex_jvp", (given, LU, pivots, False), device)
     check("cholesky_backward", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
     check("cholesky_jvp", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
     for columns in (0, 1, 2, 5, 32):
@@ -421,9 +423,9 @@ def test_last_pivot_of_zero(n, dtype, device):
     arguments[4][..., -1, -1] = 0
     if n > max(SIZES):
         found = mg.ops.linalg_lu_backward(*moved(tuple(arguments), lambda x: x.to(device))).cpu()
-        torch.testing.assert_close(found, mg.ops.lu_pullback.reference(*arguments), rtol=0, atol=1e-11)
+        torch.testing.assert_close(found, mg.ops.linalg_lu_backward.reference(*arguments), rtol=0, atol=1e-11)
         return
-    for name, given in (("lu_pullback", arguments), ("lu_pushforward", [arguments[0], *arguments[2:]])):
+    for name, given in (("linalg_lu_backward", arguments), ("linalg_lu_jvp", [arguments[0], *arguments[2:]])):
         assert all(x.isfinite().all() for x in check(name, tuple(given), device))
 
 
@@ -431,11 +433,11 @@ def test_last_pivot_of_zero(n, dtype, device):
 def test_what_is_no_permutation_gives_nan(n, device):
     skip_unless_taken(n, device)
     arguments = [x.to(device) if isinstance(x, Tensor) else x for x in lu_arguments(4, m=n, n=n, dtype=torch.float64)]
-    expected = mg.ops.lu_pullback(*arguments)
+    expected = kernel("linalg_lu_backward")(*arguments)
     for value in (0.0, 1.0, 1e30, -1.0, math.nan, math.inf):
         P = arguments[2].clone()
         P[2] = value
-        found = mg.ops.lu_pullback(*arguments[:2], P, *arguments[3:])
+        found = kernel("linalg_lu_backward")(*arguments[:2], P, *arguments[3:])
         assert found[2].isnan().all()
         assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
 
@@ -444,8 +446,8 @@ def test_what_is_no_permutation_gives_nan(n, device):
 def test_pivots_out_of_range_do_no_harm(n, device):
     skip_unless_taken(n, device)
     for name in (
-        "lu_factor_pullback",
-        "lu_factor_pushforward",
+        "lu_factor_ex_backward",
+        "lu_factor_ex_jvp",
         "det_pullback",
         "slogdet_pullback",
         "solve_pullback",
@@ -502,7 +504,7 @@ def test_taken_where_nothing_is_recorded(n, device):
     skip_unless_taken(n, device)
     gL, gU, P, L, U, _ = moved(lu_arguments(4, m=n, n=n, dtype=torch.float64), lambda x: x.to(device))
     found = mg.ops.linalg_lu_backward(gL, gU, P, L, U, True)
-    assert torch.equal(found, mg.ops.lu_pullback(gL, gU, P, L, U, True))
+    assert torch.equal(found, kernel("linalg_lu_backward")(gL, gU, P, L, U, True))
     recorded = mg.ops.linalg_lu_backward(gL, gU, P, L.requires_grad_(), U, True)
     assert recorded.requires_grad
     torch.testing.assert_close(recorded, found)

@@ -20,7 +20,8 @@ def test_lu(m, n, given, dtype):
     # one after the other: PyTorch's own LU of several large ones at once hangs on more than one thread
     P, L, U = map(torch.stack, zip(*map(torch.linalg.lu, random(2, m, n, dtype=dtype))))
     gL, gU = (random(*x.shape, dtype=dtype, seed=i) if yes else None for i, (x, yes) in enumerate(zip((L, U), given)))
-    same(mg.ops.lu_blocked_pullback(gL, gU, P, L, U, True), mg.ops.lu_pullback.reference(gL, gU, P, L, U, True))
+    arguments = (gL, gU, P, L, U, True)
+    same(torch.ops.manualgrad.linalg_lu_backward.python(*arguments), mg.ops.linalg_lu_backward.reference(*arguments))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,7 +39,7 @@ def test_second_order(dtype):
 
     def of_lu(gL, gU, A):
         P, L, U = torch.linalg.lu(A)
-        return mg.ops.lu_blocked_pullback(gL, gU, P, L, U, True)
+        return torch.ops.manualgrad.linalg_lu_backward.python(gL, gU, P, L, U, True)
 
     def of_cholesky(gL, A):
         L = torch.linalg.cholesky(A @ A.mH + torch.eye(3, dtype=dtype))
