@@ -1,9 +1,11 @@
 // The derivatives of LU, Cholesky, determinants, inverses and solves of small matrices: arguments checked, results
 // allocated, and what is done with one matrix. The mathematics is in torch_manualgrad/derivatives/linalg.
 //
-//   manualgrad::linalg_lu_backward.kernel(Tensor? grad_L, Tensor? grad_U, Tensor P, Tensor L, Tensor U, bool pivot) ->
-//   Tensor manualgrad::linalg_lu_jvp.kernel(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot) -> (Tensor dL, Tensor
-//   dU) manualgrad::lu_factor_ex_backward.kernel(Tensor grad_LU, Tensor LU, Tensor pivots, bool pivot) -> Tensor
+//   manualgrad::linalg_lu_backward.kernel(
+//       Tensor? grad_L, Tensor? grad_U, Tensor P, Tensor L, Tensor U, bool pivot) -> Tensor
+//   manualgrad::linalg_lu_jvp.kernel(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot)
+//       -> (Tensor dL, Tensor dU)
+//   manualgrad::lu_factor_ex_backward.kernel(Tensor grad_LU, Tensor LU, Tensor pivots, bool pivot) -> Tensor
 //   manualgrad::lu_factor_ex_jvp.kernel(Tensor A_t, Tensor LU, Tensor pivots, bool pivot) -> Tensor
 //   manualgrad::cholesky_backward.kernel(Tensor grad_L, Tensor L, bool upper) -> Tensor
 //   manualgrad::cholesky_jvp.kernel(Tensor self_t, Tensor L, bool upper) -> Tensor
@@ -11,12 +13,14 @@
 //   manualgrad::slogdet_pullback(Tensor h, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::linalg_inv_backward.kernel(Tensor grad_inverse, Tensor inverse) -> Tensor
 //   manualgrad::linalg_inv_jvp.kernel(Tensor A_t, Tensor inverse) -> Tensor
-//   manualgrad::solve_pullback(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> (Tensor gA, Tensor gB)
-//   manualgrad::solve_pushforward(Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> Tensor
+//   manualgrad::linalg_solve_backward.kernel(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left)
+//       -> (Tensor gA, Tensor gB)
+//   manualgrad::linalg_solve_jvp.kernel(
+//       Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left) -> Tensor
 //
 // Sides up to 32, those of real square matrices on the CPU up to 256 but for tangents of factors; float32, float64 and
-// their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those of a matrix the same
-// to the bit wherever it stands in the batch.
+// their complex dtypes, int32 pivots; any strides, all of one batch. Solves are of A X = B: left is true. Results are
+// contiguous, those of a matrix the same to the bit wherever it stands in the batch.
 #pragma once
 
 #include "math/triangular.h"
@@ -391,9 +395,10 @@ struct FactorOperators {
     return inverse_derivative("manualgrad::linalg_inv_jvp: ", "A_t", A_t, inverse, false);
   }
 
-  static std::tuple<Tensor, Tensor> solve_pullback(const Tensor& gX, const Tensor& X, const Tensor& A, const Tensor& LU,
-                                                   const Tensor& pivots) {
-    constexpr const char* where = "manualgrad::solve_pullback: ";
+  static std::tuple<Tensor, Tensor> linalg_solve_backward(const Tensor& gX, const Tensor& X, const Tensor& A,
+                                                          const Tensor& LU, const Tensor& pivots, bool left) {
+    constexpr const char* where = "manualgrad::linalg_solve_backward: ";
+    MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePull>);
     const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});
@@ -416,9 +421,10 @@ struct FactorOperators {
     return {gA, gB};
   }
 
-  static Tensor solve_pushforward(const OptionalTensor& dA, const OptionalTensor& dB, const Tensor& X, const Tensor& A,
-                                  const Tensor& LU, const Tensor& pivots) {
-    constexpr const char* where = "manualgrad::solve_pushforward: ";
+  static Tensor linalg_solve_jvp(const OptionalTensor& dA, const OptionalTensor& dB, const Tensor& X, const Tensor& A,
+                                 const Tensor& LU, const Tensor& pivots, bool left) {
+    constexpr const char* where = "manualgrad::linalg_solve_jvp: ";
+    MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePush>);
     const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});

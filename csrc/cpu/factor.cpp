@@ -56,6 +56,6 @@ STABLE_TORCH_LIBRARY_IMPL(manualgrad, CPU, m) {
   m.impl("slogdet_pullback", TORCH_BOX(&Operators::slogdet_pullback));
   m.impl("linalg_inv_backward.kernel", TORCH_BOX(&Operators::linalg_inv_backward));
   m.impl("linalg_inv_jvp.kernel", TORCH_BOX(&Operators::linalg_inv_jvp));
-  m.impl("solve_pullback", TORCH_BOX(&Operators::solve_pullback));
-  m.impl("solve_pushforward", TORCH_BOX(&Operators::solve_pushforward));
+  m.impl("linalg_solve_backward.kernel", TORCH_BOX(&Operators::linalg_solve_backward));
+  m.impl("linalg_solve_jvp.kernel", TORCH_BOX(&Operators::linalg_solve_jvp));
 }

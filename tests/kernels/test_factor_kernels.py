@@ -94,12 +94,12 @@ def solve(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -
     columns = n if columns is None else columns
     A = regular(*batch, n=n, dtype=dtype)
     gX, X = (random(*batch, n, columns, dtype=dtype, seed=s) for s in (3, 4))
-    return gX, X, A, *torch.linalg.lu_factor(A)
+    return gX, X, A, *torch.linalg.lu_factor(A), True
 
 
 def solve_tangents(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -> tuple:
-    dB, X, A, LU, pivots = solve(*batch, n=n, dtype=dtype, columns=columns)
-    return random(*batch, n, n, dtype=dtype, seed=5), dB, X, A, LU, pivots
+    dB, *rest = solve(*batch, n=n, dtype=dtype, columns=columns)
+    return random(*batch, n, n, dtype=dtype, seed=5), dB, *rest
 
 
 def triangular(
@@ -139,12 +139,12 @@ OPERATORS: dict[str, Callable[..., tuple]] = {
     "slogdet_pullback": slogdet,
     "linalg_inv_backward": inverse,
     "linalg_inv_jvp": inverse,
-    "solve_pullback": solve,
-    "solve_pushforward": solve_tangents,
-    "triangular_pullback": triangular,
+    "linalg_solve_backward": solve,
+    "linalg_solve_jvp": solve_tangents,
+    "linalg_solve_triangular_backward": triangular,
     "qr_pullback": qr,
 }
-TRIANGLES = ("triangular_pullback", "qr_pullback")
+TRIANGLES = ("linalg_solve_triangular_backward", "qr_pullback")
 
 
 IN_CACHE = [
@@ -239,22 +239,22 @@ def test_options(n, dtype, device):
     check("cholesky_backward", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
     check("cholesky_jvp", cholesky(BATCH, n=n, dtype=dtype, upper=True), device)
     for columns in (0, 1, 2, 5, 32):
-        check("solve_pullback", solve(BATCH, n=n, dtype=dtype, columns=columns), device)
+        check("linalg_solve_backward", solve(BATCH, n=n, dtype=dtype, columns=columns), device)
         dA, dB, *rest = solve_tangents(BATCH, n=n, dtype=dtype, columns=columns)
         for given in ((dA, dB), (dA, None), (None, dB)):
-            check("solve_pushforward", (*given, *rest), device)
+            check("linalg_solve_jvp", (*given, *rest), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", SIZES)
 def test_triangles(n, dtype, device):
     """Either triangle, either side, with and without its diagonal, any number of right-hand sides, any strides."""
-    op = mg.ops.triangular_pullback
+    op = kernel("linalg_solve_triangular_backward")
     for upper, left, unitriangular in itertools.product((True, False), repeat=3):
         for columns in (0, 1, 2, 5, 32):
             options = {"columns": columns, "upper": upper, "left": left, "unitriangular": unitriangular}
             arguments = triangular(BATCH, n=n, dtype=dtype, **options)
-            gA, gB = check("triangular_pullback", arguments, device)
+            gA, gB = check("linalg_solve_triangular_backward", arguments, device)
             turned = op(*moved(arguments, lambda x: x.to(device).mT.contiguous().mT))
             assert torch.equal(turned[0], gA) and torch.equal(turned[1], gB)
             # what is not read has no effect and no gradient
@@ -291,7 +291,7 @@ def test_qr(m, n, dtype, device):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16])
 def test_triangles_with_a_pivot_of_zero(n, dtype, device):
     """What is not finite stays in its matrix; the last pivot of a real square QR is not divided by."""
-    for name, place in (("triangular_pullback", 1), ("qr_pullback", 3)):
+    for name, place in (("linalg_solve_triangular_backward", 1), ("qr_pullback", 3)):
         if device not in getattr(mg.ops, name).kernels:
             continue
         arguments = moved(OPERATORS[name](BATCH, n=n, dtype=dtype), lambda x: x.to(device))
@@ -377,8 +377,8 @@ def test_infinities_stay_in_their_matrix(name, n, dtype, value, device):
         for one, other in zip(found, clean):
             assert torch.equal(one[others], other[others])
         unread = (name, place) in {
-            ("solve_pullback", 2),
-            ("solve_pushforward", 3),
+            ("linalg_solve_backward", 2),
+            ("linalg_solve_jvp", 3),
         }  # A, of which the kernel takes the factors
         if n > 1 and math.isnan(value) and not unread:
             assert any(one[5].isnan().any() for one in found)
@@ -450,8 +450,8 @@ def test_pivots_out_of_range_do_no_harm(n, device):
         "lu_factor_ex_jvp",
         "det_pullback",
         "slogdet_pullback",
-        "solve_pullback",
-        "solve_pushforward",
+        "linalg_solve_backward",
+        "linalg_solve_jvp",
     ):
         if n > max(SIZES) and name not in IN_CACHE:
             continue
@@ -467,7 +467,7 @@ def test_pivots_out_of_range_do_no_harm(n, device):
 def test_strides_are_known_without_data(name, n, device):
     skip_unless_taken(n, device, name)
     given: list[tuple] = [OPERATORS[name](6, n=n, dtype=torch.float64)]
-    if name == "triangular_pullback":
+    if name == "linalg_solve_triangular_backward":
         for left, columns in itertools.product((True, False), (2, 20)):
             given.append(triangular(6, n=n, dtype=torch.float64, left=left, columns=columns))
     if name == "qr_pullback":
@@ -514,7 +514,7 @@ def test_taken_where_nothing_is_recorded(n, device):
 def test_triangles_are_taken_where_nothing_is_recorded(n, device):
     grad, A, X, *options = moved(triangular(4, n=n, dtype=torch.float64, upper=False), lambda x: x.to(device))
     found = mg.ops.linalg_solve_triangular_backward(grad, A, X, *options)
-    for one, other in zip(found, mg.ops.triangular_pullback(grad, A, X, *options)):
+    for one, other in zip(found, kernel("linalg_solve_triangular_backward")(grad, A, X, *options)):
         assert torch.equal(one, other)
     for one, other in zip(mg.ops.linalg_solve_triangular_backward(grad, A.requires_grad_(), X, *options), found):
         assert one.requires_grad
