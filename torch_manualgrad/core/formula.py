@@ -145,15 +145,19 @@ class Formula(CustomOp):
 
     def _chosen(self, *args: Any, **kwargs: Any) -> Any:
         """The first kernel that takes the call; the body where there is none, or where autograd tracks it."""
-        signature = self.signature
-        if len(args) < len(signature.names):
-            args = tuple(signature.bind(args, kwargs))
-        tensors = [x for i in signature.tensor_like if (x := args[i]) is not None]
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-            device = tensors[0].device.type if tensors else ""
-            for route in self._routes:
-                if device in route.devices and (route.when is None or route.when(*[args[i] for i in route.places])):
-                    return (route.op if torch.compiler.is_dynamo_compiling() else route.run)(*args)
+        if len(args) < len(self.signature.names):
+            args = tuple(self.signature.bind(args, kwargs))
+        may_be_tracked, device = torch.is_grad_enabled(), None
+        for i in self.signature.tensor_like:
+            if (x := args[i]) is not None:
+                device = device or x.device.type
+                if not may_be_tracked:
+                    break
+                if x.requires_grad:
+                    return self.reference(*args)
+        for route in self._routes:
+            if device in route.devices and (route.when is None or route.when(*[args[i] for i in route.places])):
+                return (route.op if torch.compiler.is_dynamo_compiling() else route.run)(*args)
         return self.reference(*args)
 
     def undefine(self) -> None:
