@@ -1,22 +1,26 @@
 // The derivatives of LU, Cholesky, determinants, inverses and solves of small matrices: arguments checked, results
 // allocated, and what is done with one matrix. The mathematics is in torch_manualgrad/derivatives/linalg.
 //
-//   manualgrad::lu_pullback(Tensor? L_grad, Tensor? U_grad, Tensor P, Tensor L, Tensor U, bool pivot) -> Tensor
-//   manualgrad::lu_pushforward(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot) -> (Tensor dL, Tensor dU)
-//   manualgrad::lu_factor_pullback(Tensor grad, Tensor LU, Tensor pivs, bool pivot) -> Tensor
-//   manualgrad::lu_factor_pushforward(Tensor A_t, Tensor LU, Tensor pivs, bool pivot) -> Tensor
-//   manualgrad::cholesky_pullback(Tensor gL, Tensor L, bool upper) -> Tensor
-//   manualgrad::cholesky_pushforward(Tensor dA, Tensor L, bool upper) -> Tensor
+//   manualgrad::linalg_lu_backward.kernel(
+//       Tensor? grad_L, Tensor? grad_U, Tensor P, Tensor L, Tensor U, bool pivot) -> Tensor
+//   manualgrad::linalg_lu_jvp.kernel(Tensor A_t, Tensor P, Tensor L, Tensor U, bool pivot)
+//       -> (Tensor dL, Tensor dU)
+//   manualgrad::lu_factor_ex_backward.kernel(Tensor grad_LU, Tensor LU, Tensor pivots, bool pivot) -> Tensor
+//   manualgrad::lu_factor_ex_jvp.kernel(Tensor A_t, Tensor LU, Tensor pivots, bool pivot) -> Tensor
+//   manualgrad::cholesky_backward.kernel(Tensor grad_L, Tensor L, bool upper) -> Tensor
+//   manualgrad::cholesky_jvp.kernel(Tensor self_t, Tensor L, bool upper) -> Tensor
 //   manualgrad::det_pullback(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
 //   manualgrad::slogdet_pullback(Tensor h, Tensor LU, Tensor pivots) -> Tensor
-//   manualgrad::inv_pullback(Tensor grad, Tensor inverse) -> Tensor
-//   manualgrad::inv_pushforward(Tensor A_t, Tensor inverse) -> Tensor
-//   manualgrad::solve_pullback(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> (Tensor gA, Tensor gB)
-//   manualgrad::solve_pushforward(Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots) -> Tensor
+//   manualgrad::linalg_inv_backward.kernel(Tensor grad_inverse, Tensor inverse) -> Tensor
+//   manualgrad::linalg_inv_jvp.kernel(Tensor A_t, Tensor inverse) -> Tensor
+//   manualgrad::linalg_solve_backward.kernel(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left)
+//       -> (Tensor gA, Tensor gB)
+//   manualgrad::linalg_solve_jvp.kernel(
+//       Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left) -> Tensor
 //
 // Sides up to 32, those of real square matrices on the CPU up to 256 but for tangents of factors; float32, float64 and
-// their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those of a matrix the same
-// to the bit wherever it stands in the batch.
+// their complex dtypes, int32 pivots; any strides, all of one batch. Solves are of A X = B: left is true. Results are
+// contiguous, those of a matrix the same to the bit wherever it stands in the batch.
 #pragma once
 
 #include "math/triangular.h"
@@ -324,20 +328,20 @@ struct SolvePush : SolvePushArguments<S>, Sides<F> {
 // Device::run<Family>(like, arguments, batch, m, n) runs Family<S, F> over the batch; there is at least one entry.
 template <class Device>
 struct FactorOperators {
-  static Tensor lu_pullback(const OptionalTensor& L_grad, const OptionalTensor& U_grad, const Tensor& P,
-                            const Tensor& L, const Tensor& U, bool pivot) {
-    constexpr const char* where = "manualgrad::lu_pullback: ";
+  static Tensor linalg_lu_backward(const OptionalTensor& grad_L, const OptionalTensor& grad_U, const Tensor& P,
+                                   const Tensor& L, const Tensor& U, bool pivot) {
+    constexpr const char* where = "manualgrad::linalg_lu_backward: ";
     const detail::FactorShape shape = lu_shape<LuPull>(where, P, L, U, pivot);
     const int64_t m = L.size(-2), k = L.size(-1), n = U.size(-1);
-    shape.check("L_grad", L_grad, {m, k});
-    shape.check("U_grad", U_grad, {k, n});
+    shape.check("grad_L", grad_L, {m, k});
+    shape.check("grad_U", grad_U, {k, n});
     Tensor out = allocate(shape.with({m, n}), L);
     detail::dispatch_filled(out, where, "L", [&](auto tag) {
       using S = typename decltype(tag)::type;
       detail::Operands kept;
       LuArguments<S> all{};
       all.factors = {kept.matrices<S>(L), kept.matrices<S>(U), false};
-      all.given = {kept.matrices<S>(L_grad), kept.matrices<S>(U_grad), false};
+      all.given = {kept.matrices<S>(grad_L), kept.matrices<S>(grad_U), false};
       if (pivot) all.P = kept.matrices<S>(P);
       all.out = new_matrices<S>(out);
       Device::template run<LuPull>(L, all, shape.batch(), m, n);
@@ -345,9 +349,9 @@ struct FactorOperators {
     return out;
   }
 
-  static std::tuple<Tensor, Tensor> lu_pushforward(const Tensor& A_t, const Tensor& P, const Tensor& L, const Tensor& U,
-                                                   bool pivot) {
-    constexpr const char* where = "manualgrad::lu_pushforward: ";
+  static std::tuple<Tensor, Tensor> linalg_lu_jvp(const Tensor& A_t, const Tensor& P, const Tensor& L, const Tensor& U,
+                                                  bool pivot) {
+    constexpr const char* where = "manualgrad::linalg_lu_jvp: ";
     const detail::FactorShape shape = lu_shape<LuPush>(where, P, L, U, pivot);
     const int64_t m = L.size(-2), k = L.size(-1), n = U.size(-1);
     shape.check("A_t", A_t, {m, n});
@@ -366,17 +370,17 @@ struct FactorOperators {
     return {dL, dU};
   }
 
-  static Tensor lu_factor_pullback(const Tensor& grad, const Tensor& LU, const Tensor& pivs, bool pivot) {
-    return lu_factor<LuPull>("manualgrad::lu_factor_pullback: ", "grad", grad, LU, pivs, pivot);
+  static Tensor lu_factor_ex_backward(const Tensor& grad_LU, const Tensor& LU, const Tensor& pivots, bool pivot) {
+    return lu_factor<LuPull>("manualgrad::lu_factor_ex_backward: ", "grad_LU", grad_LU, LU, pivots, pivot);
   }
-  static Tensor lu_factor_pushforward(const Tensor& A_t, const Tensor& LU, const Tensor& pivs, bool pivot) {
-    return lu_factor<LuPush>("manualgrad::lu_factor_pushforward: ", "A_t", A_t, LU, pivs, pivot);
+  static Tensor lu_factor_ex_jvp(const Tensor& A_t, const Tensor& LU, const Tensor& pivots, bool pivot) {
+    return lu_factor<LuPush>("manualgrad::lu_factor_ex_jvp: ", "A_t", A_t, LU, pivots, pivot);
   }
-  static Tensor cholesky_pullback(const Tensor& gL, const Tensor& L, bool upper) {
-    return cholesky<CholeskyPull>("manualgrad::cholesky_pullback: ", "gL", gL, L, upper);
+  static Tensor cholesky_backward(const Tensor& grad_L, const Tensor& L, bool upper) {
+    return cholesky<CholeskyPull>("manualgrad::cholesky_backward: ", "grad_L", grad_L, L, upper);
   }
-  static Tensor cholesky_pushforward(const Tensor& dA, const Tensor& L, bool upper) {
-    return cholesky<CholeskyPush>("manualgrad::cholesky_pushforward: ", "dA", dA, L, upper);
+  static Tensor cholesky_jvp(const Tensor& self_t, const Tensor& L, bool upper) {
+    return cholesky<CholeskyPush>("manualgrad::cholesky_jvp: ", "self_t", self_t, L, upper);
   }
   static Tensor det_pullback(const Tensor& grad, const Tensor& det, const Tensor& LU, const Tensor& pivots) {
     return determinant("manualgrad::det_pullback: ", "grad", grad, det, LU, pivots);
@@ -384,16 +388,17 @@ struct FactorOperators {
   static Tensor slogdet_pullback(const Tensor& h, const Tensor& LU, const Tensor& pivots) {
     return determinant("manualgrad::slogdet_pullback: ", "h", h, std::nullopt, LU, pivots);
   }
-  static Tensor inv_pullback(const Tensor& grad, const Tensor& inverse) {
-    return inverse_derivative("manualgrad::inv_pullback: ", "grad", grad, inverse, true);
+  static Tensor linalg_inv_backward(const Tensor& grad_inverse, const Tensor& inverse) {
+    return inverse_derivative("manualgrad::linalg_inv_backward: ", "grad_inverse", grad_inverse, inverse, true);
   }
-  static Tensor inv_pushforward(const Tensor& A_t, const Tensor& inverse) {
-    return inverse_derivative("manualgrad::inv_pushforward: ", "A_t", A_t, inverse, false);
+  static Tensor linalg_inv_jvp(const Tensor& A_t, const Tensor& inverse) {
+    return inverse_derivative("manualgrad::linalg_inv_jvp: ", "A_t", A_t, inverse, false);
   }
 
-  static std::tuple<Tensor, Tensor> solve_pullback(const Tensor& gX, const Tensor& X, const Tensor& A, const Tensor& LU,
-                                                   const Tensor& pivots) {
-    constexpr const char* where = "manualgrad::solve_pullback: ";
+  static std::tuple<Tensor, Tensor> linalg_solve_backward(const Tensor& gX, const Tensor& X, const Tensor& A,
+                                                          const Tensor& LU, const Tensor& pivots, bool left) {
+    constexpr const char* where = "manualgrad::linalg_solve_backward: ";
+    MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePull>);
     const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});
@@ -416,9 +421,10 @@ struct FactorOperators {
     return {gA, gB};
   }
 
-  static Tensor solve_pushforward(const OptionalTensor& dA, const OptionalTensor& dB, const Tensor& X, const Tensor& A,
-                                  const Tensor& LU, const Tensor& pivots) {
-    constexpr const char* where = "manualgrad::solve_pushforward: ";
+  static Tensor linalg_solve_jvp(const OptionalTensor& dA, const OptionalTensor& dB, const Tensor& X, const Tensor& A,
+                                 const Tensor& LU, const Tensor& pivots, bool left) {
+    constexpr const char* where = "manualgrad::linalg_solve_jvp: ";
+    MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const detail::FactorShape shape = detail::square_factor(where, "LU", LU, Device::template kLargest<SolvePush>);
     const int64_t n = LU.size(-1), r = detail::right_hand_sides(where, X, LU);
     shape.check("X", X, {n, r});
@@ -459,11 +465,11 @@ struct FactorOperators {
 
   template <template <class, int> class Family>
   static Tensor lu_factor(const char* where, const char* name, const Tensor& given, const Tensor& LU,
-                          const Tensor& pivs, bool pivot) {
+                          const Tensor& pivots, bool pivot) {
     const detail::FactorShape shape = detail::factor_shape(where, "LU", LU, Device::template kLargest<Family>);
     const int64_t m = LU.size(-2), n = LU.size(-1);
     shape.check(name, given, {m, n});
-    if (pivot) shape.check("pivs", pivs, {std::min(m, n)}, ScalarType::Int);
+    if (pivot) shape.check("pivots", pivots, {std::min(m, n)}, ScalarType::Int);
     Tensor out = allocate(shape.with({m, n}), LU);
     detail::dispatch_filled(out, where, "LU", [&](auto tag) {
       using S = typename decltype(tag)::type;
@@ -472,7 +478,7 @@ struct FactorOperators {
       LuArguments<S> all{};
       all.factors = {factors, factors, true};
       all.given = {g, g, true};
-      if (pivot) all.pivots = kept.matrices<int32_t>(pivs, 1);
+      if (pivot) all.pivots = kept.matrices<int32_t>(pivots, 1);
       all.out = new_matrices<S>(out);
       Device::template run<Family>(LU, all, shape.batch(), m, n);
     });

@@ -1,8 +1,9 @@
 // The derivatives of triangular solves and of QR for small matrices: arguments checked, results allocated, and what is
 // done with one matrix. The mathematics is in torch_manualgrad/derivatives/linalg.
 //
-//   manualgrad::triangular_pullback(Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular)
-//       -> (Tensor gA, Tensor gB)       A (*, n, n); X (*, n, k), or (*, k, n) if not left
+//   manualgrad::linalg_solve_triangular_backward.kernel(
+//       Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular) -> (Tensor gA, Tensor gB)
+//       A (*, n, n); X (*, n, k), or (*, k, n) if not left
 //   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> Tensor
 //       Q (*, m, n), R (*, n, n), m >= n; on the CPU
 //
@@ -102,9 +103,10 @@ struct QrPull : QrArguments<S>, Sides<F> {
 // Device::run<Family>(like, arguments, batch, m, n) runs Family<S, F> over the batch; there is at least one entry.
 template <class Device>
 struct TriangleOperators {
-  static std::tuple<Tensor, Tensor> triangular_pullback(const Tensor& grad, const Tensor& A, const Tensor& X,
-                                                        bool upper, bool left, bool unitriangular) {
-    constexpr const char* where = "manualgrad::triangular_pullback: ";
+  static std::tuple<Tensor, Tensor> linalg_solve_triangular_backward(const Tensor& grad, const Tensor& A,
+                                                                     const Tensor& X, bool upper, bool left,
+                                                                     bool unitriangular) {
+    constexpr const char* where = "manualgrad::linalg_solve_triangular_backward: ";
     const detail::FactorShape shape = detail::square_factor(where, "A", A);
     const int64_t n = A.size(-1), k = detail::right_hand_sides(where, X, A, left ? -1 : -2);
     const int64_t rows = left ? n : k, columns = left ? k : n;

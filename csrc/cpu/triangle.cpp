@@ -21,6 +21,6 @@ struct Cpu {
 
 STABLE_TORCH_LIBRARY_IMPL(manualgrad, CPU, m) {
   using Operators = manualgrad::TriangleOperators<manualgrad::Cpu>;
-  m.impl("triangular_pullback", TORCH_BOX(&Operators::triangular_pullback));
+  m.impl("linalg_solve_triangular_backward.kernel", TORCH_BOX(&Operators::linalg_solve_triangular_backward));
   m.impl("qr_pullback", TORCH_BOX(&Operators::qr_pullback));
 }

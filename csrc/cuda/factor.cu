@@ -25,16 +25,16 @@ struct Cuda {
 STABLE_TORCH_LIBRARY_IMPL(manualgrad, CUDA, m) {
   using Operators = manualgrad::FactorOperators<manualgrad::Cuda>;
   if (manualgrad::cuda_obstacle() != nullptr) return;
-  m.impl("lu_pullback", TORCH_BOX(&Operators::lu_pullback));
-  m.impl("lu_pushforward", TORCH_BOX(&Operators::lu_pushforward));
-  m.impl("lu_factor_pullback", TORCH_BOX(&Operators::lu_factor_pullback));
-  m.impl("lu_factor_pushforward", TORCH_BOX(&Operators::lu_factor_pushforward));
-  m.impl("cholesky_pullback", TORCH_BOX(&Operators::cholesky_pullback));
-  m.impl("cholesky_pushforward", TORCH_BOX(&Operators::cholesky_pushforward));
+  m.impl("linalg_lu_backward.kernel", TORCH_BOX(&Operators::linalg_lu_backward));
+  m.impl("linalg_lu_jvp.kernel", TORCH_BOX(&Operators::linalg_lu_jvp));
+  m.impl("lu_factor_ex_backward.kernel", TORCH_BOX(&Operators::lu_factor_ex_backward));
+  m.impl("lu_factor_ex_jvp.kernel", TORCH_BOX(&Operators::lu_factor_ex_jvp));
+  m.impl("cholesky_backward.kernel", TORCH_BOX(&Operators::cholesky_backward));
+  m.impl("cholesky_jvp.kernel", TORCH_BOX(&Operators::cholesky_jvp));
   m.impl("det_pullback", TORCH_BOX(&Operators::det_pullback));
   m.impl("slogdet_pullback", TORCH_BOX(&Operators::slogdet_pullback));
-  m.impl("inv_pullback", TORCH_BOX(&Operators::inv_pullback));
-  m.impl("inv_pushforward", TORCH_BOX(&Operators::inv_pushforward));
-  m.impl("solve_pullback", TORCH_BOX(&Operators::solve_pullback));
-  m.impl("solve_pushforward", TORCH_BOX(&Operators::solve_pushforward));
+  m.impl("linalg_inv_backward.kernel", TORCH_BOX(&Operators::linalg_inv_backward));
+  m.impl("linalg_inv_jvp.kernel", TORCH_BOX(&Operators::linalg_inv_jvp));
+  m.impl("linalg_solve_backward.kernel", TORCH_BOX(&Operators::linalg_solve_backward));
+  m.impl("linalg_solve_jvp.kernel", TORCH_BOX(&Operators::linalg_solve_jvp));
 }

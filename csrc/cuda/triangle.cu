@@ -22,5 +22,5 @@ struct Cuda {
 STABLE_TORCH_LIBRARY_IMPL(manualgrad, CUDA, m) {
   using Operators = manualgrad::TriangleOperators<manualgrad::Cuda>;
   if (manualgrad::cuda_obstacle() != nullptr) return;
-  m.impl("triangular_pullback", TORCH_BOX(&Operators::triangular_pullback));
+  m.impl("linalg_solve_triangular_backward.kernel", TORCH_BOX(&Operators::linalg_solve_triangular_backward));
 }

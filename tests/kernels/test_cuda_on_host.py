@@ -132,10 +132,10 @@ for p in (1.0, float("inf")):
 """,
     "triangle": """
 library.define(
-    "triangular_pullback(Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular)"
+    "linalg_solve_triangular_backward.kernel(Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular)"
     " -> (Tensor gA, Tensor gB)")
 A, X, grad = number(6, 6, k=1).triu() + 3 * torch.eye(6), number(6, 4, k=2), number(6, 4, k=3)
-gA, gB = torch.ops.manualgrad.triangular_pullback(grad, A, X, True, True, False)
+gA, gB = torch.ops.manualgrad.linalg_solve_triangular_backward.kernel(grad, A, X, True, True, False)
 check(gB, torch.linalg.solve(A.mT, grad))
 check(gA, -(gB @ X.mT).triu())
 """,

@@ -16,6 +16,7 @@ SCRIPT = """
 import torch
 import torch_manualgrad as mg
 
+kernels = torch.ops.manualgrad
 LOWER = (False, True, False)  # neither upper nor unitriangular
 
 def random(*shape, dtype):
@@ -30,14 +31,17 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         G = random(21, n, n, dtype=dtype).roll(1, 0)
         factors = torch.linalg.lu(A)
         if n <= 32:
-            same(mg.ops.lu_pushforward(G, *factors, True), mg.ops.lu_pushforward.reference(G, *factors, True))
-            same(mg.ops.triangular_pullback(G, A, A, *LOWER), mg.ops.triangular_pullback.reference(G, A, A, *LOWER))
+            same(kernels.linalg_lu_jvp.kernel(G, *factors, True), mg.ops.linalg_lu_jvp.reference(G, *factors, True))
+            given = (G, A, A, *LOWER)
+            expected = mg.ops.linalg_solve_triangular_backward.reference(*given)
+            same(kernels.linalg_solve_triangular_backward.kernel(*given), expected)
             for QR in (torch.linalg.qr(A), torch.linalg.qr(A[..., :-1])):
                 given = (G[..., :, : QR.R.shape[-1]], G[..., : QR.R.shape[-1], : QR.R.shape[-1]], *QR)
                 same(mg.ops.qr_pullback(*given), mg.ops.qr_pullback.reference(*given))
         if n <= 32 or not dtype.is_complex:
-            same(mg.ops.lu_pullback(G, G, *factors, True), mg.ops.lu_pullback.reference(G, G, *factors, True))
-            same(mg.ops.inv_pullback(G, A), mg.ops.inv_pullback.reference(G, A))
+            given = (G, G, *factors, True)
+            same(kernels.linalg_lu_backward.kernel(*given), mg.ops.linalg_lu_backward.reference(*given))
+            same(kernels.linalg_inv_backward.kernel(G, A), mg.ops.linalg_inv_backward.reference(G, A))
         if n > 8:
             continue
         U, S, Vh = mg.ops.svd_jacobi(A)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
 
 import torch
 
-from . import packages
+from . import compile_cache, packages
 from .internals import entry, values_hidden
 from .op import CustomOp
 from .registry import Registry
 
-__all__ = ["Formula", "formula", "ops"]
+__all__ = ["Formula", "Kernel", "formula", "ops"]
 
 NAMESPACE = "manualgrad"
 
@@ -31,32 +34,140 @@ class _Direct(threading.local):
 direct = _Direct()
 
 
+@dataclass(frozen=True, init=False)
+class Kernel:
+    """Code that computes what a formula says, and the calls that it takes.
+
+    Args:
+        devices: the types of device that it runs on.
+        when: which calls it takes: a function of some of the formula's arguments, by their names, that asks for sizes,
+            dtypes and devices, and never for values. Without it, all of them on these devices.
+        python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous.
+    """
+
+    devices: tuple[str, ...]
+    when: Callable[..., bool] | None
+    python: Callable[..., Any] | None
+
+    def __init__(
+        self,
+        *devices: str,
+        when: Callable[..., bool] | None = None,
+        python: Callable[..., Any] | None = None,
+    ) -> None:
+        for name, value in (("devices", devices), ("when", when), ("python", python)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def overload(self) -> str:
+        """The overload of the formula's operator that runs it."""
+        return "kernel" if self.python is None else "python"
+
+
+class _Route(NamedTuple):
+    """A kernel as it is reached."""
+
+    devices: tuple[str, ...]
+    when: Callable[..., bool] | None
+    places: tuple[int, ...]  # of what it asks for, among the formula's arguments
+    op: Any  # the overload
+    run: Callable[..., Any]  # the same, entered faster
+
+
 class Formula(CustomOp):
     """A function of the mathematics, and the operator made of it.
 
-    Without a kernel it is transparent: autograd, vmap, fake tensors and the compiler see its body, and calling it runs
-    the body at once. With a kernel it is one opaque operator: the body is the reference, the fake kernel, the vmap rule,
+    It is transparent: autograd, vmap, fake tensors and the compiler see its body, and calling it runs the body at once.
+    Where a kernel takes the call and autograd does not track it, that runs in the body's place: an overload of the
+    operator, ``manualgrad::<name>.kernel``, which is opaque. The body is its reference, its fake kernel, its vmap rule,
     what runs on devices without the kernel, and what is differentiated when someone asks for the next order.
+
+    With ``kernel`` the formula itself is opaque in this way, for any call.
 
     Attributes:
         kernels: types of device for which a compiled kernel exists.
+        overloads: the opaque operators of a transparent formula, by the names of the overloads.
+        run: what a rule calls: the body, or the kernel that takes the call.
         in_python: whether it is opaque with a kernel in Python.
     """
 
-    def __init__(self, function: Callable[..., Any], kernels: Sequence[str] = (), namespace: str = NAMESPACE) -> None:
-        self.kernels = tuple(kernels)
-        text = f"{namespace}::{function.__name__}{torch.library.infer_schema(function, mutates_args=())}"
-        if kernels:
-            text = text.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
-        super().__init__(text, function, transparent=not kernels, differentiable=bool(kernels))
-        self._run = entry(self.op) if kernels else function
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        kernel: Sequence[str] = (),
+        namespace: str = NAMESPACE,
+        kernels: Sequence[Kernel] = (),
+    ) -> None:
+        if kernel and kernels:
+            raise ValueError(f"{function.__name__}: kernel= makes it opaque, and kernels= takes only some of the calls")
+        compiled = [device for k in kernels if k.python is None for device in k.devices]
+        self.kernels = tuple(dict.fromkeys((*kernel, *compiled)))
+        self.overloads: dict[str, CustomOp] = {}
+        self._routes: tuple[_Route, ...] = ()
+        schema = torch.library.infer_schema(function, mutates_args=())
+        plain = schema.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
+        name = f"{namespace}::{function.__name__}"
+        self.run = self._chosen if kernels else function
+        super().__init__(
+            name + (plain if kernel else schema),
+            function,
+            transparent=None if kernel else self.run,
+            differentiable=bool(kernel),
+        )
+        self._run = self.run
+        if kernel:
+            self.run, self._run = self.op, entry(self.op)
         self.in_python = self.kernels == ("default",)
-        if kernels and self.signature.lists:
-            raise ValueError(f"{self.name}: a formula with a kernel takes no lists of tensors; make it transparent")
+        if (kernel or kernels) and (self.signature.lists or self.signature.positional < len(self.signature.names)):
+            raise ValueError(
+                f"{self.name}: a formula with a kernel takes no lists of tensors and no keyword-only arguments"
+            )
+        for k in kernels:
+            self._add(k, f"{name}.{k.overload}{plain}")
+
+    def _add(self, kernel: Kernel, schema: str) -> None:
+        if kernel.overload not in self.overloads:
+            reference = self.reference if kernel.python is not None else _contiguous(self.reference)
+            made = CustomOp(schema, reference, differentiable=True, may_be_overload=True)
+            if kernel.python is not None:
+                made.impl("default")(kernel.python)
+            self.overloads[kernel.overload] = made
+        elif kernel.python is not None:
+            raise ValueError(f"{self.name}: there is more than one kernel in Python")
+        names = inspect.signature(kernel.when).parameters if kernel.when is not None else ()
+        unknown = [n for n in names if n not in self.signature.names]
+        if unknown:
+            raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is none of {self.signature.names}")
+        places = tuple(self.signature.names.index(n) for n in names)
+        op = self.overloads[kernel.overload].op
+        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op)),)
+        compile_cache.remember(f"{self.name} {len(self._routes)}", compile_cache.fingerprint(kernel.when))
+
+    def _chosen(self, *args: Any, **kwargs: Any) -> Any:
+        """The first kernel that takes the call; the body where there is none, or where autograd tracks it."""
+        if len(args) < len(self.signature.names):
+            args = tuple(self.signature.bind(args, kwargs))
+        may_be_tracked, device = torch.is_grad_enabled(), None
+        for i in self.signature.tensor_like:
+            if (x := args[i]) is not None:
+                device = device or x.device.type
+                if not may_be_tracked:
+                    break
+                if x.requires_grad:
+                    return self.reference(*args)
+        for route in self._routes:
+            if device in route.devices and (route.when is None or route.when(*[args[i] for i in route.places])):
+                return (route.op if torch.compiler.is_dynamo_compiling() else route.run)(*args)
+        return self.reference(*args)
+
+    def undefine(self) -> None:
+        for op in self.overloads.values():
+            op.undefine()
+        super().undefine()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return self.reference(*args, **kwargs) if self.transparent else self.op(*args, **kwargs)
+            return self.run(*args, **kwargs)
         if self.in_python and direct.now and not values_hidden():
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
@@ -66,30 +177,50 @@ class Formula(CustomOp):
         return f"<Formula {self.signature.schema}{kernels}>"
 
 
+def _contiguous(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body with the strides of a compiled kernel's results."""
+
+    @functools.wraps(body)
+    def contiguous(*args: Any, **kwargs: Any) -> Any:
+        result = body(*args, **kwargs)
+        return tuple(x.contiguous() for x in result) if isinstance(result, tuple) else result.contiguous()
+
+    return contiguous
+
+
 ops: Registry[Formula] = Registry("formula", packages.load)
 
 
 @overload
 def formula(function: Callable[..., Any], /) -> Formula: ...
 @overload
-def formula(*, kernel: Sequence[str] = (), namespace: str = NAMESPACE) -> Callable[[Callable[..., Any]], Formula]: ...
 def formula(
-    function: Callable[..., Any] | None = None, /, *, kernel: Sequence[str] = (), namespace: str = NAMESPACE
+    *, kernels: Kernel | Sequence[Kernel] = (), kernel: Sequence[str] = (), namespace: str = NAMESPACE
+) -> Callable[[Callable[..., Any]], Formula]: ...
+def formula(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    kernels: Kernel | Sequence[Kernel] = (),
+    kernel: Sequence[str] = (),
+    namespace: str = NAMESPACE,
 ) -> Any:
     """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
 
     Args:
         function: typed with what ``torch.library.infer_schema`` reads.
-        kernel: types of device for which ``csrc/`` has a kernel; empty: none, and the formula is transparent.
+        kernels: what runs in place of the body, and for which calls; of several, the first that takes a call.
+        kernel: types of device for which ``csrc/`` has a kernel that takes any call; the formula is then opaque.
         namespace: of the operator, in place of ``manualgrad``: another package's own. The formula is then
             ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
 
     Raises:
-        ValueError: the name is taken, or the types cannot be read.
+        ValueError: the name is taken, the types cannot be read, or a kernel's ``when`` asks for what is no argument.
     """
+    kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
     def make(f: Callable[..., Any]) -> Formula:
-        made = Formula(f, kernel, namespace)
+        made = Formula(f, kernel, namespace, kernels)
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 
     return make if function is None else make(function)

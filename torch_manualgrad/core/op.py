@@ -276,18 +276,27 @@ class CustomOp:
     """
 
     def __init__(
-        self, schema: str, reference: Callable[..., Any], *, transparent: bool = False, differentiable: bool = False
+        self,
+        schema: str,
+        reference: Callable[..., Any],
+        *,
+        transparent: Callable[..., Any] | None = None,
+        differentiable: bool = False,
+        may_be_overload: bool = False,
     ) -> None:
         if not callable(reference):
             raise TypeError(f"a custom op is defined by a function, got {type(reference).__name__}")
         self.signature = Signature(schema, functional=True)
-        self.name = self.signature.name
-        namespace, _, short = self.name.partition("::")
-        if not short or not namespace:
+        namespace, _, packet = self.signature.name.partition("::")
+        if not packet or not namespace:
             raise ValueError(f"schema {schema!r} has no namespace: expected 'namespace::name(...) -> ...'")
-        if self.signature.schema.overload_name:
+        overload = self.signature.schema.overload_name
+        if overload and not may_be_overload:
             raise ValueError(f"schema {schema!r} names an overload; a custom op is one operator, without overloads")
-        if hasattr(torch.ops, namespace) and hasattr(getattr(torch.ops, namespace), short):
+        short = f"{packet}.{overload}" if overload else packet
+        self.name = f"{namespace}::{short}"
+        taken = getattr(getattr(torch.ops, namespace), packet, None)
+        if taken is not None and (not overload or hasattr(taken, overload)):
             raise ValueError(
                 f"{self.name} is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)"
             )
@@ -297,19 +306,19 @@ class CustomOp:
         self.__doc__ = reference.__doc__ or type(self).__doc__
         self.__name__ = short
         self.__wrapped__ = reference
-        self.transparent = transparent
+        self.transparent = transparent is not None
         self._differentiable = differentiable
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(str(self.signature.schema).partition("::")[2])
-        self.op = getattr(getattr(torch.ops, namespace), short).default
+        self.op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         self._base: dict[str, Implementation] = {"default": Implementation(reference)}
         self._first = {"default": self._base["default"].identity}
         self._layers: list[dict[str, Implementation | None]] = []
         self._device_keys: set[str] = set()
         self._current: dict[str, Implementation] = dict(self._base)
         self._active_rules = _ActiveRules()
-        if transparent:
-            self._library.impl(short, reference, "CompositeImplicitAutograd")
+        if transparent is not None:
+            self._library.impl(short, transparent, "CompositeImplicitAutograd")
         else:
             self._register(short)
             self._resolve()
@@ -486,8 +495,8 @@ class CustomOp:
             raise TypeError(f"{self.name}: the {kind} implementation must be a function, got {type(function).__name__}")
         if self.transparent:
             raise RuntimeError(
-                f"{self.name} has no kernel and is transparent: autograd, vmap and the compiler see through its body, "
-                f"so it has no place for a {kind} implementation"
+                f"{self.name} is transparent: autograd, vmap and the compiler see through its body, so it has no place "
+                f"for a {kind} implementation"
             )
         made = self._implementation(kind, function, marks)
         with compile_cache.lock:

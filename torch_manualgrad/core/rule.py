@@ -168,10 +168,7 @@ class _Plan:
     """One formula with the places of its arguments in an environment of known names."""
 
     def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
-        # at once: the body of a transparent formula, the operator of another
-        self.call = (
-            (function.reference if function.transparent else function.op) if isinstance(function, Formula) else function
-        )
+        self.call = function.run if isinstance(function, Formula) else function
         self.parameters = _parameters(function)
         unknown = [p for p in self.parameters if p not in names]
         if unknown:

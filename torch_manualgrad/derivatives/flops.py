@@ -28,5 +28,5 @@ def _register(formula: Formula) -> None:
 
 
 for _formula in ops.entered():
-    if not _formula.transparent:
+    if _formula.overloads or not _formula.transparent:
         _register(_formula)

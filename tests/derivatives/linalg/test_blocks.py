@@ -20,7 +20,8 @@ def test_lu(m, n, given, dtype):
     # one after the other: PyTorch's own LU of several large ones at once hangs on more than one thread
     P, L, U = map(torch.stack, zip(*map(torch.linalg.lu, random(2, m, n, dtype=dtype))))
     gL, gU = (random(*x.shape, dtype=dtype, seed=i) if yes else None for i, (x, yes) in enumerate(zip((L, U), given)))
-    same(mg.ops.lu_blocked_pullback(gL, gU, P, L, U, True), mg.ops.lu_pullback.reference(gL, gU, P, L, U, True))
+    arguments = (gL, gU, P, L, U, True)
+    same(torch.ops.manualgrad.linalg_lu_backward.python(*arguments), mg.ops.linalg_lu_backward.reference(*arguments))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -29,7 +30,7 @@ def test_lu(m, n, given, dtype):
 def test_cholesky(n, upper, dtype):
     L = torch.linalg.cholesky(random_definite(2, n, n, dtype=dtype), upper=upper)
     gL = random(2, n, n, dtype=dtype, seed=1)
-    same(mg.ops.cholesky_blocked_pullback(gL, L, upper), mg.ops.cholesky_pullback.reference(gL, L, upper))
+    same(torch.ops.manualgrad.cholesky_backward.python(gL, L, upper), mg.ops.cholesky_backward.reference(gL, L, upper))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,11 +39,11 @@ def test_second_order(dtype):
 
     def of_lu(gL, gU, A):
         P, L, U = torch.linalg.lu(A)
-        return mg.ops.lu_blocked_pullback(gL, gU, P, L, U, True)
+        return torch.ops.manualgrad.linalg_lu_backward.python(gL, gU, P, L, U, True)
 
     def of_cholesky(gL, A):
         L = torch.linalg.cholesky(A @ A.mH + torch.eye(3, dtype=dtype))
-        return mg.ops.cholesky_blocked_pullback(gL, L, False)
+        return torch.ops.manualgrad.cholesky_backward.python(gL, L, False)
 
     torch.autograd.gradcheck(of_lu, (gL, gU, A), check_forward_ad=True, check_batched_grad=True)
     torch.autograd.gradcheck(of_cholesky, (gL, A), check_forward_ad=True, check_batched_grad=True)

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from . import blocks
-from .common import fused, random, random_definite, recorded, sym
+from .common import random, random_definite, small, sym
 from .solve import solve_triangular_adjoint, summed_to
 
 
@@ -49,75 +49,48 @@ def _over(X: Tensor, T: Tensor, upper: bool) -> Tensor:
     return torch.linalg.solve_triangular(T, X, upper=upper, left=False)
 
 
-@formula(kernel=("cpu", "cuda"))
-def cholesky_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_backward`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    L, gL = _lower(L, upper), _lower(gL, upper)
-    S = _over(_phi(L.mH @ gL, 0.5), L, False)
-    return sym(_over(S.mH, L, False).mH)  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
-
-
-@formula(kernel=("default",))
-def cholesky_blocked_pullback(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_backward`, by blocks. Source: blocks.py."""
-    return cholesky_pullback.reference(gL, L, upper)
-
-
-@cholesky_blocked_pullback.impl("default")
-def _(gL: Tensor, L: Tensor, upper: bool) -> Tensor:
-    L, gL = _lower(L, upper), _lower(gL, upper)
-    X = blocks.coupled(gL, None, L, L.mH, with_diagonal=True)
+def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
+    """`cholesky_backward` of a large matrix; see blocks.py."""
+    L, grad_L = _lower(L, upper), _lower(grad_L, upper)
+    X = blocks.coupled(grad_L, None, L, L.mH, with_diagonal=True)
     return sym(_over(X.mH, L, False).mul_(0.5).mH)
 
 
-@formula
-def cholesky_backward(gL: Tensor, upper: bool, L: Tensor) -> Tensor:
+@formula(
+    kernels=(
+        Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1], in_cache=200)),
+        Kernel("cpu", when=lambda L: blocks.serve(L, 400), python=_by_blocks),
+    )
+)
+def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
     """Cotangent of A for that of its Cholesky factor: the Hermitian part of L^-H phi(L^H gL) L^-1.
 
     Args:
-        gL: cotangent of the factor; its other triangle is ignored.
-        upper: whether the factor is U = L^H.
-        L: the factor, (*, n, n).
+        grad_L: cotangent of the factor; its other triangle is ignored.
+        L: the factor, (*, n, n). upper: whether it is U = L^H.
     Returns:
         Hermitian, the shape of ``L``; inf or nan where the factorization failed.
     Source: ATen cholesky_backward; Murray, arXiv:1602.07527.
     """
-    pull_back = cholesky_pullback.reference
-    if fused(L.shape[-1], gL, L, in_cache=200):
-        pull_back = cholesky_pullback
-    elif blocks.serve(L, 400) and not recorded(gL, L):
-        pull_back = cholesky_blocked_pullback
-    return pull_back(gL, L, upper)
+    L, grad_L = _lower(L, upper), _lower(grad_L, upper)
+    S = _over(_phi(L.mH @ grad_L, 0.5), L, False)
+    return sym(_over(S.mH, L, False).mH)  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
 
 
-@formula(kernel=("cpu", "cuda"))
-def cholesky_pushforward(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_jvp`, by rows; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    L = _lower(L, upper)
-    half = _over(sym(dA), L.mH, True)
-    return _lower(L @ _phi(_over(half.mH, L.mH, True), 0.5), upper).contiguous()
-
-
-@formula
-def cholesky_jvp(dA: Tensor, L: Tensor, upper: bool) -> Tensor:
+@formula(kernels=Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1])))
+def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
     """Tangent of the Cholesky factor: L phi(L^-1 dA L^-H).
 
     Args:
-        dA: tangent of A, (*, n, n); its Hermitian part is taken.
+        self_t: tangent of A, (*, n, n); its Hermitian part is taken.
         L: the factor. upper: whether it is U = L^H.
     Returns:
         Triangular, the shape of ``L``.
     Source: ATen cholesky_jvp.
     """
-    return (cholesky_pushforward if fused(L.shape[-1], dA, L) else cholesky_pushforward.reference)(dA, L, upper)
+    L = _lower(L, upper)
+    half = _over(sym(self_t), L.mH, True)
+    return _lower(L @ _phi(_over(half.mH, L.mH, True), 0.5), upper).contiguous()
 
 
 @formula
@@ -268,8 +241,8 @@ def _solve_probe(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
 
 rule(
     "aten::linalg_cholesky_ex",
-    vjp={"self": lambda grad_L, upper, L: cholesky_backward(grad_L, upper, L)},
-    jvp={"L": lambda self_t, L, upper: cholesky_jvp(self_t, L, upper)},
+    vjp={"self": cholesky_backward},
+    jvp={"L": cholesky_jvp},
     improves="speed",
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_ex_samples,
@@ -277,7 +250,7 @@ rule(
 )
 rule(
     "aten::cholesky",
-    vjp={"self": lambda grad, upper, result: cholesky_backward(grad, upper, result)},
+    vjp={"self": lambda grad, upper, result: cholesky_backward(grad, result, upper)},
     jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
     improves="missing",
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",

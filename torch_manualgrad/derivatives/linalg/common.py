@@ -17,24 +17,29 @@ def recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def small(A: Tensor, side: int, in_cache: int = 0) -> bool:
+    """Whether a kernel takes matrices of this larger side.
+
+    Args:
+        A: one of the matrices, or the triangle of one.
+        in_cache: up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+    """
+    if A.dtype not in _DTYPES:
+        return False
+    return side <= _LARGEST or (
+        side <= in_cache and A.is_cpu and not A.is_complex() and side == A.shape[-1] == A.shape[-2]
+    )
+
+
 def fused(side: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
     """Whether a kernel takes matrices of this larger side: small ones, of which nothing is recorded.
 
-    What is recorded goes by the formula's own steps, which autograd sees through.
-
-    Args:
-        tensors: the last one is a matrix, or the triangle of one.
-        in_cache: up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+    What is recorded goes by the formula's own steps, which autograd sees through. The last tensor is a matrix, or the
+    triangle of one.
     """
     A = tensors[-1]
     assert A is not None
-    if A.dtype not in _DTYPES or A.device.type not in _DEVICES:
-        return False
-    if side > _LARGEST and (
-        side > in_cache or not A.is_cpu or A.is_complex() or not side == A.shape[-1] == A.shape[-2]
-    ):
-        return False
-    return not recorded(*tensors)
+    return A.device.type in _DEVICES and small(A, side, in_cache) and not recorded(*tensors)
 
 
 def sym(X: Tensor) -> Tensor:

@@ -26,11 +26,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 from torch_manualgrad.derivatives.linalg import blocks
-from torch_manualgrad.derivatives.linalg.common import fused, leading, random, random_conditioned, recorded
+from torch_manualgrad.derivatives.linalg.common import leading, random, random_conditioned, small
 
+# Up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = 256
 
 
@@ -99,41 +100,34 @@ def _pull_back(
     return _permuted(P, gradient) if pivot else gradient
 
 
-@formula(kernel=("cpu", "cuda"))
-def lu_pullback(L_grad: Tensor | None, U_grad: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> Tensor:
-    """`linalg_lu_backward`, one of L_grad and U_grad given; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    return _pull_back(_coupled, L_grad, U_grad, P, L, U, pivot)
+def _lu_is_small(grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor) -> bool:
+    given = grad_L is not None or grad_U is not None
+    return given and small(U, max(L.shape[-2], U.shape[-1]), _IN_CACHE)
 
 
-@formula(kernel=("default",))
-def lu_blocked_pullback(
-    L_grad: Tensor | None, U_grad: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool
-) -> Tensor:
-    """`linalg_lu_backward`, one of L_grad and U_grad given, by blocks.
-
-    Source: blocks.py.
-    """
-    return _pull_back(_coupled, L_grad, U_grad, P, L, U, pivot)
+def _lu_is_large(grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor) -> bool:
+    return (grad_L is not None or grad_U is not None) and blocks.serve(L, 128)
 
 
-@lu_blocked_pullback.impl("default")
-def _(L_grad: Tensor | None, U_grad: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> Tensor:
-    return _pull_back(blocks.coupled, L_grad, U_grad, P, L, U, pivot)
+def _by_blocks(grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> Tensor:
+    """`linalg_lu_backward` of a large matrix; see blocks.py."""
+    return _pull_back(blocks.coupled, grad_L, grad_U, P, L, U, pivot)
 
 
-@formula
+@formula(
+    kernels=(
+        Kernel("cpu", "cuda", when=_lu_is_small),
+        Kernel("cpu", when=_lu_is_large, python=_by_blocks),
+    )
+)
 def linalg_lu_backward(
-    L_grad: Tensor | None, U_grad: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool
+    grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool
 ) -> Tensor:
     """Cotangent of A for those of L and U: gA of the module's docstring.
 
     Args:
-        L_grad: cotangent of L, ``(*, m, k)``; what is not below the diagonal is ignored. None for zero.
-        U_grad: cotangent of U, ``(*, k, n)``; what is below the diagonal is ignored. None for zero.
+        grad_L: cotangent of L, ``(*, m, k)``; what is not below the diagonal is ignored. None for zero.
+        grad_U: cotangent of U, ``(*, k, n)``; what is below the diagonal is ignored. None for zero.
         P, L, U: the factors, ``(*, m, m)``, ``(*, m, k)``, ``(*, k, n)``. P is a permutation, and constant.
         pivot: False if there was no pivoting; then P is ignored.
     Returns:
@@ -141,22 +135,22 @@ def linalg_lu_backward(
     Where not differentiable: the module's docstring; right at a last pivot of zero, inf or nan at an earlier one.
     Source: ATen linalg_lu_backward, here without division by the last pivot.
     """
-    if L_grad is None and U_grad is None:
+    if grad_L is None and grad_U is None:
         return L.new_zeros(*L.shape[:-1], U.shape[-1])
-    pull_back = lu_pullback.reference
-    if fused(max(L.shape[-2], U.shape[-1]), L_grad, U_grad, L, U, in_cache=_IN_CACHE):
-        pull_back = lu_pullback
-    elif blocks.serve(L, 128) and not recorded(L_grad, U_grad, L, U):
-        pull_back = lu_blocked_pullback
-    return pull_back(L_grad, U_grad, P, L, U, pivot)
+    return _pull_back(_coupled, grad_L, grad_U, P, L, U, pivot)
 
 
-@formula(kernel=("cpu", "cuda"))
-def lu_pushforward(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
-    """`linalg_lu_jvp`; the kernel takes the sizes in csrc/factor_plan.h.
+@formula(kernels=Kernel("cpu", "cuda", when=lambda A_t: small(A_t, max(A_t.shape[-2:]))))
+def linalg_lu_jvp(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
+    """Tangents of L and U for that of A: dL and dU of the module's docstring.
 
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
+    Args:
+        A_t: tangent of A, ``(*, m, n)``.
+        P, L, U, pivot: as linalg_lu_backward.
+    Returns:
+        dL ``(*, m, k)``, strictly lower triangular, and dU ``(*, k, n)``, upper triangular.
+    Where not differentiable: as linalg_lu_backward, of which this is the adjoint.
+    Source: ATen linalg_lu_jvp, here without division by the last pivot.
     """
     m, n, k = L.shape[-2], U.shape[-1], L.shape[-1]
     B = _permuted(P.mT, A_t) if pivot else A_t
@@ -170,23 +164,6 @@ def lu_pushforward(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) ->
     if m > n:
         rest = torch.linalg.solve_triangular(U, B[..., k:, :] - L[..., k:, :] @ dU, upper=True, left=False)
         dL = torch.cat([dL, rest], -2)
-    return dL, dU
-
-
-@formula
-def linalg_lu_jvp(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
-    """Tangents of L and U for that of A: dL and dU of the module's docstring.
-
-    Args:
-        A_t: tangent of A, ``(*, m, n)``.
-        P, L, U, pivot: as linalg_lu_backward.
-    Returns:
-        dL ``(*, m, k)``, strictly lower triangular, and dU ``(*, k, n)``, upper triangular.
-    Where not differentiable: as linalg_lu_backward, of which this is the adjoint.
-    Source: ATen linalg_lu_jvp, here without division by the last pivot.
-    """
-    small = fused(max(A_t.shape[-2:]), A_t, L, U)
-    dL, dU = (lu_pushforward if small else lu_pushforward.reference)(A_t, P, L, U, pivot)
     return dL, dU
 
 
@@ -220,61 +197,39 @@ def lu_unpack_backward(L_grad: Tensor | None, U_grad: Tensor | None, m: int, n: 
     return upper if lower is None else lower + upper
 
 
-@formula(kernel=("cpu", "cuda"))
-def lu_factor_pullback(grad: Tensor, LU: Tensor, pivs: Tensor, pivot: bool) -> Tensor:
-    """`lu_factor_ex_backward`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    P, L, U = torch.lu_unpack(LU, pivs, unpack_pivots=pivot)
-    k = L.shape[-1]
-    return linalg_lu_backward(leading(grad, columns=k), leading(grad, rows=k), P, L, U, pivot)
-
-
-@formula
-def lu_factor_ex_backward(grad: Tensor, LU: Tensor, pivs: Tensor, pivot: bool) -> Tensor:
+@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]), _IN_CACHE)))
+def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Cotangent of A for that of the packed factors: linalg_lu_backward of their two triangles.
 
     Args:
-        grad: cotangent of the packed factors, ``(*, m, n)``.
+        grad_LU: cotangent of the packed factors, ``(*, m, n)``.
         LU: the packed factors, ``(*, m, n)``.
-        pivs: the pivots of the factorisation, ``(*, k)``.
+        pivots: those of the factorisation, ``(*, k)``.
         pivot: whether there was pivoting.
     Returns:
         ``(*, m, n)``.
     Where not differentiable: as linalg_lu_backward. Source: ATen lu_factor_ex_backward.
     """
-    small = fused(max(LU.shape[-2:]), grad, LU, in_cache=_IN_CACHE)
-    return (lu_factor_pullback if small else lu_factor_pullback.reference)(grad, LU, pivs, pivot)
+    P, L, U = torch.lu_unpack(LU, pivots, unpack_pivots=pivot)
+    k = L.shape[-1]
+    return linalg_lu_backward(leading(grad_LU, columns=k), leading(grad_LU, rows=k), P, L, U, pivot)
 
 
-@formula(kernel=("cpu", "cuda"))
-def lu_factor_pushforward(A_t: Tensor, LU: Tensor, pivs: Tensor, pivot: bool) -> Tensor:
-    """`lu_factor_ex_jvp`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    P, L, U = torch.lu_unpack(LU, pivs, unpack_pivots=pivot)
-    dL, dU = lu_pushforward.reference(A_t, P, L, U, pivot)
-    m, n, k = L.shape[-2], U.shape[-1], L.shape[-1]
-    return _padded(dL, 0, n - k) + _padded(dU, m - k, 0)
-
-
-@formula
-def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivs: Tensor, pivot: bool) -> Tensor:
+@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]))))
+def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Tangent of the packed factors: dL + dU of linalg_lu_jvp, in one matrix.
 
     Args:
         A_t: tangent of A, ``(*, m, n)``.
-        LU, pivs, pivot: as lu_factor_ex_backward.
+        LU, pivots, pivot: as lu_factor_ex_backward.
     Returns:
         ``(*, m, n)``.
     Where not differentiable: as linalg_lu_jvp. Source: ATen lu_factor_ex_jvp.
     """
-    small = fused(max(LU.shape[-2:]), A_t, LU)
-    return (lu_factor_pushforward if small else lu_factor_pushforward.reference)(A_t, LU, pivs, pivot)
+    P, L, U = torch.lu_unpack(LU, pivots, unpack_pivots=pivot)
+    dL, dU = linalg_lu_jvp(A_t, P, L, U, pivot)
+    m, n, k = L.shape[-2], U.shape[-1], L.shape[-1]
+    return _padded(dL, 0, n - k) + _padded(dU, m - k, 0)
 
 
 # Solving with A = P L U. A case from the right is the one from the left with X^H, B^H, A^H: A X = B if left is not
@@ -419,7 +374,7 @@ def _solve_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
 
 lu_rule = rule(
     "aten::linalg_lu",
-    vjp={"A": lambda grad_L, grad_U, P, L, U, pivot: linalg_lu_backward(grad_L, grad_U, P, L, U, pivot)},
+    vjp={"A": linalg_lu_backward},
     jvp={("L", "U"): linalg_lu_jvp},
     not_differentiable="P",
     source="ATen linalg_lu_backward, linalg_lu_jvp",
@@ -428,8 +383,8 @@ lu_rule = rule(
 )
 rule(
     "aten::linalg_lu_factor_ex",
-    vjp={"A": lambda grad_LU, LU, pivots, pivot: lu_factor_ex_backward(grad_LU, LU, pivots, pivot)},
-    jvp={"LU": lambda A_t, LU, pivots, pivot: lu_factor_ex_jvp(A_t, LU, pivots, pivot)},
+    vjp={"A": lu_factor_ex_backward},
+    jvp={"LU": lu_factor_ex_jvp},
     not_differentiable=("pivots", "info"),
     source="ATen lu_factor_ex_backward, lu_factor_ex_jvp",
     improves=("values", "speed"),

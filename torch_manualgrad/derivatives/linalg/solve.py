@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import fused, random, random_conditioned
+from .common import random, random_conditioned, small
 
 # Up to which side the kernels for tangents are faster than BLAS, by measurement.
 _INVERSE_TANGENT, _SOLVE_TANGENT = 8, 16
@@ -103,26 +103,12 @@ def _(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: boo
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
-def _solve_pull_back(gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    gB = solve_again(A, LU, pivots, gX, True, True)
-    return gB @ -X.mH, gB
+def _solve_is_small(X: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
+    one_batch = X.dim() == LU.dim() and X.shape[:-2] == LU.shape[:-2]
+    return left and one_batch and small(A, max(X.shape[-2:]), in_cache=64)
 
 
-@formula(kernel=("cpu", "cuda"))
-def solve_pullback(gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """`linalg_solve_backward` of A X = B with one batch; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Args: as linalg_solve_backward, X and gX (*, n, k).
-    Returns:
-        gA, (*, n, n), and gB, (*, n, k), by rows: what has no data takes its strides from here.
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n or k.
-    Source: ATen linalg_solve_backward.
-    """
-    gA, gB = _solve_pull_back(gX, X, A, LU, pivots)
-    return gA.contiguous(), gB.contiguous()
-
-
-@formula
+@formula(kernels=Kernel("cpu", "cuda", when=_solve_is_small))
 def linalg_solve_backward(
     gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> tuple[Tensor, Tensor]:
@@ -139,32 +125,20 @@ def linalg_solve_backward(
         Nothing where A is singular: there the gradients are inf or nan, in that matrix of the batch alone.
     Source: ATen linalg_solve_backward.
     """
-    vector = _is_vector(A, X)
-    if vector:
-        gX, X = gX.unsqueeze(-1), X.unsqueeze(-1)
-    if left:
-        small = fused(max(X.shape[-2:]), gX, X, A, in_cache=64) and X.shape[:-2] == LU.shape[:-2]
-        gA, gB = (solve_pullback if small else _solve_pull_back)(gX, X, A, LU, pivots)
-    else:
-        gB = solve_again(A, LU, pivots, gX, False, True)
-        gA = -X.mH @ gB
-    return gA, gB.squeeze(-1) if vector else gB
+    if _is_vector(A, X):
+        gA, gB = linalg_solve_backward(gX.unsqueeze(-1), X.unsqueeze(-1), A, LU, pivots, left)
+        return gA, gB.squeeze(-1)
+    gB = solve_again(A, LU, pivots, gX, left, True)
+    return gB @ -X.mH if left else -X.mH @ gB, gB
 
 
-@formula(kernel=("cpu", "cuda"))
-def solve_pushforward(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """`linalg_solve_jvp` of A X = B with one batch; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Args: as linalg_solve_jvp, X and dB (*, n, k).
-    Returns:
-        (*, n, k), by rows.
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n or k.
-    Source: ATen linalg_solve_jvp.
-    """
-    return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, True, False), X, A, dA, dB).contiguous()
+def _solve_tangent_is_small(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
+    one_batch = X.shape[:-2] == LU.shape[:-2] and all(d is None or d.shape == x.shape for d, x in ((dA, A), (dB, X)))
+    side = max(X.shape[-2:])
+    return left and one_batch and side <= _SOLVE_TANGENT and not _is_vector(A, X) and small(A, side)
 
 
-@formula
+@formula(kernels=Kernel("cpu", "cuda", when=_solve_tangent_is_small))
 def linalg_solve_jvp(
     dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> Tensor:
@@ -177,10 +151,6 @@ def linalg_solve_jvp(
         The shape of ``X``.
     Raises: Nothing, as linalg_solve_backward. Source: ATen linalg_solve_jvp.
     """
-    one_batch = X.shape[:-2] == LU.shape[:-2] and all(d is None or d.shape == x.shape for d, x in ((dA, A), (dB, X)))
-    side = max(X.shape[-2:])
-    if left and one_batch and side <= _SOLVE_TANGENT and not _is_vector(A, X) and fused(side, dA, dB, X, A):
-        return solve_pushforward(dA, dB, X, A, LU, pivots)
     return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, left, False), X, A, dA, dB, left)
 
 
@@ -239,73 +209,41 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
     return summed_to(torch.linalg.solve(_aligned(A, grad).mH, grad) @ -solution.mH, A.shape)
 
 
-@formula(kernel=("cpu", "cuda"))
-def inv_pullback(grad: Tensor, inverse: Tensor) -> Tensor:
-    """`linalg_inv_backward`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    XH = inverse.mH
-    return -XH @ (grad @ XH)
+def _inverse_is_small(inverse: Tensor) -> bool:
+    n = inverse.shape[-1]
+    # BLAS multiplies larger batches of larger matrices faster, by measurement
+    return small(inverse, n, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
 
 
-@formula
-def linalg_inv_backward(grad: Tensor, inverse: Tensor) -> Tensor:
+@formula(kernels=Kernel("cpu", "cuda", when=_inverse_is_small))
+def linalg_inv_backward(grad_inverse: Tensor, inverse: Tensor) -> Tensor:
     """Cotangent of A for that of its inverse X: -X^H gX X^H, (*, n, n).
 
     Source: ATen's derivatives.yaml, linalg_inv_ex.
     """
-    n = inverse.shape[-1]
-    # BLAS multiplies larger batches of larger matrices faster, by measurement
-    small = fused(n, grad, inverse, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
-    return (inv_pullback if small else inv_pullback.reference)(grad, inverse)
+    XH = inverse.mH
+    return -XH @ (grad_inverse @ XH)
 
 
-@formula(kernel=("cpu", "cuda"))
-def inv_pushforward(A_t: Tensor, inverse: Tensor) -> Tensor:
-    """`linalg_inv_jvp`; the kernel takes the sizes in csrc/factor_plan.h.
-
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
-    """
-    return -inverse @ (A_t @ inverse)
+def _inverse_tangent_is_small(inverse: Tensor) -> bool:
+    return inverse.shape[-1] <= _INVERSE_TANGENT and small(inverse, inverse.shape[-1])
 
 
-@formula
+@formula(kernels=Kernel("cpu", "cuda", when=_inverse_tangent_is_small))
 def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
     """Tangent of the inverse X of A: -X dA X, (*, n, n).
 
     Source: ATen's derivatives.yaml, linalg_inv_ex.
     """
-    small = inverse.shape[-1] <= _INVERSE_TANGENT and fused(inverse.shape[-1], A_t, inverse)
-    return (inv_pushforward if small else inv_pushforward.reference)(A_t, inverse)
+    return -inverse @ (A_t @ inverse)
 
 
-def _triangular_pull_back(
-    grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool
-) -> tuple[Tensor, Tensor]:
-    gB = solve_triangular_adjoint(A, grad, upper, left, unitriangular)
-    gA = gB @ -X.mH if left else -X.mH @ gB
-    return _projected(gA, upper, unitriangular), gB
+def _triangular_is_small(A: Tensor, X: Tensor) -> bool:
+    # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
+    return A.shape[:-2] == X.shape[:-2] and small(A, max(X.shape[-2:]))
 
 
-@formula(kernel=("cpu", "cuda"))
-def triangular_pullback(
-    grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool
-) -> tuple[Tensor, Tensor]:
-    """`linalg_solve_triangular_backward` with one batch; the kernel takes the sizes in csrc/triangle_plan.h.
-
-    Returns:
-        gA, (*, n, n), and gB, the shape of ``X``; by rows: what has no data takes its strides from here.
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or larger matrices.
-    Source: ATen linalg_solve_triangular_backward.
-    """
-    gA, gB = _triangular_pull_back(grad, A, X, upper, left, unitriangular)
-    return gA.contiguous(), gB.contiguous()
-
-
-@formula
+@formula(kernels=Kernel("cpu", "cuda", when=_triangular_is_small))
 def linalg_solve_triangular_backward(
     grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool
 ) -> tuple[Tensor, Tensor]:
@@ -322,9 +260,9 @@ def linalg_solve_triangular_backward(
         Nothing where A is singular: there the gradients are inf or nan.
     Source: ATen linalg_solve_triangular_backward.
     """
-    # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
-    small = fused(max(X.shape[-2:]), grad, X, A) and A.shape[:-2] == X.shape[:-2]
-    return (triangular_pullback if small else _triangular_pull_back)(grad, A, X, upper, left, unitriangular)
+    gB = solve_triangular_adjoint(A, grad, upper, left, unitriangular)
+    gA = gB @ -X.mH if left else -X.mH @ gB
+    return _projected(gA, upper, unitriangular), gB
 
 
 @formula
@@ -420,12 +358,15 @@ def _solve_vjp(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor]:
     LU, pivots = _factors(A, LU, pivots)
-    if not output_mask[0]:  # the product for gA is as much work as the solve
-        vector = _is_vector(A, result)
-        gB = solve_again(A, LU, pivots, grad_result.unsqueeze(-1) if vector else grad_result, left, True)
-        return None, summed_to(gB.squeeze(-1) if vector else gB, B_sizes)
-    gA, gB = linalg_solve_backward(grad_result, result, A, LU, pivots, left)
-    return summed_to(gA, A.shape), summed_to(gB, B_sizes)
+    vector = _is_vector(A, result)
+    if vector:
+        grad_result, result = grad_result.unsqueeze(-1), result.unsqueeze(-1)
+    if output_mask[0]:
+        gA, gB = linalg_solve_backward(grad_result, result, A, LU, pivots, left)
+        gA = summed_to(gA, A.shape)
+    else:  # the product for gA is as much work as the solve
+        gA, gB = None, solve_again(A, LU, pivots, grad_result, left, True)
+    return gA, summed_to(gB.squeeze(-1) if vector else gB, B_sizes)
 
 
 def _solve_triangular_vjp(
@@ -516,7 +457,7 @@ rule(
 )
 rule(
     "aten::linalg_inv_ex",
-    vjp={"A": lambda grad_inverse, inverse: linalg_inv_backward(grad_inverse, inverse)},
+    vjp={"A": linalg_inv_backward},
     jvp={"inverse": linalg_inv_jvp},
     improves="speed",
     source="ATen's derivatives.yaml, linalg_inv_ex",
