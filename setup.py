@@ -1,5 +1,8 @@
 """Builds the kernels: one library for each device, found by glob, against torch's stable ABI and nothing else.
 
+Beside them, from csrc/calls, the library that makes calls without Python: with torch's own headers, for the release of
+torch that it is built against, whose name it carries. Where another torch runs, Python serves the calls.
+
 Environment:
   MANUALGRAD_BUILD=none              no kernels; the package runs on its Python formulas alone
   MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where nvcc is found)
@@ -45,6 +48,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 CXX_FLAGS = ["-O3", "-std=c++17", "-g0", "-fPIC", "-fvisibility=hidden"]
 CXX_FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd"]
 HEADERS = sorted(glob("csrc/**/*.h", recursive=True))
+# What is in csrc/calls is neither loops nor floating-point arithmetic, and includes templates by the thousand.
+CALLS_FLAGS = ["-O2", "-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden"]
 SANITIZERS = os.environ.get("MANUALGRAD_SANITIZE", "")
 
 
@@ -75,7 +80,13 @@ def cuda_home() -> Path | None:
 
 def library(device: str, sources: str) -> Extension:
     name = f"torch_manualgrad.lib.libmanualgrad_{device}"
-    return Extension(name, sorted(glob(sources)), depends=HEADERS, language="c++", py_limited_api=False)
+    depends = [] if device.startswith("calls") else HEADERS
+    return Extension(name, sorted(glob(sources)), depends=depends, language="c++", py_limited_api=False)
+
+
+def calls_name() -> str:
+    """Carries the release of torch, in whose ABI the library is; core/calls.py loads that of its own."""
+    return f"calls_{'_'.join(torch.__version__.split('.')[:2])}" if torch is not None else "calls"
 
 
 def extensions() -> list[Extension]:
@@ -85,13 +96,14 @@ def extensions() -> list[Extension]:
     if mode == "none":
         return []
     libraries = [library("cpu", "csrc/cpu/*.cpp")]
+    libraries.append(library(calls_name(), "csrc/calls/*.cpp"))
     if cuda_home() is not None:
         libraries.append(library("cuda", "csrc/cuda/*.cu"))
     return libraries
 
 
 class build_kernels(BuildExtension):
-    """torch's build for the CPU library; nvcc, called directly, for the CUDA library."""
+    """torch's build for the CPU library and that of calls; nvcc, called directly, for the CUDA library."""
 
     def __init__(self, *args, **kwargs) -> None:
         if torch is None:
@@ -126,11 +138,13 @@ class build_kernels(BuildExtension):
                 continue
             # -O1, the last one given, wins: what is instrumented takes minutes to optimize
             sanitize = [f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-g", "-O1"] if SANITIZERS else []
-            ext.extra_compile_args = [*CXX_FLAGS, *WARNINGS, *includes, *defines, *sanitize]
+            calls = ext.name.endswith(calls_name())
+            flags = [*CALLS_FLAGS, *includes] if calls else [*CXX_FLAGS, *includes, *defines]
+            ext.extra_compile_args = [*flags, *WARNINGS, *sanitize]
             if SANITIZERS:
                 ext.extra_compile_args.append("-DMANUALGRAD_SANITIZE")
             ext.library_dirs = cpp_extension.library_paths()
-            ext.libraries = ["torch", "torch_cpu"]
+            ext.libraries = ["torch", "torch_cpu", *(["c10"] if calls else [])]
             ext.extra_link_args = sanitize
             self.extensions.append(ext)
         super().build_extensions()

@@ -18,7 +18,7 @@ import torch
 
 import torch_manualgrad as mg
 
-from .core import kernels
+from .core import calls, kernels
 from .core.names import missing, rules_named
 from .core.rule import Rule
 from .testing.report import table
@@ -302,6 +302,7 @@ def _env(options: argparse.Namespace) -> None:
     for library in kernels.status():
         state = f"loaded from {library.path}" if library.loaded else f"not loaded: {library.reason}"
         print(f"{f'{library.device} kernels':<18}{state}")
+    print(f"{'calls':<18}{'in C++' if calls.loaded() else 'in Python: csrc/calls was not built for this torch'}")
     for reason in mg.rules.absent.values():
         print(f"{'absent':<18}{reason}")
     for rule in mg.rules.values():

@@ -677,8 +677,11 @@ def test_saved_tensors_are_autograds_own(call):
         with mg.override("*"):
             x = random(4).requires_grad_() * 1
             y = call(x)
-            left = [weakref.ref(t) for t in (x, y, y.grad_fn)]
-            del x, y
+            probe = y.grad_fn.metadata["probe"] = random(
+                1
+            )  # nodes of C++ take no weak reference; this lives as they do
+            left = [weakref.ref(t) for t in (x, y, probe)]
+            del x, y, probe
             assert [r() for r in left] == [None] * 3
             x = random(4).requires_grad_() * 1
             y = call(x)

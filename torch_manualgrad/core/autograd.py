@@ -48,6 +48,7 @@ __all__ = [
     "apply",
     "differentiated",
     "function_class",
+    "function_name",
     "pull_back",
     "redispatch",
     "transposed_jvp",
@@ -325,9 +326,15 @@ def _fast_function(derivative: Derivative) -> Any:
 
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
-    words = derivative.signature.name.split("::")[-1].removesuffix("_forward").split("_")
-    name = "".join(word[:1].upper() + word[1:] for word in words)
-    return type(name, (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods})
+    return type(
+        function_name(derivative.signature), (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods}
+    )
+
+
+def function_name(signature: Signature) -> str:
+    """The autograd function's name; its node is called the same, with "Backward" after it."""
+    words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
+    return "".join(word[:1].upper() + word[1:] for word in words)
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:

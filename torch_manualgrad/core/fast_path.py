@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["fast_call"]
 
 
-def fast_call(derivative: Bound) -> Callable[..., Any] | None:
-    """``values -> result`` with the derivative attached; None if the operator is of another kind.
+def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """``values -> result`` with the derivative attached, and its backward; None if the operator is of another kind.
 
     The caller has made sure that every tensor among the values is plain, that one of them requires grad, and that no
     transform and no dual level is near. The values are the arguments as `Signature.bind` gives them.
@@ -31,12 +31,12 @@ def fast_call(derivative: Bound) -> Callable[..., Any] | None:
     signature = derivative.signature
     places, returns = signature.tensor_like, signature.returns
     if signature.lists or signature.output_lists or not all(r.is_tensor for r in returns):
-        return None
+        return None, None
     run, vjp = derivative.run_below, derivative.vjp
     one_output = len(returns) == 1
     fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
     tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
-    facts, selective = derivative.facts, derivative.selective
+    facts, selective = derivative.fact_functions, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
     in_python = any(f.in_python for f in derivative.rule.formulas)
@@ -82,8 +82,8 @@ def fast_call(derivative: Bound) -> Callable[..., Any] | None:
 
     call = function_class(derivative, forward, backward).apply
     if places == [0]:
-        return lambda values: call(values, values[0])
-    return lambda values: call(values, *[values[i] for i in places])
+        return lambda values: call(values, values[0]), backward
+    return lambda values: call(values, *[values[i] for i in places]), backward
 
 
 def _picker(places: Sequence[int]) -> Callable[[Any], Any]:

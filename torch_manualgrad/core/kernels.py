@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["KernelLibrary", "load", "status"]
+__all__ = ["KernelLibrary", "library_path", "load", "status"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "lib"
 _lock = threading.Lock()
@@ -26,6 +26,11 @@ class KernelLibrary:
     reason: str
 
 
+def library_path(name: str) -> Path:
+    """Where the build puts the library of this name."""
+    return _FOLDER / f"libmanualgrad_{name}.so"
+
+
 def load() -> list[KernelLibrary]:
     """Load what was built and can run here; once for each process. Returns `status()`."""
     with _lock:
@@ -40,7 +45,7 @@ def status() -> list[KernelLibrary]:
 
 
 def _load(device: str) -> KernelLibrary:
-    path = _FOLDER / f"libmanualgrad_{device}.so"
+    path = library_path(device)
     if not path.exists():
         cause = "no compiler" if device == "cpu" else "no nvcc, or MANUALGRAD_CUDA=0"
         return KernelLibrary(

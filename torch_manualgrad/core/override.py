@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import compile_cache
+from . import calls, compile_cache
 from .autograd import Mode, apply, differentiated
 from .decorate import decorated
 from .in_place import in_place_kernel, in_place_operator
@@ -71,7 +71,15 @@ def _changed() -> None:
     global _table
     state = _resolved(tuple(layer for _, layer in _layers))
     _table = state.table
+    calls.activate(state.what, _for_calls(state.table))
     compile_cache.put("rules", state.what, state.code)
+
+
+def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, bool]]:
+    for name, active in table.items():
+        yield name, active.derivative, active.defer_to_stock is not None
+        if (operator := _operators.get(name)) is not None and operator.in_place is not None:
+            yield operator.in_place.name, None, False
 
 
 class _Operator:
@@ -80,19 +88,26 @@ class _Operator:
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
         self.registration = Registration(rule.aten, rule.signature, "Autograd", at="AutogradCPU")
+        self._op, self._in_place_op = rule.aten, in_place_operator(rule)
+        calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
+        calls.attach(rule.aten)
         self.in_place: Registration | None = None
-        if (op := in_place_operator(rule)) is not None:
+        if (op := self._in_place_op) is not None:
             self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
+            calls.before(op)
             self.in_place.register(in_place_kernel(rule.aten, self.in_place.stock, self._residuals))
+            calls.attach(op)
 
     def _residuals(self) -> Sequence[str] | None:
         active = _table.get(self.name)
         return None if active is None or without_overrides.depth else active.derivative.saved
 
     def release(self) -> None:
+        calls.detach(self._op)
         self.registration.release()
         if self.in_place is not None:
+            calls.detach(self._in_place_op)
             self.in_place.release()
 
     def _kernel(self, signature: Signature) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from . import calls
 from .internals import operators, release
 from .schema import Signature, with_tensors
 
@@ -38,7 +39,17 @@ class Suspension(threading.local):
         self.depth -= 1
 
 
-without_overrides = Suspension()  # eager calls inside are PyTorch's own, whatever is active: to compare with
+class _WithoutOverrides(Suspension):
+    def __enter__(self) -> None:
+        super().__enter__()
+        calls.suspend(1)
+
+    def __exit__(self, *exception: Any) -> None:
+        calls.suspend(-1)
+        super().__exit__(*exception)
+
+
+without_overrides = _WithoutOverrides()  # eager calls inside are PyTorch's own, whatever is active: to compare with
 
 
 class Registration:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from . import packages
-from .autograd import Derivative
+from .autograd import Derivative, function_name
 from .compile_cache import fingerprint
+from .compiled_vjp import CompiledVjp
 from .fast_path import fast_call
 from .formula import Formula
 from .internals import below_autograd, is_composite
@@ -24,7 +25,7 @@ from .sample import Sample
 from .schema import Argument, Signature, flatten, unflatten
 from .versions import parse, reached
 
-__all__ = ["IMPROVEMENTS", "Rule", "Sample", "operator", "rule", "rules"]
+__all__ = ["IMPROVEMENTS", "CompiledVjp", "Rule", "Sample", "operator", "rule", "rules"]
 
 # What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
 IMPROVEMENTS = ("values", "missing", "speed")
@@ -55,6 +56,7 @@ class Rule:
         defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
+        compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Rule:
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
         defer_to_stock: Callable[..., bool] | None = None,
+        compiled_vjp: CompiledVjp | None = None,
     ) -> None:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
@@ -102,6 +105,7 @@ class Rule:
         self.probe = probe or self.aten
         self.forward = forward
         self.defer_to_stock = defer_to_stock
+        self.compiled_vjp = compiled_vjp
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
         )
@@ -113,6 +117,8 @@ class Rule:
         for output in self.not_differentiable:
             if output not in self.signature.output_names:
                 raise ValueError(f"rule {name}: not_differentiable={output!r} is none of {self.signature.output_names}")
+        if compiled_vjp is not None:
+            self._check(compiled_vjp)
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
 
@@ -138,6 +144,19 @@ class Rule:
             if names.count(n) > 1:
                 raise ValueError(f"rule {self.name}: {what} is given twice for {n!r}")
         return keyed
+
+    def _check(self, compiled: CompiledVjp) -> None:
+        """It must bind as the vjp that it stands for, and there must be one vjp, for its input alone."""
+        if list(self.vjp) != [(compiled.input,)]:
+            raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.input!r}, the vjp for {list(self.vjp)}")
+        outputs = self.signature.output_names
+        grads = ["grad"] if len(outputs) == 1 else [f"grad_{n}" for n in outputs]
+        known = {p for f in self.vjp.values() for p in _parameters(f)} & {*self.signature.names, *outputs} | {*grads}
+        for parameter in compiled.formula.signature.names:
+            source = compiled.bind.get(parameter, parameter)
+            name = source[0] if isinstance(source, tuple) else source
+            if isinstance(name, str) and name not in known:
+                raise ValueError(f"rule {self.name}: compiled_vjp asks for {name!r}, which the vjp does not")
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -221,23 +240,23 @@ class Bound(Derivative):
         wanted = {p for f in rule.vjp.values() for p in _parameters(f)}
         self.saved = [n for n in known if n in wanted]
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
-        facts = {
-            f"{n}_{fact}": (known.index(n), _FACTS[fact]) for n in known if entries[n].is_tensor for fact in _FACTS
-        }
+        facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor for fact in _FACTS}
         facts = {n: fact for n, fact in facts.items() if n in wanted}
         self.facts = list(facts.values())
+        self.fact_functions = [(i, _FACTS[fact]) for i, fact in self.facts]
         tensors = [n for n in self.saved if entries[n].is_tensor_like]
         constants = [n for n in self.saved if not entries[n].is_tensor_like]
         self.tensor_places = [known.index(n) for n in tensors]
         self.constant_places = [known.index(n) for n in constants]
         self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
         grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
+        self.grad_names = grads
         names = [*tensors, *constants, *facts, *grads, "output_mask"]
         self.vjps = [
             (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
         ]
-        self._uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
-        self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self._uses)
+        self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
+        self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
         self._kept: dict[tuple[bool, ...], list[bool]] = {}
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
@@ -249,7 +268,8 @@ class Bound(Derivative):
         if forward is not None:
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
-        self.fast_call = fast_call(self)
+        self.fast_call, self.fast_backward = fast_call(self)
+        self.node_name = f"{function_name(signature)}Backward"
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         if self.forward is None or self._busy.now:
@@ -267,7 +287,7 @@ class Bound(Derivative):
         tensors: Sequence[Any] = [known[i] for i in self.tensor_places]
         constants = [known[i] for i in self.constant_places]
         if self.facts:
-            constants += [fact(known[i]) for i, fact in self.facts]
+            constants += [fact(known[i]) for i, fact in self.fact_functions]
         if not self._lists:
             return tensors, constants
         tensors, lengths = flatten(tensors, self._lists)
@@ -277,7 +297,7 @@ class Bound(Derivative):
         mask = self._kept.get(needs)
         if mask is None:
             wanted = {i for i, needed in zip(self.signature.tensor_like, needs) if needed}
-            used = {place for places, inputs in self._uses if wanted.intersection(inputs) for place in places}
+            used = {place for places, inputs in self.uses if wanted.intersection(inputs) for place in places}
             mask = self._kept[needs] = [i in used for i in range(len(tensors))]
         return [x if yes else None for x, yes in zip(tensors, mask)]
 

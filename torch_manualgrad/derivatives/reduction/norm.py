@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 
 def widened(x: Tensor, *others: Tensor) -> Tensor:
@@ -331,6 +331,9 @@ def _renorm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[
     yield Sample(x, 2.0, 1, 100.0)
 
 
+# over all dims and over some; p may be missing
+_whole = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0), "dim": None, "keepdim": False})
+_reduced = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0)})
 _norm: dict[str, Any] = {"source": "ATen norm_backward, norm_jvp", "improves": ("values", "speed")}
 
 
@@ -345,12 +348,14 @@ rule(
     source="ATen linalg_vector_norm_backward, linalg_vector_norm_jvp",
     improves=("values", "speed"),
     samples=_vector_norm_samples,
+    compiled_vjp=CompiledVjp("self", norm_backward, {"norm": "result", "p": "ord"}),
 )
 rule(
     "aten::norm.Scalar",
     vjp={"self": lambda grad, self, p, result: norm_backward(grad, self, float(p), result, keepdim=False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, float(p), result, keepdim=False)},
     samples=_whole_samples,
+    compiled_vjp=_whole,
     **_norm,
 )
 rule(
@@ -364,6 +369,7 @@ rule(
         )
     },
     samples=_norm_samples,
+    compiled_vjp=_reduced,
     **_norm,
 )
 rule(
@@ -371,6 +377,7 @@ rule(
     vjp={"self": lambda grad, self, p, result: linalg_vector_norm_backward(grad, self, _order(p), result, None, False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, _order(p), result, keepdim=False)},
     samples=_norm_dtype_samples,
+    compiled_vjp=_whole,
     **_norm,
 )
 rule(
@@ -386,6 +393,7 @@ rule(
         )
     },
     samples=_norm_dim_dtype_samples,
+    compiled_vjp=_reduced,
     **_norm,
 )
 rule("aten::dist", vjp={("self", "other"): _dist_vjp}, jvp={"result": _dist_jvp}, samples=_dist_samples, **_norm)

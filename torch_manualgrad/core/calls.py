@@ -1,0 +1,274 @@
+"""Calls without Python: the library in csrc/calls, which serves plain calls of overridden operators in C++.
+
+It was built for one release of torch, and is loaded there only; without it the general kernel, in Python, serves every
+call. What it does for a rule is data, a table of places that is made here, so that no rule has C++ of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .autograd import pull_back
+from .compiled_vjp import CompiledVjp
+from .internals import tangents_possible
+
+if TYPE_CHECKING:
+    from .rule import Bound
+
+__all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "loaded", "suspend"]
+
+# Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
+_DTYPES: tuple[torch.dtype | None, ...] = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+    torch.complex32, torch.complex64, torch.complex128, torch.bool, None, None, None, torch.bfloat16,
+)  # fmt: skip
+_FACTS = ("sizes", "strides", "dtype")
+_CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
+_DEVICES = {"cpu": 1, "cuda": 2}
+_SAVED, _CONSTANT, _GRAD, _LITERAL = range(4)  # Source::Kind in csrc/calls
+
+
+def _load() -> Any:
+    path = kernels.library_path(f"calls_{'_'.join(torch.__version__.split('.')[:2])}")
+    if not path.exists():
+        return None
+    try:
+        torch.ops.load_library(path)
+        library = ctypes.CDLL(str(path))
+    except (OSError, RuntimeError):  # of another build of this torch: the general kernel is as right
+        return None
+    library.manualgrad_calls_error.restype = ctypes.c_char_p
+    for name in ("attach", "detach", "table", "state", "activate"):
+        getattr(library, f"manualgrad_calls_{name}").restype = ctypes.c_int64
+    return library
+
+
+_library: Any = _load()
+_derivatives: list[Bound] = []  # by the number that a table has here; kept, as nodes of graphs name them
+_tables: dict[Any, int] = {}  # by derivative and whether calls are asked about, the number of the table there
+_states: dict[tuple[str, int], int] = {}
+_slots: dict[str, int] = {}  # of each operator whose calls come here
+_changes = 0  # of _slots
+
+
+def loaded() -> bool:
+    """Whether there is a library for this torch."""
+    return _library is not None
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise RuntimeError(f"torch_manualgrad: {_library.manualgrad_calls_error().decode()}")
+    return result
+
+
+def _attach(op: Any, python: int) -> int:
+    schema = op._schema
+    call = _library.manualgrad_calls_attach
+    return _checked(call(schema.name.encode(), schema.overload_name.encode(), ctypes.c_int64(python)))
+
+
+def before(op: Any) -> None:
+    """To be called before a kernel in Python is registered for ``op``: what is there now is what stock calls go to."""
+    if _library is not None:
+        _attach(op, 0)
+
+
+def attach(op: Any) -> None:
+    """To be called after that: from now on the library has the calls, and hands on to Python what is not plain."""
+    global _changes
+    if _library is not None:
+        _slots[op.name()] = _attach(op, 1)
+        _changes += 1
+
+
+def detach(op: Any) -> None:
+    """Take the library's kernel away. A thread that is inside of it crashes."""
+    global _changes
+    if _library is not None:
+        _checked(_library.manualgrad_calls_detach(ctypes.c_int64(_slots.pop(op.name()))))
+        _changes += 1
+
+
+def activate(what: str, active: Iterable[tuple[str, Bound | None, bool]]) -> None:
+    """Let calls go by these derivatives from now on.
+
+    Args:
+        what: says which derivatives they are, for each operator.
+        active: of each operator, its name, its derivative (None: all its calls are for Python) and whether Python is to
+            be asked which calls are left to stock.
+    """
+    if _library is None:
+        return
+    state = _states.get((what, _changes))
+    if state is None:
+        numbers = [-1] * (max(_slots.values(), default=-1) + 1)
+        for name, derivative, asks in active:
+            if name in _slots:
+                numbers[_slots[name]] = _table(derivative, asks)
+        state = _checked(_library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
+        _states[what, _changes] = state
+    _checked(_library.manualgrad_calls_activate(ctypes.c_int64(state)))
+
+
+def suspend(by: int) -> None:
+    """Make eager calls of this thread PyTorch's own, for as long as the sum of these numbers is positive."""
+    if _library is not None:
+        _library.manualgrad_calls_suspend(ctypes.c_int64(by))
+
+
+class Counts(NamedTuple):
+    """What the library has done on one thread.
+
+    Attributes:
+        plain: calls with a derivative, without Python.
+        compiled: backwards by a compiled formula.
+        python: backwards by the rule's vjp.
+    """
+
+    plain: int
+    compiled: int
+    python: int
+
+
+def counts() -> Counts:
+    """What the library has done on this thread so far; zeros without it. For tests."""
+    found = (ctypes.c_int64 * 3)()
+    if _library is not None:
+        _library.manualgrad_calls_counts(found)
+    return Counts(*found)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _array(numbers: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+
+
+def _table(derivative: Bound | None, asks: bool) -> int:
+    key = (derivative, asks)
+    if key not in _tables:
+        name, formula, numbers = ("", None, [1, 0, 0] + [0] * 6) if derivative is None else _plan(derivative, asks)
+        if derivative is not None:
+            _derivatives.append(derivative)
+        call = _library.manualgrad_calls_table
+        size = ctypes.c_int64(len(numbers))
+        rule = ctypes.c_int64(len(_derivatives) - 1)
+        _tables[key] = _checked(call(rule, name.encode(), formula and formula.encode(), _array(numbers), size))
+    return _tables[key]
+
+
+def _plan(derivative: Bound, asks: bool) -> tuple[str, str | None, list[int]]:
+    """The name of the node, the compiled formula if there is one, and the table as numbers; Table in csrc/calls."""
+    signature = derivative.signature
+    arguments = signature.schema.arguments
+    n = len(arguments)
+    simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
+    in_python = derivative.fast_call is None or derivative.forward is not None or not simple
+    numbers: list[int] = [in_python, asks, derivative.selective]
+    for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
+        numbers += [len(places), *places]
+    numbers.append(len(derivative.facts))
+    for place, what in derivative.facts:
+        numbers += [place, _FACTS.index(what)]
+    numbers += [len(derivative.differentiable), *derivative.differentiable]
+    numbers.append(len(derivative.uses))
+    for read, inputs in derivative.uses:
+        numbers += [len(read), *sorted(read), len(inputs), *inputs]
+    formula = None
+    compiled = derivative.rule.compiled_vjp
+    if compiled is not None and not in_python and len(derivative.uses) == 1:
+        formula = compiled.formula.name
+        numbers += _sources(derivative, compiled)
+    return derivative.node_name, formula, [int(x) for x in numbers]
+
+
+def _is_simple(type_: Any) -> bool:
+    """Whether a value of this type of a schema is the same in C++ and, handed on, in Python."""
+    text = str(type_)
+    while text.startswith(("Optional[", "List[")):
+        text = text.partition("[")[2][:-1]
+    return text in _CONSTANTS
+
+
+def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
+    signature = derivative.signature
+    known = [*signature.names, *signature.output_names]
+    saved = [known[i] for i in derivative.tensor_places]
+    constants = [known[i] for i in derivative.constant_places]
+    devices = sum(_DEVICES[kind] for kind in compiled.formula.kernels)
+    numbers = [signature.tensor_names.index(compiled.input), devices, compiled.largest]
+    for parameter in compiled.formula.signature.names:
+        source = compiled.bind.get(parameter, parameter)
+        name, default = source if isinstance(source, tuple) else (source, None)
+        if not isinstance(name, str):
+            numbers += [_LITERAL, 0, *_literal(name)]
+        elif name in saved:
+            numbers += [_SAVED, saved.index(name), *_literal(None)]
+        elif name in constants:
+            numbers += [_CONSTANT, constants.index(name), *_literal(default)]
+        else:
+            numbers += [_GRAD, derivative.grad_names.index(name), *_literal(None)]
+    return numbers
+
+
+def _literal(value: Any) -> tuple[int, int]:
+    """(kind, bits), as Reader::literal in csrc/calls reads it."""
+    if value is None:
+        return 0, 0
+    if isinstance(value, bool):
+        return 1, int(value)
+    if isinstance(value, int):
+        return 2, value
+    assert isinstance(value, float) and not math.isnan(value)
+    return 3, struct.unpack("q", struct.pack("d", value))[0]
+
+
+# -- the vjp, called from C++ -----------------------------------------------------------------------------------------
+
+
+class _Context(NamedTuple):
+    """What the backward of an autograd function reads."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor | None, ...]
+    static: tuple[Any, ...]
+
+
+def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
+    derivative = _derivatives[rule]
+    if derivative.facts:
+        split = len(derivative.constant_places)
+        facts = [_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:])]
+        constants = (*constants[:split], *facts)
+    context = _Context((False, *needed), tensors, constants)
+    if tangents_possible((*tensors, *grads)):  # or a tracer: the vjp in the general way
+        places = derivative.signature.tensor_like
+        wanted: list[Any] = [None] * len(derivative.signature.names)
+        for i, yes in zip(places, needed):
+            wanted[i] = yes
+        found = pull_back(derivative, context, wanted, grads)
+        return [found[i] for i in places]
+    assert derivative.fast_backward is not None
+    return list(derivative.fast_backward(context, *grads))[1:]
+
+
+def _fact(what: str, value: Any) -> Any:
+    if value is None:
+        return None
+    return _DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
+
+
+if _library is not None:
+    _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
+    _operators.define("pull_back(int rule, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]")
+    _operators.impl("pull_back", _pull_back, "CPU")
