@@ -5,7 +5,7 @@ from .core import kernels as _kernels
 from . import derivatives, linalg, nested, testing
 from .core.autograd import SingleLevelFunction
 from .core.op import BackwardContext, CustomOp, custom_op
-from .core.formula import Formula, formula, ops
+from .core.formula import Formula, Kernel, formula, ops
 from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
@@ -18,6 +18,7 @@ __all__ = [
     "Degeneracy",
     "Formula",
     "Handle",
+    "Kernel",
     "Rule",
     "Sample",
     "SingleLevelFunction",
