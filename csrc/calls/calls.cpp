@@ -79,7 +79,8 @@ struct Table {
   int64_t rule = 0;  // Python's number for it
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
-  bool defers = false;    // which calls with a gradient go to stock is asked in Python
+  // Which calls with a gradient go to stock: 0 none, 1 is asked in Python, 2 on the CPU all but many small matrices.
+  int64_t defers = 0, order = 0, matrices = 0;
   bool selective = false;
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
@@ -342,7 +343,9 @@ struct Kernel : public c10::OperatorKernel {
     }
     if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);
-    } else if (table->defers) {
+    } else if (table->defers == 2 && deferred(*table, arguments[0].toTensor())) {
+      stock.callBoxed(op, keys, stack);
+    } else if (table->defers == 1) {
       python.callBoxed(op, keys, stack);
     } else {
       differentiate(*table, op, keys, stack);
@@ -350,6 +353,13 @@ struct Kernel : public c10::OperatorKernel {
   }
 
  private:
+  // ButManySmall in core/compiled_vjp.py
+  static bool deferred(const Table& table, const at::Tensor& A) {
+    if (A.dim() < 2) return true;
+    const int64_t n = A.size(-1);
+    return A.is_cpu() && (n > table.order || A.numel() < table.matrices * n * n);
+  }
+
   static void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
@@ -538,7 +548,9 @@ MANUALGRAD_API int64_t manualgrad_calls_table(int64_t rule, const char* node, co
     table->rule = rule;
     table->node = node;
     table->in_python = in.number() != 0;
-    table->defers = in.number() != 0;
+    table->defers = in.number();
+    table->order = in.number();
+    table->matrices = in.number();
     table->selective = in.number() != 0;
     table->tensors = in.list();
     table->saved = in.list();

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
-from .common import fused, random, random_definite, recorded, sym
+from .common import LARGEST, fused, random, random_definite, recorded, sym
 from .solve import solve_triangular_adjoint, summed_to
 
 
@@ -271,6 +271,7 @@ rule(
     vjp={"self": lambda grad_L, upper, L: cholesky_backward(grad_L, upper, L)},
     jvp={"L": lambda self_t, L, upper: cholesky_jvp(self_t, L, upper)},
     improves="speed",
+    compiled_vjp=CompiledVjp("self", cholesky_pullback, {"gL": "grad_L"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_ex_samples,
     probe=_hermitian("linalg_cholesky_ex"),
@@ -280,6 +281,7 @@ rule(
     vjp={"self": lambda grad, upper, result: cholesky_backward(grad, upper, result)},
     jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
     improves="missing",
+    compiled_vjp=CompiledVjp("self", cholesky_pullback, {"gL": "grad", "L": "result"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_samples,
     probe=_hermitian("cholesky"),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 # What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by side, device
 # and dtype.
-_LARGEST = 32
+LARGEST = 32
 _DEVICES = frozenset({"cpu", "cuda"})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 
@@ -30,9 +30,7 @@ def fused(side: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
     assert A is not None
     if A.dtype not in _DTYPES or A.device.type not in _DEVICES:
         return False
-    if side > _LARGEST and (
-        side > in_cache or not A.is_cpu or A.is_complex() or not side == A.shape[-1] == A.shape[-2]
-    ):
+    if side > LARGEST and (side > in_cache or not A.is_cpu or A.is_complex() or not side == A.shape[-1] == A.shape[-2]):
         return False
     return not recorded(*tensors)
 

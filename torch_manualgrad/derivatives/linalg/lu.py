@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 from torch_manualgrad.derivatives.linalg import blocks
-from torch_manualgrad.derivatives.linalg.common import fused, leading, random, random_conditioned, recorded
+from torch_manualgrad.derivatives.linalg.common import LARGEST, fused, leading, random, random_conditioned, recorded
 
 _IN_CACHE = 256
 
@@ -424,6 +424,7 @@ lu_rule = rule(
     not_differentiable="P",
     source="ATen linalg_lu_backward, linalg_lu_jvp",
     improves=("values", "speed"),
+    compiled_vjp=CompiledVjp("A", lu_pullback, {"L_grad": "grad_L", "U_grad": "grad_U"}, LARGEST),
     samples=_samples,
 )
 rule(
@@ -433,6 +434,7 @@ rule(
     not_differentiable=("pivots", "info"),
     source="ATen lu_factor_ex_backward, lu_factor_ex_jvp",
     improves=("values", "speed"),
+    compiled_vjp=CompiledVjp("A", lu_factor_pullback, {"grad": "grad_LU", "pivs": "pivots"}, LARGEST),
     samples=_samples,
 )
 rule(
