@@ -226,9 +226,10 @@ struct RuleNode : public Node {
     }
   }
 
+  // As ctx.needs_input_grad has it: which inputs require grad, whatever this backward is asked for.
   std::vector<bool> needed() const {
     std::vector<bool> found(table.tensors.size());
-    for (size_t i = 0; i < found.size(); ++i) found[i] = task_should_compute_output(i);
+    for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
     return found;
   }
 
