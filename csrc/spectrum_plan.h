@@ -1,5 +1,6 @@
 // The derivatives of the SVD and of the Hermitian eigendecomposition: arguments checked, and the route through products
-// of whole batches, which large matrices take on every device. The mathematics is in torch_manualgrad/derivatives/linalg.
+// of whole batches, which large matrices take on every device. The mathematics is in
+// torch_manualgrad/derivatives/linalg.
 //
 //   manualgrad::svd_pullback(Tensor? gU, Tensor? gS, Tensor? gVh, Tensor U, Tensor S, Tensor Vh, <options>)
 //       -> (Tensor gA, Tensor doubts)

@@ -79,7 +79,8 @@ struct Table {
   int64_t rule = 0;  // Python's number for it
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
-  bool defers = false;    // which calls with a gradient go to stock is asked in Python
+  // Which calls with a gradient go to stock: 0 none, 1 is asked in Python, 2 on the CPU all but many small matrices.
+  int64_t defers = 0, order = 0, matrices = 0;
   bool selective = false;
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
@@ -225,9 +226,10 @@ struct RuleNode : public Node {
     }
   }
 
+  // As ctx.needs_input_grad has it: which inputs require grad, whatever this backward is asked for.
   std::vector<bool> needed() const {
     std::vector<bool> found(table.tensors.size());
-    for (size_t i = 0; i < found.size(); ++i) found[i] = task_should_compute_output(i);
+    for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
     return found;
   }
 
@@ -342,7 +344,9 @@ struct Kernel : public c10::OperatorKernel {
     }
     if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);
-    } else if (table->defers) {
+    } else if (table->defers == 2 && deferred(*table, arguments[0].toTensor())) {
+      stock.callBoxed(op, keys, stack);
+    } else if (table->defers == 1) {
       python.callBoxed(op, keys, stack);
     } else {
       differentiate(*table, op, keys, stack);
@@ -350,6 +354,13 @@ struct Kernel : public c10::OperatorKernel {
   }
 
  private:
+  // ButManySmall in core/compiled_vjp.py
+  static bool deferred(const Table& table, const at::Tensor& A) {
+    if (A.dim() < 2) return true;
+    const int64_t n = A.size(-1);
+    return A.is_cpu() && (n > table.order || A.numel() < table.matrices * n * n);
+  }
+
   static void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
@@ -481,7 +492,10 @@ struct Reader {
 };
 
 Direct read_direct(Reader& in, const char* name) {
-  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  const std::string full = name;
+  const size_t dot = full.find('.');
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
   const int64_t input = in.number(), devices = in.number(), largest = in.number();
   Direct direct{op, input, devices, largest, {}};
   for (const c10::Argument& argument : op.schema().arguments()) {
@@ -538,7 +552,9 @@ MANUALGRAD_API int64_t manualgrad_calls_table(int64_t rule, const char* node, co
     table->rule = rule;
     table->node = node;
     table->in_python = in.number() != 0;
-    table->defers = in.number() != 0;
+    table->defers = in.number();
+    table->order = in.number();
+    table->matrices = in.number();
     table->selective = in.number() != 0;
     table->tensors = in.list();
     table->saved = in.list();

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
-import torch_manualgrad.core.override as state
 from torch_manualgrad.core import calls
 from torch_manualgrad.core.compiled_vjp import CompiledVjp
 from torch_manualgrad.core.rule import rule
@@ -35,22 +34,6 @@ def made(function):
     before = calls.counts()
     result = function()
     return result, tuple(now - then for now, then in zip(calls.counts(), before))
-
-
-@contextlib.contextmanager
-def without_library():
-    """The general kernel in Python serves the calls."""
-    table = calls._table
-
-    def put(made):
-        calls._table, calls._changes = made, calls._changes + 1
-        state._changed()
-
-    put(lambda derivative, asks: table(None, False))
-    try:
-        yield
-    finally:
-        put(table)
 
 
 # -- which calls are plain --------------------------------------------------------------------------------------------
@@ -83,7 +66,7 @@ def test_it_is_the_same_gradient(call):
     x = vector()
     with mg.override("norm", "linalg.vector_norm"):
         (g,), count = made(lambda: torch.autograd.grad(call(x).sum(), x))
-        with without_library():
+        with calls.in_python():
             (expected,), none = made(lambda: torch.autograd.grad(call(x).sum(), x))
     assert count == (1, 1, 0) and none == (0, 0, 0)
     assert torch.equal(g, expected)
@@ -210,7 +193,7 @@ def test_only_what_a_gradient_reads_is_kept():
             for a, b in ((A, B.clone().requires_grad_()), (A.clone().requires_grad_(), B)):
                 _, count = made(lambda: torch.linalg.solve_triangular(a, b, upper=True))
                 assert count == (1, 0, 0)
-                with without_library():
+                with calls.in_python():
                     torch.linalg.solve_triangular(a, b, upper=True)
                 assert kept[: len(kept) // 2] == kept[len(kept) // 2 :]
                 kept.clear()
@@ -245,7 +228,7 @@ def test_an_undefined_cotangent_is_as_in_python():
 
     with mg.override(NORM):
         found = gradient()
-        with without_library():
+        with calls.in_python():
             expected = gradient()
     assert (found is None) == (expected is None) and (found is None or torch.equal(found, expected))
 
@@ -403,7 +386,7 @@ def test_every_compiled_vjp_is_what_the_vjp_gives():
             x = sample.args[0].detach().clone().requires_grad_()
             with mg.override(made_rule):
                 found, count = made(lambda: gradients(x))
-                with without_library():
+                with calls.in_python():
                     expected, none = made(lambda: gradients(x))
             served += count[1]
             assert none == (0, 0, 0)

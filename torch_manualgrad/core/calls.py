@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from . import kernels
 from .autograd import pull_back
-from .compiled_vjp import CompiledVjp
+from .compiled_vjp import ButManySmall, CompiledVjp
 from .internals import tangents_possible
 
 if TYPE_CHECKING:
     from .rule import Bound
 
-__all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "loaded", "suspend"]
+__all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
 
 # Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
 _DTYPES: tuple[torch.dtype | None, ...] = (
@@ -53,10 +54,12 @@ def _load() -> Any:
 
 _library: Any = _load()
 _derivatives: list[Bound] = []  # by the number that a table has here; kept, as nodes of graphs name them
-_tables: dict[Any, int] = {}  # by derivative and whether calls are asked about, the number of the table there
+_tables: dict[Any, int] = {}  # by derivative and what is left to stock, the number of the table there
 _states: dict[tuple[str, int], int] = {}
 _slots: dict[str, int] = {}  # of each operator whose calls come here
 _changes = 0  # of _slots
+_general = False  # all calls are for Python
+_active: tuple[str, list[Any]] = ("", [])  # the arguments of the last `activate`
 
 
 def loaded() -> bool:
@@ -98,25 +101,42 @@ def detach(op: Any) -> None:
         _changes += 1
 
 
-def activate(what: str, active: Iterable[tuple[str, Bound | None, bool]]) -> None:
+def activate(what: str, active: Iterable[tuple[str, Bound | None, Callable[..., bool] | None]]) -> None:
     """Let calls go by these derivatives from now on.
 
     Args:
         what: says which derivatives they are, for each operator.
-        active: of each operator, its name, its derivative (None: all its calls are for Python) and whether Python is to
-            be asked which calls are left to stock.
+        active: of each operator, its name, its derivative (None: all its calls are for Python) and which calls are
+            left to stock.
     """
+    global _active
     if _library is None:
         return
+    _active = (what, list(active))
+    what = f"{what} in Python" if _general else what
     state = _states.get((what, _changes))
     if state is None:
         numbers = [-1] * (max(_slots.values(), default=-1) + 1)
-        for name, derivative, asks in active:
+        for name, derivative, defers in _active[1]:
             if name in _slots:
-                numbers[_slots[name]] = _table(derivative, asks)
+                numbers[_slots[name]] = _table(None, None) if _general else _table(derivative, defers)
         state = _checked(_library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
         _states[what, _changes] = state
     _checked(_library.manualgrad_calls_activate(ctypes.c_int64(state)))
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Leave all calls, on all threads, to the general kernel: to test it, and to compare with."""
+    global _general
+    before = _general
+    try:
+        _general = True
+        activate(*_active)
+        yield
+    finally:
+        _general = before
+        activate(*_active)
 
 
 def suspend(by: int) -> None:
@@ -154,10 +174,10 @@ def _array(numbers: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
 
 
-def _table(derivative: Bound | None, asks: bool) -> int:
-    key = (derivative, asks)
+def _table(derivative: Bound | None, defers: Callable[..., bool] | None) -> int:
+    key = (derivative, defers)
     if key not in _tables:
-        name, formula, numbers = ("", None, [1, 0, 0] + [0] * 6) if derivative is None else _plan(derivative, asks)
+        name, formula, numbers = ("", None, [1] + [0] * 10) if derivative is None else _plan(derivative, defers)
         if derivative is not None:
             _derivatives.append(derivative)
         call = _library.manualgrad_calls_table
@@ -167,14 +187,15 @@ def _table(derivative: Bound | None, asks: bool) -> int:
     return _tables[key]
 
 
-def _plan(derivative: Bound, asks: bool) -> tuple[str, str | None, list[int]]:
+def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, str | None, list[int]]:
     """The name of the node, the compiled formula if there is one, and the table as numbers; Table in csrc/calls."""
     signature = derivative.signature
     arguments = signature.schema.arguments
     n = len(arguments)
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
-    numbers: list[int] = [in_python, asks, derivative.selective]
+    to_stock = [2, *defers] if isinstance(defers, ButManySmall) else [int(defers is not None), 0, 0]
+    numbers: list[int] = [in_python, *to_stock, derivative.selective]
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]
     numbers.append(len(derivative.facts))
@@ -187,7 +208,7 @@ def _plan(derivative: Bound, asks: bool) -> tuple[str, str | None, list[int]]:
     formula = None
     compiled = derivative.rule.compiled_vjp
     if compiled is not None and not in_python and len(derivative.uses) == 1:
-        formula = compiled.formula.name
+        formula = compiled.operator.name
         numbers += _sources(derivative, compiled)
     return derivative.node_name, formula, [int(x) for x in numbers]
 

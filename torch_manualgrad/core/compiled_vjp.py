@@ -1,4 +1,4 @@
-"""What a rule says of its vjp where that is one compiled formula."""
+"""What a rule may say as data, so that plain calls can go by it without Python."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from .formula import Formula
+    from torch import Tensor
 
-__all__ = ["CompiledVjp"]
+    from .formula import Formula
+    from .op import CustomOp
+
+__all__ = ["ButManySmall", "CompiledVjp"]
 
 
 class CompiledVjp(NamedTuple):
@@ -29,3 +32,26 @@ class CompiledVjp(NamedTuple):
     formula: Formula
     bind: Mapping[str, Any] = {}
     largest: int = 0
+
+    @property
+    def operator(self) -> CustomOp:
+        """The opaque operator that has the compiled kernel."""
+        return self.formula.overloads.get("kernel", self.formula)
+
+
+class ButManySmall(NamedTuple):
+    """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
+
+    Attributes:
+        order: the largest matrices that the rule takes.
+        matrices: the fewest.
+    """
+
+    order: int
+    matrices: int
+
+    def __call__(self, A: Tensor, *others: Any) -> bool:
+        if A.dim() < 2:
+            return True  # it raises
+        n = A.shape[-1]
+        return A.is_cpu and (n > self.order or A.numel() < self.matrices * n * n)

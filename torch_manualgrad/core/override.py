@@ -75,11 +75,11 @@ def _changed() -> None:
     compile_cache.put("rules", state.what, state.code)
 
 
-def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, bool]]:
+def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, Callable[..., bool] | None]]:
     for name, active in table.items():
-        yield name, active.derivative, active.defer_to_stock is not None
+        yield name, active.derivative, active.defer_to_stock
         if (operator := _operators.get(name)) is not None and operator.in_place is not None:
-            yield operator.in_place.name, None, False
+            yield operator.in_place.name, None, None
 
 
 class _Operator:

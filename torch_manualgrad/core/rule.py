@@ -16,7 +16,7 @@ from torch import Tensor
 from . import packages
 from .autograd import Derivative, function_name
 from .compile_cache import fingerprint
-from .compiled_vjp import CompiledVjp
+from .compiled_vjp import ButManySmall, CompiledVjp
 from .fast_path import fast_call
 from .formula import Formula
 from .internals import below_autograd, is_composite
@@ -25,7 +25,7 @@ from .sample import Sample
 from .schema import Argument, Signature, flatten, unflatten
 from .versions import parse, reached
 
-__all__ = ["IMPROVEMENTS", "CompiledVjp", "Rule", "Sample", "operator", "rule", "rules"]
+__all__ = ["IMPROVEMENTS", "ButManySmall", "CompiledVjp", "Rule", "Sample", "operator", "rule", "rules"]
 
 # What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
 IMPROVEMENTS = ("values", "missing", "speed")

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
-from .common import random, random_definite, small, sym
+from .common import LARGEST, random, random_definite, small, sym
 from .solve import solve_triangular_adjoint, summed_to
 
 
@@ -244,6 +244,7 @@ rule(
     vjp={"self": cholesky_backward},
     jvp={"L": cholesky_jvp},
     improves="speed",
+    compiled_vjp=CompiledVjp("self", cholesky_backward, {}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_ex_samples,
     probe=_hermitian("linalg_cholesky_ex"),
@@ -253,6 +254,7 @@ rule(
     vjp={"self": lambda grad, upper, result: cholesky_backward(grad, result, upper)},
     jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
     improves="missing",
+    compiled_vjp=CompiledVjp("self", cholesky_backward, {"grad_L": "grad", "L": "result"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
     samples=_cholesky_samples,
     probe=_hermitian("cholesky"),

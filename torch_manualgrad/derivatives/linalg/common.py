@@ -7,7 +7,7 @@ from torch import Tensor
 
 # What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by side, device
 # and dtype.
-_LARGEST = 32
+LARGEST = 32
 _DEVICES = frozenset({"cpu", "cuda"})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 
@@ -26,7 +26,7 @@ def small(A: Tensor, side: int, in_cache: int = 0) -> bool:
     """
     if A.dtype not in _DTYPES:
         return False
-    return side <= _LARGEST or (
+    return side <= LARGEST or (
         side <= in_cache and A.is_cpu and not A.is_complex() and side == A.shape[-1] == A.shape[-2]
     )
 

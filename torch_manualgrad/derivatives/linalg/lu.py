@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 from torch_manualgrad.derivatives.linalg import blocks
-from torch_manualgrad.derivatives.linalg.common import leading, random, random_conditioned, small
+from torch_manualgrad.derivatives.linalg.common import LARGEST, leading, random, random_conditioned, small
 
 # Up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = 256
@@ -379,6 +379,7 @@ lu_rule = rule(
     not_differentiable="P",
     source="ATen linalg_lu_backward, linalg_lu_jvp",
     improves=("values", "speed"),
+    compiled_vjp=CompiledVjp("A", linalg_lu_backward, {}, LARGEST),
     samples=_samples,
 )
 rule(
@@ -388,6 +389,7 @@ rule(
     not_differentiable=("pivots", "info"),
     source="ATen lu_factor_ex_backward, lu_factor_ex_jvp",
     improves=("values", "speed"),
+    compiled_vjp=CompiledVjp("A", lu_factor_ex_backward, {}, LARGEST),
     samples=_samples,
 )
 rule(

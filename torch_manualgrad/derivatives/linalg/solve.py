@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import ButManySmall, Sample, rule
 
 from .common import random, random_conditioned, small
 
@@ -28,12 +28,8 @@ from .common import random, random_conditioned, small
 _INVERSE_TANGENT, _SOLVE_TANGENT = 8, 16
 
 
-def _inverse_is_left(A: Tensor, check_errors: bool) -> bool:
-    """PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement."""
-    if A.dim() < 2:
-        return True  # it raises
-    n = A.shape[-1]
-    return A.is_cpu and (n > 8 or A.numel() < 600 * n * n)
+# PyTorch's reverse derivative of the inverse is right; on the CPU ours is faster for many small matrices, by measurement.
+_INVERSE_IS_LEFT = ButManySmall(order=8, matrices=600)
 
 
 def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -462,7 +458,7 @@ rule(
     improves="speed",
     source="ATen's derivatives.yaml, linalg_inv_ex",
     samples=_inv_samples,
-    defer_to_stock=_inverse_is_left,
+    defer_to_stock=_INVERSE_IS_LEFT,
 )
 rule(
     "aten::linalg_solve_triangular",
