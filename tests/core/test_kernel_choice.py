@@ -24,6 +24,9 @@ def doubled(x: Tensor, y: Tensor | None, k: int) -> Tensor:
     return x + x if y is None else x + x + k * y
 
 
+del mg.ops._entries["kernelchoicetest::doubled"]  # tests of every formula are not for this one
+
+
 def which(call, *args, **kwargs):
     ran.clear()
     call(*args, **kwargs)

@@ -13,7 +13,7 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import internals
+from torch_manualgrad.core import calls, internals
 from torch_manualgrad.core.autograd import Derivative
 from torch_manualgrad.core.rule import rule
 from torch_manualgrad.testing import ALL_CHECKS, CHECKS, MODES, CheckFailed, Sample, check, check_op, composition
@@ -138,7 +138,7 @@ def test_a_forward_that_is_not_pytorchs(fault: str, monkeypatch: pytest.MonkeyPa
         register=False,
     )
     target = rand(3, 5, seed=1)
-    with mg.override(planted):
+    with mg.override(planted), calls.in_python():  # whose forward the fault is in
         report = check(
             lambda x: nnf.mse_loss(x, target), [(rand(3, 5),)], modes=(), checks=("forward",), raise_on_failure=False
         )
