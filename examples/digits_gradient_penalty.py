@@ -150,7 +150,7 @@ def report(data: list[Tensor], penalized: dict[str, Run], plain: dict[str, Run])
     for name, context in DERIVATIVES.items():
         with context():
             strength = plain[name].model.edges(data[0][:1])
-        print(f"The backward of the norm in that network, {name}: {type(strength.grad_fn).__name__}.")
+        print(f"The backward of the norm in that network, {name}: {strength.grad_fn.name()}.")
     return difference
 
 
