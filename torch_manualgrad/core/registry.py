@@ -65,6 +65,10 @@ class Registry(Mapping[str, T], Generic[T]):
         except KeyError:
             raise KeyError(self.missing(name)) from None
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would look for names that are near
+        self._fill()
+        return name in self._entries
+
     def __getattr__(self, name: str) -> T:
         if name.startswith("_"):
             raise AttributeError(name)
