@@ -211,8 +211,10 @@ def call_torch_function(func: Function, args: tuple[Any, ...], kwargs: dict[str,
     Raises:
         TypeError: it is not in the table, or would write into one of its arguments.
     """
-    in_python = isinstance(func, types.FunctionType)
-    function = _IN_PYTHON.get(func.__name__) if in_python else _BY_TORCH.get(func)
+    if isinstance(func, types.FunctionType):  # under its decorator, whose name the compiler of torch 2.15 takes
+        function = _IN_PYTHON.get(getattr(func, "__wrapped__", func).__name__)
+    else:
+        function = _BY_TORCH.get(func)
     if function is None:
         raise _not_covered(getattr(func, "__name__", str(func)))
     if function is matmul.matmul and torch.compiler.is_compiling() and func is Tensor.matmul:
