@@ -216,20 +216,21 @@ def install(*names: Any, forward: bool = False) -> Handle:
     Args:
         names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
             rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
-            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given: every
-            rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that it differentiates
-            rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every replacement. What this torch lacks
-            (``mg.rules.absent``) is left out, and is an error where it is all that a name means.
-        forward: let a rule that has a forward of its own use it; else forward values are PyTorch's, to the bit.
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
+            every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
+            differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
+            replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
+            name means.
+        forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
     linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
     rule keeps that rule's backward. What was once active stays registered for the life of the process, as another
-    thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which costs each a few
-    microseconds. `unregister` takes it away.
+    thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which without the library of
+    csrc/calls costs each a few microseconds. `unregister` takes it away.
 
-    The replacement "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested tensors, of
-    both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
+    The replacement "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested
+    tensors, of both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
     as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
     to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
     carried raises, and stands in ``torch_manualgrad.nested.operators.LIMITS``.
