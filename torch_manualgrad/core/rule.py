@@ -208,9 +208,10 @@ class _Plan:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """The names to bind; one with a default is bound only if it is positional, so that a lambda may carry constants."""
-    source = function.reference if isinstance(function, Formula) else function
-    return [p.name for p in inspect.signature(source).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    """The names to bind: of a formula, those without a default; of a lambda, those that are not keyword-only."""
+    if isinstance(function, Formula):
+        return [p.name for p in inspect.signature(function.reference).parameters.values() if p.default is p.empty]
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
 
 # What a formula may ask of a tensor without keeping it: the parameter ``self_sizes`` is ``self.shape``.
