@@ -107,7 +107,8 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     _unread.append((event, flag, text))
 
 
-_DEFAULTS = (None, 0.0, 0.0, "warn")  # of rtol, atol, broadening and gauge, in which the arguments of a formula end
+# Of rtol, atol, broadening and gauge, in which the arguments of a formula end.
+_DEFAULTS: tuple[Any, ...] = (None, 0.0, 0.0, "warn")
 
 
 def reported(compute: Callable[..., tuple[Tensor, ...]], what: str) -> Callable[..., Any]:
