@@ -111,7 +111,7 @@ def _list(options: argparse.Namespace) -> None:
     lines = [["formula", "kernels", "what"]]
     for name, formula in mg.ops.items():
         what = (inspect.getdoc(formula.reference) or "").partition("\n")[0]
-        lines.append([name, ", ".join(formula.kernels), what])
+        lines.append([name, ", ".join(_kernels(formula)), what])
     print(table(lines))
 
 
@@ -129,11 +129,16 @@ def _show(options: argparse.Namespace) -> None:
         _show_rule(rule)
 
 
+def _kernels(formula: mg.Formula) -> list[str]:
+    compiled = [device for device in formula.kernels if device != "default"]
+    return compiled + ["python"] * formula.in_python
+
+
 def _show_formula(formula: mg.Formula) -> None:
     users = [rule.name for rule in mg.rules.values() if formula in rule.formulas]
     print(f"formula  {formula.__name__}")
     print(f"schema   {formula.signature.schema}")
-    print(f"kernels  {', '.join(formula.kernels) or 'none: transparent to autograd, vmap and the compiler'}")
+    print(f"kernels  {', '.join(_kernels(formula)) or 'none: transparent to autograd, vmap and the compiler'}")
     print(f"used by  {', '.join(users) or 'no rule directly'}")
     print(f"written  {_place(formula.reference)}")
     print(f"\n{inspect.getsource(formula.reference).rstrip()}")

@@ -147,7 +147,7 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
         Where not differentiable: nowhere.
 
     References:
-        ATen householder_product_jvp, whose ``prod`` is not needed here: it has a derivative, too.
+        ATen householder_product_jvp, whose ``prod`` is not needed here, as it would have to be differentiated, too.
     """
     V = _reflectors(input_p, tau_p)
     V_t = None if input_t is None else _below(input_t, tau_p)
