@@ -146,17 +146,28 @@ class Rule:
         return keyed
 
     def _check(self, compiled: CompiledVjp) -> None:
-        """It must bind as the vjp that it stands for, and there must be one vjp, for its input alone."""
-        if list(self.vjp) != [(compiled.input,)]:
-            raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.input!r}, the vjp for {list(self.vjp)}")
+        """It must bind as the vjp that it stands for, and there must be one vjp, for its inputs alone."""
+        if list(self.vjp) != [compiled.names]:
+            raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.names}, the vjp for {list(self.vjp)}")
         outputs = self.signature.output_names
         grads = ["grad"] if len(outputs) == 1 else [f"grad_{n}" for n in outputs]
-        known = {p for f in self.vjp.values() for p in _parameters(f)} & {*self.signature.names, *outputs} | {*grads}
+        asked = {p for f in self.vjp.values() for p in _parameters(f)}
+        known = asked & {*self.signature.names, *outputs} | {*grads} | {f"needs_{n}" for n in compiled.names}
         for parameter in compiled.formula.signature.names:
             source = compiled.bind.get(parameter, parameter)
             name = source[0] if isinstance(source, tuple) else source
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"rule {self.name}: compiled_vjp asks for {name!r}, which the vjp does not")
+        for name in compiled.only:
+            if name not in asked:
+                raise ValueError(
+                    f"rule {self.name}: compiled_vjp is for some {name!r} only, which the vjp does not ask for"
+                )
+        results = len(compiled.operator.signature.returns)
+        if results != len(compiled.names) + compiled.declines:
+            raise ValueError(
+                f"rule {self.name}: compiled_vjp has {results} results for {len(compiled.names)} gradients"
+            )
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
