@@ -67,7 +67,10 @@ struct Direct {
   int64_t devices;              // 1: CPU, 2: CUDA
   int64_t largest;              // of a matrix, rows or columns; 0: any shape
   bool declines;                // its last result is a bool: true where it leaves the call to the vjp
+  bool real;                    // no complex numbers
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
+  std::vector<int64_t> contiguous;               // saved tensors that must be so
+  std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
   std::vector<Source> arguments;
 };
 
@@ -265,6 +268,13 @@ struct RuleNode : public Node {
     return !direct.declines || !stack.back().toTensor().item<bool>();
   }
 
+  // Whether x, matrices or vectors, has the batch dims of the matrices A.
+  static bool in_batch(const at::Tensor& A, const at::Tensor& x) {
+    if (!A.defined() || !x.defined() || A.dim() < 2) return false;
+    const auto batch = A.sizes().slice(0, A.dim() - 2);
+    return x.dim() > A.dim() - 2 && x.dim() <= A.dim() && x.sizes().slice(0, batch.size()) == batch;
+  }
+
   // Whether the compiled formula serves this call; fills in its arguments.
   bool served(const Direct& direct, const std::vector<bool>& mask, const variable_list& tensors,
               const variable_list& grads, Stack& stack) const {
@@ -275,13 +285,19 @@ struct RuleNode : public Node {
     for (const auto& [constant, value] : direct.only) {
       if (constants[constant] != value) return false;
     }
+    for (const int64_t i : direct.contiguous) {
+      if (!tensors[i].defined() || !tensors[i].is_contiguous()) return false;
+    }
+    for (const int64_t i : direct.one_batch) {
+      if (!in_batch(tensors[direct.one_batch.front()], tensors[i])) return false;
+    }
     std::optional<at::ScalarType> common;
     const auto fits = [&](const at::Tensor& x) {
       if (!plain(x) || !(direct.devices & (x.is_cpu() ? 1 : 2))) return false;
       const auto dtype = x.scalar_type();
       if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) return direct.largest != 0;  // pivots
       const auto real = c10::toRealValueType(dtype);
-      if (common && *common != real) return false;
+      if ((common && *common != real) || (direct.real && dtype != real)) return false;
       common = real;
       if (direct.largest == 0) return true;
       if (real != at::kFloat && real != at::kDouble) return false;
@@ -519,11 +535,13 @@ Direct read_direct(Reader& in, const char* name) {
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
   auto inputs = in.list();
   const int64_t devices = in.number(), largest = in.number();
-  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, {}, {}};
+  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}};
   for (int64_t i = in.number(); i > 0; --i) {
     const int64_t constant = in.number();
     direct.only.emplace_back(constant, in.literal());
   }
+  direct.contiguous = in.list();
+  direct.one_batch = in.list();
   for (const c10::Argument& argument : op.schema().arguments()) {
     const auto kind = static_cast<Source::Kind>(in.number());
     const int64_t index = in.number();

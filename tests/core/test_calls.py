@@ -484,12 +484,46 @@ def test_a_compiled_formula_for_some_constants_only():
             assert count == (1, compiled, not compiled) and bool((g == 7).all()) == compiled
 
 
+@mg.formula(kernel=("cpu",), namespace="calls_tests")
+def solve_backward(grad: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return 7 * grad
+
+
+def test_a_compiled_formula_for_some_tensors_only():
+    def backward(grad, self, other):
+        return grad * other + 0 * self
+
+    conditions = {"real": True, "contiguous": ("self",), "one_batch": ("self", "other")}
+    product = rule(
+        "aten::mul.Tensor",
+        vjp={"self": backward},
+        compiled_vjp=CompiledVjp("self", solve_backward, **conditions),
+        register=False,
+    )
+    A = torch.ones(2, 3, 3, dtype=torch.float64)
+    cases = [
+        (A, A, True),
+        (A, A[:, :, :1], True),
+        (A, A[:1], False),  # another batch
+        (A, A.unsqueeze(0), False),
+        (A[0], A[0, 0], True),  # a vector
+        (A.mT, A, True),  # of ones: asked below
+        (A.to(torch.complex128), A.to(torch.complex128), False),
+    ]
+    with mg.override(product):
+        for a, b, compiled in cases:
+            x = a.clone(memory_format=torch.preserve_format).requires_grad_()
+            compiled = compiled and x.is_contiguous()
+            (g,), count = made(lambda: torch.autograd.grad((x * b).real.sum(), x))  # noqa: B023
+            assert count == (1, compiled, not compiled) and bool((g == 7).all()) == compiled
+
+
 @pytest.mark.parametrize(
     ("compiled", "message"),
     [
         (CompiledVjp("other", product_backward), "vjp for"),
         (CompiledVjp(("self", "other"), product_backward), "3 results for 2 gradients"),
-        (CompiledVjp(("self", "other"), product_backward, declines=True, only={"dim": 0}), "'dim' only"),
+        (CompiledVjp(("self", "other"), product_backward, declines=True, only={"dim": 0}), "condition on 'dim'"),
     ],
 )
 def test_what_does_not_stand_for_the_vjp_is_refused(compiled, message):

@@ -228,9 +228,11 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     constants = [known[i] for i in derivative.constant_places]
     devices = sum(_DEVICES[kind] for kind in compiled.formula.kernels)
     inputs = [signature.tensor_names.index(name) for name in compiled.names]
-    numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, len(compiled.only)]
+    numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, compiled.real, len(compiled.only)]
     for name, value in compiled.only.items():
         numbers += [constants.index(name), *_literal(value)]
+    for names in (compiled.contiguous, compiled.one_batch):
+        numbers += [len(names), *[saved.index(name) for name in names]]
     for parameter in compiled.formula.signature.names:
         source = compiled.bind.get(parameter, parameter)
         name, default = source if isinstance(source, tuple) else (source, None)

@@ -28,6 +28,9 @@ class CompiledVjp(NamedTuple):
             wanted; the result for one that is not is passed over.
         largest: for matrices, the most rows or columns, of a dtype of linear algebra; 0: every shape and dtype.
         only: values that constants of the call must have, by their names.
+        real: complex numbers are left to the vjp.
+        contiguous: inputs and outputs that must be contiguous.
+        one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
         declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp.
     """
 
@@ -36,6 +39,9 @@ class CompiledVjp(NamedTuple):
     bind: Mapping[str, Any] = {}
     largest: int = 0
     only: Mapping[str, Any] = {}
+    real: bool = False
+    contiguous: tuple[str, ...] = ()
+    one_batch: tuple[str, ...] = ()
     declines: bool = False
 
     @property

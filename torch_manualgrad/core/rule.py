@@ -158,10 +158,10 @@ class Rule:
             name = source[0] if isinstance(source, tuple) else source
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"rule {self.name}: compiled_vjp asks for {name!r}, which the vjp does not")
-        for name in compiled.only:
+        for name in (*compiled.only, *compiled.contiguous, *compiled.one_batch):
             if name not in asked:
                 raise ValueError(
-                    f"rule {self.name}: compiled_vjp is for some {name!r} only, which the vjp does not ask for"
+                    f"rule {self.name}: compiled_vjp has a condition on {name!r}, which the vjp does not ask for"
                 )
         results = len(compiled.operator.signature.returns)
         if results != len(compiled.names) + compiled.declines:
