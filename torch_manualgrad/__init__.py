@@ -5,7 +5,9 @@ from .core import kernels as _kernels
 from . import derivatives, linalg, nested, testing
 from .core.autograd import SingleLevelFunction
 from .core.op import BackwardContext, CustomOp, custom_op
+from .core.elementwise import elementwise
 from .core.formula import Formula, Kernel, formula, ops
+from .core.linear import linear_in
 from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
@@ -25,9 +27,11 @@ __all__ = [
     "active",
     "custom_op",
     "derivatives",
+    "elementwise",
     "formula",
     "install",
     "linalg",
+    "linear_in",
     "nested",
     "ops",
     "override",
