@@ -107,6 +107,7 @@ def _pullback(name: str, derivative: Callable[..., Any], *, broadcasts: bool) ->
             found = found.real
         return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
 
+    vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
     facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
     return bound_to(vjp, ["grad", *facts, *parameters(derivative)])
 
