@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -112,8 +113,21 @@ class Bound(Derivative):
         if forward is not None:
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
-        self.fast_call, self.fast_backward = fast_call(self)
         self.node_name = f"{function_name(signature)}Backward"
+
+    @functools.cached_property
+    def _fast(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+        return fast_call(self)
+
+    @property
+    def fast_backward(self) -> Callable[..., Any] | None:
+        """The backward of `fast_call`."""
+        return self._fast[1]
+
+    @functools.cached_property
+    def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        """The values -> the result, with the derivative attached, where nothing but autograd is near."""
+        return self._fast[0]
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         if self.forward is None or self._busy.now:
