@@ -22,7 +22,7 @@ from .compiled_vjp import ButManySmall, CompiledVjp
 from .internals import tangents_possible
 
 if TYPE_CHECKING:
-    from .rule import Bound
+    from .bound import Bound
 
 __all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
 
