@@ -13,7 +13,7 @@ C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 CUDA_ON_HOST := $(wildcard tests/kernels/cuda_on_host/*.h tests/kernels/cuda_on_host/*/*.h tests/kernels/cuda_on_host/*.cpp tests/kernels/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)
-KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py) tests/primal/test_primal.py
+KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-torch bench asan cuda-on-host lint format docs clients install clean

@@ -57,6 +57,29 @@ def test_what_autograd_tracks_is_the_body():
     assert torch.equal(tangent, 2 * Y)
 
 
+def _by_seven(x: Tensor, k: int = 7) -> Tensor:
+    ran.append("kernel")
+    return k * x
+
+
+@mg.formula(kernels=Kernel(python=_by_seven, tracked=True), namespace="kernelchoicetest")
+def multiplied(x: Tensor, k: int = 7) -> Tensor:
+    """k x. Source: none."""
+    ran.append("body")
+    return k * x
+
+
+del mg.ops._entries["kernelchoicetest::multiplied"]
+
+
+def test_a_kernel_that_takes_what_autograd_tracks():
+    x = X.clone().requires_grad_()
+    assert which(multiplied, X) == which(multiplied, x) == which(multiplied, x, k=7) == ["kernel"]
+    assert which(torch.func.grad(lambda x: multiplied(x).sum()), X)[0] == "kernel"
+    assert torch.equal(torch.autograd.grad(multiplied(x, 3).sum(), x)[0], torch.full((2,), 3.0))
+    assert multiplied(x.to("meta")).is_meta
+
+
 def test_transforms_see_the_body():
     assert torch.equal(torch.vmap(lambda x: doubled(x, Y, 1))(torch.stack((X, Y))), torch.stack((2 * X + Y, 3 * Y)))
     torch.autograd.gradcheck(

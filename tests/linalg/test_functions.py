@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.linalg import functions, funm_hermitian
+from torch_manualgrad.linalg import funm_hermitian, tables
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128
@@ -76,7 +76,7 @@ def test_the_operator_by_itself(order, dtype):
     def derivative(A, E):
         A = (A + A.mH) / 2
         L, V = torch.linalg.eigh(A.detach())
-        return mg.ops.hermitian_function(A, L, V, *functions._log(L), E)
+        return mg.ops.hermitian_function(A, L, V, *tables.log(L), E)
 
     for values in ((1, 1, 2), (1, 1.5, 2)):
         A, E = hermitian(values, dtype), random(order, 3, 3, dtype=dtype, seed=7)
@@ -266,7 +266,7 @@ def test_the_table_is_made_in_blocks(monkeypatch):
 
     A = torch.stack([hermitian((1, 1, 2, 3, 3)), hermitian((1, 2, 3, 4, 5))])
     whole = second(A)
-    monkeypatch.setattr(functions, "_CHUNK", 100)
+    monkeypatch.setattr("torch_manualgrad.linalg.hermitian._CHUNK", 100)
     torch.testing.assert_close(second(A), whole, rtol=1e-14, atol=1e-14)
 
 

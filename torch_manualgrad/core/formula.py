@@ -40,23 +40,27 @@ class Kernel:
     """Code that computes what a formula says, and the calls that it takes.
 
     Args:
-        devices: the types of device that it runs on.
+        devices: the types of device that it runs on; none for a kernel in Python: all of them.
         when: which calls it takes: a function of some of the formula's arguments, by their names, that asks for sizes,
             dtypes and devices, and never for values. Without it, all of them on these devices.
         python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous.
+        tracked: whether it takes what autograd tracks, too, as its derivative is the body's: for a kernel that does more
+            than the body, such as to warn.
     """
 
     devices: tuple[str, ...]
     when: Callable[..., bool] | None
     python: Callable[..., Any] | None
+    tracked: bool
 
     def __init__(
         self,
         *devices: str,
         when: Callable[..., bool] | None = None,
         python: Callable[..., Any] | None = None,
+        tracked: bool = False,
     ) -> None:
-        for name, value in (("devices", devices), ("when", when), ("python", python)):
+        for name, value in (("devices", devices), ("when", when), ("python", python), ("tracked", tracked)):
             object.__setattr__(self, name, value)
 
     @property
@@ -73,6 +77,8 @@ class _Route(NamedTuple):
     places: tuple[int, ...]  # of what it asks for, among the formula's arguments
     op: Any  # the overload
     run: Callable[..., Any]  # the same, entered faster
+    python: Callable[..., Any] | None
+    tracked: bool
 
 
 class Formula(CustomOp):
@@ -89,7 +95,7 @@ class Formula(CustomOp):
         kernels: types of device for which a compiled kernel exists.
         overloads: the opaque operators of a transparent formula, by the names of the overloads.
         run: what a rule calls: the body, or the kernel that takes the call.
-        in_python: whether it is opaque with a kernel in Python.
+        in_python: whether it has a kernel in Python.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class Formula(CustomOp):
         self._run = self.run
         if kernel:
             self.run, self._run = self.op, entry(self.op)
-        self.in_python = self.kernels == ("default",)
+        self.in_python = self.kernels == ("default",) or any(k.python is not None for k in kernels)
         if (kernel or kernels) and (self.signature.lists or self.signature.positional < len(self.signature.names)):
             raise ValueError(
                 f"{self.name}: a formula with a kernel takes no lists of tensors and no keyword-only arguments"
@@ -141,24 +147,33 @@ class Formula(CustomOp):
             raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is not one of {self.signature.names}")
         places = tuple(self.signature.names.index(n) for n in names)
         op = self.overloads[kernel.overload].op
-        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op)),)
+        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op), kernel.python, kernel.tracked),)
         compile_cache.remember(f"{self.name} {len(self._routes)}", compile_cache.fingerprint(kernel.when))
 
     def _chosen(self, *args: Any, **kwargs: Any) -> Any:
-        """The first kernel that takes the call; the body where there is none, or where autograd tracks it."""
+        """The first kernel that takes the call, and the body where there is none."""
         if len(args) < len(self.signature.names):
             args = tuple(self.signature.bind(args, kwargs))
-        may_be_tracked, device = torch.is_grad_enabled(), None
+        tracked, may_be_tracked, device = False, torch.is_grad_enabled(), None
         for i in self.signature.tensor_like:
             if (x := args[i]) is not None:
                 device = device or x.device.type
                 if not may_be_tracked:
                     break
                 if x.requires_grad:
-                    return self.reference(*args)
+                    tracked = True
+                    break
         for route in self._routes:
-            if device in route.devices and (route.when is None or route.when(*[args[i] for i in route.places])):
-                return (route.op if torch.compiler.is_dynamo_compiling() else route.run)(*args)
+            if (
+                (device in route.devices or not route.devices)
+                and (route.tracked or not tracked)
+                and (route.when is None or route.when(*[args[i] for i in route.places]))
+            ):
+                if torch.compiler.is_dynamo_compiling():
+                    return route.op(*args)
+                if route.python is not None and self.in_python and direct.now and not values_hidden():
+                    return route.python(*args)
+                return route.run(*args)
         return self.reference(*args)
 
     def bind(self, **parameters: Any) -> Binding:
@@ -187,7 +202,7 @@ class Formula(CustomOp):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
-        if self.in_python and direct.now and not values_hidden():
+        if self.in_python and not self.transparent and direct.now and not values_hidden():
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
 

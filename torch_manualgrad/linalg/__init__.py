@@ -1,6 +1,7 @@
 """Linear algebra whose derivatives are right also at degenerate singular values and eigenvalues."""
 
-from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy, GaugeError, GaugeWarning
+from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
+from torch_manualgrad.derivatives.linalg.gauge import GaugeError, GaugeWarning
 
 from .decompositions import SVD, Eigh, eigh, svd
 from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.op import CustomOp, custom_op
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
-from torch_manualgrad.derivatives.linalg.eig import linalg_eig_backward, linalg_eig_jvp
+from torch_manualgrad.derivatives.linalg.eigh import linalg_eigh_backward, linalg_eigh_jvp
 from torch_manualgrad.derivatives.linalg.svd import linalg_svd_jvp, svd_backward
 
 from ..core.arguments import ArgumentError, checked
@@ -67,11 +67,7 @@ def _differentiate(op: CustomOp, backward: Any, jvp: Any) -> None:
 
 
 _differentiate(_svd, svd_backward, linalg_svd_jvp)
-_differentiate(
-    _eigh,
-    lambda gL, gV, L, V, *options: linalg_eig_backward(gL, gV, L, V, True, *options),
-    lambda dA, L, V, *options: linalg_eig_jvp(dA, L, V, True, *options),
-)
+_differentiate(_eigh, linalg_eigh_backward, linalg_eigh_jvp)
 
 EXACT = Degeneracy()
 Gauge = Literal["warn", "error", "ignore"]
@@ -151,7 +147,7 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
         Where not differentiable: as `svd`, with V f(L) V^H for the function of the matrix (whitening, for example).
 
     References:
-        `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eig.py.
+        `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eigh.py.
     """
     A = matrix(A, "A", square=True)
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.formula import formula
-from ..derivatives.linalg.eig import eigh_rule, linalg_eig_backward
+from ..derivatives.linalg.eigh import eigh_rule, linalg_eigh_backward
 from .common import bind, finite, serves
 
 # Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
@@ -29,7 +29,7 @@ def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
         RuntimeError: another size or dtype, or not square.
 
     Note:
-        Where not differentiable: as `linalg_eig_backward`.
+        Where not differentiable: as `linalg_eigh_backward`.
 
     References:
         Golub and Van Loan, Matrix Computations, 8.5.
@@ -54,7 +54,7 @@ def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Ten
         torch.linalg.LinAlgError: as `torch.linalg.eigh`, or `torch.linalg.eigvalsh`.
 
     Note:
-        Where not differentiable: as `linalg_eig_backward`.
+        Where not differentiable: as `linalg_eigh_backward`.
 
     References:
         `eigh_jacobi`; ATen _linalg_eigh.
@@ -71,12 +71,8 @@ def _(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tens
     return L, (found.contiguous() if vectors else V)
 
 
-def _backward(gL: Tensor | None, gV: Tensor | None, L: Tensor, V: Tensor) -> Tensor:
-    return linalg_eig_backward(gL, gV, L, V, True)
-
-
-bind(eigh_jacobi, _backward, (True, True))
-bind(eigh_small, _backward, (True, True))
+bind(eigh_jacobi, linalg_eigh_backward, (True, True))
+bind(eigh_small, linalg_eigh_backward, (True, True))
 
 
 def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.linalg import Degeneracy, GaugeError, GaugeWarning
+from torch_manualgrad.linalg import GaugeWarning
 
 mpmath.mp.dps = 50
 L = torch.linalg
@@ -232,93 +232,3 @@ def test_second_derivatives_of_functions_of_values_alone():
         eigenvalues = twice(lambda A: L.eigvalsh(A).pow(2).sum(), A)
         torch.testing.assert_close(eigenvalues, E + E.mT)
     assert twice(lambda A: L.svdvals(A).square().sum(), A).isnan().any()  # stock
-
-
-# -- a loss that has no derivative -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("decompose", [mg.linalg.svd, mg.linalg.eigh])
-def test_gauge(decompose):
-    def grad(**options):
-        x = torch.diag(torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64)).requires_grad_()
-        V = decompose(x, **options)[1 if decompose is mg.linalg.eigh else 0]
-        return torch.autograd.grad((weights(3) * V).sum(), x)[0]
-
-    with pytest.warns(GaugeWarning, match="choice of basis"):
-        kept = grad()
-    assert kept.isfinite().all()
-    with pytest.raises(GaugeError, match="choice of basis"):
-        grad(gauge="error")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        torch.testing.assert_close(grad(gauge="ignore"), kept)
-        broad = grad(degeneracy=Degeneracy(broadening=1e-2))
-    assert broad.isfinite().all() and broad.abs().max() < 1e3
-
-
-def test_gauge_of_a_phase():
-    A = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    with pytest.raises(GaugeError, match="phase"):
-        mg.linalg.svd(A, gauge="error").U[0, 0].imag.backward()
-    U, S, Vh = mg.linalg.svd(A, full_matrices=False, gauge="error")
-    torch.autograd.grad((U[:, :1] @ Vh[:1]).real.sum(), A)
-
-
-def test_arguments():
-    A = torch.eye(3)
-    for call, what in [
-        (lambda: mg.linalg.svd(A, rank=4), "rank: expected 1 to 3"),
-        (lambda: mg.linalg.svd(A, rank=0), "rank"),
-        (lambda: mg.linalg.svd(A, gauge="maybe"), "gauge: expected"),
-        (lambda: mg.linalg.svd(A[0]), "A: expected a matrix"),
-        (lambda: mg.linalg.eigh(A[:2]), "A: expected square"),
-        (lambda: mg.linalg.eigh(A, UPLO="l"), "UPLO"),
-        (lambda: Degeneracy(rtol=-1.0), "rtol must not be negative"),
-    ]:
-        with pytest.raises(ValueError, match=what):
-            call()
-    with pytest.raises(TypeError, match="int64"):
-        mg.linalg.svd(torch.ones(2, 2, dtype=torch.int64))
-
-
-def test_autocast_computes_in_float32():
-    A = torch.randn(4, 4, dtype=torch.bfloat16, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        S = mg.linalg.svd(A).S
-        assert S.dtype == torch.float32
-        S.sum().backward()
-        with mg.override():
-            torch.linalg.svdvals(A).sum().backward()
-    assert A.grad.isfinite().all()
-
-
-def test_truncated_is_the_derivative_of_the_leading_part():
-    A, G = weights(5)[:, :4], weights(5, 2)[:, :4]
-
-    def truncated(A):
-        U, S, Vh = mg.linalg.svd(A, rank=2)
-        return (G * ((U * S) @ Vh)).sum()
-
-    def full(A):
-        U, S, Vh = L.svd(A, full_matrices=False)
-        return (G * ((U[:, :2] * S[:2]) @ Vh[:2])).sum()
-
-    torch.testing.assert_close(torch.func.grad(truncated)(A), torch.func.grad(full)(A))
-    assert mg.linalg.svd(A, rank=2).U.shape == (5, 2)
-
-
-def test_null_space_projector_has_its_gradient():
-    A, G = weights(5)[:, :2], weights(5, 3)
-
-    def projector(A):
-        U = L.svd(A).U[:, 2:]
-        return (G * (U @ U.mT)).sum()
-
-    def complement(A):
-        return (G * (torch.eye(5, dtype=A.dtype) - A @ L.solve(A.mT @ A, A.mT))).sum()
-
-    with mg.override():
-        found, tangent = torch.func.grad(projector)(A), torch.func.jvp(projector, (A,), (torch.ones_like(A),))[1]
-    torch.testing.assert_close(found, torch.func.grad(complement)(A))
-    torch.testing.assert_close(tangent, found.sum())
-    assert torch.func.grad(projector)(A).abs().max() < 1e-12  # stock: silently zero

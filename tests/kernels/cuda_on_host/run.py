@@ -25,6 +25,7 @@ else:
 TESTS = [
     *(f"kernels/test_{name}_kernels.py" for name in ("norm", "distance", "segment", "factor", "spectrum")),
     "primal/test_primal.py",
+    "primal/test_replacement.py",
 ]
 
 

@@ -1,7 +1,7 @@
-"""Quotients by differences of singular values or eigenvalues, where these meet.
+"""Quotients by differences of singular values or eigenvalues, at degenerate values too.
 
-The derivative of a decomposition divides numerators N_ij by denominators d_ij = s_j - s_i. Where two values meet, the
-vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has one: N_ij
+The derivative of a decomposition divides numerators N_ij by denominators d_ij = s_j - s_i. Where two values are equal,
+the vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has one: N_ij
 vanishes with d_ij. The quotient is then taken from what is known:
 
 1. N_ij is no larger than its rounding error: as far as the vectors are concerned the pair contributes nothing (a
@@ -11,12 +11,12 @@ vanishes with d_ij. The quotient is then taken from what is known:
    the cotangent of s_i is c H_ii. Then it is h_ij: a reconstruction, whitening, any one spectral function.
 3. Otherwise the pair is divided if d_ij is above the tolerance, or if the quotient is no larger than the gradient
    elsewhere (values that are rounding errors themselves, such as those of a null space, are still separate).
-4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported.
+4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported (see gauge.py).
 
 What no rule can do: at exactly equal values the cotangents of U, S and V do not determine the gradient. At A = I, the
 losses <G, U S V^H> and <G, U V^H> with an antisymmetric plus off-diagonal G have the same cotangents, (G, 0, G^T), and
 different gradients. Sums of several spectral functions of one group fall under this; they are exact through the
-operators of `mg.linalg` that never take a decomposition apart (polar, sqrtm, funm_hermitian, nuclear_norm, ...).
+operators of `mg.linalg` that differentiate no decomposition (polar, sqrtm, funm_hermitian, nuclear_norm, ...).
 The same holds for tangents: that of a group's values is a matrix, of which S can carry the diagonal only.
 
 Everything here decides by values and differentiates as N / d does, with 0 for the derivative of a masked pair.
@@ -24,25 +24,14 @@ Everything here decides by values and differentiates as N / d does, with 0 for t
 
 from __future__ import annotations
 
-import collections
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-GAUGES = ("warn", "error", "ignore")
+from .gauge import gauge_independent
 
-# rtol, atol and broadening of a `Degeneracy`.
-Tolerances = tuple[float | None, float, float]
-
-
-class GaugeError(RuntimeError):
-    """The loss depends on the choice of a basis or of a phase, and so has no derivative."""
-
-
-class GaugeWarning(UserWarning):
-    """As `GaugeError`; what does not depend on the choice was returned."""
+__all__ = ["Degeneracy", "Resolved", "Scale"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +39,9 @@ class Degeneracy:
     """When two singular values, or eigenvalues, count as equal, and what is done about it.
 
     Attributes:
-        rtol: relative to the largest value; None: 4 max(m, n) eps, of the dtype of the values.
-        atol: absolute; the larger of the two counts.
+        rtol: the largest difference of two values that count as equal, relative to the largest value; None: 4 max(m, n)
+            eps, of the dtype of the values.
+        atol: the same, absolute; the larger of the two counts.
         broadening: 0, or a width relative to the largest value: every 1/d becomes d / (d^2 + width^2) (a Lorentzian).
             The gradient is then bounded and biased, everywhere by about (width / d)^2, and nothing is reported.
     """
@@ -73,7 +63,13 @@ class Degeneracy:
 
 @dataclass
 class Scale:
-    """The magnitudes by which a batch of spectra is judged, each of shape (*, 1, 1) in the dtype of the values."""
+    """The magnitudes that differences of values are compared with, (*, 1, 1), in the dtype of the values.
+
+    Attributes:
+        tolerance: up to which values count as equal.
+        window: up to which rules 1 and 2 apply.
+        width: of the broadening; None without.
+    """
 
     tolerance: Tensor
     window: Tensor
@@ -81,6 +77,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor, size: int, rtol: float | None, atol: float, broadening: float) -> Scale:
+        """That of ``values`` (*, k), of matrices whose larger dimension is ``size``, under the options of `Degeneracy`."""
         largest = values.detach().abs().amax(-1)[..., None, None]
         eps = torch.finfo(largest.dtype).eps
         tolerance = (largest * (4 * size * eps if rtol is None else rtol)).clamp(min=atol)
@@ -112,11 +109,12 @@ class Resolved:
     """The quotients by the module's rules.
 
     Args:
-        scale: of the values. columns: the cotangents or tangents whose inner products with unit vectors the numerators
-            are, (*, m, k) each: they say how large rounding errors are.
+        scale: that of the values.
+        columns: the cotangents or tangents whose inner products with unit vectors the numerators are, (*, m, k) each;
+            None is left out, one is given. They say how large rounding errors are.
 
     Attributes:
-        doubts: whether rule 4 applied anywhere; 0-dim.
+        gauge_dependent: whether rule 4 applied anywhere: a bool without dims.
     """
 
     def __init__(self, scale: Scale, *columns: Tensor | None) -> None:
@@ -126,7 +124,7 @@ class Resolved:
         self.size = torch.zeros_like(scale.tolerance)
         self.noise = self._noise(sum(c.norm(dim=-2) for c in given), max(c.shape[-2] for c in given))
         self.pair_noise = self.noise.unsqueeze(-1) + self.noise.unsqueeze(-2)
-        self.doubts = torch.zeros((), dtype=torch.bool, device=scale.tolerance.device)
+        self.gauge_dependent = gauge_independent(scale.tolerance)
 
     def _noise(self, norms: Tensor, length: int) -> Tensor:
         return 8 * length**0.5 * self.eps * norms
@@ -135,7 +133,13 @@ class Resolved:
         """N_ij / (s_j - s_i), 0 on the diagonal.
 
         Args:
-            H: the symmetric part (*, k, k) that belongs to N. g: the cotangent of the values, (*, k).
+            N: (*, k, k).
+            values: s, (*, k).
+            H: the symmetric part that belongs to N, (*, k, k); None: without rule 2.
+            g: the cotangent of the values, (*, k); None: without rule 2.
+
+        Returns:
+            (*, k, k).
         """
         d = differences(values)
         apart = ~torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
@@ -150,7 +154,7 @@ class Resolved:
         result = self._resolve(N, d, plain, self.pair_noise, h, contradicted, apart)
         if N.is_complex():
             phase = N.detach().diagonal(dim1=-2, dim2=-1).abs()
-            self._doubt(phase > self.noise / self.eps**0.5)
+            self._report(phase > self.noise / self.eps**0.5)
         return result
 
     def by_sums(self, N: Tensor, values: Tensor) -> Tensor:
@@ -159,7 +163,7 @@ class Resolved:
         return self._resolve(N, d, self._quotient(N, d), self.pair_noise)
 
     def by_values(self, rest: Tensor, values: Tensor, columns: Tensor) -> Tensor:
-        """The columns of ``rest``, what a projector left of ``columns``, over the values."""
+        """The columns of ``rest``, which a projector left of ``columns``, over the values."""
         d = values.unsqueeze(-2)
         noise = self._noise(columns.detach().norm(dim=-2, keepdim=True), columns.shape[-2])
         return self._resolve(rest, d, self._quotient(rest, d), noise)
@@ -187,18 +191,18 @@ class Resolved:
         distance = d.abs()
         smooth = (distance <= self.scale.window) & ((N if h is None else N - h * d).abs() <= noise)
         chosen = torch.where(smooth, 0 if h is None else h, value)
-        doubtful = (distance <= self.scale.tolerance) & ~smooth
-        moderate = doubtful & (N.abs() <= 4 * self.size * distance)
+        gauge_dependent = (distance <= self.scale.tolerance) & ~smooth
+        moderate = gauge_dependent & (N.abs() <= 4 * self.size * distance)
         chosen = torch.where(moderate, _over(N, torch.where(moderate, d, 1)), chosen)
-        doubtful = doubtful & ~moderate
+        gauge_dependent = gauge_dependent & ~moderate
         if contradicted is not None:
-            doubtful = doubtful | (contradicted & smooth & (distance <= self.scale.tolerance))
-        self._doubt(doubtful if counted is None else doubtful & counted)
+            gauge_dependent = gauge_dependent | (contradicted & smooth & (distance <= self.scale.tolerance))
+        self._report(gauge_dependent if counted is None else gauge_dependent & counted)
         return plain + (chosen - value)
 
-    def _doubt(self, entries: Tensor) -> None:
+    def _report(self, entries: Tensor) -> None:
         if self.scale.width is None:
-            self.doubts = self.doubts | entries.any()
+            self.gauge_dependent = self.gauge_dependent | entries.any()
 
 
 def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,58 +215,3 @@ def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tens
     c = torch.where(known, products / torch.where(known, squares, 1), 0)
     fits = size - c * products <= torch.finfo(g.dtype).eps ** 0.75 * size
     return torch.where(fits, c, 0) * H, ~fits & (H.abs() > noise)
-
-
-def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
-    """Whether a loss depends on which orthonormal basis of its span this one is: a 0-dim flag.
-
-    To turn the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: nothing where
-    X^H G is Hermitian, up to rounding: of G, whose columns may be small differences, half of the digits count.
-
-    Args:
-        basis: X, (*, m, k). cotangent: G, the same shape.
-    """
-    X, G = basis.detach(), cotangent.detach()
-    noise = 8 * (X.shape[-2] * torch.finfo(X.dtype).eps) ** 0.5 * torch.linalg.matrix_norm(G, keepdim=True)
-    inner = X.mH @ G
-    return ((inner - inner.mH).abs() > noise).any()
-
-
-_unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
-
-
-def report(doubtful: Tensor, gauge: str, what: str) -> None:
-    """Warn or raise if the 0-dim flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
-
-    What has no values, on the device "meta", has no flag to read.
-    """
-    if gauge == "ignore" or doubtful.is_meta:
-        return
-    text = (
-        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
-        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
-        "not depend on it is returned. "
-        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
-    )
-    if gauge == "error":
-        if doubtful:
-            raise GaugeError(text)
-        return
-    if not doubtful.is_cuda:
-        if doubtful:
-            warnings.warn(text, GaugeWarning, stacklevel=3)
-        return
-    while _unread and _unread[0][0].query():
-        _, flag, earlier = _unread.popleft()
-        if flag:
-            warnings.warn(earlier, GaugeWarning, stacklevel=3)
-    flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(doubtful, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(doubtful.device))
-    _unread.append((event, flag, text))
-
-
-def check_gauge(gauge: str) -> None:
-    """Raises: ValueError unless it is one of `GAUGES`."""
-    if gauge not in GAUGES:
-        raise ValueError(f"gauge: expected one of {list(GAUGES)}, got {gauge!r}")

@@ -17,7 +17,11 @@ The cotangents of V and tau in Re tr(L^H Q X) are, with a = A^H V^H L and S = tr
 
 of which everything on and above the diagonal is dropped, where V is constant. The operators below are this with L and
 X: householder_product is Q [I; 0], and ormqr multiplies by Q or Q^H from either side. So every derivative is a handful
-of matrix products and two triangular solves, where going reflector by reflector is some k small operations.
+of matrix products and two triangular solves, in place of some k small operations, one after another.
+
+References:
+    Schreiber and Van Loan, SIAM J. Sci. Stat. Comput. 10 (1989) 53; ATen householder_product_backward,
+    householder_product_jvp and ormqr_backward.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def _reflectors(input: Tensor, tau: Tensor) -> Tensor:
 
 
 def _solve(gram: Tensor, tau: Tensor, X: Tensor, adjoint: bool, before: bool = False) -> Tensor:
-    """B X, or if ``before`` A X; with ``adjoint`` those of Q^H. The solver reads only the triangle of V^H V that it needs."""
+    """B X, or if ``before`` A X; with ``adjoint`` those of Q^H. The solver reads one triangle of V^H V only."""
     d = tau.conj() if adjoint else tau
     matrix = gram * d.unsqueeze(-1 if before else -2)
     return solve_triangular(matrix, X, upper=not adjoint, unitriangular=True)
@@ -102,17 +106,22 @@ def _to_input(V_grad: Tensor, input: Tensor) -> Tensor:
 
 @formula
 def householder_product_backward(grad: Tensor, input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of the reflectors and of tau for that of H_1 ... H_k [I; 0] (see the module), with L = grad, X = [I; 0].
+    """Cotangents of the reflectors and of tau, given that of H_1 ... H_k [I; 0]: L = grad, X = [I; 0] (see the module).
 
     Args:
         grad: cotangent of the product, (*, m, n).
         input: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
         tau: (*, k), any values; the reflectors need not be orthogonal.
+
     Returns:
-        (*, m, n), zero outside of what is read; and (*, k).
-    Where not differentiable: none, the product is a polynomial.
-    Source: ATen householder_product_backward, whose ``result`` and ``flip_order`` are not needed here, and which needs
-    every reflector to have an inverse.
+        (*, m, n), zero outside of the reflectors; and (*, k).
+
+    Note:
+        Where not differentiable: nowhere, the product is a polynomial.
+
+    References:
+        ATen householder_product_backward, which needs every reflector to have an inverse; its ``result`` and
+        ``flip_order`` are not needed here.
     """
     V = _reflectors(input, tau)
     n = input.shape[-1]
@@ -126,14 +135,19 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
     """Tangent of H_1 ... H_k [I; 0]: dQ X of the module with X = [I; 0].
 
     Args:
-        input_t: tangent of the input, (*, m, n), None for zero.
-        tau_t: tangent of tau, (*, k), None for zero.
+        input_t: tangent of the input, (*, m, n); None for zero.
+        tau_t: tangent of tau, (*, k); None for zero.
         input_p: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
         tau_p: (*, k), any values.
+
     Returns:
         (*, m, n).
-    Where not differentiable: none.
-    Source: ATen householder_product_jvp, whose ``prod`` is not needed here: it takes part in the derivative of this.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen householder_product_jvp, whose ``prod`` is not needed here: it has a derivative, too.
     """
     V = _reflectors(input_p, tau_p)
     V_t = None if input_t is None else _below(input_t, tau_p)
@@ -145,7 +159,7 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
 def ormqr_backward(
     grad: Tensor, self: Tensor, tau: Tensor, other: Tensor, left: bool, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of the reflectors, tau and C for that of Q C, Q^H C, C Q or C Q^H (see the module).
+    """Cotangents of the reflectors, tau and C, given that of Q C, Q^H C, C Q or C Q^H (see the module).
 
     Q^H C: Re tr(g^H Q^H C) = Re tr(C^H Q g), so g and C change places. From the right: C Q = (Q^H C^H)^H.
 
@@ -156,10 +170,15 @@ def ormqr_backward(
         other: C, (*, m, n).
         left: whether Q stands left of C.
         transpose: whether it is Q^H.
+
     Returns:
         The shapes of ``self``, ``tau`` and ``other``.
-    Where not differentiable: none.
-    Source: ATen ormqr_backward, whose ``result`` is not needed here.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen ormqr_backward, whose ``result`` is not needed here.
     """
     V = _reflectors(self, tau)
     if not left:
@@ -186,16 +205,23 @@ def ormqr_jvp(
     """Tangent of Q C, Q^H C, C Q or C Q^H: dQ C + Q dC and so on (see the module).
 
     Args:
-        self_t, tau_t, other_t: tangents of the next three, None for zero.
+        self_t: tangent of the reflectors, the shape of ``self_p``; None for zero.
+        tau_t: tangent of tau, (*, k); None for zero.
+        other_t: tangent of C, (*, m, n); None for zero.
         self_p: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
         tau_p: (*, k), any values.
         other_p: C, (*, m, n).
         left: whether Q stands left of C.
         transpose: whether it is Q^H.
+
     Returns:
         The shape of ``other_p``.
-    Where not differentiable: none.
-    Source: the adjoint of ormqr_backward; ATen has no forward mode here.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        The adjoint of `ormqr_backward`; ATen has no forward mode here.
     """
     V = _reflectors(self_p, tau_p)
     gram = V.mH @ V

@@ -19,13 +19,16 @@ the leading columns of Q and rows of R by themselves, which are all that is left
 Undefined derivatives. If R_jj is zero to rounding, beside the norm of column j, and j is one of the columns c, then
 the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan;
 so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are
-right. Nothing is ever a finite wrong number, and nothing waits for the device to find out.
+right. Nothing is ever a finite wrong number, and nothing synchronizes with a GPU to find out.
 
 With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
 The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
 depends on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative,
-and is reported (see degeneracy.py).
+and is reported (see gauge.py).
 With mode "r" the forward keeps no Q; it is computed anew.
+
+References:
+    ATen linalg_qr_backward and linalg_qr_jvp, which have neither mode "r" nor the last columns.
 """
 
 from __future__ import annotations
@@ -38,10 +41,10 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.formula import formula
+from ...core.formula import Kernel, formula
 from ...core.rule import Sample, rule
-from .common import eye_like, fused, phi, random, random_conditioned, skew, sym
-from .degeneracy import depends_on_basis, report
+from .common import eye_like, phi, random, random_conditioned, skew, small, sym
+from .gauge import depends_on_basis, report
 
 
 def _leading(A: Tensor) -> int:
@@ -74,11 +77,17 @@ def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
     """x, with nan for its entries that are undefined and not zero; linear, and its own adjoint and derivative.
 
     Args:
-        x: any shape and dtype. undefined: bool, broadcasts to x.
+        x: any shape and dtype.
+        undefined: bool, broadcasts to ``x``.
+
     Returns:
-        The shape and dtype of x.
-    Where not differentiable: none. A product with nan would do for x, but spoil a cotangent of zero.
-    Source: the derivative of what has none, read by a loss that does not depend on it.
+        The shape and dtype of ``x``.
+
+    Note:
+        Where not differentiable: nowhere. A product with nan would do for x, but make a cotangent of zero nan.
+
+    References:
+        The derivative of what has none, in a loss that does not depend on it.
     """
     return x * torch.where(undefined & (x != 0), math.nan, 1)
 
@@ -95,30 +104,29 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
-def _replace_deficient(
-    results: tuple[Tensor, ...], A: Tensor, R: Tensor, exact: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None
-) -> tuple[Tensor, ...]:
-    """The results, with those of ``exact`` for matrices in which a pivot vanishes; the CPU can be asked at no cost."""
-    c = min(A.shape[-2:])
-    deficient = _vanishing(A, R[..., :c, :c]).any(-1)
-    if not deficient.any():
-        return results
-    if A.dim() == 2:
-        return exact(*tensors)
-    for result, right in zip(results, exact(*[x if x is None else x[deficient] for x in tensors])):
-        result[deficient] = right
-    return results
-
-
 @formula(kernel=("cpu",))
 def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
-    """`linalg_qr_backward` with full rank, one of grad_Q and grad_R given; the kernel takes the sizes in
-    csrc/triangle_plan.h.
+    """`linalg_qr_backward` for matrices of full rank. The kernel takes the sizes in csrc/triangle_plan.h.
 
     Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
 
-    Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger side.
-    Source: the module's docstring.
+    Args:
+        grad_Q: cotangent of Q, its shape; None for zero.
+        grad_R: cotangent of R, its shape; None for zero, but one of both is given.
+        Q: (*, m, w).
+        R: (*, w, n).
+
+    Returns:
+        (*, m, n), column-major; inf or nan where a pivot is zero.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger matrix.
+
+    Note:
+        Where not differentiable: zero pivots.
+
+    References:
+        ATen linalg_qr_backward.
     """
     m, n = Q.shape[-2], R.shape[-1]
     M = torch.zeros((), dtype=Q.dtype) if grad_Q is None else Q.mH @ grad_Q
@@ -140,24 +148,73 @@ def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tens
     return (inner.mT @ Q.mT).mT
 
 
-@formula(kernel=("default",))
+def _where_deficient(
+    results: tuple[Tensor, ...], A: Tensor, R: Tensor, body: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The results, with those of ``body`` for matrices in which a pivot vanishes; on the CPU to ask costs nothing."""
+    c = min(A.shape[-2:])
+    deficient = _vanishing(A, R[..., :c, :c]).any(-1)
+    if not deficient.any():
+        return results
+    if A.dim() == 2:
+        return body(*tensors)
+    for result, right in zip(results, body(*[x if x is None else x[deficient] for x in tensors])):
+        result[deficient] = right
+    return results
+
+
+def _backward_by_rank(
+    grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
+) -> Tensor:
+    """`linalg_qr_backward` by the shorter formula where the rank is full; and what it reports."""
+    m, n = A.shape[-2:]
+    if mode == "complete" and m > n and grad_Q is not None:
+        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
+
+    def body(*tensors: Tensor) -> tuple[Tensor]:
+        return (linalg_qr_backward.reference(*tensors, mode),)
+
+    if not A.is_cpu:
+        return body(grad_Q, grad_R, A, Q, R)[0]
+    # at every order that the kernel takes it is as fast as BLAS or faster, by measurement
+    compiled = Q.shape[-1] == R.shape[-1] and small(Q, m)
+    grad_A = (qr_pullback if compiled else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+    return _where_deficient((grad_A,), A, R, body, grad_Q, grad_R, A, Q, R)[0]
+
+
+@formula(
+    kernels=Kernel(
+        when=lambda grad_Q, grad_R, mode: mode in ("reduced", "complete") and not (grad_Q is None and grad_R is None),
+        python=_backward_by_rank,
+        tracked=True,
+    )
+)
 def linalg_qr_backward(
     grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
 ) -> Tensor:
-    """Cotangent of A for those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns (see the module).
+    """Cotangent of A, given those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns (see the module).
 
     Args:
-        grad_Q: (*, m, w), None for zero; not used with mode "r".
-        grad_R: (*, w, n), None for zero. What is below its diagonal has no effect.
+        grad_Q: cotangent of Q, (*, m, w); None for zero; not used with mode "r".
+        grad_R: cotangent of R, (*, w, n); None for zero. What is below its diagonal has no effect.
         A: (*, m, n), real or complex.
         Q: (*, m, w), what the forward returned; anything with mode "r".
         R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
         mode: "reduced", "complete" or "r".
+
     Returns:
         (*, m, n), column-major.
-    Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero. With mode "complete" and
-    m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss depends on more.
-    Source: ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
+
+    Raises:
+        RuntimeError: another mode.
+
+    Note:
+        Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero. With mode
+        "complete" and m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss
+        depends on more.
+
+    References:
+        ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
     """
     undefined, Q, R_c = _well_defined(A, Q, R, mode)
     c = R_c.shape[-1]
@@ -167,56 +224,11 @@ def linalg_qr_backward(
         G = G + A @ grad_R.mH
     K = Q.mH @ G
     W = phi(K - K.mH)
-    grad = solve_triangular(R_c.mH, (G - Q @ (K - W))[..., :c], upper=False, left=False)
-    grad = pad(grad, (0, A.shape[-1] - c))
+    grad_A = solve_triangular(R_c.mH, (G - Q @ (K - W))[..., :c], upper=False, left=False)
+    grad_A = pad(grad_A, (0, A.shape[-1] - c))
     if grad_R is not None:
-        grad = grad + Q @ grad_R
-    return grad.mT.contiguous().mT
-
-
-@linalg_qr_backward.impl("default")
-def _(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor:
-    m, n = A.shape[-2:]
-    if mode == "complete" and m > n and grad_Q is not None:
-        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
-    if (grad_Q is None and grad_R is None) or mode not in ("reduced", "complete") or not A.is_cpu:
-        return linalg_qr_backward.reference(grad_Q, grad_R, A, Q, R, mode)
-    # at every side that the kernel takes it is as fast as BLAS or faster, by measurement
-    small = Q.shape[-1] == R.shape[-1] and fused(A.shape[-2], grad_Q, grad_R, Q)
-    grad = (qr_pullback if small else qr_pullback.reference)(grad_Q, grad_R, Q, R)
-
-    def exact(*tensors: Tensor) -> tuple[Tensor]:
-        return (linalg_qr_backward.reference(*tensors, mode),)
-
-    return _replace_deficient((grad,), A, R, exact, grad_Q, grad_R, A, Q, R)[0]
-
-
-@formula(kernel=("default",))
-def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """Tangents of Q and R: dQ = dA_c R_c^-1 - Q (N - Omega), dR = triu(dQ^H A + Q^H dA) (see the module).
-
-    Args:
-        A_t: tangent of A, (*, m, n).
-        A_p: A, the same shape, real or complex.
-        Q: (*, m, w), what the forward returned; anything with mode "r".
-        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
-        mode: "reduced", "complete" or "r".
-    Returns:
-        The tangents, of the shapes of Q and R, by rows. With mode "r" the first is zero.
-    Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R. With mode "complete" and
-    m > n, the last columns of Q do not turn within their span.
-    Source: ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
-    """
-    undefined, Q_p, R_c = _well_defined(A_p, Q, R, mode)
-    c, w = R_c.shape[-1], Q_p.shape[-1]
-    Y = pad(solve_triangular(R_c, A_t[..., :c], upper=True, left=False), (0, w - c))
-    N = Q_p.mH @ Y
-    lower = phi(N)
-    Q_t = Y - Q_p @ (N - lower + lower.mH)
-    R_t = Q_t.mH @ A_p + Q_p.mH @ A_t
-    R_t = _nan(R_t, undefined.unsqueeze(-1)).triu()
-    Q_t = torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))
-    return Q_t.contiguous(), R_t.contiguous()
+        grad_A = grad_A + Q @ grad_R
+    return grad_A.mT.contiguous().mT
 
 
 def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,15 +245,49 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     return Q @ omega, (QhA_t - omega @ R).triu()
 
 
-@linalg_qr_jvp.impl("default")
-def _(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
-    if mode not in ("reduced", "complete") or not A_p.is_cpu:
-        return linalg_qr_jvp.reference(A_t, A_p, Q, R, mode)
+def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
+    """`linalg_qr_jvp` by the shorter formula where the rank is full."""
 
-    def exact(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def body(*tensors: Tensor) -> tuple[Tensor, ...]:
         return linalg_qr_jvp.reference(*tensors, mode)
 
-    return _replace_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, exact, A_t, A_p, Q, R)
+    return _where_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, body, A_t, A_p, Q, R)
+
+
+@formula(kernels=Kernel("cpu", when=lambda mode: mode in ("reduced", "complete"), python=_jvp_by_rank))
+def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Tangents of Q and R: dQ = dA_c R_c^-1 - Q (N - Omega), dR = triu(dQ^H A + Q^H dA) (see the module).
+
+    Args:
+        A_t: tangent of A, (*, m, n).
+        A_p: A, the same shape, real or complex.
+        Q: (*, m, w), what the forward returned; anything with mode "r".
+        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
+        mode: "reduced", "complete" or "r".
+
+    Returns:
+        The tangents, of the shapes of ``Q`` and ``R``, row-major. With mode "r" the first is zero.
+
+    Raises:
+        RuntimeError: another mode.
+
+    Note:
+        Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R. With mode
+        "complete" and m > n, the last columns of Q do not turn within their span.
+
+    References:
+        ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
+    """
+    undefined, Q_p, R_c = _well_defined(A_p, Q, R, mode)
+    c, w = R_c.shape[-1], Q_p.shape[-1]
+    Y = pad(solve_triangular(R_c, A_t[..., :c], upper=True, left=False), (0, w - c))
+    N = Q_p.mH @ Y
+    lower = phi(N)
+    Q_t = Y - Q_p @ (N - lower + lower.mH)
+    R_t = Q_t.mH @ A_p + Q_p.mH @ A_t
+    R_t = _nan(R_t, undefined.unsqueeze(-1)).triu()
+    Q_t = torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))
+    return Q_t.contiguous(), R_t.contiguous()
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -1,0 +1,33 @@
+"""The replacement primals as operators, and comparisons of their results."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+REAL = [torch.float32, torch.float64]
+
+
+def svd_jacobi(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.manualgrad.svd_jacobi.default(A)
+
+
+def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
+    return torch.ops.manualgrad.eigh_jacobi.default(A, lower)
+
+
+def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.manualgrad.lu_small.default(A)
+
+
+def hermitian(X: Tensor) -> Tensor:
+    return (X + X.mH) / 2
+
+
+def same_bits(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
+    def bits(x: Tensor) -> Tensor:
+        x = torch.view_as_real(x) if x.is_complex() else x
+        return x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+
+    return all(torch.equal(bits(x), bits(y)) for x, y in zip(left, right, strict=True))

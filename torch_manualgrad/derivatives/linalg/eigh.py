@@ -1,0 +1,237 @@
+"""The eigendecomposition of a Hermitian matrix, A = V diag(L) V^H.
+
+With P = V^H dA V and the quotients by differences of eigenvalues taken entry by entry off the diagonal,
+
+    dL = diag P,    dV = V (P / (L_j - L_i)),    gA = V [w / (L_j - L_i) + diag gL] V^H,
+
+with w = (X - X^H) / 2 for X = V^H gV: only the anti-Hermitian part counts, as V stays unitary. The phase of a complex
+vector is left unchanged. At equal eigenvalues: see degeneracy.py.
+
+References:
+    Giles, An extended collection of matrix derivative results (2008), 3.1; ATen linalg_eig_backward and linalg_eig_jvp
+    with is_hermitian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import random_definite, skew, sym
+from .degeneracy import Resolved, Scale
+from .gauge import check_gauge, gauge_independent, reported
+
+WHAT = "derivative of the eigendecomposition"
+
+
+@formula(kernel=("cpu", "cuda"))
+def eigh_pullback(
+    grad_L: Tensor | None,
+    grad_V: Tensor | None,
+    L: Tensor,
+    V: Tensor,
+    rtol: float | None,
+    atol: float,
+    broadening: float,
+) -> tuple[Tensor, Tensor]:
+    """`linalg_eigh_backward`, which returns what that reports.
+
+    Args:
+        grad_L: cotangent of L, (*, n), real; None for zero.
+        grad_V: cotangent of V, (*, n, n); None for zero.
+        L: (*, n), real.
+        V: (*, n, n); float32, float64, complex64 or complex128.
+        rtol: see `Degeneracy`.
+        atol: see `Degeneracy`.
+        broadening: see `Degeneracy`.
+
+    Returns:
+        The cotangent of A, (*, n, n), and gauge_dependent, a bool of no dims: whether the loss depends on the choice of
+        basis in any of the matrices.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit each other.
+
+    Note:
+        Where not differentiable: as `linalg_eigh_backward`.
+
+    References:
+        Those of `linalg_eigh_backward`.
+    """
+    if V.numel() == 0 or (grad_L is None and grad_V is None):
+        return torch.zeros_like(V, memory_format=torch.contiguous_format), gauge_independent(V)
+    if grad_V is None:
+        assert grad_L is not None
+        return (V * grad_L.unsqueeze(-2)) @ V.mH, gauge_independent(V)
+    quotients = Resolved(Scale.of(L, V.shape[-1], rtol, atol, broadening), grad_V)
+    X = V.mH @ grad_V
+    inner = quotients.by_differences(0.5 * skew(X), L, 0.5 * sym(X), grad_L)
+    if grad_L is not None:
+        inner = inner + torch.diag_embed(grad_L)
+    return (V @ inner) @ V.mH, quotients.gauge_dependent
+
+
+@formula(kernels=Kernel(python=reported(eigh_pullback, WHAT), tracked=True))
+def linalg_eigh_backward(
+    grad_L: Tensor | None,
+    grad_V: Tensor | None,
+    L: Tensor,
+    V: Tensor,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    broadening: float = 0.0,
+    gauge: str = "warn",
+) -> Tensor:
+    """Cotangent of a Hermitian matrix A, given those of its eigenvalues L and eigenvectors V.
+
+    Args:
+        grad_L: cotangent of L, (*, n), real; None for zero.
+        grad_V: cotangent of V, (*, n, n); None for zero.
+        L: what the decomposition returned, (*, n), real.
+        V: what the decomposition returned, (*, n, n), real or complex.
+        rtol: see `Degeneracy`.
+        atol: see `Degeneracy`.
+        broadening: see `Degeneracy`.
+        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+
+    Returns:
+        Hermitian, (*, n, n), the dtype of ``V``.
+
+    Raises:
+        GaugeError: gauge is "error" and the loss depends on the choice.
+        ValueError: another gauge.
+
+    Note:
+        Where not differentiable: repeated eigenvalues, by the rules in degeneracy.py.
+
+    References:
+        ATen linalg_eig_backward with is_hermitian; Giles (2008), 3.1.
+    """
+    check_gauge(gauge)
+    return eigh_pullback.reference(grad_L, grad_V, L, V, rtol, atol, broadening)[0]
+
+
+@formula(kernel=("cpu", "cuda"))
+def eigh_pushforward(
+    A_t: Tensor, L: Tensor, V: Tensor, rtol: float | None, atol: float, broadening: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`linalg_eigh_jvp`, which returns what that reports.
+
+    Args:
+        A_t: tangent of A, (*, n, n).
+        L: as in `eigh_pullback`.
+        V: as in `eigh_pullback`.
+        rtol: see `Degeneracy`.
+        atol: see `Degeneracy`.
+        broadening: see `Degeneracy`.
+
+    Returns:
+        The tangents of L and V, and gauge_dependent, a bool of no dims: whether the direction splits a group of equal
+        values in any of the matrices.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit each other.
+
+    Note:
+        Where not differentiable: as `linalg_eigh_jvp`.
+
+    References:
+        Those of `linalg_eigh_jvp`.
+    """
+    if V.numel() == 0:
+        return (
+            torch.zeros_like(L),
+            torch.zeros_like(V, memory_format=torch.contiguous_format),
+            gauge_independent(V),
+        )
+    right = A_t @ V
+    P = 0.5 * sym(V.mH @ right)
+    L_t = P.diagonal(dim1=-2, dim2=-1)
+    L_t = L_t.real.clone() if L_t.is_complex() else L_t.clone()
+    quotients = Resolved(Scale.of(L, V.shape[-1], rtol, atol, broadening), right)
+    V_t = V @ quotients.by_differences(P - torch.diag_embed(L_t), L)
+    return L_t, V_t, quotients.gauge_dependent
+
+
+@formula(kernels=Kernel(python=reported(eigh_pushforward, WHAT), tracked=True))
+def linalg_eigh_jvp(
+    A_t: Tensor,
+    L: Tensor,
+    V: Tensor,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    broadening: float = 0.0,
+    gauge: str = "warn",
+) -> tuple[Tensor, Tensor]:
+    """Tangents of the eigenvalues L and eigenvectors V of a Hermitian matrix A, given that of A.
+
+    Args:
+        A_t: tangent of A, (*, n, n); its Hermitian part is taken.
+        L: as in `linalg_eigh_backward`.
+        V: as in `linalg_eigh_backward`.
+        rtol: see `Degeneracy`.
+        atol: see `Degeneracy`.
+        broadening: see `Degeneracy`.
+        gauge: "warn", "error" or "ignore": about a direction that splits a group of equal values.
+
+    Returns:
+        Tangents of the shapes of ``L`` and ``V``.
+
+    Raises:
+        GaugeError: gauge is "error" and the direction splits a group of equal values.
+        ValueError: another gauge.
+
+    Note:
+        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^H dA V, and V
+        does not turn.
+
+    References:
+        ATen linalg_eig_jvp with is_hermitian; Giles (2008), 3.1.
+    """
+    check_gauge(gauge)
+    L_t, V_t, _ = eigh_pushforward.reference(A_t, L, V, rtol, atol, broadening)
+    return L_t, V_t
+
+
+def projectors(V: Tensor) -> Tensor:
+    """v_i v_i^H, which have no phase."""
+    return V.mT.unsqueeze(-1) * V.mH.unsqueeze(-2)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 4, 4), (1, 1), (0, 2, 2), (0, 0)):
+        yield Sample(
+            random_definite(*shape, dtype=dtype, device=device) - 2 * torch.eye(shape[-1], dtype=dtype, device=device)
+        )
+    yield Sample(random_definite(3, 3, dtype=dtype, device=device), "U")
+    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device).mT)
+
+
+def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    L, V = torch.ops.aten._linalg_eigh(0.5 * sym(A), *args, **kwargs)
+    return L, projectors(V)
+
+
+eigh_rule = rule(
+    "aten::_linalg_eigh",
+    vjp={
+        "A": lambda grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors: linalg_eigh_backward(
+            grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors
+        )
+    },
+    jvp={
+        ("eigenvalues", "eigenvectors"): lambda A_t, eigenvalues, eigenvectors: linalg_eigh_jvp(
+            A_t, eigenvalues, eigenvectors
+        )
+    },
+    improves="values",
+    source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
+    samples=_samples,
+    probe=_probe,
+)

@@ -1,0 +1,134 @@
+"""What is done about a loss, or a direction, that depends on the choice of a basis or of a phase: it is reported."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "GAUGES",
+    "GaugeError",
+    "GaugeWarning",
+    "check_gauge",
+    "depends_on_basis",
+    "gauge_independent",
+    "report",
+    "reported",
+]
+
+GAUGES = ("warn", "error", "ignore")
+
+
+class GaugeError(RuntimeError):
+    """The loss depends on the choice of a basis or of a phase, and so has no derivative."""
+
+
+class GaugeWarning(UserWarning):
+    """The same as `GaugeError`; the part of the derivative that does not depend on the choice was returned."""
+
+
+def check_gauge(gauge: str) -> None:
+    """Check the option ``gauge`` of a formula.
+
+    Raises:
+        ValueError: it is not one of `GAUGES`.
+    """
+    if gauge not in GAUGES:
+        raise ValueError(f"gauge: expected one of {list(GAUGES)}, got {gauge!r}")
+
+
+def gauge_independent(like: Tensor) -> Tensor:
+    """The flag of what does not depend on a gauge: False, without dims, on the device of ``like``."""
+    return torch.zeros((), dtype=torch.bool, device=like.device)
+
+
+def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
+    """Whether a loss depends on which orthonormal basis of its span this one is.
+
+    To turn the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: nothing where
+    X^H G is Hermitian, up to rounding: of G, whose columns may be small differences, half of the digits count.
+
+    Args:
+        basis: X, (*, m, k).
+        cotangent: G, the same shape.
+
+    Returns:
+        A bool without dims.
+    """
+    X, G = basis.detach(), cotangent.detach()
+    noise = 8 * (X.shape[-2] * torch.finfo(X.dtype).eps) ** 0.5 * torch.linalg.matrix_norm(G, keepdim=True)
+    inner = X.mH @ G
+    return ((inner - inner.mH).abs() > noise).any()
+
+
+_unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
+
+
+def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
+    """Warn or raise if the flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
+
+    Args:
+        gauge_dependent: a bool without dims; on the device "meta" it has no value and nothing is reported.
+        gauge: "warn", "error" or "ignore". Only "error" synchronizes with a GPU.
+        what: the derivative, at the beginning of the message.
+
+    Raises:
+        GaugeError: the flag is set and gauge is "error".
+    """
+    if gauge == "ignore" or gauge_dependent.is_meta:
+        return
+    text = (
+        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
+        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
+        "not depend on it is returned. "
+        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
+    )
+    if gauge == "error":
+        if gauge_dependent:
+            raise GaugeError(text)
+        return
+    if not gauge_dependent.is_cuda:
+        if gauge_dependent:
+            warnings.warn(text, GaugeWarning, stacklevel=3)
+        return
+    while _unread and _unread[0][0].query():
+        _, flag, earlier = _unread.popleft()
+        if flag:
+            warnings.warn(earlier, GaugeWarning, stacklevel=3)
+    flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(gauge_dependent, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(gauge_dependent.device))
+    _unread.append((event, flag, text))
+
+
+# Of rtol, atol, broadening and gauge, in which the arguments of a formula end.
+_DEFAULTS: tuple[Any, ...] = (None, 0.0, 0.0, "warn")
+
+
+def reported(compute: Callable[..., tuple[Tensor, ...]], what: str) -> Callable[..., Any]:
+    """The Python kernel of a formula that ends in ``rtol, atol, broadening, gauge``: computes its results, and reports.
+
+    Args:
+        compute: takes the formula's arguments but ``gauge``; returns its results and the flag for `report`.
+        what: as in `report`.
+
+    Returns:
+        The kernel.
+    """
+    before = len(inspect.signature(compute).parameters) - 3
+
+    def kernel(*args: Any) -> Any:
+        # the dispatcher leaves out what equals the default
+        *tolerances, gauge = (*args[before:], *_DEFAULTS[len(args) - before :])
+        check_gauge(gauge)
+        *results, gauge_dependent = compute(*args[:before], *tolerances)
+        report(gauge_dependent, gauge, what)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return kernel

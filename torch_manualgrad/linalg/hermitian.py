@@ -1,0 +1,180 @@
+"""Functions of a Hermitian matrix, from tables of divided differences at its eigenvalues.
+
+For A = V diag(l) V^H, F(A) = V diag(f(l)) V^H. With E~ = V^H E V, its derivatives are
+
+    first:   V X V^H,   X_ij = f[l_i, l_j] E~_ij                                        (Daleckii and Krein)
+    k-th:    V X V^H,   X_(i0 ik) = sum over the orders of E_1, ..., E_k and over i1, ..., i(k-1) of
+                                    f[l_i0, ..., l_ik] E~_1(i0 i1) E~_2(i1 i2) ... E~_k(i(k-1) ik)
+
+with divided differences f[a, b] = (f(a) - f(b)) / (a - b), f[a, a] = f'(a), and so on. Nothing here depends on the
+choice of eigenvectors, and nothing is singular where eigenvalues repeat. One operator is all of these, for the
+directions stacked in E: its derivative in A is the same operator with one more direction. As a form in its directions
+and its cotangent it is symmetric, so its vjp is the same operator too.
+
+A divided difference over k + 1 nodes is computed from two over k, or from the Taylor series of f at its middle node:
+whichever has the smaller error estimate. Those over two nodes have closed forms for the named functions.
+
+References:
+    Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices (SIAM 2008), theorem 3.11, corollary
+    3.12 and section 10.6; Bhatia, Matrix Analysis (1997), section V.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .smooth import hermitian, replaced, smooth, with_direction
+
+__all__ = ["Tables", "divided_difference", "function_of_hermitian", "hermitian_function"]
+
+# The eigenvalues, (*, n), in float64 -> the J and D of `hermitian_function`.
+Tables = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+_CHUNK = 2**20  # the largest number of entries of a table of divided differences in memory
+
+
+# -- divided differences --------------------------------------------------------------------------------------------
+
+
+def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | None = None) -> Tensor:
+    """f[l_a, l_b, ...] for index tensors a <= b <= ... of one shape.
+
+    Args:
+        at: the indices of the nodes.
+        L: the eigenvalues, ascending, (*, n).
+        J: (*, K + 1, n): f, f', f'' / 2, ..., f^(K) / K! at L.
+        D: (*, n, n): f[l_i, l_j], if known more accurately than from J; else None.
+
+    Returns:
+        The batch of L, and the shape of the indices.
+    """
+    order, last = len(at) - 1, J.shape[-2] - 1
+    if order == 0:
+        return J[..., 0, :][..., at[0]]
+    if order == 1 and D is not None:
+        return D[..., at[0], at[1]]
+    left, right = divided_difference(at[:-1], L, J, D), divided_difference(at[1:], L, J, D)
+    gap = L[..., at[-1]] - L[..., at[0]]
+    apart = (right - left) / torch.where(gap == 0, 1, gap)
+
+    # f[...] = sum over q of J_(k+q)(m) h_q(l - m), with h_q the complete homogeneous polynomial of degree q
+    centre = order // 2
+    middle = L[..., at[centre]]
+    h = [torch.ones_like(gap), *[torch.zeros_like(gap)] * (last - order)]
+    for i, node in enumerate(at):
+        if i != centre:
+            step = L[..., node] - middle
+            for q in range(1, len(h)):
+                h[q] = h[q] + step * h[q - 1]
+    near = torch.zeros_like(gap)
+    for q in reversed(range(len(h))):
+        near = near + J[..., order + q, :][..., at[centre]] * h[q]
+
+    # the last term of the series, its coefficient taken at the outer nodes since at the middle one it may vanish by
+    # chance, is compared with the rounding error of the quotient, both times the gap
+    ends = J[..., last, :].abs()
+    cut = (ends[..., at[0]] + ends[..., at[-1]]) * gap ** (last - order) * math.comb(last, order)
+    rounding = torch.finfo(L.dtype).eps * (left.abs() + right.abs())
+    return torch.where(cut * gap <= rounding, near, apart)
+
+
+def _contract(L: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
+    """X of the module's docstring for k >= 2, from E~; in blocks of rows, as the table has n^(k+1) entries."""
+    order, n = E.shape[-3], E.shape[-1]
+    every = torch.arange(n, device=L.device)
+    letters = "abcdefghijklmnopqrstuvw"[: order + 1]
+    factors = [f"...{letters[i : i + 2]}" for i in range(order)]
+    equation = f"...{letters},{','.join(factors)}->...{letters[0]}{letters[-1]}"
+    blocks = []
+    for rows in every.split(max(1, _CHUNK // max(1, L.numel() * n ** (order - 1)))):
+        nodes = torch.stack(torch.meshgrid(rows, *[every] * order, indexing="ij")).sort(0).values
+        table = divided_difference(nodes.unbind(), L, J, D).to(E.dtype)
+        block = torch.zeros((), dtype=E.dtype, device=E.device)
+        for first, *others in permutations(E.unbind(-3)):
+            block = block + torch.einsum(equation, table, first[..., rows, :], *others)
+        blocks.append(block)
+    return torch.cat(blocks, -2) if blocks else E[..., 0, :, :]
+
+
+# -- the operator ---------------------------------------------------------------------------------------------------
+
+
+def _vjp(needed: dict[str, bool], inputs: Any, output: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    A, L, V, J, D, E = inputs
+    found = {}
+    if needed["A"]:
+        found["A"] = hermitian_function(A, L, V, J, D, with_direction(E.mH, grad))
+    if needed["E"] and (slots := range(E.shape[-3])):
+        parts = [hermitian_function(A, L, V, J, D, replaced(E.mH, s, grad)) for s in slots]
+        found["E"] = torch.stack(parts, -3)
+    return found
+
+
+def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    A, L, V, J, D, E = inputs
+    found = None
+    if tangents.A is not None:
+        found = hermitian_function(A, L, V, J, D, with_direction(E, tangents.A))
+    if tangents.E is not None:
+        for s in range(E.shape[-3]):
+            part = hermitian_function(A, L, V, J, D, replaced(E, s, tangents.E[..., s, :, :]))
+            found = part if found is None else found + part
+    return found
+
+
+def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
+    return V.new_empty(*torch.broadcast_shapes(V.shape[:-2], E.shape[:-3]), *V.shape[-2:])
+
+
+@smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
+def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
+    """The k-th derivative of F(A) = V f(diag L) V^H in the k directions E, for k = 0 F(A) itself; any order and mode.
+
+    Args:
+        A: Hermitian, (*, n, n). Its value is not read: L and V determine it.
+        L: its eigenvalues, ascending, (*, n); a constant to every derivative.
+        V: its eigenvectors, (*, n, n); constant.
+        J: (*, K + 1, n), float64: f^(q)(L) / q! for q = 0, ..., K; constant.
+        D: (*, n, n), float64: f[l_i, l_j]; constant.
+        E: (*, k, n, n): the directions, not necessarily Hermitian.
+
+    Returns:
+        (*, n, n).
+
+    Raises:
+        NotImplementedError: k > K: the derivative of f is missing.
+
+    Note:
+        Where not differentiable: where f is not.
+
+    References:
+        Higham, Functions of Matrices, corollary 3.12; Bhatia, Matrix Analysis, theorem V.3.3.
+    """
+    order, known = E.shape[-3], J.shape[-2] - 1
+    if order > known:
+        raise NotImplementedError(
+            f"the derivative of order {order} of a function of a matrix needs that of order {order} of the function, "
+            f"and {known} are known: pass more derivatives to funm_hermitian"
+        )
+    if order == 0:
+        return (V * J[..., 0, :].to(L.dtype).unsqueeze(-2)) @ V.mH
+    rotated = V.mH.unsqueeze(-3) @ E @ V.unsqueeze(-3)
+    if order == 1:
+        X = D.to(L.dtype) * rotated[..., 0, :, :]
+    else:
+        X = _contract(L.to(J.dtype), J, D, rotated)
+    return V @ X @ V.mH
+
+
+def function_of_hermitian(A: Tensor, tables: Tables) -> Tensor:
+    """F((A + A^H) / 2), with exact derivatives."""
+    A = hermitian(A)
+    L, V = torch.linalg.eigh(A.detach())
+    J, D = tables(L.double())
+    return hermitian_function(A, L, V, J, D, A.new_empty(*A.shape[:-2], 0, *A.shape[-2:]))
