@@ -16,10 +16,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from nested_cases import CASES, Case
+from nested_probe import KINDS, MEASURES, measure
 
 import torch_manualgrad as mg
 from torch_manualgrad.nested.operators import LIMITS
-from torch_manualgrad.testing.nested_probe import CASES, KINDS, MEASURES, Case, measure
 from torch_manualgrad.testing.report import table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / f"{Path(__file__).stem}.md"

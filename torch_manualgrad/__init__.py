@@ -5,7 +5,10 @@ from .core import kernels as _kernels
 from . import derivatives, linalg, nested, testing
 from .core.autograd import SingleLevelFunction
 from .core.op import BackwardContext, CustomOp, custom_op
+from .core.catalogue import catalogue, composite, gap, nondifferentiable, view
+from .core.elementwise import elementwise
 from .core.formula import Formula, Kernel, formula, ops
+from .core.linear import linear_in
 from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
@@ -23,18 +26,25 @@ __all__ = [
     "Sample",
     "SingleLevelFunction",
     "active",
+    "catalogue",
+    "composite",
     "custom_op",
     "derivatives",
+    "elementwise",
     "formula",
+    "gap",
     "install",
     "linalg",
+    "linear_in",
     "nested",
+    "nondifferentiable",
     "ops",
     "override",
     "rule",
     "rules",
     "testing",
     "unregister",
+    "view",
 ]
 __version__ = "0.1.0"
 _kernels.load()

@@ -19,6 +19,8 @@ import torch
 import torch_manualgrad as mg
 
 from .core import calls, kernels
+from .core.binding import Binding
+from .core.catalogue import KINDS
 from .core.names import missing, rules_named
 from .core.rule import Rule
 from .testing.report import table
@@ -101,13 +103,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> None:
-    lines = [["rule", "improves", "formulas"]]
+    lines = [["rule", "kind", "improves", "formulas"]]
     for name, rule in mg.rules.items():
-        lines.append([name, ", ".join(rule.improves), ", ".join(f.__name__ for f in rule.formulas)])
+        lines.append([name, rule.kind, ", ".join(rule.improves), ", ".join(f.__name__ for f in rule.formulas)])
     print(table(lines))
     print()
     for reason in mg.rules.absent.values():
         print(f"absent: {reason}\n")
+    lines = [["without a rule", "kind", "why"]]
+    for entry in mg.catalogue.values():
+        lines.append([entry.name, entry.kind, entry.reason or KINDS[entry.kind]])
+    print(table(lines))
+    print()
     lines = [["formula", "kernels", "what"]]
     for name, formula in mg.ops.items():
         what = (inspect.getdoc(formula.reference) or "").partition("\n")[0]
@@ -119,6 +126,11 @@ def _show(options: argparse.Namespace) -> None:
     name = options.name
     if name.removeprefix("manualgrad::") in mg.ops:
         _show_formula(mg.ops[name.removeprefix("manualgrad::")])
+        return
+    full = f"aten::{name.removeprefix('aten::')}".removesuffix(".default")
+    if full in mg.catalogue:
+        entry = mg.catalogue[full]
+        print(f"{entry.kind}  {entry.name}: {entry.reason or KINDS[entry.kind]}")
         return
     found = rules_named(name)
     if not found:
@@ -152,7 +164,7 @@ def _show_rule(rule: Rule) -> None:
             print(f"{what:<11}of {', '.join(names)}: {_binding(function)}")
     if not rule.jvp:
         print("jvp        derived from the vjp by transposition")
-    print(f"formulas   {', '.join(f.__name__ for f in rule.formulas)}")
+    print(f"formulas   {', '.join(f.__name__ for f in rule.formulas) or 'none'}")
     print(f"residuals  {', '.join(rule.residuals) or 'none'}")
     print(f"improves   {', '.join(rule.improves) or 'nothing: override() leaves it off unless it is named'}")
     for ended in _ended(rule):
@@ -173,12 +185,14 @@ def _ended(rule: Rule) -> list[str]:
 def _binding(function: Any) -> str:
     if isinstance(function, mg.Formula):
         return function.__name__
+    if isinstance(function, Binding):
+        return repr(function)
     names = ", ".join(inspect.signature(function).parameters)
     return f"({names}) at {_place(function)}"
 
 
 def _place(function: Callable[..., Any]) -> str:
-    code = inspect.unwrap(function).__code__
+    code = inspect.unwrap(getattr(function, "derivative", function)).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 

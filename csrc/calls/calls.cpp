@@ -52,7 +52,7 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 
 // Where an argument of the compiled formula comes from.
 struct Source {
-  enum Kind : int64_t { kSaved, kConstant, kGrad, kLiteral };
+  enum Kind : int64_t { kSaved, kConstant, kGrad, kLiteral, kNeeded };
   Kind kind;
   int64_t index;
   IValue literal;     // kLiteral: the value; kConstant: what stands for None
@@ -63,9 +63,14 @@ struct Source {
 // A compiled formula that is the whole vjp, and the calls that it serves.
 struct Direct {
   c10::OperatorHandle op;
-  int64_t input;    // the place, among the tensor arguments, whose gradient it is
-  int64_t devices;  // 1: CPU, 2: CUDA
-  int64_t largest;  // of a matrix, rows or columns; 0: any shape
+  std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
+  int64_t devices;              // 1: CPU, 2: CUDA
+  int64_t largest;              // of a matrix, rows or columns; 0: any shape
+  bool declines;                // its last result is a bool: true where it leaves the call to the vjp
+  bool real;                    // no complex numbers
+  std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
+  std::vector<int64_t> contiguous;               // saved tensors that must be so
+  std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
   std::vector<Source> arguments;
 };
 
@@ -241,30 +246,58 @@ struct RuleNode : public Node {
     } else if (!any) {
       return variable_list(mask.size());
     }
-    if (table.direct && mask[table.direct->input]) {
+    if (table.direct) {
       Stack stack;
-      if (served(*table.direct, tensors, grads, stack)) {
+      if (served(*table.direct, mask, tensors, grads, stack) && computed(*table.direct, stack)) {
         ++counts.direct;
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        table.direct->op.callBoxed(&stack);
         variable_list found(mask.size());
-        found[table.direct->input] = std::move(stack.back()).toTensor();
+        for (size_t i = 0; i < table.direct->inputs.size(); ++i) {
+          const int64_t input = table.direct->inputs[i];
+          if (mask[input]) found[input] = std::move(stack[i]).toTensor();
+        }
         return found;
       }
     }
     return pull_back_in_python(table, mask, tensors, constants, grads);
   }
 
+  // Replaces the arguments by the results; false if the formula leaves the call to the vjp.
+  static bool computed(const Direct& direct, Stack& stack) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    direct.op.callBoxed(&stack);
+    return !direct.declines || !stack.back().toTensor().item<bool>();
+  }
+
+  // Whether x, matrices or vectors, has the batch dims of the matrices A.
+  static bool in_batch(const at::Tensor& A, const at::Tensor& x) {
+    if (!A.defined() || !x.defined() || A.dim() < 2) return false;
+    const auto batch = A.sizes().slice(0, A.dim() - 2);
+    return x.dim() > A.dim() - 2 && x.dim() <= A.dim() && x.sizes().slice(0, batch.size()) == batch;
+  }
+
   // Whether the compiled formula serves this call; fills in its arguments.
-  bool served(const Direct& direct, const variable_list& tensors, const variable_list& grads, Stack& stack) const {
+  bool served(const Direct& direct, const std::vector<bool>& mask, const variable_list& tensors,
+              const variable_list& grads, Stack& stack) const {
     if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
+    bool any = false;
+    for (const int64_t input : direct.inputs) any |= mask[input];
+    if (!any) return false;
+    for (const auto& [constant, value] : direct.only) {
+      if (constants[constant] != value) return false;
+    }
+    for (const int64_t i : direct.contiguous) {
+      if (!tensors[i].defined() || !tensors[i].is_contiguous()) return false;
+    }
+    for (const int64_t i : direct.one_batch) {
+      if (!in_batch(tensors[direct.one_batch.front()], tensors[i])) return false;
+    }
     std::optional<at::ScalarType> common;
     const auto fits = [&](const at::Tensor& x) {
       if (!plain(x) || !(direct.devices & (x.is_cpu() ? 1 : 2))) return false;
       const auto dtype = x.scalar_type();
       if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) return direct.largest != 0;  // pivots
       const auto real = c10::toRealValueType(dtype);
-      if (common && *common != real) return false;
+      if ((common && *common != real) || (direct.real && dtype != real)) return false;
       common = real;
       if (direct.largest == 0) return true;
       if (real != at::kFloat && real != at::kDouble) return false;
@@ -281,6 +314,10 @@ struct RuleNode : public Node {
           if (!source.optional) return false;
           stack.emplace_back();
         }
+        continue;
+      }
+      if (source.kind == Source::kNeeded) {
+        stack.emplace_back(static_cast<bool>(mask[source.index]));
         continue;
       }
       const IValue* value = &source.literal;
@@ -496,8 +533,15 @@ Direct read_direct(Reader& in, const char* name) {
   const size_t dot = full.find('.');
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
-  const int64_t input = in.number(), devices = in.number(), largest = in.number();
-  Direct direct{op, input, devices, largest, {}};
+  auto inputs = in.list();
+  const int64_t devices = in.number(), largest = in.number();
+  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}};
+  for (int64_t i = in.number(); i > 0; --i) {
+    const int64_t constant = in.number();
+    direct.only.emplace_back(constant, in.literal());
+  }
+  direct.contiguous = in.list();
+  direct.one_batch = in.list();
   for (const c10::Argument& argument : op.schema().arguments()) {
     const auto kind = static_cast<Source::Kind>(in.number());
     const int64_t index = in.number();

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
+from torch_manualgrad.core import compile_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -206,6 +207,35 @@ def test_the_cache_key_tag_of_the_user_stays(tag):
         assert tag.cache_key_tag == first
         tag.cache_key_tag = "other"
     assert tag.cache_key_tag.startswith("other|") and tag.cache_key_tag.count("|") == 1
+
+
+def definitions(count, monkeypatch):
+    """The calls of `digest`, and the bytes given to it, while ops are defined of which another kernel is active."""
+    given = []
+
+    def counting(data, own=compile_cache.digest):
+        given.append(len(data))
+        return own(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_cache, "digest", counting)
+        for _ in range(count):
+            define("(Tensor x) -> Tensor", torch.sin).impl("default")(torch.clone)
+    return len(given), sum(given)
+
+
+def test_what_a_definition_costs_does_not_depend_on_those_before(monkeypatch, tag):
+    definitions(1, monkeypatch)
+    few, many = definitions(20, monkeypatch), definitions(40, monkeypatch)
+    assert all(n > 0 and m <= 2.1 * n for n, m in zip(few, many)), (few, many)
+
+
+def test_the_tag_changes_with_every_formula_and_does_not_depend_on_their_order(tag):
+    seen = [tag.cache_key_tag]
+    for key, code in (("a", "1"), ("b", "2"), ("a", "2"), ("b", "1"), ("a", "1"), ("b", "2")):
+        compile_cache.remember(f"mgtest {key}", code)
+        seen.append(tag.cache_key_tag)
+    assert len(set(seen[:5])) == 5 and seen[6] == seen[2]
 
 
 # -- caches on disk --------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_refused():
     def keyword(x: Tensor, *, k: int) -> Tensor:
         return k * x
 
-    with pytest.raises(ValueError, match="when= asks for 'y', which is none of"):
+    with pytest.raises(ValueError, match="when= asks for 'y', which is not one of"):
         mg.formula(kernels=Kernel("cpu", when=lambda y: True), namespace="kernelchoicetest")(scaled)
     with pytest.raises(ValueError, match="no keyword-only arguments"):
         mg.formula(kernels=Kernel("cpu"), namespace="kernelchoicetest")(keyword)

@@ -53,7 +53,7 @@ def module(tmp_path, request):
 def test_list(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"| {name} " in printed for name in (*mg.rules, *mg.ops))
+    assert all(f"| {name} " in printed for name in (*mg.rules, *mg.catalogue, *mg.ops))
 
 
 def test_show_every_name(capsys):
@@ -73,6 +73,14 @@ def test_show_takes_short_names(capsys):
     assert main(["show", "norm"]) == 0
     assert capsys.readouterr().out.count("rule  ") == 6  # all overloads, and what torch.norm reaches
     assert main(["show", "manualgrad::norm_jvp"]) == 0
+
+
+def test_show_an_elementwise_rule_and_what_has_none(capsys):
+    assert main(["show", "aten::sin"]) == 0
+    assert "derivatives/elementwise/trigonometric.py:" in capsys.readouterr().out
+    for name in ("aten::transpose.int", "transpose.int"):
+        assert main(["show", name]) == 0
+        assert "view  aten::transpose.int: returns a view, which PyTorch differentiates" in capsys.readouterr().out
 
 
 def test_show_an_unknown_name(capsys):

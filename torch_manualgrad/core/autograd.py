@@ -113,9 +113,19 @@ class Derivative:
         self.differentiable = tuple(differentiable or [True] * len(signature.returns))
         if self.run is None:
             self.run = python_function(op) or entry(op)
-        self.function = _autograd_function(self)
-        simple = len(signature.returns) == 1 and signature.returns[0].is_tensor and not signature.lists
-        self.fast_function = _fast_function(self) if simple and all(self.differentiable) else None
+
+    # Made at the first call: most rules of a process are never used, and classes take long to make.
+    @functools.cached_property
+    def function(self) -> Any:
+        """The autograd function of any call."""
+        return _autograd_function(self)
+
+    @functools.cached_property
+    def fast_function(self) -> Any:
+        """That of plain calls; None for an operator of another kind."""
+        returns = self.signature.returns
+        simple = len(returns) == 1 and returns[0].is_tensor and not self.signature.lists
+        return _fast_function(self) if simple and all(self.differentiable) else None
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         """What the backward needs: tensors, which go through autograd's own saving, and anything else."""

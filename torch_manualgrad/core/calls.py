@@ -22,7 +22,7 @@ from .compiled_vjp import ButManySmall, CompiledVjp
 from .internals import tangents_possible
 
 if TYPE_CHECKING:
-    from .rule import Bound
+    from .bound import Bound
 
 __all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
 
@@ -34,7 +34,7 @@ _DTYPES: tuple[torch.dtype | None, ...] = (
 _FACTS = ("sizes", "strides", "dtype")
 _CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
 _DEVICES = {"cpu": 1, "cuda": 2}
-_SAVED, _CONSTANT, _GRAD, _LITERAL = range(4)  # Source::Kind in csrc/calls
+_SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
 
 
 def _load() -> Any:
@@ -227,7 +227,12 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     saved = [known[i] for i in derivative.tensor_places]
     constants = [known[i] for i in derivative.constant_places]
     devices = sum(_DEVICES[kind] for kind in compiled.formula.kernels)
-    numbers = [signature.tensor_names.index(compiled.input), devices, compiled.largest]
+    inputs = [signature.tensor_names.index(name) for name in compiled.names]
+    numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, compiled.real, len(compiled.only)]
+    for name, value in compiled.only.items():
+        numbers += [constants.index(name), *_literal(value)]
+    for names in (compiled.contiguous, compiled.one_batch):
+        numbers += [len(names), *[saved.index(name) for name in names]]
     for parameter in compiled.formula.signature.names:
         source = compiled.bind.get(parameter, parameter)
         name, default = source if isinstance(source, tuple) else (source, None)
@@ -237,6 +242,8 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
             numbers += [_SAVED, saved.index(name), *_literal(None)]
         elif name in constants:
             numbers += [_CONSTANT, constants.index(name), *_literal(default)]
+        elif name.startswith("needs_"):
+            numbers += [_NEEDED, signature.tensor_names.index(name.removeprefix("needs_")), *_literal(None)]
         else:
             numbers += [_GRAD, derivative.grad_names.index(name), *_literal(None)]
     return numbers

@@ -31,8 +31,9 @@ lock = threading.RLock()  # held while registrations change; calls do not take i
 
 _active: dict[str, tuple[str, str]] = {}  # operator -> what is active there, and the fingerprint of its code
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
-_definitions = 0  # a digest of these, in any order: a definition costs the same whatever was defined before
-_state = ""
+_code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
+_state: str | None = ""  # None: to be made of `_active` when it is asked for
+_changed = False  # since the last tag
 _depth = 0  # of nested changes
 _our_tag = ""
 _guarded = False
@@ -40,53 +41,67 @@ _guarded = False
 
 def state() -> str:
     """What is active now beyond the definitions; equal strings mean equal derivatives."""
-    return _state
+    global _state
+    found = _state
+    if found is None:
+        with lock:
+            found = _state = "; ".join(f"{key} {what}" for key, (what, _) in sorted(_active.items()))
+    return found
 
 
 def put(key: str, what: str, code: str = "") -> None:
-    """Record what is active at ``key`` beyond its definition; empty: nothing is any more.
+    """Note what is active at ``key`` beyond its definition; empty: nothing is any more.
 
     Args:
+        key: an operator, or another place where derivatives are exchanged.
         what: names one derivative in this process.
         code: its `fingerprint`, which names it for other processes.
     """
+    global _state
     with changes():
-        if what:
-            _active[key] = (what, code)
-        else:
-            _active.pop(key, None)
+        before = _active.pop(key, None)
+        after = (what, code) if what else None
+        if after is not None:
+            _active[key] = after
+        if after != before:
+            _exchange(f"active {key}", before and before[1], after and after[1])
+            _state = None
+
+
+def remember(key: str, code: str) -> None:
+    """Note the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger.
+
+    Args:
+        key: a formula or custom op, and what of it.
+        code: its `fingerprint`.
+    """
+    with changes():
+        _exchange(key, _defined.get(key), code)
+        _defined[key] = code
+
+
+def _exchange(key: str, before: str | None, after: str | None) -> None:
+    global _code, _changed
+    for code in (before, after):
+        if code is not None:
+            _code ^= int(digest(f"{key} {code}"), 16)
+    _changed = True
 
 
 @contextmanager
 def changes() -> Iterator[None]:
     """Several changes as one: what follows from them is done at the end, once. Holds the lock; nests."""
-    global _depth, _state
+    global _depth, _changed
     with lock:
         _depth += 1
         try:
             yield
         finally:
             _depth -= 1
-            now = "; ".join(f"{k} {what}" for k, (what, _) in sorted(_active.items())) if not _depth else _state
-            if now != _state:
-                _state = now
+            if _changed and not _depth:
+                _changed = False
                 _tag()
                 _guard()
-
-
-def remember(key: str, code: str) -> None:
-    """Record the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger."""
-    global _definitions
-    with lock:
-        if key in _defined:
-            _definitions ^= _number(key, _defined[key])
-        _defined[key] = code
-        _definitions ^= _number(key, code)
-        _tag()
-
-
-def _number(key: str, code: str) -> int:
-    return int(digest(f"{key} {code}"), 16)
 
 
 def _tag() -> None:
@@ -94,8 +109,7 @@ def _tag() -> None:
     global _our_tag
     config: Any = torch.compiler.config
     theirs = config.cache_key_tag.removesuffix(_our_tag)
-    text = repr((_definitions, sorted((k, code) for k, (_, code) in _active.items())))
-    _our_tag = f"|torch_manualgrad:{digest(text)}"
+    _our_tag = f"|torch_manualgrad:{_code:016x}"
     config.cache_key_tag = theirs + _our_tag
 
 

@@ -21,17 +21,33 @@ class CompiledVjp(NamedTuple):
     kernels, and within ``largest``; elsewhere, and where the backward is differentiated, the vjp itself is called.
 
     Attributes:
-        input: whose gradient it is.
+        inputs: whose gradients are its results, in their order: a name, or several.
         formula: one with a compiled kernel.
         bind: for parameters of the formula that are not called as in the rule: the name there, or a value that is not a
-            string, or a pair of the name and what stands for None.
+            string, or a pair of the name and what stands for None. ``needs_<input>`` is whether that gradient is
+            wanted; the result for one that is not is passed over.
         largest: for matrices, the most rows or columns, of a dtype of linear algebra; 0: every shape and dtype.
+        only: values that constants of the call must have, by their names.
+        real: complex numbers are left to the vjp.
+        contiguous: inputs and outputs that must be contiguous.
+        one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
+        declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp.
     """
 
-    input: str
+    inputs: str | tuple[str, ...]
     formula: Formula
     bind: Mapping[str, Any] = {}
     largest: int = 0
+    only: Mapping[str, Any] = {}
+    real: bool = False
+    contiguous: tuple[str, ...] = ()
+    one_batch: tuple[str, ...] = ()
+    declines: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs, as a tuple."""
+        return (self.inputs,) if isinstance(self.inputs, str) else self.inputs
 
     @property
     def operator(self) -> CustomOp:

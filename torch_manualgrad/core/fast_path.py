@@ -17,7 +17,7 @@ from .formula import direct
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
-    from .rule import Bound
+    from .bound import Bound
 
 __all__ = ["fast_call"]
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, overload
 import torch
 
 from . import compile_cache, packages
+from .binding import Binding
 from .internals import entry, values_hidden
 from .op import CustomOp
 from .registry import Registry
@@ -143,7 +144,7 @@ class Formula(CustomOp):
         names = inspect.signature(kernel.when).parameters if kernel.when is not None else ()
         unknown = [n for n in names if n not in self.signature.names]
         if unknown:
-            raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is none of {self.signature.names}")
+            raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is not one of {self.signature.names}")
         places = tuple(self.signature.names.index(n) for n in names)
         op = self.overloads[kernel.overload].op
         self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op), kernel.python, kernel.tracked),)
@@ -174,6 +175,24 @@ class Formula(CustomOp):
                     return route.python(*args)
                 return route.run(*args)
         return self.reference(*args)
+
+    def bind(self, **parameters: Any) -> Binding:
+        """This formula for a rule, with other names for some of its parameters.
+
+        ``cholesky_backward.bind(grad_L="grad", L="result")``: its ``L`` is what the rule calls ``result``.
+
+        Args:
+            parameters: for each parameter the name that it is bound to, or what it is in every call: anything that is
+                not a string. The others are bound by their own names; one that has a default, and whose name means nothing
+                in the rule, stays at its default.
+
+        Returns:
+            What `rule` takes in place of the formula.
+
+        Raises:
+            ValueError: there is no such parameter.
+        """
+        return Binding(self, parameters)
 
     def undefine(self) -> None:
         for op in self.overloads.values():

@@ -1,7 +1,8 @@
 """What a name means: the rules of an operator, or of every operator that a function of PyTorch's reaches.
 
 ``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table says so for each
-public function; ``tests/core/test_names.py`` runs all of them and compares.
+public function; ``tests/core/test_names.py`` runs all of them and compares. It leaves out what is elementwise or linear:
+such operators are in everything, and are called by their own names.
 """
 
 from __future__ import annotations
@@ -146,11 +147,16 @@ def rules_named(name: str) -> list[Rule]:
 
     ``"aten::dist"`` is the operator alone; ``"norm"`` the operators of that name and all that ``torch.norm`` reaches.
     """
-    full = _full(name)
-    found = [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
+    found = _of_operator(_full(name))
     if "::" not in name or not found:
-        found += [rules[n] for n in _reached(name) if n in rules and rules[n] not in found]
+        reached = [rules[n] for n in _reached(name) if n in rules] or _of_operator(f"aten::{_bare(name)}")
+        found += [rule for rule in reached if rule not in found]
     return found
+
+
+def _of_operator(full: str) -> list[Rule]:
+    """The rule of that operator; without an overload in its name, those of all its overloads if it has none itself."""
+    return [rules[full]] if full in rules else [r for n, r in rules.items() if n.startswith(f"{full}.")]
 
 
 def missing(name: str) -> str:

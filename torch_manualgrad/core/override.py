@@ -12,13 +12,14 @@ from torch import Tensor
 
 from . import calls, compile_cache
 from .autograd import Mode, apply, differentiated
+from .bound import Bound
 from .decorate import decorated
 from .in_place import in_place_kernel, in_place_operator
 from .internals import PLAIN, only_autograd
 from .names import choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
-from .rule import Bound, Rule
+from .rule import Rule
 from .schema import Signature, tensors_in, with_tensors
 
 __all__ = ["Active", "Handle", "active", "install", "override", "unregister"]

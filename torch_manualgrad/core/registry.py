@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Registry"]
 
@@ -17,6 +17,7 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         what: it is made of, for messages.
         fill: called before entries are read, so that more may be entered then.
+        beside: another registry, which can have no entry of the same name as this one.
 
     Attributes:
         absent: name -> why it is not among the entries, for what this torch cannot have.
@@ -25,11 +26,14 @@ class Registry(Mapping[str, T], Generic[T]):
         KeyError, AttributeError: there is no entry of that name; the message names the nearest.
     """
 
-    def __init__(self, what: str, fill: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, what: str, fill: Callable[[], None] = lambda: None, beside: Registry[Any] | None = None) -> None:
         self._what = what
         self._fill = fill
         self._entries: dict[str, T] = {}
         self.absent: dict[str, str] = {}
+        self._all: list[Registry[Any]] = [self] if beside is None else beside._all  # that share one set of names
+        if beside is not None:
+            self._all.append(self)
 
     def add(self, name: str, entry: T) -> T:
         """Enter ``entry``. Raises ValueError if the name is taken."""
@@ -43,8 +47,9 @@ class Registry(Mapping[str, T], Generic[T]):
         self.absent[name] = reason
 
     def _is_new(self, name: str) -> None:
-        if name in self._entries or name in self.absent:
-            raise ValueError(f"{self._what} {name!r} exists already; a duplicate name is an error")
+        for other in self._all:
+            if name in other._entries or name in other.absent:
+                raise ValueError(f"{other._what} {name!r} exists already; a duplicate name is an error")
 
     def missing(self, name: object) -> str:
         """The message for a name that is not here."""

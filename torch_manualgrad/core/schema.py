@@ -81,9 +81,18 @@ class Signature:
         self.output_lists = [i for i, r in enumerate(self.returns) if r.is_tensor_list]
         self.positional = sum(not a.kwarg_only for a in self.arguments)
         self.defaults = [a.default for a in self.arguments]
-        # `self` and the like are fine as names of arguments, but not as fields of a tuple
-        self.Inputs = namedtuple("Inputs", self.names, rename=True)  # type: ignore[misc]
-        self.Outputs = namedtuple("Outputs", self.output_names, rename=True)  # type: ignore[misc]
+
+    # Made when a custom op asks for them: rules do not, and a class takes longer to make than the rest. `self` and the
+    # like are fine as names of arguments, but not as fields of a tuple.
+    @functools.cached_property
+    def Inputs(self) -> Any:
+        """The type of all values of a call."""
+        return namedtuple("Inputs", self.names, rename=True)
+
+    @functools.cached_property
+    def Outputs(self) -> Any:
+        """The type of several outputs."""
+        return namedtuple("Outputs", self.output_names, rename=True)
 
     def _refuse_aliases(self) -> None:
         for what, entries in (("argument", self.schema.arguments), ("output", self.schema.returns)):

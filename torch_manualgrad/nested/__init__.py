@@ -4,38 +4,15 @@ from . import operators as operators, structure_formulas as structure_formulas, 
 from .activations import celu, elu, gelu, hardtanh, leaky_relu, mish, relu, selu, silu, softplus, threshold
 from .arithmetic import add, div, maximum, minimum, mul, pow, sub
 from .attention import scaled_dot_product_attention
-from .layers import layer_norm, rms_norm
+from .extrema import amax, amin, max, min
+from .layer_normalization import layer_norm
+from .maps import cumsum, glu, log_softmax, softmax
 from .matmul import linear, matmul
 from .ragged import Ragged
-from .reductions import (
-    amax,
-    amin,
-    cumsum,
-    glu,
-    log_softmax,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    softmax,
-    std,
-    sum,
-    var,
-    vector_norm,
-)
-from .structure import (
-    chunk,
-    dropout,
-    narrow,
-    select,
-    slice,
-    split,
-    split_with_sizes,
-    to_padded_tensor,
-    transpose,
-    unbind,
-)
+from .reductions import logsumexp, mean, prod, std, sum, var, vector_norm
+from .rms_normalization import rms_norm
+from .selection import narrow, select, slice
+from .structure import chunk, dropout, split, split_with_sizes, to_padded_tensor, transpose, unbind
 
 __all__ = [
     "Ragged",

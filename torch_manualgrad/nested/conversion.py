@@ -13,6 +13,7 @@ from ..core.arguments import Check, arguments_of
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, used_positions
 from .ragged import Ragged
+from .ragged_checks import check_values
 
 __all__ = ["on_nested", "require_same_structure"]
 
@@ -35,7 +36,7 @@ class _WithHoles(Ragged):
     def __init__(self, values: Tensor, shape: Sequence[int | None], structure: JaggedStructure) -> None:
         for name, value in (("values", values), ("shape", tuple(shape)), ("sizes", None), ("structure", structure)):
             object.__setattr__(self, name, value)
-        self._check_values()
+        check_values(self)
 
     @property
     def offsets(self) -> Tensor:  # type: ignore[override]

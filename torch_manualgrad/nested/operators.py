@@ -21,8 +21,6 @@ from torch import Tensor
 from ..core.internals import (
     JaggedStructure,
     dual_jagged,
-    has_tangent,
-    is_nested_int,
     jagged_dim,
     jagged_structure,
     known_lengths,
@@ -30,17 +28,19 @@ from ..core.internals import (
     nested_strides,
     replace_jagged_attention,
     strided_nested,
-    tangents_possible,
 )
 from ..core.replacements import Replacements, replacements, stock
-from . import activations, arithmetic, attention, layers, matmul, reductions, structure
+from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
+from .choice import choose
 from .conversion import on_nested
+from .layer_normalization import layer_norm
 from .layouts import jagged_values, to_jagged, tracked
 from .ragged import Ragged
+from .rms_normalization import rms_norm
 
 __all__ = ["LIMITS"]
 
-# (kind, what) -> why it is not supported. Each raises: see tests/testing/test_nested_probe.py and docs/nested.md.
+# (kind, what) -> why it is not supported. Each raises: see tests/nested/test_nested_probe.py and docs/nested.md.
 LIMITS: dict[tuple[str, str], str] = {
     ("strided", "jvp"): "PyTorch's strided class has no tangent, and is not made of dual components",
     ("strided", "complex"): "PyTorch's strided class has no gradient in complex dtypes",
@@ -50,67 +50,6 @@ LIMITS: dict[tuple[str, str], str] = {
         for kind in ("Ragged", "strided", "jagged")
     },
 }
-
-
-# The errors by which PyTorch's functions and ours refuse a call. Not all of Exception: a hook may raise others to end a
-# recomputation.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
-
-def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
-
-    If both refuse, PyTorch's error is raised, with ours as its cause. A call with a tangent does not fall back to
-    PyTorch's, as PyTorch's classes lose the tangent.
-    """
-    given = [*args, *kwargs.values()]
-    given += [a for some in given if isinstance(some, (list, tuple)) for a in some]
-    tensors = [a for a in given if isinstance(a, Tensor)]
-    if _stock_reads_out_of_bounds(function, args):
-        return function(*args, **kwargs)
-    symbolic = any(map(is_nested_int, given)) and function not in _TAKE_NESTED_INTS
-    if symbolic or any(map(_only_stock_holds, tensors)):
-        return own(*args, **kwargs)
-    dual = any(_dual(x) for x in tensors)
-    if dual or any(map(tracked, tensors)):
-        try:
-            found = function(*args, **kwargs)
-        except _REFUSALS as refusal:
-            if dual:
-                raise
-            try:
-                return own(*args, **kwargs)
-            except _REFUSALS as error:
-                raise error from refusal
-        return own(*args, **kwargs) if found is NotImplemented else found
-    try:
-        return own(*args, **kwargs)
-    except _REFUSALS as error:
-        try:
-            found = function(*args, **kwargs)
-        except _REFUSALS as refusal:
-            raise error from refusal
-        if found is NotImplemented:
-            raise
-        return found
-
-
-def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:
-    """Whether PyTorch's own reads memory outside of the tensor: select within components of strided tensors."""
-    if function is not _select or args[0].layout is torch.jagged:
-        return False
-    return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
-
-
-def _only_stock_holds(x: Tensor) -> bool:
-    """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
-    return x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0))
-
-
-def _dual(x: Tensor) -> bool:
-    if x.is_nested:
-        return x.layout is torch.jagged and dual_jagged(x) is not None
-    return tangents_possible([x]) and has_tangent(x)
 
 
 def _with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,7 +102,7 @@ def _linear(input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
 def _layer_norm(
     input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enable: Any = None
 ) -> Any:
-    return layers.layer_norm(input, normalized_shape, weight, bias, eps)
+    return layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def _elu(self: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
@@ -212,10 +151,10 @@ def _unbind(self: Any, dim: int = 0) -> Any:
 
 def _select(self: Any, dim: int, index: int) -> Any:
     if self.layout is torch.jagged:
-        return structure.select(self, dim, index)
+        return selection.select(self, dim, index)
     if dim not in (0, -self.dim()):
         return (
-            _as_strided(self, structure.select(self, dim, index)) if tracked(self) else _strided_view(self, dim, index)
+            _as_strided(self, selection.select(self, dim, index)) if tracked(self) else _strided_view(self, dim, index)
         )
     components = self.unbind()
     if not -len(components) <= index < len(components):
@@ -350,12 +289,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum.dim_IntList": _with_dtype(_sum),
     "mean": _with_dtype(reductions.mean),
     "mean.dim": _reduction(reductions.mean),
-    "amax": _reduction(reductions.amax),
-    "amin": _reduction(reductions.amin),
-    "max": reductions.max,
-    "max.dim": reductions.max,
-    "min": reductions.min,
-    "min.dim": reductions.min,
+    "amax": _reduction(extrema.amax),
+    "amin": _reduction(extrema.amin),
+    "max": extrema.max,
+    "max.dim": extrema.max,
+    "min": extrema.min,
+    "min.dim": extrema.min,
     "prod": _with_dtype(reductions.prod),
     "prod.dim_int": _with_dtype(reductions.prod),
     "logsumexp": _reduction(reductions.logsumexp),
@@ -364,12 +303,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "norm.ScalarOpt_dim": _vector_norm,
     **_spread(reductions.var),
     **_spread(reductions.std),
-    "cumsum": _with_dtype(reductions.cumsum),
-    "softmax.int": reductions.softmax,
-    "log_softmax.int": reductions.log_softmax,
+    "cumsum": _with_dtype(maps.cumsum),
+    "softmax.int": maps.softmax,
+    "log_softmax.int": maps.log_softmax,
     # norms and activations
     "layer_norm": _layer_norm,
-    "rms_norm": layers.rms_norm,
+    "rms_norm": rms_norm,
     "gelu": _gelu,
     "relu": activations.relu,
     "threshold": activations.threshold,
@@ -381,7 +320,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "celu": activations.celu,
     "softplus": activations.softplus,
     "mish": activations.mish,
-    "glu": reductions.glu,
+    "glu": maps.glu,
     "dropout": _dropout,
     # two arguments
     "add.Tensor": arithmetic.add,
@@ -406,8 +345,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min.other": arithmetic.minimum,
     # structure
     "select.int": _select,
-    "slice.Tensor": structure.slice,
-    "narrow": structure.narrow,
+    "slice.Tensor": selection.slice,
+    "narrow": selection.narrow,
     "split.Tensor": structure.split,
     "split.sizes": structure.split_with_sizes,
     "split_with_sizes": structure.split_with_sizes,
@@ -427,6 +366,19 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 # These take the size of a ragged dim as an argument.
 _TAKE_NESTED_INTS = (_reshape,)
+
+
+def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if _stock_reads_out_of_bounds(function, args):
+        return function(*args, **kwargs)
+    return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)
+
+
+def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:
+    """Whether PyTorch's own reads memory outside of the tensor: select within components of strided tensors."""
+    if function is not _select or args[0].layout is torch.jagged:
+        return False
+    return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
 
 
 def _jagged_attention(own: Callable[..., Any], query: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,12 +12,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["flat_from_packed", "packed_from_flat", "readable", "row_strides", "segments", "strided_positions"]
+__all__ = [
+    "cumulated",
+    "flat_from_packed",
+    "offsets_of",
+    "packed_from_flat",
+    "ragged_shape",
+    "readable",
+    "row_strides",
+    "segments",
+    "strided_positions",
+]
 
 
 def readable(numbers: Tensor) -> bool:
     """Whether the contents can be read without synchronizing with a device, and outside of a graph."""
     return numbers.device.type == "cpu" and type(numbers) is Tensor and not torch.compiler.is_compiling()
+
+
+def cumulated(lengths: Tensor) -> Tensor:
+    """Offsets: the sums of the lengths in front of each component, and of all."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(lengths.dtype)
 
 
 def segments(offsets: Tensor, count: int) -> Tensor:
@@ -79,3 +94,21 @@ def flat_from_packed(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
     rows = _packed_rows(offsets, before, values.shape[dim])
     back = torch.empty_like(rows).scatter(0, rows, torch.arange(len(rows), device=rows.device))
     return values.reshape(before * values.shape[dim], after).index_select(0, back).reshape(-1)
+
+
+def ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | None) -> list[int | None]:
+    """The shape of components of these sizes, with None in the dims that differ or are asked for."""
+    differ = [d for d, n in enumerate(zip(*sizes), 1) if len(set(n)) > 1]
+    chosen = list(ragged_dims) if ragged_dims is not None else differ or [1]
+    dims = len(sizes[0])
+    if not chosen or not all(1 <= d <= dims for d in chosen) or not set(differ) <= set(chosen):
+        raise ValueError(f"ragged_dims: {chosen}, where components of {dims} dims differ in dims {differ}")
+    return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
+
+
+def offsets_of(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Where components of these lengths begin, and the last ends."""
+    at = [0]
+    for n in lengths:
+        at.append(at[-1] + n)
+    return torch.tensor(at, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +11,15 @@ from torch import Tensor
 
 from ..core.internals import JaggedStructure, pytree
 from .layouts import from_jagged, from_strided, strided_components, to_jagged, to_strided, tracked
-from .packing import flat_from_packed, packed_from_flat, readable, row_strides, segments
+from .packing import cumulated, flat_from_packed, offsets_of, packed_from_flat, ragged_shape, segments
+from .padding import padded, taken
+from .ragged_checks import check_contents, check_structure, check_values
+from .ragged_tensor import TensorProperties
 
 __all__ = ["Ragged"]
 
 
-class Ragged:
+class Ragged(TensorProperties):
     """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
 
     Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
@@ -51,10 +54,10 @@ class Ragged:
         self, values: Tensor, offsets: Tensor, shape: Sequence[int | None], sizes: Tensor | None = None
     ) -> None:
         _set(self, values, offsets, tuple(shape), sizes)
-        self._check_structure()
-        self._check_values()
+        check_structure(self)
+        check_values(self)
         if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and type(offsets) is Tensor:
-            self._check_contents()
+            check_contents(self)
 
     @staticmethod
     def trusted(values: Tensor, offsets: Tensor, shape: Sequence[int | None]) -> Ragged:
@@ -98,88 +101,11 @@ class Ragged:
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
-    # -- a tensor's methods; operators, indexing and the functions of torch are in `tensor_like` -----------------------
+    # -- a tensor's methods; others are in `ragged_tensor` and `tensor_like` --------------------------------------------
 
     if TYPE_CHECKING:  # methods that `tensor_like` adds
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def dim(self) -> int:
-        """The number of dims, the batch included."""
-        return len(self.shape)
-
-    @property
-    def ndim(self) -> int:
-        """The same as `dim`."""
-        return len(self.shape)
-
-    def size(self, dim: int | None = None) -> Any:
-        """The shape, or one size of it.
-
-        Args:
-            dim: one dim, or None for the whole shape.
-
-        Returns:
-            The shape, or a size; None for a ragged dim.
-
-        Raises:
-            IndexError: there is no such dim.
-        """
-        return self.shape if dim is None else self.shape[self.wrapped(dim)]
-
-    def __len__(self) -> int:
-        return self.batch
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.components())
-
-    def __bool__(self) -> bool:
-        return bool(self.values)  # for one entry; else an error, as for a tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the values, the offsets and the sizes."""
-        return self.values.device
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether gradients of the values are wanted."""
-        return self.values.requires_grad
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the values are a leaf of autograd's graph."""
-        return self.values.is_leaf
-
-    @property
-    def grad_fn(self) -> Any:
-        """The node of autograd's graph that made the values, or None."""
-        return self.values.grad_fn
-
-    @property
-    def grad(self) -> Ragged | None:
-        """The gradient that has been accumulated in the values, in the same components; None if there is none."""
-        return None if self.values.grad is None else self.like(self.values.grad)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Ragged:
-        """Say whether gradients of the values are wanted.
-
-        Args:
-            requires_grad: whether they are.
-
-        Returns:
-            The Ragged itself.
-
-        Raises:
-            RuntimeError: as ``Tensor.requires_grad_``.
-        """
-        self.values.requires_grad_(requires_grad)
-        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Ragged:
         """Convert the values to another dtype or device. Offsets and sizes stay integers, and move with the values.
@@ -203,29 +129,9 @@ class Ragged:
         _set(made, values, moved[0], self.shape, moved[1], self._read)
         return made
 
-    def cpu(self) -> Ragged:
-        """The Ragged on the CPU."""
-        return self.to("cpu")
-
-    def cuda(self, device: int | str | torch.device | None = None) -> Ragged:
-        """The Ragged on a GPU, by default the current one."""
-        return self.to(
-            "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
-        )
-
     __array_ufunc__ = None  # so that NumPy numbers defer operators to this class
 
     # -- structure, again ----------------------------------------------------------------------------------------------
-
-    def wrapped(self, dim: int, *, name: str = "dim") -> int:
-        """``dim`` as a number from 0 (the batch).
-
-        Raises:
-            IndexError: there is no such dim.
-        """
-        if not -self.dim() <= dim < self.dim():
-            raise IndexError(f"{name}: {dim} is out of range for a nested tensor of {self.dim()} dims")
-        return dim % self.dim()
 
     def segment_ids(self) -> Tensor:
         """The component of each position along the packed dim, (T,). Does not synchronize."""
@@ -270,7 +176,7 @@ class Ragged:
         _set(made, values, self.offsets, self.shape if shape is None else tuple(shape), self.sizes, read)
         if shape is None and values.shape == self.values.shape:
             return made
-        made._check_values()
+        check_values(made)
         if values.shape[made.packed_dim] != self.values.shape[self.packed_dim] and self.sizes is None:
             raise ValueError(
                 f"values: expected {self.values.shape[self.packed_dim]} along dim {made.packed_dim}, where components "
@@ -300,7 +206,7 @@ class Ragged:
         sizes = [list(c.shape) for c in components]
         if not all(sizes) or len({len(s) for s in sizes}) > 1:
             raise ValueError(f"components: expected one number of dims, at least 1, got shapes {sizes}")
-        shape = _ragged_shape(sizes, ragged_dims)
+        shape = ragged_shape(sizes, ragged_dims)
         ragged = [d for d, n in enumerate(shape) if n is None]
         device = components[0].device
         if len(ragged) == 1:
@@ -310,22 +216,22 @@ class Ragged:
             values = torch.cat([c.reshape(-1) for c in components])
             lengths = [math.prod(s) for s in sizes]
             chosen = torch.tensor([[s[d - 1] for d in ragged] for s in sizes], device=device)
-        return Ragged(values, _offsets(lengths, device), shape, chosen)
+        return Ragged(values, offsets_of(lengths, device), shape, chosen)
 
     def component(self, index: int) -> Tensor:
         """The component ``index``, from 0: a view of ``values``. Reads the offsets, which synchronizes with a GPU."""
         at, sizes = self.read()
         part = self.values.narrow(self.packed_dim, at[index], at[index + 1] - at[index])
-        return part if sizes is None else part.reshape(self._full(sizes[index]))
+        return part if sizes is None else part.reshape(self.component_shape(sizes[index]))
 
     def components(self) -> list[Tensor]:
         """The B components, views of ``values``. Reads the offsets, which synchronizes with a GPU."""
         at, sizes = self.read()
         # one split: with one narrow per component, each gradient would be a full buffer
         parts = self.values.split([b - a for a, b in zip(at, at[1:])], self.packed_dim) if self.batch else ()
-        return list(parts) if sizes is None else [p.reshape(self._full(n)) for p, n in zip(parts, sizes)]
+        return list(parts) if sizes is None else [p.reshape(self.component_shape(n)) for p, n in zip(parts, sizes)]
 
-    def _full(self, ragged_sizes: Sequence[int]) -> list[int]:
+    def component_shape(self, ragged_sizes: Sequence[int]) -> list[int]:
         """A component's shape, given its sizes in the ragged dims."""
         sizes = iter(ragged_sizes)
         return [next(sizes) if n is None else n for n in self.shape[1:]]
@@ -380,7 +286,7 @@ class Ragged:
         if tracked(nested) and nested.size(0):
             return Ragged.from_components(strided_components(nested), ragged_dims=ragged_dims)
         flat, sizes = from_strided(nested)
-        return Ragged.from_flat(flat, sizes.to(flat.device), _ragged_shape(sizes.tolist(), ragged_dims))
+        return Ragged.from_flat(flat, sizes.to(flat.device), ragged_shape(sizes.tolist(), ragged_dims))
 
     def to_nested(self, layout: torch.layout) -> Tensor:
         """Convert to a torch nested tensor; differentiable in reverse.
@@ -423,35 +329,7 @@ class Ragged:
         Raises:
             ValueError: a ``length`` that is too short (on the CPU; on a GPU it cuts).
         """
-        sizes = self.component_sizes()
-        ragged = [d - 1 for d in self.ragged_dims]
-        if length is None:
-            at, read = self.read()
-            rows = [[b - a] for a, b in zip(at, at[1:])] if read is None else read
-            length = [max(column) for column in zip(*rows)] if rows else [0] * len(ragged)
-        length = [length] if isinstance(length, int) else list(length)
-        if len(length) != len(ragged) or min(length) < 0:
-            raise ValueError(f"length: expected {len(ragged)} sizes that are not negative, got {length}")
-        if readable(sizes) and self.batch and (sizes[:, ragged].amax(0) > torch.tensor(length)).any():
-            raise ValueError(f"length: {length} is shorter than components of {sizes[:, ragged].amax(0).tolist()}")
-        if self.sizes is None:
-            return self._padded_rows(value, length[0])
-        full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(self.shape[1:])]
-        positions = self.offsets[:-1].reshape([-1] + [1] * len(full))
-        inside = torch.ones_like(positions, dtype=torch.bool)
-        for d, n in enumerate(full):
-            coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
-            of_dim = [-1] + [1] * len(full)
-            positions = positions + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
-            inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
-        return _filled(self.values, 0, value, positions, inside)
-
-    def _padded_rows(self, value: float, length: int) -> Tensor:
-        local = torch.arange(length, device=self.offsets.device)
-        rows = _filled(
-            self.values, self.packed_dim, value, self.offsets[:-1, None] + local, local < self.lengths[:, None]
-        )
-        return rows.movedim(self.packed_dim, 0)
+        return padded(self, value, length)
 
     @staticmethod
     def from_padded(
@@ -480,78 +358,10 @@ class Ragged:
             IndexError: no such dim.
             TypeError: lengths of another dtype.
         """
-        if (lengths is None) == (offsets is None):
-            raise ValueError("lengths, offsets: expected one of the two")
-        if not -padded.dim() <= ragged_dim < padded.dim() or ragged_dim % padded.dim() == 0:
-            raise IndexError(f"ragged_dim: {ragged_dim} is no component dim of a tensor of shape {list(padded.shape)}")
-        given = offsets if lengths is None else lengths
-        assert given is not None
-        ragged_dim %= padded.dim()
-        if given.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"lengths or offsets: expected int32 or int64, got {given.dtype}")
-        batch, longest = padded.shape[0], padded.shape[ragged_dim]
-        if given.shape != (batch + (lengths is None),):
-            raise ValueError(
-                f"lengths or offsets: shape {list(given.shape)} does not fit {batch} components of {list(padded.shape)}"
-            )
-        if offsets is None:
-            offsets = cumulated(given)
-        lengths = offsets.diff()
-        if readable(lengths) and batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= longest:
-            raise ValueError(f"lengths: expected from 0 to {longest}, got {lengths.tolist()}")
-        total = int(offsets[-1]) if total is None else total
-        which = segments(offsets, total)
-        positions = which * longest + torch.arange(total, device=offsets.device) - offsets[which]
-        if total and not batch * longest:
-            raise ValueError(f"total: {total} positions cannot come from padded of shape {list(padded.shape)}")
-        rows = padded.movedim(ragged_dim, 1).flatten(0, 1)
-        values = rows.index_select(0, positions.clamp(0, max(batch * longest - 1, 0))).movedim(0, ragged_dim - 1)
+        values, offsets, ragged_dim = taken(padded, lengths, offsets, ragged_dim, total)
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
         return Ragged(values, offsets, shape)
-
-    # -- checks --------------------------------------------------------------------------------------------------------
-
-    def _check_structure(self) -> None:
-        offsets, sizes, ragged = self.offsets, self.sizes, self.ragged_dims
-        if offsets.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"offsets: expected int32 or int64, got {offsets.dtype}")
-        if not ragged or ragged[0] == 0 or min(n for n in self.shape if n is not None) < 0:
-            raise ValueError(
-                f"shape: expected the batch and sizes, at least one of them ragged (None), got {self.shape}"
-            )
-        if list(offsets.shape) != [(self.shape[0] or 0) + 1]:
-            raise ValueError(
-                f"offsets: expected shape [{(self.shape[0] or 0) + 1}] for {self.shape}, got {list(offsets.shape)}"
-            )
-        if (sizes is None) != (len(ragged) == 1):
-            raise ValueError(
-                f"sizes: given exactly if several dims are ragged, which of {self.shape} are {list(ragged)}"
-            )
-        if sizes is not None and list(sizes.shape) != [self.shape[0], len(ragged)]:
-            raise ValueError(f"sizes: expected shape {[self.shape[0], len(ragged)]}, got {list(sizes.shape)}")
-        if sizes is not None and sizes.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"sizes: expected int32 or int64, got {sizes.dtype}")
-
-    def _check_values(self) -> None:
-        values, expected = self.values, self.shape[1:] if self.sizes is None else (None,)
-        if values.dim() != len(expected) or any(e is not None and e != n for e, n in zip(expected, values.shape)):
-            raise ValueError(f"values: shape {list(values.shape)} does not fit {self!r}, packed as {list(expected)}")
-
-    def _check_contents(self) -> None:
-        at, sizes = self.read()
-        end = self.values.shape[self.packed_dim]
-        if at[0] != 0:
-            raise ValueError(f"offsets: expected to start at 0, got {at[0]}")
-        for i, (a, b) in enumerate(zip(at, at[1:])):
-            if b < a:
-                raise ValueError(f"offsets: they decrease from {a} to {b} at component {i}")
-        if at[-1] != end:
-            raise ValueError(f"offsets: expected to end with the buffer at {end}, got {at[-1]}")
-        if sizes is not None:
-            counts = [math.prod(self._full(n)) for n in sizes]
-            if any(n < 0 for row in sizes for n in row) or counts != [b - a for a, b in zip(at, at[1:])]:
-                raise ValueError(f"sizes: components of {counts} entries do not fit offsets {at}")
 
 
 def _set(made: Ragged, values: Any, offsets: Any, shape: tuple[int | None, ...], sizes: Any, read: Any = None) -> None:
@@ -561,36 +371,6 @@ def _set(made: Ragged, values: Any, offsets: Any, shape: tuple[int | None, ...],
     put(made, "shape", shape)
     put(made, "sizes", sizes)
     put(made, "_read", read)
-
-
-def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
-    at = [0]
-    for n in lengths:
-        at.append(at[-1] + n)
-    return torch.tensor(at, device=device)
-
-
-def cumulated(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(lengths.dtype)
-
-
-def _ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | None) -> list[int | None]:
-    """The shape of components of these sizes, with None in the dims that differ or are asked for."""
-    differ = [d for d, n in enumerate(zip(*sizes), 1) if len(set(n)) > 1]
-    chosen = list(ragged_dims) if ragged_dims is not None else differ or [1]
-    dims = len(sizes[0])
-    if not chosen or not all(1 <= d <= dims for d in chosen) or not set(differ) <= set(chosen):
-        raise ValueError(f"ragged_dims: {chosen}, where components of {dims} dims differ in dims {differ}")
-    return [len(sizes), *(None if d in chosen else n for d, n in enumerate(sizes[0], 1))]
-
-
-def _filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
-    """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. Their dims replace ``dim``."""
-    end = values.shape[dim]
-    filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)
-    extended = torch.cat([values, filler], dim)
-    found = extended.index_select(dim, torch.where(inside, positions, end).flatten())
-    return found.unflatten(dim, positions.shape)
 
 
 def _flatten(ragged: Ragged) -> tuple[list[Any], Any]:

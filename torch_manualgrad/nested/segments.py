@@ -33,18 +33,18 @@ from .packing import segments
 
 __all__ = [
     "_nested_sum_backward",
+    "largest",
     "log_softmaxes",
-    "maxima",
     "nested_log_softmax_backward",
     "nested_softmax_backward",
-    "segment_amax",
-    "segment_amax_backward",
     "segment_log_softmax",
     "segment_softmax",
     "segment_sum",
     "softmaxes",
     "sums",
     "wide",
+    "with_backward",
+    "with_size",
 ]
 
 
@@ -53,12 +53,12 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _with_size(x: Tensor, dim: int, size: int) -> list[int]:
+def with_size(x: Tensor, dim: int, size: int) -> list[int]:
     return [size if d == dim % x.dim() else s for d, s in enumerate(x.shape)]
 
 
 def _sum(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    zeros = torch.zeros(_with_size(x, dim, len(offsets) - 1), dtype=x.dtype, device=x.device)
+    zeros = torch.zeros(with_size(x, dim, len(offsets) - 1), dtype=x.dtype, device=x.device)
     return zeros.index_add(dim, segments(offsets, x.shape[dim]), x)
 
 
@@ -66,9 +66,9 @@ def _repeat(x: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
     return x.index_select(dim, segments(offsets, count))
 
 
-def _amax(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
+def largest(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
     least = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    start = torch.full(_with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
+    start = torch.full(with_size(x, dim, len(offsets) - 1), least, dtype=x.dtype, device=x.device)
     positions = segments(offsets, x.shape[dim])
     positions = positions.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand(x.shape)
     return start.scatter_reduce(dim, positions, x, "amax")
@@ -80,13 +80,13 @@ def _sum_all(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 
 def _shifted(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    return x - _repeat(_amax(x.detach(), offsets, dim), offsets, x.shape[dim], dim)
+    return x - _repeat(largest(x.detach(), offsets, dim), offsets, x.shape[dim], dim)
 
 
 Call = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def _with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Tensor]) -> Call:
+def with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Tensor]) -> Call:
     """Register the backward of ``op(values, offsets, dim)``, and make its fast path (see `fast_path`).
 
     Args:
@@ -185,9 +185,7 @@ def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) ->
     return _repeat(grad, offsets, count, dim).contiguous()
 
 
-sums = _with_backward(
-    segment_sum, (), lambda grad, offsets, count, dim: _nested_sum_backward(grad, offsets, count, dim)
-)
+sums = with_backward(segment_sum, (), lambda grad, offsets, count, dim: _nested_sum_backward(grad, offsets, count, dim))
 
 
 @segment_sum.impl_jvp
@@ -266,7 +264,7 @@ def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: 
     return (y * (g - _sum_all(y * g, offsets, dim))).to(output.dtype).contiguous()
 
 
-softmaxes = _with_backward(
+softmaxes = with_backward(
     segment_softmax,
     ("result",),
     lambda grad, output, offsets, count, dim: nested_softmax_backward(grad, output, offsets, dim),
@@ -330,7 +328,7 @@ def nested_log_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, d
     return (g - wide(output).exp() * _sum_all(g, offsets, dim)).to(output.dtype).contiguous()
 
 
-log_softmaxes = _with_backward(
+log_softmaxes = with_backward(
     segment_log_softmax,
     ("result",),
     lambda grad, output, offsets, count, dim: nested_log_softmax_backward(grad, output, offsets, dim),
@@ -344,81 +342,3 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
         return None
     total = segment_sum(output.exp() * t, inputs.offsets, inputs.dim)
     return t - _nested_sum_backward(total, inputs.offsets, t.shape[inputs.dim], inputs.dim)
-
-
-# -- amax -------------------------------------------------------------------------------------------------------------
-
-
-@formula(kernel=("cpu", "cuda"))
-def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The largest entry of each segment; nan if it holds one, -inf if it is empty.
-
-    Args:
-        values: x, (*, T, *), T long in ``dim``; real.
-        offsets: as in `segment_sum`.
-        dim: as in `segment_sum`.
-
-    Returns:
-        As `segment_sum`.
-
-    Raises:
-        RuntimeError: as `segment_sum`.
-
-    Note:
-        Where not differentiable: at ties, whose entries share the gradient equally, as in ATen's amax.
-
-    References:
-        ATen amax.
-    """
-    return _amax(values, offsets, dim)
-
-
-def _attained(values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    result = _nested_sum_backward(result.detach(), offsets, values.shape[dim], dim)
-    values = values.detach()
-    return ((values == result) | values.isnan()).to(values.dtype)
-
-
-@formula
-def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of its segments' maxima: g / count on the entries that attain them, 0 on the others.
-
-    Args:
-        grad: g, (*, B, *), B long in ``dim``.
-        values: x, (*, T, *); a constant.
-        result: the maxima; only compared with x, a constant.
-        offsets: as in `segment_sum`.
-        dim: as in `segment_sum`.
-
-    Returns:
-        The shape and dtype of ``values``.
-
-    Raises:
-        RuntimeError: as `segment_sum`.
-
-    Note:
-        Where not differentiable: as `segment_amax`.
-
-    References:
-        ATen scale_grad_by_count.
-    """
-    attained = _attained(values, result, offsets, dim)
-    share = grad / segment_sum(attained, offsets, dim).clamp(min=1)
-    return _nested_sum_backward(share, offsets, values.shape[dim], dim) * attained
-
-
-maxima = _with_backward(
-    segment_amax,
-    ("values", "result"),
-    lambda grad, values, result, offsets, count, dim: segment_amax_backward(grad, values, result, offsets, dim),
-)
-
-
-@segment_amax.impl_jvp
-def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
-    values, offsets, dim = inputs
-    t = tangents.values
-    if t is None:
-        return None
-    attained = _attained(values, output, offsets, dim)
-    return segment_sum(attained * t, offsets, dim) / segment_sum(attained, offsets, dim).clamp(min=1)

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import described
-from . import activations, arithmetic, attention, layers, matmul, reductions, structure
+from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
 from .conversion import on_nested, require_same_structure
+from .layer_normalization import layer_norm
 from .ragged import Ragged
+from .rms_normalization import rms_norm
 
 __all__: list[str] = []
 
@@ -178,19 +180,23 @@ _TABLE: dict[str, Function] = {
     "true_divide": arithmetic.div,
     "masked_fill": _masked_fill,
     **{name: getattr(structure, name) for name in structure.__all__},
+    **{name: getattr(selection, name) for name in ("select", "slice", "narrow")},
     "split": _split,
     "swapaxes": structure.transpose,
     "swapdims": structure.transpose,
     "matmul": matmul.matmul,
     "linear": matmul.linear,
-    "layer_norm": layers.layer_norm,
-    "rms_norm": layers.rms_norm,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
-    **{name: getattr(reductions, name) for name in reductions.__all__ if name != "Extremum"},
-    **{name: _with_dtype(getattr(reductions, name)) for name in ("sum", "mean", "prod", "cumsum", "vector_norm")},
+    **{name: getattr(reductions, name) for name in reductions.__all__},
+    **{name: getattr(extrema, name) for name in ("amax", "amin")},
+    **{name: getattr(maps, name) for name in maps.__all__},
+    **{name: _with_dtype(getattr(reductions, name)) for name in ("sum", "mean", "prod", "vector_norm")},
+    "cumsum": _with_dtype(maps.cumsum),
     **{name: _spread(getattr(reductions, name)) for name in ("var", "std")},
-    "max": _extremum(reductions.max, arithmetic.maximum),
-    "min": _extremum(reductions.min, arithmetic.minimum),
+    "max": _extremum(extrema.max, arithmetic.maximum),
+    "min": _extremum(extrema.min, arithmetic.minimum),
     "norm": _with_dtype(_norm),
 }
 _FIRST = ("input", "self", "tensor")  # what torch calls the first argument
@@ -301,16 +307,16 @@ def _getitem(self: Ragged, key: Any) -> Any:
     if len(keys) > self.dim() or any(k is Ellipsis for k in keys):
         raise IndexError(f"index: too many for {self.dim()} dims, got {described(key)}")
     if not isinstance(keys[0], slice):
-        component = structure.select(self, 0, operator.index(keys[0]))
+        component = selection.select(self, 0, operator.index(keys[0]))
         return component[tuple(keys[1:])] if len(keys) > 1 else component
     found: Any = self
     for dim, k in reversed(list(enumerate(keys))):  # from the last, so that the numbers of the dims in front stay
         if not isinstance(found, Ragged):
             found = found[(slice(None),) * dim + (k,)]
         elif not isinstance(k, slice):
-            found = structure.select(found, dim, operator.index(k))
+            found = selection.select(found, dim, operator.index(k))
         elif k != slice(None):
-            found = structure.slice(found, dim, k.start, k.stop, 1 if k.step is None else k.step)
+            found = selection.slice(found, dim, k.start, k.stop, 1 if k.step is None else k.step)
     return found
 
 

@@ -5,19 +5,11 @@ import math
 
 import pytest
 import torch
+from cofactors_for_tests import cofactors, integers
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.det import _adjugate_from_lu, adjugate, small_adjugate
 
 DTYPES = [torch.float64, torch.complex128]
-
-
-def integers(n, rank, dtype=torch.float64, seed=0):
-    """A matrix of small integers of this rank: in exact arithmetic, and mostly with exact zeros among its pivots."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = [torch.randint(-3, 4, (2, n, n), generator=generator).double() for _ in range(2)]
-    left, right = (torch.complex(*p) if dtype.is_complex else p[0] for p in parts)
-    return left[:, :rank] @ right[:rank]
 
 
 def mixed(A, T, k):
@@ -28,14 +20,6 @@ def mixed(A, T, k):
         for rows in itertools.combinations(range(n), k)
     ]
     return math.factorial(k) * sum(terms)
-
-
-def cofactors(A):
-    """adj(A)^T minor by minor."""
-    n = A.shape[-1]
-    keep = [[k for k in range(n) if k != i] for i in range(n)]
-    rows = [[(-1) ** (i + j) * torch.linalg.det(A[keep[i]][:, keep[j]]) for j in range(n)] for i in range(n)]
-    return torch.stack([torch.stack(r) for r in rows])
 
 
 def gradient(f, A, **options):
@@ -66,9 +50,9 @@ def test_gradient_is_the_cofactors_at_every_rank(n, dtype):
         for B, C in ((A, expected), (A.mT, expected.mT)):
             with mg.override():
                 first = gradient(torch.linalg.det, B)
-                recorded = gradient(torch.linalg.det, B, create_graph=True)
+                tracked = gradient(torch.linalg.det, B, create_graph=True)
             torch.testing.assert_close(first, C, rtol=1e-12, atol=1e-12 * size)
-            torch.testing.assert_close(recorded.detach(), C, rtol=1e-12, atol=1e-12 * size)
+            torch.testing.assert_close(tracked.detach(), C, rtol=1e-12, atol=1e-12 * size)
 
 
 def test_stock_first_order_is_zero_at_a_zero_pivot():
@@ -76,23 +60,6 @@ def test_stock_first_order_is_zero_at_a_zero_pivot():
     assert (gradient(torch.linalg.det, A) == 0).all()
     with mg.override():
         torch.testing.assert_close(gradient(torch.linalg.det, A), torch.tensor([[4.0, -2.0], [-2.0, 1.0]]))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_general_way_serves_regular_matrices_too(dtype):
-    """On devices where nobody may look for zero pivots, every matrix goes this way."""
-    A = torch.stack([integers(5, rank, dtype, seed=rank) for rank in (5, 4, 5, 3)])
-    LU, pivots, _ = torch.linalg.lu_factor_ex(A)
-    expected = torch.stack([cofactors(a).mT for a in A])
-    torch.testing.assert_close(_adjugate_from_lu(LU, pivots), expected, rtol=1e-11, atol=1e-9)
-    torch.testing.assert_close(adjugate(A), expected, rtol=1e-11, atol=1e-9)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_small_adjugate(n):
-    A = integers(n, n, torch.complex128, seed=3)
-    expected = torch.linalg.det(A) * torch.eye(n, dtype=A.dtype)
-    torch.testing.assert_close(small_adjugate(A) @ A, expected)
 
 
 def forward(f):

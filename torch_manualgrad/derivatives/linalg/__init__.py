@@ -1,5 +1,41 @@
 """Every family of linear algebra: importing one enters its formulas and rules in the registries."""
 
-from . import cholesky, det, eig, eigh, householder, lstsq, lu, matmul, matrix_exp, qr, solve, svd
+from . import (
+    cholesky,
+    det,
+    eig,
+    eigh,
+    householder,
+    inverse,
+    linear,
+    lstsq,
+    lu,
+    lu_solve,
+    matmul,
+    matrix_exp,
+    pinv,
+    qr,
+    solve,
+    svd,
+    triangular,
+)
 
-__all__ = ["cholesky", "det", "eig", "eigh", "householder", "lstsq", "lu", "matmul", "matrix_exp", "qr", "solve", "svd"]
+__all__ = [
+    "cholesky",
+    "det",
+    "eig",
+    "eigh",
+    "householder",
+    "inverse",
+    "linear",
+    "lstsq",
+    "lu",
+    "lu_solve",
+    "matmul",
+    "matrix_exp",
+    "pinv",
+    "qr",
+    "solve",
+    "svd",
+    "triangular",
+]

@@ -1,12 +1,12 @@
-"""What couples the cotangents of two triangular factors, for large matrices: by blocks of columns.
+"""The matrix that couples the cotangents of two triangular factors, for large matrices: by blocks of columns.
 
-Most of the arithmetic of full matrices in T = tril(L^H gL - triu(gU) U^H, -1) and X = T U^-H (see lu.py) is on zeros. Write
-W for triu(gU) with X below the diagonal. Column j of X takes the columns after it:
+With full matrices, most of the arithmetic in T = tril(L^H gL - triu(gU) U^H, -1) and X = T U^-H (see lu.py) is on zeros.
+Write W for triu(gU) with X below the diagonal. Column j of X depends on the columns after it:
 
     X_j conj(u_jj) = tril(L^H gL, -1)_j - sum over c > j of W_c conj(u_jc),
 
 so blocks of columns are computed from the last to the first, each with two products and a small triangular solve. In the
-Cholesky factorisation (see cholesky.py) U is L^H, without a cotangent of its own, and X has a diagonal: T = phi(L^H gL).
+Cholesky factorization (see cholesky.py) U is L^H, without a cotangent of its own, and X has a diagonal: T = phi(L^H gL).
 """
 
 from __future__ import annotations
@@ -16,36 +16,43 @@ from torch import Tensor
 
 
 def serve(L: Tensor, columns: int) -> bool:
-    """Whether blocks are faster, by measurement: on the CPU, from so many columns on."""
+    """Whether blocks are faster, by measurement: on the CPU, from this number of columns on."""
     return L.is_cpu and L.shape[-1] >= columns
 
 
 def _block(k: int) -> int:
-    """Columns in a block, by measurement: about an eighth, from 64 to 256."""
+    """The number of columns in a block, by measurement: about an eighth of k, from 64 to 256."""
     return min(max(k // 256 * 32, 64), 256)
 
 
 def coupled(
-    L_grad: Tensor | None, U_grad: Tensor | None, L: Tensor, U: Tensor, *, with_diagonal: bool = False
+    grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor, *, with_diagonal: bool = False
 ) -> Tensor:
-    """W, of the shape of U; one of the cotangents is given.
+    """W, of the module's docstring.
 
     Args:
-        L_grad, L: ``(*, k, k)``; what is not below the diagonal of L_grad, or on it if X has one, is ignored.
-        U_grad, U: ``(*, k, n)``, n >= k; what is below the diagonal of U_grad is ignored.
-        with_diagonal: whether X has a diagonal; then without U_grad.
+        grad_L: cotangent of L, (*, k, k), of which what is below the diagonal is read, and the diagonal if X has one.
+            None for zero.
+        grad_U: cotangent of U, (*, k, n), n >= k, of which the upper triangle is read. None for zero. One of the two is
+            given.
+        L: (*, k, k).
+        U: (*, k, n).
+        with_diagonal: whether X has a diagonal; grad_U is then None.
+
+    Returns:
+        (*, k, n).
     """
     k, n = U.shape[-2:]
     first = 0 if with_diagonal else -1
-    W = U.new_zeros(U.shape) if U_grad is None else U_grad.triu()
+    W = U.new_zeros(U.shape) if grad_U is None else grad_U.triu()
     step = _block(k)
     for begin in range((k - 1) // step * step, -1, -step):
         end = min(begin + step, k)
         diagonal = U[..., begin:end, begin:end]
         Y = -W[..., begin:, end:] @ U[..., begin:end, end:].mH
         Y[..., : end - begin, :] -= W[..., begin:end, begin:end] @ diagonal.mH
-        if L_grad is not None:
-            Y += L[..., begin:, begin:].mH @ L_grad[..., begin:, begin:end].tril(first)
+        if grad_L is not None:
+            Y += L[..., begin:, begin:].mH @ grad_L[..., begin:, begin:end].tril(first)
         if with_diagonal:
             Y.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         elif end == k:  # the last column of X is zero whatever the last pivot is

@@ -4,12 +4,12 @@ With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L d
 
     dL = L phi(L^-1 dA L^-H),        gA = (S + S^H) / 2,   S = L^-H phi(L^H gL) L^-1.
 
-A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: dA enters by its Hermitian part, and gA
-is Hermitian.
+A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: only the Hermitian part of dA matters,
+and gA is Hermitian.
 
-The other operators take the factor L, of which they read one triangle. In the other, values and tangents are ignored,
-and a gradient is by PyTorch's convention that along L L^H, as if dL were any matrix: where a factor comes from is a
-function that has the zeros. The inverse X = (L L^H)^-1, and the solution of L L^H X = B, with Z = L^-1 B = L^H X:
+The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored.
+By PyTorch's convention the gradient there is that along L L^H, as if dL were any matrix: the function that a factor comes
+from has the zeros. For the inverse X = (L L^H)^-1, and for the solution of L L^H X = B with Z = L^-1 B = L^H X:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
@@ -29,8 +29,8 @@ from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
-from .common import LARGEST, random, random_definite, small, sym
-from .solve import solve_triangular_adjoint, summed_to
+from .common import LARGEST, random, random_definite, small, summed_to, sym
+from .triangular import solve_triangular_adjoint
 
 
 def _lower(factor: Tensor, upper: bool) -> Tensor:
@@ -39,7 +39,7 @@ def _lower(factor: Tensor, upper: bool) -> Tensor:
 
 
 def _phi(X: Tensor, scale: float) -> Tensor:
-    """scale phi(X): one product with a small matrix of weights, for a large batch the least traffic."""
+    """scale phi(X), by one product with a matrix of weights: the least memory traffic for a large batch."""
     half = X.new_full(X.shape[-2:], 0.5 * scale)
     return X * (half.tril() + half.tril(-1))
 
@@ -50,7 +50,7 @@ def _over(X: Tensor, T: Tensor, upper: bool) -> Tensor:
 
 
 def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """`cholesky_backward` of a large matrix; see blocks.py."""
+    """`cholesky_backward` of a large matrix, by blocks of columns."""
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
     X = blocks.coupled(grad_L, None, L, L.mH, with_diagonal=True)
     return sym(_over(X.mH, L, False).mul_(0.5).mH)
@@ -63,14 +63,21 @@ def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
     )
 )
 def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """Cotangent of A for that of its Cholesky factor: the Hermitian part of L^-H phi(L^H gL) L^-1.
+    """Cotangent of A, given that of its Cholesky factor: the Hermitian part of L^-H phi(L^H gL) L^-1.
 
     Args:
-        grad_L: cotangent of the factor; its other triangle is ignored.
-        L: the factor, (*, n, n). upper: whether it is U = L^H.
+        grad_L: cotangent of the factor, (*, n, n); its other triangle is ignored.
+        L: the factor, (*, n, n), real or complex.
+        upper: whether it is U = L^H.
+
     Returns:
-        Hermitian, the shape of ``L``; inf or nan where the factorization failed.
-    Source: ATen cholesky_backward; Murray, arXiv:1602.07527.
+        Hermitian, (*, n, n).
+
+    Note:
+        Where not differentiable: where the factorization failed; the result is inf or nan.
+
+    References:
+        ATen cholesky_backward; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527.
     """
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
     S = _over(_phi(L.mH @ grad_L, 0.5), L, False)
@@ -82,11 +89,18 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
     """Tangent of the Cholesky factor: L phi(L^-1 dA L^-H).
 
     Args:
-        self_t: tangent of A, (*, n, n); its Hermitian part is taken.
-        L: the factor. upper: whether it is U = L^H.
+        self_t: tangent of A, (*, n, n), of which the Hermitian part is taken.
+        L: the factor, (*, n, n), real or complex.
+        upper: whether it is U = L^H.
+
     Returns:
-        Triangular, the shape of ``L``.
-    Source: ATen cholesky_jvp.
+        Triangular, (*, n, n).
+
+    Note:
+        Where not differentiable: where the factorization failed; the result is inf or nan.
+
+    References:
+        ATen cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527.
     """
     L = _lower(L, upper)
     half = _over(sym(self_t), L.mH, True)
@@ -94,56 +108,75 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 
 @formula
-def cholesky_inverse_backward(grad: Tensor, L: Tensor, upper: bool, inverse: Tensor) -> Tensor:
-    """Cotangent of the factor for that of the inverse X of L L^H: -X (g + g^H) L^-H.
+def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: Tensor) -> Tensor:
+    """Cotangent of the factor, given that of the inverse X of L L^H: -X (g + g^H) L^-H.
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
-        L: the factor, of which one triangle is read. upper: which, with U^H U in place of L L^H.
-        inverse: X.
+        self: the factor, (*, n, n), of which one triangle is read.
+        upper: whether that is the upper one, of U in U^H U.
+        result: X, (*, n, n).
+
     Returns:
-        The shape of ``L``.
-    Where not differentiable: the triangle that is not read, of which the inverse is no function: the derivative along L L^H.
-    Source: ATen cholesky_inverse_backward, which reads the other triangle of L.
+        (*, n, n).
+
+    Note:
+        Where not differentiable: the inverse does not depend on the triangle that is not read; there the result is the
+        derivative along L L^H.
+
+    References:
+        ATen cholesky_inverse_backward, which reads the other triangle of L.
     """
-    product = (sym(grad) @ inverse).mH  # both are Hermitian
-    return _lower(-_over(product, _lower(L, upper).mH, True), upper)
+    product = (sym(grad) @ result).mH  # both are Hermitian
+    return _lower(-_over(product, _lower(self, upper).mH, True), upper)
 
 
 @formula
-def cholesky_inverse_jvp(F: Tensor, dF: Tensor, X: Tensor, upper: bool) -> Tensor:
+def cholesky_inverse_jvp(self: Tensor, self_t: Tensor, result: Tensor, upper: bool) -> Tensor:
     """Tangent of the inverse X of L L^H: -(Y + Y^H) with Y = X dL L^-1.
 
     Args:
-        F: the factor, (*, n, n), of which one triangle is read. dF: its tangent, of which the same is.
-        X: the inverse. upper: which triangle, with U^H U in place of L L^H.
+        self: the factor, (*, n, n), of which one triangle is read.
+        self_t: tangent of the factor, (*, n, n), of which the same triangle is read.
+        result: X, (*, n, n).
+        upper: whether that is the upper triangle, of U in U^H U.
+
     Returns:
-        Hermitian, the shape of ``F``.
-    Source: ATen cholesky_inverse_jvp, which leaves out the restriction to the triangle.
+        Hermitian, (*, n, n).
+
+    References:
+        ATen cholesky_inverse_jvp, which leaves out the restriction to the triangle.
     """
-    return -sym(_over(X @ _lower(dF, upper).tril(), _lower(F, upper), False))
+    return -sym(_over(result @ _lower(self_t, upper).tril(), _lower(self, upper), False))
 
 
 @formula
 def cholesky_solve_backward(
-    grad_x: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool
+    grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of B and of the factor for that of the solution X of L L^H X = B.
+    """Cotangents of B and of the factor, given that of the solution X of L L^H X = B.
 
     gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H) with Z = L^-1 B.
 
     Args:
-        grad_x: cotangent of the solution, its shape.
-        self: B, (*, n, k). input2: the factor, (*, n, n), of which one triangle is read.
-        result: the solution, with all batch dims.
-        upper: which triangle, with U^H U in place of L L^H.
+        grad: cotangent of the solution, its shape.
+        self: B, (*, n, k).
+        input2: the factor, (*, n, n), of which one triangle is read.
+        result: the solution, (*, n, k), with all batch dims.
+        upper: whether that is the upper triangle, of U in U^H U.
+
     Returns:
         The shapes of ``self`` and ``input2``.
-    Where not differentiable: the triangle that is not read, of which the solution is no function: the derivative along L L^H.
-    Source: ATen cholesky_solve_backward, which reads the other triangle of L.
+
+    Note:
+        Where not differentiable: the solution does not depend on the triangle that is not read; there the result is the
+        derivative along L L^H.
+
+    References:
+        ATen cholesky_solve_backward, which reads the other triangle of L.
     """
     L = _lower(input2, upper)
-    W = solve_triangular_adjoint(L.mH, grad_x, True)
+    W = solve_triangular_adjoint(L.mH, grad, True)
     gB = solve_triangular_adjoint(L, W, False)
     Z = solve_triangular_adjoint(L.mH, self, True)
     gL = torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH
@@ -151,26 +184,32 @@ def cholesky_solve_backward(
 
 
 @formula
-def cholesky_solve_jvp(X: Tensor, U: Tensor, dU: Tensor | None, dB: Tensor | None, upper: bool) -> Tensor:
+def cholesky_solve_jvp(
+    result: Tensor, input2: Tensor, input2_t: Tensor | None, self_t: Tensor | None, upper: bool
+) -> Tensor:
     """Tangent of the solution X of L L^H X = B: L^-H (L^-1 (dB - dL Z) - dL^H X) with Z = L^H X.
 
     Args:
-        X: the solution, (*, n, k), with all batch dims.
-        U: the factor, (*, n, n), of which one triangle is read.
-        dU, dB: the tangents of the factor and of B; None is zero, one of them is given.
-        upper: which triangle, with U^H U in place of L L^H.
+        result: the solution, (*, n, k), with all batch dims.
+        input2: the factor, (*, n, n), of which one triangle is read.
+        input2_t: tangent of the factor, (*, n, n), of which the same triangle is read; None for zero.
+        self_t: tangent of B, (*, n, k); None for zero. One of the two is given.
+        upper: whether that is the upper triangle, of U in U^H U.
+
     Returns:
-        The shape of ``X``.
-    Source: ATen cholesky_solve_jvp, which leaves out the restriction to the triangle.
+        The shape of ``result``.
+
+    References:
+        ATen cholesky_solve_jvp, which leaves out the restriction to the triangle.
     """
-    L = _lower(U, upper)
-    if dU is None:
-        assert dB is not None  # nobody asks for a tangent where no input has one
-        return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, dB.expand(X.shape), True), False)
-    dL = _lower(dU, upper).tril()
-    R = -dL @ (L.tril().mH @ X)
-    R = R if dB is None else R + dB
-    return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, R, True) - dL.mH @ X, False)
+    L = _lower(input2, upper)
+    if input2_t is None:
+        assert self_t is not None  # nobody asks for a tangent where no input has one
+        return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, self_t.expand(result.shape), True), False)
+    dL = _lower(input2_t, upper).tril()
+    R = -dL @ (L.tril().mH @ result)
+    R = R if self_t is None else R + self_t
+    return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, R, True) - dL.mH @ result, False)
 
 
 def _cholesky_solve_vjp(
@@ -181,6 +220,9 @@ def _cholesky_solve_vjp(
         gB = solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, grad, True), False)
         return summed_to(gB, self.shape), None
     return cholesky_solve_backward(grad, self, input2, result, upper)
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
 
 
 def _definite_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -245,7 +287,7 @@ rule(
     jvp={"L": cholesky_jvp},
     improves="speed",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {}, LARGEST),
-    source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
+    source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",
     samples=_cholesky_ex_samples,
     probe=_hermitian("linalg_cholesky_ex"),
 )
@@ -255,15 +297,15 @@ rule(
     jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
     improves="missing",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {"grad_L": "grad", "L": "result"}, LARGEST),
-    source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
+    source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",
     samples=_cholesky_samples,
     probe=_hermitian("cholesky"),
     until="2.15",
 )
 rule(
     "aten::cholesky_inverse",
-    vjp={"self": lambda grad, self, upper, result: cholesky_inverse_backward(grad, self, upper, result)},
-    jvp={"result": lambda self_p, self_t, result, upper: cholesky_inverse_jvp(self_p, self_t, result, upper)},
+    vjp={"self": cholesky_inverse_backward},
+    jvp={"result": cholesky_inverse_jvp},
     improves="values",
     source="ATen cholesky_inverse_backward, cholesky_inverse_jvp",
     samples=_inverse_samples,
@@ -272,11 +314,7 @@ rule(
 rule(
     "aten::cholesky_solve",
     vjp={("self", "input2"): _cholesky_solve_vjp},
-    jvp={
-        "result": lambda result, input2, input2_t, self_t, upper: cholesky_solve_jvp(
-            result, input2, input2_t, self_t, upper
-        )
-    },
+    jvp={"result": cholesky_solve_jvp},
     improves="values",
     source="ATen cholesky_solve_backward, cholesky_solve_jvp",
     samples=_cholesky_solve_samples,

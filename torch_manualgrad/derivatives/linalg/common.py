@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-# What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by side, device
+# What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by order, device
 # and dtype.
 LARGEST = 32
 _DEVICES = frozenset({"cpu", "cuda"})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 
 
-def recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is done with these tensors."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def small(A: Tensor, side: int, in_cache: int = 0) -> bool:
-    """Whether a kernel takes matrices of this larger side.
+def small(A: Tensor, order: int, in_cache: int = 0) -> bool:
+    """Whether a kernel takes matrices whose larger dimension is ``order``.
 
     Args:
         A: one of the matrices, or the triangle of one.
-        in_cache: up to which side the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+        order: the larger dimension.
+        in_cache: up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
     """
     if A.dtype not in _DTYPES:
         return False
-    return side <= LARGEST or (
-        side <= in_cache and A.is_cpu and not A.is_complex() and side == A.shape[-1] == A.shape[-2]
+    return order <= LARGEST or (
+        order <= in_cache and A.is_cpu and not A.is_complex() and order == A.shape[-1] == A.shape[-2]
     )
 
 
-def fused(side: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
-    """Whether a kernel takes matrices of this larger side: small ones, of which nothing is recorded.
+def fused(order: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
+    """`small`, for tensors that autograd does not track: one that it tracks goes through the formula's own steps.
 
-    What is recorded goes by the formula's own steps, which autograd sees through. The last tensor is a matrix, or the
-    triangle of one.
+    Args:
+        order: the larger dimension.
+        tensors: what the formula takes; the last one is a matrix, or the triangle of one.
+        in_cache: see `small`.
     """
     A = tensors[-1]
     assert A is not None
-    return A.device.type in _DEVICES and small(A, side, in_cache) and not recorded(*tensors)
+    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return A.device.type in _DEVICES and small(A, order, in_cache) and not tracked
+
+
+def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A gradient in the shape of the input that was broadcast."""
+    return gradient if gradient.shape == sizes else gradient.sum_to_size(sizes)
+
+
+def total(*terms: Tensor | None) -> Tensor | None:
+    """The sum of the terms that are not None; None if all are."""
+    given = [term for term in terms if term is not None]
+    return sum(given[1:], given[0]) if given else None
 
 
 def sym(X: Tensor) -> Tensor:
@@ -59,14 +71,14 @@ def phi(X: Tensor) -> Tensor:
 
 
 def leading(X: Tensor, *, rows: int | None = None, columns: int | None = None) -> Tensor:
-    """The first rows and columns. Not ``X[..., :columns]``: where these are all, it is an alias, which PyTorch's vmap of
-    batched gradients refuses."""
+    """The first rows and columns. Not ``X[..., :columns]``: if these are all of them it is an alias, which PyTorch's vmap
+    of batched gradients refuses."""
     X = X if rows is None else X.narrow(-2, 0, rows)
     return X if columns is None else X.narrow(-1, 0, columns)
 
 
 def magnitude(A: Tensor) -> Tensor:
-    """The largest modulus in each matrix, ``(*, 1, 1)``, 1 where that is zero: a constant to every derivative."""
+    """The largest modulus in each matrix, (*, 1, 1), or 1 where that is zero: a constant to every derivative."""
     if A.numel() == 0:
         return torch.ones((), dtype=A.dtype, device=A.device).abs()
     largest = A.detach().abs().amax((-2, -1), keepdim=True)
@@ -74,7 +86,7 @@ def magnitude(A: Tensor) -> Tensor:
 
 
 def eye_like(X: Tensor) -> Tensor:
-    """The identity of the size of the last dim of X, in its dtype and on its device."""
+    """The identity matrix of the order of X, in its dtype and on its device."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 

@@ -1,7 +1,7 @@
-"""Matrix products: mm, addmm, _trilinear, _grouped_mm, and those of linear's own derivatives.
+"""Matrix products: mm, addmm, _trilinear, _grouped_mm.
 
-All are linear in each factor: a tangent takes the place of its factor, and the cotangent of a factor is the product of
-the result's with the conjugates of the others, over the dims that this factor lacks.
+Each is linear in each factor: a tangent takes the place of its factor, and the cotangent of a factor is the product of
+the cotangent of the result with the conjugates of the other factors, summed over the dims that this factor lacks.
 """
 
 from __future__ import annotations
@@ -15,20 +15,11 @@ from torch.types import Number
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import random
+from .common import random, total
 
 
 def _scaled(x: Tensor, by: Number) -> Tensor:
     return x if by == 1 else x * by
-
-
-def _sum(terms: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of what is there."""
-    total = None
-    for term in terms:
-        if term is not None:
-            total = term if total is None else total + term
-    return total
 
 
 # -- mm and addmm -----------------------------------------------------------------------------------------------------
@@ -38,15 +29,19 @@ def _sum(terms: Iterable[Tensor | None]) -> Tensor | None:
 def mm_mat1_backward(
     grad: Tensor, mat2: Tensor, mat1_strides: Sequence[int] | None = None, alpha: Number = 1
 ) -> Tensor:
-    """Cotangent of A for that of alpha A B: conj(alpha) G B^H.
+    """Cotangent of A, given that of alpha A B: conj(alpha) G B^H.
 
     Args:
-        grad: G, (m, n). mat2: B, (k, n).
-        mat1_strides: those of A; its gradient is column-major if A is.
-        alpha: a Python number, also a complex one.
+        grad: G, (m, n).
+        mat2: B, (k, n).
+        mat1_strides: those of A, whose gradient is column-major if A is. None for row-major.
+        alpha: a Python number, real or complex.
+
     Returns:
         (m, k).
-    Source: ATen mm_mat1_backward.
+
+    References:
+        ATen mm_mat1_backward.
     """
     if mat1_strides is not None and list(mat1_strides) == [1, grad.shape[0]]:
         return _scaled((mat2.conj() @ grad.mT).mT, alpha.conjugate())
@@ -57,15 +52,19 @@ def mm_mat1_backward(
 def mm_mat2_backward(
     grad: Tensor, mat1: Tensor, mat2_strides: Sequence[int] | None = None, alpha: Number = 1
 ) -> Tensor:
-    """Cotangent of B for that of alpha A B: conj(alpha) A^H G.
+    """Cotangent of B, given that of alpha A B: conj(alpha) A^H G.
 
     Args:
-        grad: G, (m, n). mat1: A, (m, k).
-        mat2_strides: those of B; its gradient is column-major if B is.
-        alpha: a Python number, also a complex one.
+        grad: G, (m, n).
+        mat1: A, (m, k).
+        mat2_strides: those of B, whose gradient is column-major if B is. None for row-major.
+        alpha: a Python number, real or complex.
+
     Returns:
         (k, n).
-    Source: ATen mm_mat2_backward.
+
+    References:
+        ATen mm_mat2_backward.
     """
     if mat2_strides is not None and list(mat2_strides) == [1, mat1.shape[1]]:
         return _scaled((grad.mT @ mat1.conj()).mT, alpha.conjugate())
@@ -73,7 +72,7 @@ def mm_mat2_backward(
 
 
 def _mm_jvp(self_p: Tensor, self_t: Tensor | None, mat2_p: Tensor, mat2_t: Tensor | None) -> Tensor | None:
-    return _sum((None if self_t is None else self_t @ mat2_p, None if mat2_t is None else self_p @ mat2_t))
+    return total(None if self_t is None else self_t @ mat2_p, None if mat2_t is None else self_p @ mat2_t)
 
 
 def _addmm_jvp(
@@ -87,10 +86,11 @@ def _addmm_jvp(
     result: Tensor,
 ) -> Tensor:
     product = _mm_jvp(mat1_p, mat1_t, mat2_p, mat2_t)
-    terms = (None if product is None else _scaled(product, alpha), None if self_t is None else _scaled(self_t, beta))
-    total = _sum(terms)
-    assert total is not None  # nobody asks for a tangent where no input has one
-    return total.expand(result.shape)
+    tangent = total(
+        None if product is None else _scaled(product, alpha), None if self_t is None else _scaled(self_t, beta)
+    )
+    assert tangent is not None  # nobody asks for a tangent where no input has one
+    return tangent.expand(result.shape)
 
 
 # -- _trilinear -------------------------------------------------------------------------------------------------------
@@ -108,17 +108,25 @@ def _trilinear_backward(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """Cotangent of the factor that is None, for that of the product of three, summed over ``sumdim``.
+    """Cotangent of the factor that is None, given that of the product of three factors, summed over ``sumdim``.
 
     It is a product of the same kind, in which the roles of ``sumdim`` and of the factor's own ``expand`` are exchanged.
 
     Args:
-        grad_out: cotangent of the result.
-        i1, i2, i3: the factors, which lack the dims in their ``expand`` (in the numbering of the full product); one None.
-        expand1, expand2, expand3, sumdim, unroll_dim: as the operator's.
+        grad_out: cotangent of the result, its shape.
+        i1, i2, i3: the factors, of which exactly one is None.
+        expand1, expand2, expand3: the dims of the full product that each factor lacks.
+        sumdim: the dims of the full product that are summed over.
+        unroll_dim: the dim of the full product over which the operator loops.
+
     Returns:
         The shape of the factor that is None.
-    Source: ATen _trilinear_backward, which gives all three, and takes no conjugates: it is for real factors.
+
+    Raises:
+        ValueError: not exactly one factor is None.
+
+    References:
+        ATen _trilinear_backward, which gives all three, and takes no conjugates: it is for real factors.
     """
     factors, expands = (i1, i2, i3), (expand1, expand2, expand3)
     missing = [at for at, f in enumerate(factors) if f is None]
@@ -148,40 +156,57 @@ def _trilinear_jvp(
             return None
         return torch.ops.aten._trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim)
 
-    return _sum((product(i1_t, i2_p, i3_p), product(i1_p, i2_t, i3_p), product(i1_p, i2_p, i3_t)))
+    return total(product(i1_t, i2_p, i3_p), product(i1_p, i2_t, i3_p), product(i1_p, i2_p, i3_t))
 
 
 # -- _grouped_mm ------------------------------------------------------------------------------------------------------
 #
-# Groups of rows or columns that end at offs; a matrix of three dims has a group for each index of the first:
-#     2d A, 3d B: rows of A.    3d A, 2d B: columns of B.    2d A, 2d B: the dim summed over, result 3d.
-# Exchanging a factor and the result, transposed, exchanges the three kinds; so both cotangents are grouped products.
+# Groups of rows or columns that end at offs; a factor of three dims has one group for each index of its first dim:
+#     2d A, 3d B: rows of A.    3d A, 2d B: columns of B.    2d A, 2d B: the dim summed over; the result is 3d.
+# Exchanging a factor and the transposed result exchanges the three kinds, so both cotangents are grouped products.
 
 
 @formula
 def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = None) -> Tensor:
-    """Cotangent of A for that of the products A_g B_g of groups: G_g B_g^T, grouped by the same offsets.
+    """Cotangent of A, given that of the products A_g B_g of groups: G_g B_g^T, grouped by the same offsets.
 
     Args:
-        grad: G, 2d or 3d. mat2: B. offs: where the groups end, int32; None for 3d factors.
+        grad: G, 2d or 3d.
+        mat2: B, 2d or 3d.
+        offs: where the groups end, int32; None for 3d factors.
+
     Returns:
-        The shape of A, row-major. What lies beyond the last offset is as little defined as it is in the result.
+        The shape of A, row-major. What lies beyond the last offset is undefined, as in the result.
+
     Raises:
-        RuntimeError: what _grouped_mm refuses: dtypes but float32, bfloat16, float16; rows not of a multiple of 16 bytes.
-    Source: ATen _grouped_mm_mat1_backward.
+        RuntimeError: what _grouped_mm refuses: dtypes other than float32, bfloat16 and float16, and rows that are not a
+            multiple of 16 bytes.
+
+    References:
+        ATen _grouped_mm_mat1_backward.
     """
     return torch.ops.aten._grouped_mm(grad.contiguous(), mat2.mT, offs)
 
 
 @formula
-def _grouped_mm_mat2_backward(grad: Tensor, mat1: Tensor, offs: Tensor | None = None) -> Tensor:
-    """Cotangent of B for that of the products A_g B_g of groups: A_g^T G_g, grouped by the same offsets.
+def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = None) -> Tensor:
+    """Cotangent of B, given that of the products A_g B_g of groups: A_g^T G_g, grouped by the same offsets.
 
     Args:
-        grad: G, 2d or 3d. mat1: A. offs: where the groups end, int32; None for 3d factors.
-    Returns, raises: _grouped_mm_mat1_backward. Source: ATen _grouped_mm_mat2_backward.
+        grad: G, 2d or 3d.
+        self: A, 2d or 3d.
+        offs: where the groups end, int32; None for 3d factors.
+
+    Returns:
+        The shape of B, row-major. What lies beyond the last offset is undefined, as in the result.
+
+    Raises:
+        RuntimeError: see `_grouped_mm_mat1_backward`.
+
+    References:
+        ATen _grouped_mm_mat2_backward.
     """
-    return torch.ops.aten._grouped_mm(mat1.mT, grad.contiguous(), offs)
+    return torch.ops.aten._grouped_mm(self.mT, grad.contiguous(), offs)
 
 
 def _grouped_mm_jvp(
@@ -193,62 +218,7 @@ def _grouped_mm_jvp(
         return torch.ops.aten._grouped_mm(a, b, offs, out_dtype=result.dtype)
 
     self_t, mat2_t = (None if t is None else t.contiguous() for t in (self_t, mat2_t))
-    return _sum((product(self_t, mat2_p), product(self_p, mat2_t)))
-
-
-# -- linear -----------------------------------------------------------------------------------------------------------
-
-
-def _weight_like(g: Tensor, x: Tensor) -> Tensor:
-    """sum over all outer dims of g^T conj(x): (out, in) for g (*, out) and x (*, in)."""
-    return g.reshape(-1, g.shape[-1]).mT @ x.reshape(-1, x.shape[-1]).conj()
-
-
-@formula
-def linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and the bias for that of x W^T + bias: G conj(W), sum G^T conj(x), sum G.
-
-    Args:
-        self: x, (*, in). grad_output: G, (*, out). weight: W, (out, in).
-    Returns:
-        (*, in), (out, in), (out,).
-    Source: the operator aten::linear_backward, which has no kernel for dense tensors on the CPU.
-    """
-    return (
-        grad_output @ weight.conj(),
-        _weight_like(grad_output, self),
-        grad_output.reshape(-1, grad_output.shape[-1]).sum(0),
-    )
-
-
-@formula
-def linear_double_backward(
-    grad_grad_input: Tensor | None,
-    grad_grad_weight: Tensor | None,
-    grad_grad_bias: Tensor | None,
-    self: Tensor,
-    grad_output: Tensor,
-    weight: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, G and W for those (h, H, c) of the results of linear_backward.
-
-    For x: G conj(H). For G: h W^T + x H^T + c. For W: sum G^T conj(h).
-
-    Args:
-        grad_grad_input: h, (*, in). grad_grad_weight: H, (out, in). grad_grad_bias: c, (out,). None for zero.
-        self: x, (*, in). grad_output: G, (*, out). weight: W, (out, in).
-    Returns:
-        The shapes of x, G and W.
-    Source: ATen linear_double_backward, which is for real tensors.
-    """
-    h, H, c = grad_grad_input, grad_grad_weight, grad_grad_bias
-    terms = (None if h is None else h @ weight.mT, None if H is None else self @ H.mT, c)
-    g_grad = _sum(terms)
-    return (
-        torch.zeros_like(self) if H is None else grad_output @ H.conj(),
-        torch.zeros_like(grad_output) if g_grad is None else g_grad.expand(grad_output.shape),
-        torch.zeros_like(weight) if h is None else _weight_like(grad_output, h),
-    )
+    return total(product(self_t, mat2_p), product(self_p, mat2_t))
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -284,7 +254,7 @@ def _trilinear_samples(dtype: torch.dtype, device: torch.device | str) -> Iterab
 
 
 def _grouped_mm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """In single precision, for the operator has no other that would do; every row is of a multiple of 16 bytes."""
+    """In single precision, the highest that the operator takes; every row is a multiple of 16 bytes."""
     if dtype.is_complex:
         return
     offs = torch.tensor([4, 8], dtype=torch.int32, device=device)
@@ -295,7 +265,7 @@ def _grouped_mm_samples(dtype: torch.dtype, device: torch.device | str) -> Itera
 
 
 def _grouped_mm_probe(self: Tensor, mat2: Tensor, offs: Tensor | None) -> Tensor:
-    """The operator on the strides that it takes; in double precision, for finite differences, what it means."""
+    """The operator, on the strides that it takes; in double precision, for finite differences, its definition."""
     if self.dtype != torch.float64:
         offs = None if offs is None else offs.contiguous()
         return torch.ops.aten._grouped_mm(self.contiguous(), mat2.contiguous(), offs)
@@ -324,8 +294,8 @@ rule(
     "aten::addmm",
     vjp={
         "self": lambda grad, self_sizes, beta: _scaled(grad, beta.conjugate()).sum_to_size(self_sizes),
-        "mat1": lambda grad, mat1_strides, mat2, alpha: mm_mat1_backward(grad, mat2, mat1_strides, alpha),
-        "mat2": lambda grad, mat1, mat2_strides, alpha: mm_mat2_backward(grad, mat1, mat2_strides, alpha),
+        "mat1": mm_mat1_backward,
+        "mat2": mm_mat2_backward,
     },
     jvp={"result": _addmm_jvp},
     source="ATen mm_mat1_backward, mm_mat2_backward",
@@ -353,8 +323,8 @@ rule(
 rule(
     "aten::_grouped_mm",
     vjp={
-        "self": lambda grad, mat2, offs: _grouped_mm_mat1_backward(grad, mat2, offs),
-        "mat2": lambda grad, self, offs: _grouped_mm_mat2_backward(grad, self, offs),
+        "self": _grouped_mm_mat1_backward,
+        "mat2": _grouped_mm_mat2_backward,
     },
     jvp={"result": _grouped_mm_jvp},
     improves="missing",

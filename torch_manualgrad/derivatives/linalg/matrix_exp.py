@@ -4,12 +4,12 @@ exp is analytic, so its derivative in the direction E is a block of an exponenti
 
     exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]],        jvp: L(A, E),        vjp: L(A^H, G),
 
-exact, and differentiable again to any order. It is linear in E, and E is first divided by its own size: a large one
-would make the exponential scale the matrix down until the digits of A are gone. On the CPU the pair (exp A, L(A, E)) is computed as a dual number instead, every product X Y with
-its derivative dX Y + X dY, by scaling and squaring with a Taylor polynomial: three products for one, where the block
-matrix takes eight.
+exact, and differentiable again to any order. It is linear in E, and E is first divided by its own norm: with a large E
+the exponential would scale the block matrix down until the digits of A are lost. On the CPU the pair (exp A, L(A, E)) is
+computed as a dual number instead, every product X Y with its derivative dX Y + X dY, by scaling and squaring with a
+Taylor polynomial: three products for one, where the block matrix takes eight.
 
-Non-smooth points. None.
+Where not differentiable: nowhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .common import random
 def differential_analytic_matrix_function(
     self: Tensor, grad: Tensor, matrix_function: Callable[[Tensor], Tensor], adjoint: bool
 ) -> Tensor:
-    """L(A, grad) for any analytic function of matrices, or with ``adjoint`` L(A^H, grad), by the block matrix."""
+    """L(A, grad), or L(A^H, grad) if ``adjoint``, for any analytic function of matrices, by the block matrix."""
     A = self.mH if adjoint else self
     n = A.shape[-1]
     size = grad.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if grad.numel() else grad.abs()
@@ -39,9 +39,10 @@ def differential_analytic_matrix_function(
     return matrix_function(block)[..., :n, n:] * size
 
 
-# exp(X) is taken as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; larger matrices are halved until
-# they are there. With log(e^-x T(x)) = sum c_k x^k they are where sum k |c_k| x^(k-1) reaches the unit roundoff: up to
-# there T and its derivative are those of exp at a matrix that differs from X by rounding (Al-Mohy and Higham, section 4).
+# exp(X) is computed as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; a larger matrix is halved until
+# it is within them. With log(e^-x T(x)) = sum c_k x^k, the bound is where sum k |c_k| x^(k-1) reaches the unit roundoff:
+# up to there T and its derivative are those of exp at a matrix that differs from X by rounding (Al-Mohy and Higham,
+# section 4).
 _DEGREE = 16
 _BOUNDS = {torch.float32: 2.1, torch.float64: 0.65}
 
@@ -54,7 +55,7 @@ def _times(x: Dual, y: Dual) -> Dual:
 
 @functools.cache
 def _coefficients(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row j: what I, X, X^2, X^3 have in front of X^(4 j) in the Taylor polynomial; the last term is apart."""
+    """Row j: the coefficients of X^(4 j) times I, X, X^2, X^3 in the Taylor polynomial, without its last term."""
     inverse = [1 / math.factorial(k) for k in range(_DEGREE)]
     return torch.tensor(inverse, dtype=dtype, device=device).reshape(4, 4)
 
@@ -77,7 +78,7 @@ def _taylor(X: Dual) -> Dual:
 
 
 def _frechet(A: Tensor, E: Tensor) -> Tensor:
-    """L(A, E) for ``(batch, n, n)``: exp(A) = exp(A / 2^s)^(2^s), as a dual number."""
+    """L(A, E) for (batch, n, n): exp(A) = exp(A / 2^s)^(2^s), as a dual number."""
     norms = torch.linalg.matrix_norm(A, 1)
     squarings = torch.frexp(norms / _BOUNDS[norms.dtype])[1].clamp_(min=0)
     squarings = torch.where(norms.isfinite(), squarings, 0)
@@ -106,18 +107,26 @@ def _check(self: Tensor, grad: Tensor) -> None:
 
 @formula(kernel=("cpu",))
 def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
-    """Tangent of exp(A) for a tangent of A; with ``adjoint``, cotangent of A for that of exp(A): L(A, E), L(A^H, G).
+    """Tangent of exp(A), given that of A: L(A, E). If ``adjoint``, cotangent of A, given that of exp(A): L(A^H, G).
 
     Args:
-        self: A, ``(*, n, n)``, real or complex; n may be 0.
-        grad: E or G, ``(*, n, n)``.
-        adjoint: which of the two.
+        self: A, (*, n, n), real or complex; n may be 0.
+        grad: E or G, (*, n, n).
+        adjoint: whether grad is G.
+
     Returns:
-        ``(*, n, n)``, contiguous.
-    Raises: RuntimeError: matrices that are not square, another dtype, or a ``grad`` unlike ``self``.
-    Where not differentiable: none.
-    Source: ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions, 1996. Kernel: Al-Mohy and
-        Higham, Computing the Frechet derivative of the matrix exponential, 2009, with a Taylor polynomial.
+        (*, n, n), row-major.
+
+    Raises:
+        RuntimeError: matrices that are not square, another dtype, or a ``grad`` unlike ``self``.
+
+    Note:
+        Where not differentiable: nowhere.
+
+    References:
+        ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions and applications, 1996,
+        doi:10.1137/S0895479895283409, theorem 2.1; for the kernel, Al-Mohy and Higham, Computing the Frechet derivative
+        of the matrix exponential, 2009, doi:10.1137/080716426, with a Taylor polynomial.
     """
     _check(self, grad)
     return differential_analytic_matrix_function(self, grad, torch.linalg.matrix_exp, adjoint).contiguous()
@@ -131,6 +140,9 @@ def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
         return linalg_matrix_exp_differential.reference(self, grad, adjoint)
     A = self.mH if adjoint else self
     return _frechet(A.reshape(-1, n, n), grad.reshape(-1, n, n)).reshape(A.shape)
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -48,7 +48,9 @@ def _flat_batch(x: Tensor, batch: Sequence[int]) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
-    """Cotangent of x1 for that of the distances: sum_j grad_ij w(x1_i - x2_j). For x2: swap the two, transpose grad.
+    """Cotangent of x1, given that of the distances: sum_j grad_ij w(x1_i - x2_j).
+
+    For that of x2, exchange the two and transpose grad.
 
     Args:
         grad: cotangent of the distances, ``(*, P, R)``.
@@ -57,10 +59,16 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
         p: the order, 0 <= p <= inf.
         cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but
             nothing flows through this argument.
+
     Returns:
         The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
-    Where not differentiable: as norm_backward, pair by pair: 0 for a pair of equal points; ties shared equally for p = inf.
-    Source: ATen _cdist_backward, which has no derivative.
+
+    Note:
+        Where not differentiable: as `norm_backward`, pair by pair: 0 for a pair of equal points; for p = inf ties share
+        equally.
+
+    References:
+        ATen _cdist_backward, which has no derivative.
     """
     w = norm_direction(_differences(x1, x2), p, (-1,))
     return cast_sum_to((w * grad.unsqueeze(-1)).sum(-2), x1)
@@ -83,12 +91,20 @@ def cdist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | No
     """Tangent of the distances: sum_k w(x1_i - x2_j)_k (x1_t_i - x2_t_j)_k.
 
     Args:
-        x1_p, x1_t: ``(*, P, M)``, real; a tangent of None is zero.
-        x2_p, x2_t: ``(*, R, M)``, real; the batch dims broadcast.
+        x1_p: ``(*, P, M)``, real.
+        x1_t: its tangent; None is zero.
+        x2_p: ``(*, R, M)``, real; the batch dims broadcast.
+        x2_t: its tangent; None is zero.
         p: the order, 0 <= p <= inf.
+
     Returns:
-        ``(*, P, R)``. Memory as cdist_backward.
-    Where not differentiable: as cdist_backward, of which this is the adjoint. Source: none in ATen.
+        ``(*, P, R)``. Memory as `cdist_backward`.
+
+    Note:
+        Where not differentiable: as `cdist_backward`, of which this is the adjoint.
+
+    References:
+        None in ATen.
     """
     w = norm_direction(_differences(x1_p, x2_p), p, (-1,))
     tangent = torch.zeros_like(w)
@@ -128,16 +144,24 @@ def _cdist_vjp(
 
 @formula(kernel=("cpu", "cuda"))
 def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
-    """Cotangent of x for that of its pairwise distances: the pair i < j adds grad_ij w(x_i - x_j) to row i, its negative to j.
+    """Cotangent of x, given that of its pairwise distances.
+
+    The pair i < j adds grad_ij w(x_i - x_j) to row i, and its negative to row j.
 
     Args:
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
         self: x, ``(N, M)``, real.
         p: the order, 0 <= p <= inf.
-        pdist: the distances that the forward returned, as for cdist_backward.
+        pdist: the distances that the forward returned, as for `cdist_backward`.
+
     Returns:
         ``(N, M)``, the dtype of ``self``.
-    Where not differentiable: as cdist_backward. Source: ATen _pdist_backward, which has no derivative.
+
+    Note:
+        Where not differentiable: as `cdist_backward`.
+
+    References:
+        ATen _pdist_backward, which has no derivative.
     """
     i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
     x = widened(self)
@@ -158,11 +182,18 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     """Tangent of the pairwise distances: those of cdist_jvp(x, t, x, t) above the diagonal.
 
     Args:
-        self_p, self_t: x and its tangent, ``(N, M)``, real.
+        self_p: x, ``(N, M)``, real.
+        self_t: its tangent.
         p: the order, 0 <= p <= inf.
+
     Returns:
         ``(N (N - 1) / 2,)``.
-    Where not differentiable: as cdist_backward. Source: none in ATen.
+
+    Note:
+        Where not differentiable: as `cdist_backward`.
+
+    References:
+        None in ATen.
     """
     n = self_p.shape[-2]
     i, j = torch.triu_indices(n, n, 1, device=self_p.device)
@@ -182,17 +213,22 @@ def _quotient(x: Tensor, res: Tensor) -> Tensor:
 
 @formula
 def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of x1 and x2 for that of the Euclidean distances, by matrix products.
+    """Cotangents of x1 and x2, given that of the Euclidean distances, by matrix products.
 
     Args:
         grad: cotangent of the distances, ``(*, P, R)``.
         x1: ``(*, P, M)``, real.
         x2: ``(*, R, M)``, real.
         res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+
     Returns:
         Cotangents with the shapes of ``x1`` and ``x2``.
-    Where not differentiable: 0 for a pair at distance 0. Near it, as in the forward, the matrix product cancels.
-    Source: ATen _euclidean_dist_backward.
+
+    Note:
+        Where not differentiable: 0 for a pair at distance 0. Near it, as in the forward, the matrix product cancels.
+
+    References:
+        ATen _euclidean_dist_backward.
     """
     ratio = _quotient(grad, res)
     return x1 * ratio.sum(-1, keepdim=True) - ratio @ x2, x2 * ratio.sum(-2).unsqueeze(-1) - ratio.mT @ x1
@@ -203,12 +239,20 @@ def _euclidean_dist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: T
     """Tangent of the Euclidean distances: (a . da + b . db - a . db - da . b) / D.
 
     Args:
-        x1_p, x1_t: ``(*, P, M)``, real; a tangent of None is zero.
-        x2_p, x2_t: ``(*, R, M)``, real.
+        x1_p: ``(*, P, M)``, real.
+        x1_t: its tangent; None is zero.
+        x2_p: ``(*, R, M)``, real.
+        x2_t: its tangent; None is zero.
         res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+
     Returns:
         ``(*, P, R)``.
-    Where not differentiable: 0 for a pair at distance 0. Source: none in ATen.
+
+    Note:
+        Where not differentiable: 0 for a pair at distance 0.
+
+    References:
+        None in ATen.
     """
     half = torch.zeros_like(res)
     if x1_t is not None:

@@ -1,4 +1,4 @@
-"""Vector norms: linalg_vector_norm, norm, dist, renorm.
+"""Vector norms: linalg_vector_norm, norm, dist.
 
 Every derivative here is made of one field, the gradient of the norm n = ||x||_p along ``dims``:
 
@@ -9,10 +9,10 @@ is computed from x / m, with m the largest |x_i| of the slice (the smallest for 
 overflows or underflows. m is a constant to every derivative, since w does not depend on it. The norm that the forward
 saved does not enter: w is a function of x alone and may be differentiated to any order in any mode.
 
-Non-smooth points. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared equally among the entries that attain n.
+Where not differentiable. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared equally among the entries that attain n.
 Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the other slices unless p is a
 positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; for p = 1 and
-+-inf it makes its own entry nan and leaves the others alone, for p = 0 all are 0.
++-inf it makes its own entry nan and leaves the others as they are, for p = 0 all are 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cast_sum_to(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.sum_to_size(x.shape).to(x.dtype)
 
 
-def _wrap_dims(x: Tensor, dim: Sequence[int] | None) -> tuple[int, ...]:
+def wrap_dims(x: Tensor, dim: Sequence[int] | None) -> tuple[int, ...]:
     ndim = x.dim()
     for d in dim or ():
         if not -max(ndim, 1) <= d < max(ndim, 1):
@@ -103,7 +103,7 @@ def inner(w: Tensor, t: Tensor) -> Tensor:
 def norm_backward(
     grad: Tensor, self: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
 ) -> Tensor:
-    """Cotangent of x for that of its p-norm: grad * w(x), scale-safe, differentiable to any order.
+    """Cotangent of x, given that of its p-norm: grad * w(x), scale-safe, differentiable to any order.
 
     Args:
         grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
@@ -113,14 +113,22 @@ def norm_backward(
             is differentiated is w(x).
         dim: the reduced dims; None or empty for all.
         keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
+
     Returns:
         The shape and dtype of ``self``. Half precision is computed in float32.
+
     Raises:
-        IndexError: a dim out of range. TypeError: an integer ``self``. RuntimeError: another shape of ``grad``.
-    Where not differentiable: the conventions in the module's docstring; a subgradient (0 at a zero slice).
-    Source: ATen norm_backward.
+        IndexError: a dim out of range.
+        TypeError: an integer ``self``.
+        RuntimeError: another shape of ``grad``.
+
+    Note:
+        Where not differentiable: the conventions in the module's docstring; a subgradient (0 at a zero slice).
+
+    References:
+        ATen norm_backward.
     """
-    dims = _wrap_dims(self, dim)
+    dims = wrap_dims(self, dim)
     keepdim = keepdim and not (not dim and grad.dim() == 0)
     kept = [1 if d in dims else size for d, size in enumerate(self.shape)]
     expected = kept if keepdim else [size for d, size in enumerate(self.shape) if d not in dims]
@@ -144,14 +152,21 @@ def norm_jvp(
         norm: the norm that the forward returned; only its dtype is used.
         dim: the reduced dims; None or empty for all.
         keepdim: whether the reduced dims stay.
+
     Returns:
         The shape that ``dim`` and ``keepdim`` give, in the dtype of ``norm``.
+
     Raises:
-        IndexError: a dim out of range. TypeError: an integer ``self_p``.
-    Where not differentiable: as norm_backward, of which this is the adjoint; 0 where the norm is 0.
-    Source: ATen norm_jvp, both overloads.
+        IndexError: a dim out of range.
+        TypeError: an integer ``self_p``.
+
+    Note:
+        Where not differentiable: as `norm_backward`, of which this is the adjoint; 0 where the norm is 0.
+
+    References:
+        ATen norm_jvp, both overloads.
     """
-    dims = _wrap_dims(self_p, dim)
+    dims = wrap_dims(self_p, dim)
     w = norm_direction(widened(self_p, norm), p, dims)
     return inner(w, self_t).sum(dims, keepdim=keepdim).to(norm.dtype)
 
@@ -160,10 +175,29 @@ def norm_jvp(
 def linalg_vector_norm_backward(
     grad: Tensor, self: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
 ) -> Tensor:
-    """Cotangent of x for that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
+    """Cotangent of x, given that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
 
     The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
-    Args, Returns, Raises, non-smooth points: norm_backward. Source: ATen linalg_vector_norm_backward.
+
+    Args:
+        grad: as in `norm_backward`.
+        self: x, real or complex, any shape.
+        ord: the order, p in `norm_backward`.
+        result: the norm that the forward returned.
+        dim: as in `norm_backward`.
+        keepdim: as in `norm_backward`.
+
+    Returns:
+        The shape and dtype of ``self``.
+
+    Raises:
+        IndexError, TypeError, RuntimeError: as `norm_backward`.
+
+    Note:
+        Where not differentiable: as `norm_backward`.
+
+    References:
+        ATen linalg_vector_norm_backward.
     """
     if self.dtype == grad.dtype:
         return norm_backward(grad, self, ord, result, dim, keepdim)
@@ -177,75 +211,27 @@ def linalg_vector_norm_jvp(
 ) -> Tensor:
     """Tangent of linalg.vector_norm: norm_jvp(x, t, ord, result, dim, keepdim), in the dtype of ``result``.
 
-    Args, Returns, Raises, non-smooth points: norm_jvp. Source: ATen linalg_vector_norm_jvp.
+    Args:
+        self_p: x, real or complex, any shape.
+        self_t: its tangent, same shape.
+        ord: the order, p in `norm_jvp`.
+        result: the norm that the forward returned.
+        dim: as in `norm_jvp`.
+        keepdim: as in `norm_jvp`.
+
+    Returns:
+        As `norm_jvp`.
+
+    Raises:
+        IndexError, TypeError: as `norm_jvp`.
+
+    Note:
+        Where not differentiable: as `norm_jvp`.
+
+    References:
+        ATen linalg_vector_norm_jvp.
     """
     return norm_jvp(self_p, self_t, ord, result, dim, keepdim)
-
-
-# renorm scales every slice x along ``dim`` with n > maxnorm by f = maxnorm / (n + eps) and leaves the others alone:
-#     d(f x) = f (t - x <w, t> / (n + eps)),   pulled back: f (g - w <x, g> / (n + eps)),   <a, b> = sum Re(conj(a) b).
-_RENORM_EPS = 1e-7
-
-
-def _renorm_parts(
-    x: Tensor, self: Tensor, p: float, dim: int, maxnorm: float
-) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor]:
-    """(reduced dims, which slices the forward scaled, w, n + eps)."""
-    (dim,) = _wrap_dims(self, (dim,))
-    if self.dim() < 2:
-        raise RuntimeError(f"self: expected at least two dims, got shape {list(self.shape)}")
-    if not p > 0:
-        raise RuntimeError(f"p: expected a number above 0, got {p}")
-    if not maxnorm >= 0:
-        raise RuntimeError(f"maxnorm: expected a number that is not negative, got {maxnorm}")
-    dims = tuple(d for d in range(self.dim()) if d != dim)
-    # the forward's own norm decides, so that both are on the same side of a tie; the differentiable one is scale-safe
-    scaled = torch.linalg.vector_norm(x.detach(), p, dims, keepdim=True) > maxnorm
-    w = norm_direction(x, p, dims)
-    return dims, scaled, w, inner(w, x).sum(dims, keepdim=True) + _RENORM_EPS
-
-
-@formula
-def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Cotangent of x: f (g - w <x, g> / (n + 1e-7)) on the slices along ``dim`` with n > maxnorm, g on the others.
-
-    Args:
-        grad: cotangent of the result, the shape of ``self``.
-        self: x, real or complex, at least two dims.
-        p: the order, positive; inf is allowed.
-        dim: the dim along which the slices are counted.
-        maxnorm: the bound, not negative.
-    Returns:
-        The shape and dtype of ``self``. f = maxnorm / (n + 1e-7); half precision is computed in float32.
-    Raises:
-        IndexError: ``dim`` out of range. RuntimeError: fewer dims, another p or maxnorm, another shape of ``grad``.
-    Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as norm_backward.
-    Source: ATen renorm_backward.
-    """
-    x = widened(self)
-    dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
-    if grad.shape != self.shape:
-        raise RuntimeError(f"grad: expected shape {list(self.shape)}, got {list(grad.shape)}")
-    along = inner(x / n, grad).sum(dims, keepdim=True)
-    return torch.where(scaled, (grad - w * along) * (maxnorm / n), grad).to(self.dtype)
-
-
-@formula
-def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Tangent: f (t - x <w, t> / (n + 1e-7)) on the slices along ``dim`` with n > maxnorm, t on the others.
-
-    Args:
-        self_p: x, real or complex, at least two dims.
-        self_t: its tangent, same shape.
-        p, dim, maxnorm: as renorm_backward.
-    Returns:
-        The shape and dtype of ``self_p``.
-    Raises, non-smooth points: renorm_backward. Source: ATen renorm_jvp.
-    """
-    x = widened(self_p)
-    dims, scaled, w, n = _renorm_parts(x, self_p, p, dim, maxnorm)
-    along = inner(w, self_t).sum(dims, keepdim=True)
-    return torch.where(scaled, (self_t - x / n * along) * (maxnorm / n), self_t).to(self_p.dtype)
 
 
 # dist(a, b) = ||a - b||_p over all dims, with broadcasting: the norm's derivatives, summed to each input's shape.
@@ -323,14 +309,6 @@ def _dist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sa
     yield Sample(spread((), dtype, device), spread((3,), dtype, device, 1))
 
 
-def _renorm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((3, 4, 2), dtype, device) * torch.tensor([0.05, 1, 2], device=device).reshape(3, 1, 1).to(dtype)
-    for p in (2.0, 3.0, 1.0, 0.5, 1.5, math.inf):
-        yield Sample(x, p, 0, 1.0)
-    yield Sample(x, 2.5, -1, 0.7)
-    yield Sample(x, 2.0, 1, 100.0)
-
-
 # over all dims and over some; p may be missing
 _whole = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0), "dim": None, "keepdim": False})
 _reduced = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0)})
@@ -397,11 +375,3 @@ rule(
     **_norm,
 )
 rule("aten::dist", vjp={("self", "other"): _dist_vjp}, jvp={"result": _dist_jvp}, samples=_dist_samples, **_norm)
-rule(
-    "aten::renorm",
-    vjp={"self": renorm_backward},
-    jvp={"result": renorm_jvp},
-    source="ATen renorm_backward, renorm_jvp",
-    improves="values",
-    samples=_renorm_samples,
-)

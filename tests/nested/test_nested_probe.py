@@ -4,14 +4,19 @@ PyTorch's own nested tensors are measured under override, with PyTorch's own cal
 what PyTorch does by itself beside it.
 """
 
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.nested.operators import LIMITS
-from torch_manualgrad.testing.nested_probe import CASES, KINDS, MEASURES, Case, measure
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))  # at the end: a tool has the name of a package
+from nested_cases import CASES, Case
+from nested_probe import KINDS, MEASURES, measure
 
 
 @pytest.fixture(autouse=True, scope="module")

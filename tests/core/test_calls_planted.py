@@ -1,0 +1,81 @@
+"""The tests of csrc/calls find what is planted in it: the library is built again with each fault, and they fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from torch_manualgrad.core import calls
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "csrc" / "calls" / "calls.cpp"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not calls.loaded() or shutil.which("g++") is None, reason="no library for this torch to build again"
+    ),
+]
+
+# what is written -> what is planted in its place
+FAULTS = {
+    "none": ("", ""),
+    "a residual is a constant": (
+        "tensors.push_back(x.unpack(self));",
+        "tensors.push_back(x.unpack(self).detach());",
+    ),
+    "the gradient is twice what it is": (
+        "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",
+        "if (mask[input]) found[input] = stack[i].toTensor() + stack[i].toTensor();",
+    ),
+    "it never declines": ("return !direct.declines || !stack", "return true || !stack"),
+    "it is taken for any constant": ("if (constants[constant] != value) return false;", "(void)constant, (void)value;"),
+    "everything is saved": ("table.selective && !used", "false && !used"),
+    "the second backward is not refused": (
+        "TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);\n      t",
+        "t",
+    ),
+    "a mode is not seen": (
+        "included_ == c10::default_included_set; }",
+        "included_ == c10::default_included_set || true; }",
+    ),
+    "a tangent is not seen": ("!x._fw_grad(/*level=*/0).defined()", "true"),
+}
+
+
+def build(source: str, folder: Path) -> None:
+    """The package in ``folder``, with the library of calls made of this source."""
+    shutil.copytree(
+        ROOT / "torch_manualgrad", folder / "torch_manualgrad", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (library,) = (folder / "torch_manualgrad" / "lib").glob("libmanualgrad_calls_*.so")
+    library.unlink()
+    (folder / "calls.cpp").write_text("#include <ATen/ATen.h>\n" + source)
+    includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+    search = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
+    flags = ["-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-shared", "-w"]
+    command = ["g++", *flags, *includes, str(folder / "calls.cpp"), "-o", str(library), *search]
+    subprocess.run([*command, "-ltorch", "-ltorch_cpu", "-lc10"], check=True)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, tmp_path):
+    written, planted = FAULTS[fault]
+    source = SOURCE.read_text()
+    assert not written or source.count(written) == 1, f"{written!r} is not in {SOURCE.name} once"
+    build(source.replace(written, planted) if written else source, tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    tests = [str(Path(__file__).with_name("test_calls.py"))]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        capture_output=True, text=True, check=False, env=environment, cwd=ROOT / "tests",
+    )  # fmt: skip
+    last = run.stdout.splitlines()[-1] if run.stdout else run.stderr
+    assert (run.returncode == 0) == (fault == "none"), f"torch {torch.__version__}: {last}"

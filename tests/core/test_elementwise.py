@@ -1,0 +1,156 @@
+"""Rules made of one derivative of one element: broadcasting, dtypes, complex numbers, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from ops_for_tests import random, same
+
+import torch_manualgrad as mg
+from torch_manualgrad.testing import check
+
+
+def local(name, derivative, **about):
+    return mg.elementwise(name, derivative, register=False, **about)
+
+
+def test_one_line_is_a_rule():
+    rule = local("aten::erf", lambda self: 2 / math.sqrt(math.pi) * (-self * self).exp(), real_only=True)
+    assert rule.kind == "elementwise" and rule.residuals == ("self",) and not rule.improves and rule.source
+    assert not list(rule.samples(torch.complex128, "cpu"))
+    with mg.override(rule):
+        check(rule.aten, rule.samples(torch.float64, "cpu"))
+
+
+MUL = {"self": lambda other: other, "other": lambda self: self}
+ADD = {"self": lambda: 1, "other": lambda alpha: alpha}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize(
+    "name, derivative",
+    [("aten::mul.Tensor", MUL), ("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha})],
+)
+def test_several_tensors_are_broadcast(name, derivative, dtype):
+    arguments = [{}, {"alpha": 2.5}] if "sub" in name else [{}]
+    rule = local(name, derivative, arguments=arguments)
+    samples = list(rule.samples(dtype, "cpu"))
+    assert len(samples) == 5 * len(arguments)
+    with mg.override(rule):
+        check(rule.aten, samples)
+
+
+def gradients(op, *inputs):
+    inputs = [x.detach().clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
+    output = op(*inputs)
+    return [*torch.autograd.grad(output, [x for x in inputs if x.requires_grad], torch.ones_like(output)), output]
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.complex128),
+        (torch.float32, torch.int64),
+        (torch.int32, torch.bfloat16),
+        (torch.complex64, torch.float64),
+    ],
+    ids=str,
+)
+def test_gradients_have_the_dtypes_of_their_inputs_as_pytorchs_have(dtypes):
+    inputs = [(3 * random(3, 4)).to(dtypes[0]), (3 * random(4, seed=1)).to(dtypes[1])]
+    rule = local("aten::mul.Tensor", MUL)
+    expected = gradients(torch.mul, *inputs)
+    with mg.override(rule):
+        found = gradients(torch.mul, *inputs)
+    assert [x.dtype for x in found] == [x.dtype for x in expected]
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("exponent", [3, 0.5, 2 + 1j])
+def test_a_real_input_of_a_complex_result_has_a_real_gradient(exponent):
+    rule = local(
+        "aten::pow.Tensor_Scalar",
+        lambda self, exponent: exponent * self ** (exponent - 1),
+        domain=(0, math.inf),
+        arguments=[{"exponent": exponent}],
+    )
+    samples = list(rule.samples(torch.float64, "cpu"))
+    assert samples[0].kwargs == {} and samples[0].args[1] == exponent
+    with mg.override(rule):
+        check(rule.aten, samples)
+        x = random(3).abs().requires_grad_()
+        assert torch.autograd.grad((x**exponent).abs().sum(), x)[0].dtype is torch.float64
+
+
+def test_the_argument_before_the_tensor():
+    rule = local(
+        "aten::pow.Scalar",
+        lambda self, result: result * math.log(self),
+        arguments=[{"self": 2.5}],
+    )
+    with mg.override(rule):
+        check(rule.aten, rule.samples(torch.float64, "cpu"))
+
+
+@pytest.mark.parametrize("zero", [None, 0])
+def test_a_derivative_that_is_zero_gives_zeros(zero):
+    rule = local("aten::floor", lambda: zero, real_only=True)
+    x = torch.tensor([0.5, math.inf]).requires_grad_()
+    with mg.override(rule):
+        (found,) = torch.autograd.grad(x.floor(), x, torch.ones(2), create_graph=True)
+        assert found.tolist() == [0, 0]
+        tangent = torch.func.jvp(torch.floor, (x.detach(),), (torch.ones(2),))[1]
+    assert tangent.tolist() == [0, 0]
+
+
+def test_only_one_input_has_a_tangent():
+    with mg.override(local("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha})):
+        x, y = random(3), random(2, 3, seed=1)
+        same(torch.func.jvp(lambda x: x - y, (x,), (torch.ones(3).double(),))[1], torch.ones(2, 3).double())
+
+
+@pytest.mark.parametrize("interval", [(-math.inf, math.inf), (0, math.inf), (-math.inf, -1), (-1, 1), (2, 3)], ids=str)
+def test_samples_are_inside_of_the_domain(interval):
+    rule = local("aten::sin", lambda self: self.cos(), domain=interval)
+    low, high = interval
+    for dtype in (torch.float64, torch.float32, torch.complex64):
+        values = torch.cat([s.args[0].real.flatten() for s in rule.samples(dtype, "cpu")])
+        assert ((low < values) & (values < high)).all() and (values != 0).all() and len(values) > 12
+
+
+def test_own_samples():
+    rule = local("aten::sin", lambda self: self.cos(), samples=lambda dtype, device: [mg.Sample(torch.ones(2))])
+    assert len(list(rule.samples(torch.float64, "cpu"))) == 1
+
+
+@pytest.mark.parametrize(
+    "name, derivative, message",
+    [
+        ("aten::mul.Tensor", lambda self: self, "one derivative is given, and the operator takes the tensors"),
+        ("aten::frexp.Tensor", lambda self: self, "has 2 outputs"),
+        ("aten::sin", lambda x: x, "asks for 'x', which is not one of"),
+        ("aten::sin", {"x": lambda self: self}, "given for 'x'"),
+        ("aten::no_such_function", lambda self: self, "no such operator"),
+        ("aten::sinc_", lambda self: self, "writes to an argument"),
+    ],
+)
+def test_what_is_refused(name, derivative, message):
+    with pytest.raises(ValueError, match=message):
+        local(name, derivative)
+
+
+def test_what_this_torch_lacks_is_absent():
+    assert local("aten::gone", lambda self: self, until="2.0") is None
+
+
+@pytest.mark.parametrize("x", [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-310, 1e200])
+@pytest.mark.parametrize("rule", [r for r in mg.rules.values() if r.kind == "elementwise"], ids=lambda r: r.name)
+def test_conventions_at_the_edges_are_pytorchs(rule, x):
+    """Where PyTorch's first derivative is infinite, zero or nan, so is ours."""
+    inputs = [torch.tensor(x, dtype=torch.float64)] * sum(a.is_tensor for a in rule.signature.arguments)
+    expected = gradients(rule.aten, *inputs)
+    with mg.override(rule):
+        found = gradients(rule.aten, *inputs)
+    torch.testing.assert_close(found, expected, equal_nan=True)

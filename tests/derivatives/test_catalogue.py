@@ -1,0 +1,56 @@
+"""What the registry says of PyTorch's operators, beside what PyTorch's schemas and its table of derivatives say."""
+
+from collections import Counter
+
+import derivatives_yaml
+import pytest
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.catalogue import KINDS
+from torch_manualgrad.core.internals import is_composite, operators
+
+OPERATORS = {op.name().removesuffix(".default"): op for op in operators("aten")}
+
+
+def is_view(op):
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+
+
+def named(kind):
+    return {name for name, entry in mg.catalogue.items() if entry.kind == kind}
+
+
+@pytest.mark.parametrize("name", [n for n in mg.catalogue if n in OPERATORS])
+def test_an_entry_fits_the_schema(name):
+    op, kind = OPERATORS[name], mg.catalogue[name].kind
+    assert kind in KINDS and not op._schema.is_mutable
+    assert kind != "view" or is_view(op) and not is_composite(op)
+    assert kind != "composite" or is_composite(op)
+
+
+def test_every_view_is_an_entry():
+    views = {name for name, op in OPERATORS.items() if is_view(op) and not is_composite(op)}
+    assert views <= named("view") | named("nondifferentiable")
+
+
+needs_table = pytest.mark.skipif(not derivatives_yaml.PATH.exists(), reason="this torch comes without its table")
+
+
+@needs_table
+def test_what_pytorch_marks_as_not_differentiable_is_an_entry():
+    marked = {e.name for e in derivatives_yaml.entries() if e.is_marked_nondifferentiable and not e.is_in_place}
+    assert marked <= named("nondifferentiable") | named("gap")
+
+
+@needs_table
+def test_how_much_of_pytorchs_table_is_accounted_for():
+    """A count, not a demand yet. What works in place has the derivative of what does not."""
+    counts: Counter[str] = Counter()
+    for entry in derivatives_yaml.entries():
+        twin = entry.name.replace("_.", ".") if "_." in entry.name else entry.name.removesuffix("_")
+        name = twin if entry.is_in_place else entry.name
+        found = mg.rules.get(name)
+        counts[found.kind if found else mg.catalogue[name].kind if name in mg.catalogue else "not yet"] += 1
+    known = sum(counts.values()) - counts["not yet"]
+    print(f"\n{known} of {sum(counts.values())} entries of derivatives.yaml: {dict(counts)}")
+    assert all(counts[kind] for kind in ("rule", "elementwise", "view", "nondifferentiable", "gap")) and known

@@ -1,0 +1,200 @@
+"""The derivative of an operator made of formulas, each bound to the values of one call by the names of its parameters."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .autograd import Derivative, function_name
+from .binding import EMPTY, Binding, parameters, sources
+from .fast_path import fast_call
+from .formula import Formula
+from .internals import below_autograd
+from .schema import flatten, unflatten
+
+if TYPE_CHECKING:
+    from .rule import Rule
+
+__all__ = ["Bound"]
+
+
+class _Plan:
+    """One formula with the places of its arguments in an environment of known names."""
+
+    def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+        formula = function.formula if isinstance(function, Binding) else function
+        self.call = formula.run if isinstance(formula, Formula) else function
+        self.constants: tuple[Any, ...] = ()
+        self.places: list[int] = []
+        for source in sources(function):
+            name, value = source
+            if name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"rule {rule}: the {what} formula asks for {name!r}, which names two things here")
+                self.places.append(names.index(name))
+            elif name is None or isinstance(formula, Formula) and value is not EMPTY:
+                self.places.append(len(names) + len(self.constants))
+                self.constants += (value,)
+            else:
+                raise ValueError(
+                    f"rule {rule}: the {what} formula asks for {name!r}, which is not one of {list(names)}"
+                )
+        self.pick = itemgetter(*self.places) if len(self.places) > 1 else self._pick
+
+    def _pick(self, known: Sequence[Any]) -> list[Any]:
+        return [known[i] for i in self.places]
+
+    def __call__(self, known: Sequence[Any]) -> Any:
+        if self.constants:
+            known = (*known, *self.constants)
+        if torch.compiler.is_dynamo_compiling():  # which does not trace an itemgetter
+            return self.call(*self._pick(known))
+        return self.call(*self.pick(known))
+
+
+# What a formula may ask of a tensor without keeping it: the parameter ``self_sizes`` is ``self.shape``.
+_FACTS: dict[str, Callable[[Tensor], Any]] = {
+    "sizes": lambda x: x.shape,
+    "strides": lambda x: x.stride() if x.layout is torch.strided else None,
+    "dtype": lambda x: x.dtype,
+}
+
+
+class _Busy(threading.local):
+    """Whether a rule's own forward is running on this thread: what it calls of the operator itself is then PyTorch's."""
+
+    now = False
+
+
+class Bound(Derivative):
+    """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
+
+    one_precision = True
+
+    def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
+        signature = rule.signature
+        self.rule = rule
+        self.forward = forward
+        known = [*signature.names, *signature.output_names]
+        wanted = {p for f in rule.vjp.values() for p in parameters(f)}
+        self.saved = [n for n in known if n in wanted]
+        entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
+        facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor for fact in _FACTS}
+        facts = {n: fact for n, fact in facts.items() if n in wanted}
+        self.facts = list(facts.values())
+        self.fact_functions = [(i, _FACTS[fact]) for i, fact in self.facts]
+        tensors = [n for n in self.saved if entries[n].is_tensor_like]
+        constants = [n for n in self.saved if not entries[n].is_tensor_like]
+        self.tensor_places = [known.index(n) for n in tensors]
+        self.constant_places = [known.index(n) for n in constants]
+        self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
+        grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
+        self.grad_names = grads
+        names = [*tensors, *constants, *facts, *grads, "output_mask"]
+        self.vjps = [
+            (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
+        ]
+        self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
+        self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
+        self._kept: dict[tuple[bool, ...], list[bool]] = {}
+        self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
+        names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
+        self._jvps = [
+            (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
+            for key, f in rule.jvp.items()
+        ]
+        self._busy = _Busy()
+        if forward is not None:
+            self.run = forward
+        super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
+        self.node_name = f"{function_name(signature)}Backward"
+
+    @functools.cached_property
+    def _fast(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+        return fast_call(self)
+
+    @property
+    def fast_backward(self) -> Callable[..., Any] | None:
+        """The backward of `fast_call`."""
+        return self._fast[1]
+
+    @functools.cached_property
+    def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        """The values -> the result, with the derivative attached, where nothing but autograd is near."""
+        return self._fast[0]
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        if self.forward is None or self._busy.now:
+            return super().redispatch(keyset, values)
+        args, kwargs = self.signature.split(values)
+        self._busy.now = True
+        try:
+            with below_autograd():
+                return self.forward(*args, **kwargs)
+        finally:
+            self._busy.now = False
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        known = (*inputs, *outputs)
+        tensors: Sequence[Any] = [known[i] for i in self.tensor_places]
+        constants = [known[i] for i in self.constant_places]
+        if self.facts:
+            constants += [fact(known[i]) for i, fact in self.fact_functions]
+        if not self._lists:
+            return tensors, constants
+        tensors, lengths = flatten(tensors, self._lists)
+        return tensors, (lengths, constants)
+
+    def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        mask = self._kept.get(needs)
+        if mask is None:
+            wanted = {i for i, needed in zip(self.signature.tensor_like, needs) if needed}
+            used = {place for places, inputs in self.uses if wanted.intersection(inputs) for place in places}
+            mask = self._kept[needs] = [i in used for i in range(len(tensors))]
+        return [x if yes else None for x, yes in zip(tensors, mask)]
+
+    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        result: list[Any] = [None] * len(needed)
+        for grad in grads:
+            if grad is not None:
+                break
+        else:
+            return result
+        if self._lists:
+            lengths, static = static
+            tensors = unflatten(tensors, lengths)
+        for i in self._without_vjp:
+            if any(needed[i]) if isinstance(needed[i], list) else needed[i]:
+                raise NotImplementedError(
+                    f"rule {self.rule.name}: the gradient of {self.signature.names[i]!r} is asked for, and no vjp is given "
+                    "for it; one that returns None says that it is zero"
+                )
+        known = (*tensors, *static, *grads)
+        for plan, inputs in self.vjps:
+            if len(inputs) == 1:
+                (at,) = inputs
+                if any(needed[at]) if isinstance(needed[at], list) else needed[at]:
+                    result[at] = plan((*known, (needed[at],)))
+                continue
+            mask = [needed[i] for i in inputs]
+            if any(any(m) if isinstance(m, list) else m for m in mask):
+                for i, g in zip(inputs, plan((*known, mask))):
+                    result[i] = g
+        return result
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if not self._jvps:
+            return super().jvp(inputs, outputs, tangents)
+        result: list[Any] = [None] * len(outputs)
+        known = (*inputs, *outputs, *inputs, *tangents)
+        for plan, places in self._jvps:
+            found = plan(known)
+            for i, t in zip(places, (found,) if len(places) == 1 else found):
+                result[i] = t
+        return result

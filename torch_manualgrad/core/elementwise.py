@@ -1,0 +1,188 @@
+"""Rules of elementwise operators: the derivative of the output with respect to an input is one function of one element.
+
+From it follow the vjp, ``grad * conj(d)``, the jvp, ``d * tangent``, all higher orders, as it is differentiated itself,
+and the samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import bound_to, parameters
+from .rule import Rule, exists, operator, rule
+from .sample import Sample
+from .schema import Signature
+
+__all__ = ["Interval", "elementwise"]
+
+Interval = tuple[float, float]
+LINE: Interval = (-math.inf, math.inf)
+
+
+def elementwise(
+    name: str,
+    derivative: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    *,
+    domain: Interval | Mapping[str, Interval] = LINE,
+    real_only: bool = False,
+    arguments: Sequence[Mapping[str, Any]] = ({},),
+    samples: Callable[..., Iterable[Sample]] | None = None,
+    source: str = "ATen derivatives.yaml",
+    **about: Any,
+) -> Rule | None:
+    """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
+
+    ``elementwise("aten::sin", lambda self: self.cos())`` is all that there is to say of the sine. An operator of complex
+    numbers is taken to be holomorphic; one that is not, as ``abs``, gets an ordinary `rule`.
+
+    Args:
+        name: the operator, of one output.
+        derivative: of the output with respect to the one tensor among the inputs; of several tensors, a function for each
+            by its name. Its parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
+            number, or None, which is zero everywhere. Cotangents of what was broadcast are summed.
+        domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
+            tensor.
+        real_only: the operator takes no complex tensors.
+        arguments: values of the other arguments, by name; there are samples with each of these.
+        samples: in place of those, ``(dtype, device) -> iterable of Sample``.
+        source: where the derivative comes from.
+        about: further arguments of `rule`, such as ``improves`` or ``since``.
+
+    Returns:
+        The rule; None where this torch lacks the operator, as declared by ``since`` or ``until``.
+
+    Raises:
+        ValueError: the operator takes several tensors and one function is given, it returns several outputs, or `rule`
+            refuses the rest.
+    """
+    if not exists(name):
+        return rule(name, **about)
+    signature = Signature(operator(name)._schema)
+    inputs = signature.tensor_names
+    if len(signature.returns) != 1:
+        raise ValueError(f"elementwise {name}: the operator has {len(signature.returns)} outputs, and one is expected")
+    if not isinstance(derivative, Mapping):
+        if len(inputs) != 1:
+            raise ValueError(
+                f"elementwise {name}: one derivative is given, and the operator takes the tensors {inputs}"
+            )
+        derivative = {inputs[0]: derivative}
+    (output,) = signature.output_names
+    domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
+    return rule(
+        name,
+        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1) for x, d in derivative.items()},
+        jvp={output: _pushforward(derivative, output)},
+        kind="elementwise",
+        source=source,
+        samples=samples or functools.partial(_samples, signature, domains, real_only, arguments),
+        **about,
+    )
+
+
+def _times(factor: Tensor, derivative: Any, *, conjugate: bool = False) -> Tensor:
+    if derivative is None:
+        return torch.zeros_like(factor)
+    if conjugate:
+        derivative = derivative.conj() if isinstance(derivative, Tensor) else derivative.conjugate()
+    return factor * derivative
+
+
+def _pullback(name: str, derivative: Callable[..., Any], *, broadcasts: bool) -> Callable[..., Any]:
+    """The vjp for one input."""
+
+    def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
+        sizes = None
+        if broadcasts:
+            sizes, *known = known  # type: ignore[assignment]
+        found = _times(grad, derivative(*known), conjugate=True)
+        if found.is_complex() and not dtype.is_complex:
+            found = found.real
+        return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
+
+    vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
+    facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
+    return bound_to(vjp, ["grad", *facts, *parameters(derivative)])
+
+
+def _pushforward(derivatives: Mapping[str, Callable[..., Any]], output: str) -> Callable[..., Any]:
+    """The jvp: the sum over all inputs."""
+    names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *_asked(derivatives)]))
+    terms = [(names.index(f"{x}_t"), d, [names.index(p) for p in parameters(d)]) for x, d in derivatives.items()]
+
+    def jvp(*known: Any) -> Tensor | None:
+        result, total = known[0], None
+        for place, derivative, places in terms:
+            if (tangent := known[place]) is not None:
+                term = _times(tangent, derivative(*[known[i] for i in places]))
+                total = term if total is None else total + term
+        return None if total is None else total.expand(result.shape).to(result.dtype)
+
+    return bound_to(jvp, names)
+
+
+def _asked(derivatives: Mapping[str, Callable[..., Any]]) -> list[str]:
+    return [p for d in derivatives.values() for p in parameters(d)]
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+# Of one tensor; of several, the second shapes broadcast with the first, and further tensors have the first again.
+_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((3, 4), (3, 4)),
+    ((2, 1, 3), (4, 1)),
+    ((3,), ()),
+    ((), ()),
+    ((0, 2), (2,)),
+)
+
+
+def _samples(
+    signature: Signature,
+    domains: Mapping[str, Interval],
+    real_only: bool,
+    arguments: Sequence[Mapping[str, Any]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Iterable[Sample]:
+    if dtype.is_complex and real_only:
+        return
+    for others in arguments:
+        for position, shapes in enumerate(_SHAPES):
+            tensors = {
+                name: _points(shapes[i % 2], domains.get(name, LINE), dtype, device, seed=10 * position + i)
+                for i, name in enumerate(signature.tensor_names)
+            }
+            given = tensors | dict(others)
+            leading = list(itertools.takewhile(given.__contains__, signature.names[: signature.positional]))
+            yield Sample(*[given.pop(name) for name in leading], **given)
+
+
+def _points(
+    shape: tuple[int, ...], interval: Interval, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> Tensor:
+    """Numbers in the interval, clear of its ends and of zero; complex ones are a little off the real line."""
+    generator = torch.Generator().manual_seed(seed)
+    unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator)
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        points = 6 * unit - 3
+    elif math.isinf(high):
+        points = low + 0.1 + 3 * unit
+    elif math.isinf(low):
+        points = high - 0.1 - 3 * unit
+    else:
+        points = low + (high - low) * unit
+    if low < 0 < high:
+        clear = 0.08 * min(1.0, high, -low)
+        points = torch.where(points.abs() < clear, clear, points)
+    if dtype.is_complex:
+        points = torch.complex(points, 0.3 + 0.4 * torch.rand(shape, dtype=torch.float64, generator=generator))
+    return points.to(device, dtype)

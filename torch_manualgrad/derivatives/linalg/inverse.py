@@ -1,0 +1,85 @@
+"""The inverse: linalg_inv_ex.
+
+For X = A^-1, A dX + dA X = 0 gives
+
+    dX = -X dA X,        gA = -X^H gX X^H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.rule import ButManySmall, Sample, rule
+
+from .common import random_conditioned, small
+
+# Up to which order the kernel for tangents is faster than BLAS, by measurement.
+_LARGEST_TANGENT = 8
+
+# PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement.
+_DEFERRED = ButManySmall(order=8, matrices=600)
+
+
+def _is_small(inverse: Tensor) -> bool:
+    n = inverse.shape[-1]
+    # BLAS multiplies larger batches of larger matrices faster, by measurement
+    return small(inverse, n, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
+
+
+@formula(kernels=Kernel("cpu", "cuda", when=_is_small))
+def linalg_inv_backward(grad_inverse: Tensor, inverse: Tensor) -> Tensor:
+    """Cotangent of A, given that of its inverse X: -X^H gX X^H.
+
+    Args:
+        grad_inverse: cotangent of the inverse, (*, n, n).
+        inverse: X, (*, n, n).
+
+    Returns:
+        (*, n, n).
+
+    References:
+        ATen's derivatives.yaml, linalg_inv_ex.
+    """
+    XH = inverse.mH
+    return -XH @ (grad_inverse @ XH)
+
+
+def _is_small_for_tangents(inverse: Tensor) -> bool:
+    return inverse.shape[-1] <= _LARGEST_TANGENT and small(inverse, inverse.shape[-1])
+
+
+@formula(kernels=Kernel("cpu", "cuda", when=_is_small_for_tangents))
+def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
+    """Tangent of the inverse X of A: -X dA X.
+
+    Args:
+        A_t: tangent of A, (*, n, n).
+        inverse: X, (*, n, n).
+
+    Returns:
+        (*, n, n).
+
+    References:
+        ATen's derivatives.yaml, linalg_inv_ex.
+    """
+    return -inverse @ (A_t @ inverse)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 2, 2), (1, 1), (0, 2, 2)):
+        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
+
+
+rule(
+    "aten::linalg_inv_ex",
+    vjp={"A": linalg_inv_backward},
+    jvp={"inverse": linalg_inv_jvp},
+    improves="speed",
+    source="ATen's derivatives.yaml, linalg_inv_ex",
+    samples=_samples,
+    defer_to_stock=_DEFERRED,
+)

@@ -1,0 +1,149 @@
+"""Solves with LU factors: linalg_lu_solve.
+
+With A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is the one from the left
+with X^H, B^H, A^H: it is A X = B if ``left`` is not ``adjoint``, else A^H X = B. There
+
+    A X = B:     dX = A^-1 (dB - P (dL U + L dU) X),
+    A^H X = B:   dX = A^-H (dB - (dL U + L dU)^H P^T X).
+
+For the cotangents, gB = A^-H gX for A X = B, and A^-1 gX for A^H X = B. The cotangent of P^T A is -E, with E = P^T gB X^H
+or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H E)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import random, random_conditioned
+from .lu import permuted, solve_left
+
+
+def _lu_solve_backward(
+    grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool, of_B: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Cotangents of the packed factors and, if wanted, of B.
+
+    For few right-hand sides the triangles are formed from products with columns, for many from the product of matrices
+    that is at hand.
+    """
+    P, L, U = torch.lu_unpack(LU, pivots)
+    gX, X = (grad, result) if left else (grad.mH, result.mH)
+    few = 2 * X.shape[-1] <= X.shape[-2]
+    gB = None
+    if left != adjoint:
+        V = solve_left(U.mH, gX, upper=False)
+        gU = V @ X.mH
+        if few or of_B:
+            gB = solve_left(L.mH, V, upper=True, unitriangular=True)
+        if few:
+            assert gB is not None
+            gL = gB @ (U @ X).mH
+        else:
+            gL = solve_left(L.mH, gU, upper=True, unitriangular=True) @ U.mH
+        gB = permuted(P, gB) if of_B else None
+    else:
+        Y = permuted(P.mT, X)
+        Z = solve_left(L, permuted(P.mT, gX), upper=False, unitriangular=True)
+        gL = Y @ Z.mH
+        if few or of_B:
+            gB = solve_left(U, Z, upper=True)
+        if few:
+            assert gB is not None
+            gU = (L.mH @ Y) @ gB.mH
+        else:
+            gU = L.mH @ torch.linalg.solve_triangular(U.mH, gL, upper=False, left=False)
+    return -(gL.tril(-1) + gU.triu()).sum_to_size(LU.shape), gB if left or gB is None else gB.mH
+
+
+@formula
+def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool) -> Tensor:
+    """Cotangent of the packed factors of A, given that of the solution of A X = B or of one of the three other cases.
+
+    Args:
+        grad: cotangent of the solution, its shape.
+        LU: the packed factors, (*, n, n); the batch is broadcast to that of X.
+        pivots: those of the factorization, (*, n), int32.
+        result: the solution X, (*, n, r), or (*, r, n) if not ``left``.
+        left, adjoint: the solution is that of A X = B, A^H X = B (adjoint), X A = B (not left), X A^H = B (both).
+
+    Returns:
+        The shape of ``LU``.
+
+    References:
+        ATen linalg_lu_solve_LU.
+    """
+    return _lu_solve_backward(grad, LU, pivots, result, left, adjoint, False)[0]
+
+
+@formula
+def linalg_lu_solve_jvp(
+    result: Tensor, LU: Tensor, pivots: Tensor, LU_t: Tensor | None, B_t: Tensor | None, left: bool, adjoint: bool
+) -> Tensor:
+    """Tangent of the solution of A X = B or of one of the three other cases: A^-1 (dB - dA X), dA = P (dL U + L dU).
+
+    Args:
+        result, LU, pivots, left, adjoint: see `linalg_lu_solve_LU`.
+        LU_t: tangent of the packed factors, (*, n, n). None for zero.
+        B_t: tangent of B, whose batch is broadcast to that of X. None for zero.
+
+    Returns:
+        The shape of ``result``.
+
+    References:
+        ATen linalg_lu_solve_jvp.
+    """
+    R = torch.zeros_like(result) if B_t is None else B_t.expand(result.shape)
+    X, R = (result, R) if left else (result.mH, R.mH)
+    if LU_t is not None:
+        P, L, U = torch.lu_unpack(LU, pivots)
+        dL, dU = LU_t.tril(-1), LU_t.triu()
+        if left != adjoint:
+            dAX = permuted(P, dL @ (U @ X) + L @ (dU @ X))
+        else:
+            Y = permuted(P.mT, X)
+            dAX = U.mH @ (dL.mH @ Y) + dU.mH @ (L.mH @ Y)
+        R = R - dAX
+    tangent = torch.linalg.lu_solve(LU, pivots, R, adjoint=left == adjoint)
+    return tangent if left else tangent.mH
+
+
+def _lu_solve_vjp(
+    grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    if not output_mask[0]:
+        return None, torch.linalg.lu_solve(LU, pivots, grad, left=left, adjoint=not adjoint)
+    if not output_mask[1]:
+        return linalg_lu_solve_LU(grad, LU, pivots, result, left, adjoint), None
+    # autograd itself sums a gradient to the batch of B
+    return _lu_solve_backward(grad, LU, pivots, result, left, adjoint, True)
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    LU, pivots = torch.linalg.lu_factor(random_conditioned(3, 3, dtype=dtype, device=device))
+    for left in (True, False):
+        for adjoint in (False, True):
+            for r in (1, 3):
+                B = random(*((3, r) if left else (r, 3)), dtype=dtype, device=device, seed=r)
+                yield Sample(LU, pivots, B, left=left, adjoint=adjoint)
+    yield Sample(LU, pivots, random(2, 3, 2, dtype=dtype, device=device))
+    LU, pivots = torch.linalg.lu_factor(random_conditioned(2, 3, 3, dtype=dtype, device=device))
+    yield Sample(LU, pivots, random(3, 1, dtype=dtype, device=device), adjoint=True)
+
+
+rule(
+    "aten::linalg_lu_solve",
+    vjp={("LU", "B"): _lu_solve_vjp},
+    jvp={"result": linalg_lu_solve_jvp},
+    source="ATen linalg_lu_solve_LU, linalg_lu_solve_jvp",
+    improves=("missing", "speed"),
+    samples=_samples,
+)

@@ -1,0 +1,111 @@
+"""The pseudo-inverse: linalg_pinv.
+
+Where the rank of A is constant, its pseudo-inverse P has the derivative
+
+    dP = -P dA P + (I - P A) dA^H P^H P + P P^H dA^H (I - A P),
+    gA = -P^H gP P^H + P^H P gP^H (I - P A) + (I - A P) gP^H P P^H.
+
+Singular values of A under the tolerance count as zeros, in the derivative as in the forward. A term that they would add
+is smaller than the others by their ratio to the values that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import random_conditioned
+
+
+@formula
+def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
+    """Cotangent of A, given that of its pseudo-inverse P: gA of the module's docstring.
+
+    Args:
+        grad: cotangent of P, (*, n, m).
+        result: P, (*, n, m).
+        self: A, (*, m, n), real or complex.
+
+    Returns:
+        (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
+
+    Note:
+        Where not differentiable: where the rank changes, P is not continuous; the result is the derivative at constant
+        rank.
+
+    References:
+        ATen pinv_backward; Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares
+        problems whose variables separate, 1973, doi:10.1137/0710036, eq. (4.12).
+    """
+    if self.shape[-2] < self.shape[-1]:  # the products have the smaller dimension
+        return pinv_backward(grad.mH, result.mH, self.mH).mH
+    C = result @ grad.mH
+    CP = C @ result
+    return result.mH @ (C - CP @ self) - CP.mH + (grad.mH - self @ C) @ (result @ result.mH)
+
+
+@formula
+def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
+    """Tangent of the pseudo-inverse P: dP of the module's docstring.
+
+    Args:
+        self: A, (*, m, n), real or complex.
+        result: P, (*, n, m).
+        self_t: tangent of A, (*, m, n).
+
+    Returns:
+        (*, n, m).
+
+    Note:
+        Where not differentiable: see `pinv_backward`.
+
+    References:
+        ATen pinv_jvp; Golub and Pereyra, see `pinv_backward`.
+    """
+    if self.shape[-2] < self.shape[-1]:
+        return pinv_jvp(self.mH, result.mH, self_t.mH).mH
+    D = result @ self_t
+    dAK = self_t @ (result @ result.mH)
+    return dAK.mH + (D.mH - D - result @ (self @ D.mH) - dAK.mH @ self) @ result
+
+
+def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None) -> Tensor:
+    return torch.zeros_like(result) if self_t is None else pinv_jvp(self, result, self_t)  # a tolerance has no tangent
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 4, 2), (2, 4), (1, 1), (0, 3, 2), (3, 0)):
+        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
+    yield Sample(random_conditioned(2, 3, 2, dtype=dtype, device=device).mT)
+    tolerance = torch.tensor(1e-3, device=device, dtype=torch.float64)
+    yield Sample(random_conditioned(3, 2, dtype=dtype, device=device), atol=tolerance, rtol=tolerance)
+    A = random_conditioned(3, 3, dtype=dtype, device=device)
+    yield Sample(A + A.mH, hermitian=True)
+
+
+def _probe(self: Tensor, *, hermitian: bool = False, **tolerances: Any) -> Tensor:
+    A = 0.5 * (self + self.mH) if hermitian else self
+    return torch.ops.aten.linalg_pinv.atol_rtol_tensor(A, hermitian=hermitian, **tolerances)
+
+
+rule(
+    "aten::linalg_pinv.atol_rtol_tensor",
+    vjp={
+        "self": pinv_backward,
+        ("atol", "rtol"): lambda output_mask: (None, None),  # P is constant in them, but for its jumps
+    },
+    jvp={"result": _pinv_jvp},
+    improves="speed",
+    source="ATen pinv_backward, pinv_jvp; Golub and Pereyra, 1973, doi:10.1137/0710036, eq. (4.12)",
+    samples=_samples,
+    probe=_probe,
+)

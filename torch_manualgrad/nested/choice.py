@@ -1,0 +1,67 @@
+"""Which of PyTorch's own and our function takes a call on PyTorch's nested tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.internals import dual_jagged, has_tangent, is_nested_int, tangents_possible
+from .layouts import tracked
+
+__all__ = ["choose"]
+
+# The errors by which PyTorch's functions and ours refuse a call. Not all of Exception: a hook may raise others to end a
+# recomputation.
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def choose(
+    function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any, takes_nested_ints: bool = False
+) -> Any:
+    """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
+
+    If both refuse, PyTorch's error is raised, with ours as its cause. A call with a tangent does not fall back to
+    PyTorch's, as PyTorch's classes lose the tangent.
+    """
+    given = [*args, *kwargs.values()]
+    given += [a for some in given if isinstance(some, (list, tuple)) for a in some]
+    tensors = [a for a in given if isinstance(a, Tensor)]
+    symbolic = any(map(is_nested_int, given)) and not takes_nested_ints
+    if symbolic or any(map(_only_stock_holds, tensors)):
+        return own(*args, **kwargs)
+    dual = any(_dual(x) for x in tensors)
+    if dual or any(map(tracked, tensors)):
+        try:
+            found = function(*args, **kwargs)
+        except _REFUSALS as refusal:
+            if dual:
+                raise
+            try:
+                return own(*args, **kwargs)
+            except _REFUSALS as error:
+                raise error from refusal
+        return own(*args, **kwargs) if found is NotImplemented else found
+    try:
+        return own(*args, **kwargs)
+    except _REFUSALS as error:
+        try:
+            found = function(*args, **kwargs)
+        except _REFUSALS as refusal:
+            raise error from refusal
+        if found is NotImplemented:
+            raise
+        return found
+
+
+def _only_stock_holds(x: Tensor) -> bool:
+    """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
+    return x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0))
+
+
+def _dual(x: Tensor) -> bool:
+    if x.is_nested:
+        return x.layout is torch.jagged and dual_jagged(x) is not None
+    return tangents_possible([x]) and has_tangent(x)
