@@ -226,7 +226,7 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     known = [*signature.names, *signature.output_names]
     saved = [known[i] for i in derivative.tensor_places]
     constants = [known[i] for i in derivative.constant_places]
-    devices = sum(_DEVICES[kind] for kind in compiled.formula.kernels)
+    devices = sum(_DEVICES[kind] for kind in (("cpu",) if compiled.declines else compiled.formula.kernels))
     inputs = [signature.tensor_names.index(name) for name in compiled.names]
     numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, compiled.real, len(compiled.only)]
     for name, value in compiled.only.items():

@@ -31,7 +31,8 @@ class CompiledVjp(NamedTuple):
         real: complex numbers are left to the vjp.
         contiguous: inputs and outputs that must be contiguous.
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
-        declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp.
+        declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp. For the CPU
+            only: to read it would synchronize with a GPU.
     """
 
     inputs: str | tuple[str, ...]

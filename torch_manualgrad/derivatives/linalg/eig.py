@@ -189,10 +189,11 @@ rule(
     "aten::linalg_eig",
     vjp={"self": _vjp},
     jvp={
-        ("eigenvalues", "eigenvectors"): lambda self_t, eigenvalues, eigenvectors: linalg_eig_jvp(
-            self_t, eigenvalues, eigenvectors, False
+        ("eigenvalues", "eigenvectors"): linalg_eig_jvp.bind(
+            A_t="self_t", L="eigenvalues", V="eigenvectors", is_hermitian=False
         )
     },
+    uses=linalg_eig_backward,
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.77",
     samples=_samples,

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
-from .common import random_definite, skew, sym
+from .common import LARGEST, random_definite, skew, sym
 from .degeneracy import Resolved, Scale
 from .gauge import check_gauge, gauge_independent, reported
 
@@ -218,19 +218,20 @@ def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return L, projectors(V)
 
 
+_NAMES = {"grad_L": "grad_eigenvalues", "grad_V": "grad_eigenvectors", "L": "eigenvalues", "V": "eigenvectors"}
+
 eigh_rule = rule(
     "aten::_linalg_eigh",
-    vjp={
-        "A": lambda grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors: linalg_eigh_backward(
-            grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors
-        )
-    },
-    jvp={
-        ("eigenvalues", "eigenvectors"): lambda A_t, eigenvalues, eigenvectors: linalg_eigh_jvp(
-            A_t, eigenvalues, eigenvectors
-        )
-    },
+    vjp={"A": linalg_eigh_backward.bind(**_NAMES)},
+    jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(L="eigenvalues", V="eigenvectors")},
     improves="values",
+    compiled_vjp=CompiledVjp(
+        "A",
+        eigh_pullback,
+        {**_NAMES, "rtol": None, "atol": 0.0, "broadening": 0.0},
+        LARGEST,
+        declines=True,  # what is to be reported is left to the vjp
+    ),
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_samples,
     probe=_probe,

@@ -273,10 +273,9 @@ rule(
     "aten::ormqr",
     vjp={("self", "input2", "input3"): _ormqr_vjp},
     jvp={
-        "result": lambda self_t, input2_t, input3_t, self_p, input2_p, input3_p, left, transpose: ormqr_jvp(
-            self_t, input2_t, input3_t, self_p, input2_p, input3_p, left, transpose
-        )
+        "result": ormqr_jvp.bind(tau_t="input2_t", other_t="input3_t", tau_p="input2_p", other_p="input3_p"),
     },
+    uses=ormqr_backward,
     source="ATen ormqr_backward; the tangent is its adjoint",
     improves=("missing", "speed"),
     samples=_ormqr_samples,
