@@ -1,4 +1,4 @@
-"""Each private name of PyTorch that core/internals.py relies on still does what is said there."""
+"""Each private name of PyTorch that core/internals relies on still does what is said there."""
 
 import re
 import threading
@@ -14,16 +14,16 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_manualgrad.core import internals
 
-SOURCES = Path(internals.__file__).resolve().parents[1]
+SOURCES = Path(internals.__file__).resolve().parents[2]
 
 
 def test_no_private_name_elsewhere():
-    """core/internals.py is the one place for them; operators with an underscore are none, and testing/ has its own."""
+    """core/internals is the one place for them; operators with an underscore are none, and testing/ has its own."""
     private = re.compile(r"torch(?!\.ops\.)(\.\w+)*\._[a-zA-Z]\w*|from torch(\.\w+)*\._\w+")
     found = {
         f"{path.relative_to(SOURCES)}: {match.group()}"
         for path in SOURCES.rglob("*.py")
-        if path.name != "internals.py" and path.parent.name != "testing"
+        if path.parent.name != "internals" and path.parent.name != "testing"
         for line in path.read_text().splitlines()
         for match in [private.search(line.split("#")[0])]
         if match and '"' not in line.split(match.group())[0]
@@ -52,6 +52,13 @@ def test_below_autograd_and_its_keys():
             return op.redispatch(keyset & internals.below_autograd_keys, x)
 
     same(inside_kernel(redispatch, x), x.detach())
+
+
+def test_is_below_autograd():
+    assert not internals.is_below_autograd()
+    with internals.below_autograd():
+        assert internals.is_below_autograd()
+    assert not internals.is_below_autograd()
 
 
 def test_what_is_a_view_below_autograd_is_none_outside():

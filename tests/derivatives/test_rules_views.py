@@ -61,7 +61,7 @@ def observed(call):
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_what_a_rule_returns_is_no_view(rule, dtype, graphs, monkeypatch):
     # once a graph with dual tensors was traced, every call takes the long way
-    monkeypatch.setattr("torch_manualgrad.core.internals._tangents_in_graphs", graphs)
+    monkeypatch.setattr("torch_manualgrad.core.internals.functorch._tangents_in_graphs", graphs)
     for call in calls(rule, dtype):
         seen = []
         for scope in (nullcontext(), mg.override(rule)):

@@ -19,7 +19,7 @@ def parameters():
 @pytest.fixture(autouse=True)
 def no_graph_has_tangents(monkeypatch):
     """Once a graph with dual numbers was compiled, by another test, no call takes the fast path any more."""
-    monkeypatch.setattr(internals, "_tangents_in_graphs", False)
+    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
 
 
 def undeclared(cells):

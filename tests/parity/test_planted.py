@@ -19,7 +19,7 @@ NORM, EXP = "aten::linalg_vector_norm", "aten::linalg_matrix_exp"
 
 @pytest.fixture(autouse=True)
 def no_graph_has_tangents(monkeypatch):
-    monkeypatch.setattr(internals, "_tangents_in_graphs", False)
+    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def test_a_forward_that_is_not_pytorchs(fault: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Derivative, "run_below", run_below)
     monkeypatch.setattr(
-        internals, "_tangents_in_graphs", False
+        internals.functorch, "_tangents_in_graphs", False
     )  # of graphs in other tests: no call is plain after them
     planted = rule(
         "aten::mse_loss",

@@ -1,4 +1,4 @@
-"""The short way of a call: plain tensors in and out, no lists of them, and nothing but autograd near.
+"""The fast path of a call: plain tensors in and out, no lists of them, and nothing but autograd near.
 
 Most calls of an overridden operator are of this kind, and a few microseconds of Python are more than their arithmetic.
 What is bound by name elsewhere is picked by place here; the mathematics is the same formula.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .autograd import function_class, pull_back
-from .formula import direct
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
     facts, selective = derivative.fact_functions, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
-    in_python = any(f.in_python for f in derivative.rule.formulas)
     one_formula = derivative.vjps[0][0] if places == [0] and len(derivative.vjps) == 1 else None
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
@@ -70,14 +68,10 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
             result = pull_back(derivative, ctx, needed, grads)
             return (None, *[result[i] for i in places])
         saved = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
-        direct.now = in_python
-        try:
-            with below_autograd():
-                if one_formula is not None:
-                    return None, one_formula((*saved, *ctx.static, *grads, (True,)))
-                result = vjp(needed, saved, ctx.static, grads)
-        finally:
-            direct.now = False
+        with below_autograd():
+            if one_formula is not None:
+                return None, one_formula((*saved, *ctx.static, *grads, (True,)))
+            result = vjp(needed, saved, ctx.static, grads)
         return (None, *[result[i] for i in places])
 
     call = function_class(derivative, forward, backward).apply

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -13,26 +12,13 @@ import torch
 
 from . import compile_cache, packages
 from .binding import Binding
-from .internals import entry, values_hidden
+from .internals import PLAIN, bits_unread, entry, is_below_autograd, only_autograd, values_hidden
 from .op import CustomOp
 from .registry import Registry
 
 __all__ = ["Formula", "Kernel", "formula", "ops"]
 
 NAMESPACE = "manualgrad"
-
-
-class _Direct(threading.local):
-    """While `now` is set, formulas with a Python kernel run it at once, on this thread.
-
-    For plain tensors of which nothing is recorded, and whose values may be read: it saves the way through the dispatcher
-    back into Python, which is a third of a small formula's time.
-    """
-
-    now = False
-
-
-direct = _Direct()
 
 
 @dataclass(frozen=True, init=False)
@@ -171,7 +157,7 @@ class Formula(CustomOp):
             ):
                 if torch.compiler.is_dynamo_compiling():
                     return route.op(*args)
-                if route.python is not None and self.in_python and direct.now and not values_hidden():
+                if route.python is not None and _meets_nothing(args):
                     return route.python(*args)
                 return route.run(*args)
         return self.reference(*args)
@@ -202,13 +188,23 @@ class Formula(CustomOp):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
-        if self.in_python and not self.transparent and direct.now and not values_hidden():
+        if self.in_python and not self.transparent and _meets_nothing((*args, *kwargs.values())):
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
 
     def __repr__(self) -> str:
         kernels = f", kernels: {', '.join(self.kernels)}" if self.kernels else ""
         return f"<Formula {self.signature.schema}{kernels}>"
+
+
+def _meets_nothing(values: Sequence[Any]) -> bool:
+    """Whether a call with these values would go through the dispatcher to the kernel and meet nothing on its way.
+
+    The kernel is called at once then, which saves a third of a small formula's time.
+    """
+    if not is_below_autograd() or not only_autograd() or values_hidden() or bits_unread():
+        return False
+    return all(type(x) in PLAIN or not isinstance(x, torch.Tensor) for x in values)
 
 
 def _contiguous(body: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 The database is a module that PyTorch keeps for its tests, `torch.testing._internal.common_methods_invocations`.
 Functions of this file import it, and no other file does. This is the one exception to the rule that private names live
-in core/internals.py, because it is needed for testing only and takes seconds to import.
+in core/internals, because it is needed for testing only and takes seconds to import.
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+"""The dispatcher: keys, kernels, operators, and what is on or off on this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "below_autograd",
+    "below_autograd_keys",
+    "bits_unread",
+    "entry",
+    "forget_dispatch",
+    "is_autocast_enabled",
+    "is_below_autograd",
+    "is_composite",
+    "operators",
+    "parse_schema",
+    "python_function",
+    "reading_bits",
+    "release",
+    "set_autocast_off",
+    "shares_memory",
+    "values_hidden",
+]
+
+
+# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and the record of
+# what is a view of what: what a kernel returns as a view of its own temporary is a tensor of its own outside.
+below_autograd_keys = torch._C._after_autograd_keyset
+below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
+
+# True if autocast is on for any device type.
+is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+parse_schema = torch._C.parse_schema
+
+
+def bits_unread() -> bool:
+    """Whether PyTorch passes over conj and neg bits on this thread, as it does inside ``__torch_dispatch__``."""
+    return _key_excluded(torch._C.DispatchKey.Conjugate)
+
+
+def reading_bits() -> Any:
+    """A guard under which conj and neg bits count again: for code that may write ``A.mH``, and runs where they do not."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an operator is made of others as autograd sees it: a registration at Autograd would have no effect."""
+    name = op.name()
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
+# Whether a tensor of the last argument, a tuple, shares its storage with another of it or with one of the arguments.
+shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], bool] = (
+    torch._C._any_output_is_alias_to_input_or_output
+)
+
+
+def entry(op: Any) -> Callable[..., Any]:
+    """What an ``OpOverload`` calls when it is called: one Python frame less for a small operator."""
+    return getattr(op, "_op", op)
+
+
+def python_function(op: Any) -> Callable[..., Any] | None:
+    """The function behind ``torch.<name>`` for an operator with one overload: it parses arguments faster than ``op``.
+
+    None if there is none. It dispatches from the top, so it is for use inside `below_autograd`.
+    """
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    functional = [o for o in packet.overloads() if not getattr(packet, o)._schema.is_mutable]
+    if namespace != "aten" or functional != ["default"]:
+        return None
+    for place in ("_VariableFunctions", "_linalg", "_nn", "_special", "_fft"):
+        module = getattr(torch._C, place)
+        if (found := getattr(module, name, None)) is not None:
+            return found
+    return None
+
+
+_key_included, _key_excluded = (
+    torch._C._dispatch_tls_is_dispatch_key_included,
+    torch._C._dispatch_tls_is_dispatch_key_excluded,
+)
+_vmap_of_gradients, _modes = torch._C._dispatch_key_parse("VmapMode"), torch._C._len_torch_dispatch_stack
+
+
+def is_below_autograd() -> bool:
+    """Whether this thread is inside of `below_autograd`, where a call goes to the kernel of its device."""
+    return _key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def values_hidden() -> bool:
+    """Whether a plain tensor on this thread may have no value to read: under a tracer or another mode, which would miss
+    what becomes of it, and under the vmap of batched gradients (``is_grads_batched``), where it has several."""
+    return _modes() > 0 or _key_included(_vmap_of_gradients)
+
+
+@contextmanager
+def set_autocast_off() -> Iterator[None]:
+    """Autocast off for every device type that has it on: a derivative is computed in the dtypes of its residuals."""
+    devices = [d for d in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if d is not None]
+    types = {torch.device(d).type for d in devices}
+    active = [d for d in types if torch.is_autocast_enabled(d)]
+    for device in active:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in active:
+            torch.set_autocast_enabled(device, True)
+
+
+def forget_dispatch(op: Any) -> None:
+    """Let graphs be traced with what is registered for ``op`` now: a tracer keeps which kernel it found at a key that
+    is no alias."""
+    op._dispatch_cache.clear()
+
+
+def operators(namespace: str) -> Iterator[Any]:
+    """Every ``OpOverload`` of a namespace that has a schema; ``dir(torch.ops.aten)`` lists those that were asked for."""
+    for full in torch._C._dispatch_get_all_op_names():
+        space, _, rest = full.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
+        if (found := getattr(packet, overload or "default", None)) is not None:
+            yield found
+
+
+def release(library: torch.library.Library) -> None:
+    """Undo the registrations of ``library`` now, without waiting for the garbage collector."""
+    library._destroy()

@@ -1,0 +1,55 @@
+"""The compiler and its tools: guards of compiled graphs, fake tensors, pytrees."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+__all__ = ["FakeTensorMode", "guard_compiled_graphs", "pytree"]
+
+
+_guarded = False
+
+
+def guard_compiled_graphs(state: Callable[[], object]) -> bool:
+    """Make every graph that Dynamo compiles from now on valid only while ``state()`` is what it was at compilation.
+
+    Dynamo has no public hook for an ambient guard. Returns whether the guard is in place; False where Dynamo is not
+    imported yet (there is no graph to guard) or is of a version in which the hook is elsewhere (the caller resets).
+    """
+    global _guarded
+    if _guarded or "torch._dynamo.output_graph" not in sys.modules:
+        return _guarded
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.output_graph import OutputGraph
+    from torch._dynamo.source import GlobalStateSource
+
+    if not hasattr(OutputGraph, "init_ambient_guards") or not hasattr(GuardBuilder, "GRAD_MODE"):
+        return False
+
+    def MANUALGRAD_RULES(builder: Any, guard: Any) -> None:
+        compiled_for = state()
+        text = [f"torch_manualgrad: active derivatives == {compiled_for!r}"]
+
+        def holds(_: object) -> bool:
+            return state() == compiled_for
+
+        root = builder.guard_manager.root
+        try:
+            root.add_lambda_guard(holds, text, guard.user_stack)
+        except TypeError:  # up to 2.11 it takes no stack
+            root.add_lambda_guard(holds, text)
+
+    ambient = OutputGraph.init_ambient_guards
+
+    def init_ambient_guards(self: Any) -> None:
+        ambient(self)
+        self.guards.add(GlobalStateSource().make_guard(MANUALGRAD_RULES))
+
+    OutputGraph.init_ambient_guards = init_ambient_guards  # type: ignore[method-assign]
+    _guarded = True
+    return True

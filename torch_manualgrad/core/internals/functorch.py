@@ -1,0 +1,114 @@
+"""Transforms, dual numbers and autograd functions: what is differentiated at which level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch._C._functorch import get_inplace_requires_grad_allowed, set_inplace_requires_grad_allowed
+from torch._functorch.autograd_function import custom_function_call_vmap_helper
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
+
+__all__ = [
+    "PLAIN",
+    "SingleLevelFunction",
+    "enable_single_level_autograd_function",
+    "forward_ad_enabled",
+    "fresh_variable",
+    "has_tangent",
+    "in_functorch",
+    "only_autograd",
+    "primal",
+    "saved_tensors_are_hooked",
+    "tangents_possible",
+    "unwrap_if_dead",
+    "vmap_call",
+]
+
+
+class SingleLevelFunction(_SingleLevelFunction):
+    """An autograd.Function that acts on one functorch level only, as a kernel at the Autograd key must."""
+
+    # compiled autograd asks every node's class for it, and finds it on torch.autograd.Function alone
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
+
+# True while any torch.func transform is running on this thread.
+in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+# Switches the recording of tangents on (autograd.Function switches it off around forward and jvp).
+forward_ad_enabled = forward_ad._set_fwd_grad_enabled
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether hooks on saved tensors are active on this thread, under which torch.func refuses to run."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+# What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+
+
+def primal(x: Tensor) -> Tensor:
+    """``x`` without its tangent at this level, connected to the levels outside.
+
+    Not ``forward_ad.unpack_dual``: its Python level counter is unset while a compiled graph runs.
+    """
+    return torch._VF._unpack_dual(x, level=0)[0]
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether ``x`` is a dual tensor at this level; read from the tensor, for the same reason as in `primal`."""
+    global _tangents_in_graphs
+    if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
+        return False
+    found = torch._VF._unpack_dual(x, level=0)[1] is not None
+    if found and type(x) not in PLAIN:
+        _tangents_in_graphs = True
+    return found
+
+
+# Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
+_tangents_in_graphs = False
+
+PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
+
+
+def only_autograd() -> bool:
+    """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
+    return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
+
+
+def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
+    """False only if no tensor of these can be dual: cheap, where `has_tangent` makes a view."""
+    if not only_autograd():
+        return True
+    for x in tensors:
+        if x is not None and type(x) not in PLAIN:
+            return True
+    return False
+
+
+def fresh_variable(x: Tensor) -> Tensor:
+    """A tensor of ones shaped like ``x`` that requires grad at this level, also in the middle of a functorch call."""
+    v = torch.ones_like(x)
+    allowed = get_inplace_requires_grad_allowed()
+    set_inplace_requires_grad_allowed(True)
+    try:
+        return v.requires_grad_()
+    finally:
+        set_inplace_requires_grad_allowed(allowed)
+
+
+def vmap_call(rule: Callable[..., tuple[Any, Any]], op: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Run a vmap rule ``(info, in_dims, *values) -> (output, out_dims)`` at the current vmap level.
+
+    ``op`` is called instead where no value is batched at this level. Only inside a kernel at FuncTorchBatched.
+    """
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    return custom_function_call_vmap_helper(interpreter, rule, op, *values)

@@ -1,0 +1,162 @@
+"""Nested tensors: their structure, and how they are made of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "JaggedStructure",
+    "dual_jagged",
+    "is_nested_int",
+    "jagged_dim",
+    "jagged_nested",
+    "jagged_of_duals",
+    "jagged_result",
+    "jagged_structure",
+    "known_lengths",
+    "longest_known",
+    "nested_strides",
+    "replace_jagged_attention",
+    "strided_nested",
+    "traced_nested_int",
+]
+
+
+def jagged_dim(nested: Any) -> int:
+    """The ragged dim of a jagged nested tensor."""
+    return int(nested._ragged_idx)
+
+
+class JaggedStructure(NamedTuple):
+    """What a jagged nested tensor is besides its buffer.
+
+    PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the object,
+    not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is learnt once.
+    """
+
+    offsets: Tensor
+    lengths: Tensor | None  # given if there are places in the buffer that belong to no component
+    dim: int  # the ragged one
+    known: dict[str, Tensor]  # the shortest and the longest length, as sizes of empty tensors, once they are known
+
+
+def jagged_structure(nested: Any) -> JaggedStructure:
+    """The structure of a jagged nested tensor."""
+    return JaggedStructure(nested._offsets, nested._lengths, int(nested._ragged_idx), nested._metadata_cache)
+
+
+def known_lengths(min_seqlen: Tensor | None, max_seqlen: Tensor | None) -> dict[str, Tensor]:
+    """`JaggedStructure.known`, from PyTorch's two arguments."""
+    found = {"min_seqlen": min_seqlen, "max_seqlen": max_seqlen}
+    return {name: n for name, n in found.items() if n is not None}
+
+
+def longest_known(structure: JaggedStructure) -> Any:
+    """The longest length, a number or, in a graph, a symbol; None if it is not known."""
+    found = structure.known.get("max_seqlen")
+    return None if found is None else found.shape[0]
+
+
+def is_nested_int(x: Any) -> bool:
+    """Whether ``x`` is the size of a ragged dim, which is no number."""
+    return isinstance(x, torch.SymInt) and x.node.is_nested_int()
+
+
+def traced_nested_int(offsets: Tensor) -> Any:
+    """In a graph, PyTorch's size of the ragged dim that ``offsets`` cut; None where it has none yet."""
+    from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+
+    return getattr(mb_unwrap_functional_tensor(offsets), "nested_int_memo", None)
+
+
+def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
+    """The jagged nested tensor with this buffer, without a history; it shares its memory."""
+    return _classes()[0](values.detach(), **_arguments(structure))
+
+
+def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
+    """`jagged_nested` that shares the counter of changes in place too, for a buffer that autograd may have saved.
+
+    A view where ``values`` are one, so that autograd refuses a change in place.
+    """
+    from torch.nested._internal.nested_tensor import _nt_view_dummy
+
+    known = [structure.known.get(name) for name in ("min_seqlen", "max_seqlen")]
+    made: Any = torch._nested_view_from_jagged(
+        values.detach(), structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
+    )
+    made = made if values._is_view() else made.detach()
+    made._metadata_cache = structure.known
+    return made
+
+
+def dual_jagged(nested: Any) -> Tensor | None:
+    """The buffer, with its tangent, of what `jagged_of_duals` made; None for another nested tensor."""
+    return nested._values if hasattr(nested, "carries_tangents") else None
+
+
+def jagged_of_duals(values: Tensor, structure: JaggedStructure) -> Any:
+    """A jagged nested tensor whose buffer is a dual tensor, for functions that read it by `dual_jagged`.
+
+    PyTorch's class computes on its buffer below autograd, where a tangent is lost without a word: what comes so far,
+    as no such function stands in its way, raises RuntimeError.
+    """
+    return _classes()[1](values, **_arguments(structure))
+
+
+def _arguments(structure: JaggedStructure) -> dict[str, Any]:
+    offsets, lengths, dim, known = structure
+    return {"offsets": offsets, "lengths": lengths, "_ragged_idx": dim, "_metadata_cache": known}
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any]:
+    """PyTorch's class of jagged nested tensors, and that of those that carry a tangent."""
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    jagged: Any = NestedTensor
+
+    class DualJagged(jagged):  # type: ignore[misc]
+        carries_tangents = True
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any("Tensor" in str(r.type) for r in func._schema.returns):
+                raise RuntimeError(
+                    f"{func}: the tangent of a jagged nested tensor goes through the operators of torch_manualgrad.nested "
+                    "only, and this is none of them"
+                )
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    return jagged, DualJagged
+
+
+def nested_strides(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sizes (B, D), strides (B, D) and starts (B,) of a strided nested tensor's components in its ``values()``; on the CPU."""
+    return nested._nested_tensor_size(), nested._nested_tensor_strides(), nested._nested_tensor_storage_offsets()
+
+
+# A strided nested tensor as a view of a flat buffer, differentiable: (buffer, sizes, strides, starts), the last three int64 on the CPU.
+strided_nested: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = torch._nested_view_from_buffer
+
+
+def replace_jagged_attention(function: Callable[..., Any]) -> Callable[[], None]:
+    """Let scaled_dot_product_attention on jagged tensors, which never comes to be an aten call, be ``function``.
+
+    It is given PyTorch's own as its first argument. Returns what undoes this.
+    """
+    from torch.nested._internal import ops as module
+
+    ops: Any = module
+    own = ops.jagged_scaled_dot_product_attention
+    ops.jagged_scaled_dot_product_attention = functools.partial(function, own)
+
+    def undo() -> None:
+        ops.jagged_scaled_dot_product_attention = own
+
+    return undo
