@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .autograd import Derivative, function_name
+from .autograd import Derivative
+from .autograd_function import function_name
 from .binding import EMPTY, Binding, parameters, sources
 from .fast_path import fast_call
 from .formula import Formula

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .autograd import function_class, pull_back
+from .autograd_function import function_class, pull_back
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
