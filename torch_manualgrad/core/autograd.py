@@ -48,8 +48,8 @@ class Derivative:
     selective = False  # `kept` leaves some tensors out
     one_precision = False  # under autocast the vjp is given all in the widest precision among it
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
-    # for the commonest call: the values -> the result, with the derivative attached
-    fast_call: Callable[[Sequence[Any]], Any] | None = None
+    # for the commonest call: the values, and the tensors among them -> the result, with the derivative attached
+    fast_call: Callable[..., Any] | None = None
 
     def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
         self.op = op

@@ -127,7 +127,7 @@ class Bound(Derivative):
 
     @functools.cached_property
     def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
-        """The values -> the result, with the derivative attached, where nothing but autograd is near."""
+        """See `fast_path.fast_call`."""
         return self._fast[0]
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
