@@ -3,7 +3,7 @@
 # isort: skip_file
 from .core import kernels as _kernels
 from . import derivatives, linalg, nested, testing
-from .core.autograd import SingleLevelFunction
+from .core.autograd_function import SingleLevelFunction
 from .core.op import BackwardContext, CustomOp, custom_op
 from .core.catalogue import catalogue, composite, gap, nondifferentiable, view
 from .core.elementwise import elementwise

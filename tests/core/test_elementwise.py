@@ -23,7 +23,6 @@ def test_one_line_is_a_rule():
 
 
 MUL = {"self": lambda other: other, "other": lambda self: self}
-ADD = {"self": lambda: 1, "other": lambda alpha: alpha}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
@@ -154,3 +153,13 @@ def test_conventions_at_the_edges_are_pytorchs(rule, x):
     with mg.override(rule):
         found = gradients(rule.aten, *inputs)
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_in_a_compiled_function():
+    rule = local("aten::atan2", {"self": lambda self, other: 2 * self, "other": lambda self, other: 3 * other})
+    x, y = random(2, 3).requires_grad_(), random(3, seed=1).requires_grad_()
+    with mg.override(rule):
+        compiled = torch.compile(torch.atan2, backend="aot_eager", fullgraph=True)
+        for f in (torch.atan2, compiled):
+            found = torch.autograd.grad(f(x, y).sum(), (x, y))
+            same(found, (2 * x.detach(), 6 * y.detach()))

@@ -10,7 +10,7 @@ from rows import rows
 from ways import WAYS
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import autograd, calls, fast_path, formula, internals, op
+from torch_manualgrad.core import autograd, autograd_function, calls, fast_path, formula, internals, op
 from torch_manualgrad.core.formula import Formula
 from torch_manualgrad.core.rule import Rule
 
@@ -135,12 +135,12 @@ def _memory(x):
 
 def planted_methods(monkeypatch, change):
     """Autograd functions made from here on have other methods: ``change(name, method)``."""
-    made = autograd.function_class
+    made = autograd_function.function_class
 
     def function_class(derivative, *methods):
         return made(derivative, *[functools.wraps(m)(change(m.__name__, m)) for m in methods])
 
-    monkeypatch.setattr(autograd, "function_class", function_class)
+    monkeypatch.setattr(autograd_function, "function_class", function_class)
     monkeypatch.setattr(fast_path, "function_class", function_class)
 
 

@@ -113,6 +113,59 @@ def test_core_knows_no_formula(path):
     assert not found
 
 
+def imported_when_loaded(path: Path) -> set[Path]:
+    """The files of the package that a file imports at its top, for more than types."""
+    tree = ast.parse(path.read_text())
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
+    package = path.relative_to(ROOT).parts[:-1]
+    found: set[Path] = set()
+    for node in [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]:
+        folder = ROOT.joinpath(*package[: len(package) - node.level + 1], *(node.module or "").split("."))
+        places = [folder, *(folder / alias.name for alias in node.names)]
+        found |= {
+            file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()
+        }
+    return found - {PACKAGE / "core" / "__init__.py"}
+
+
+def test_no_circle_of_imports_in_core():
+    above: list[Path] = []
+    done: set[Path] = set()
+
+    def visit(path: Path) -> None:
+        assert path not in above, " -> ".join(map(ids, [*above[above.index(path) :], path]))
+        if path not in done:
+            above.append(path)
+            for other in sorted(imported_when_loaded(path)):
+                visit(other)
+            done.add(above.pop())
+
+    for path in sources("torch_manualgrad/core"):
+        visit(path)
+    assert len(done) > 25
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad/core"), ids=ids)
+def test_an_import_inside_of_a_function_says_why(path):
+    lines = path.read_text().splitlines()
+    for function in [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]:
+        inside = [n.lineno for n in ast.walk(function) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        assert not inside or "#" in lines[inside[0] - 1] + lines[inside[0] - 2], f"{ids(path)}:{inside[0]}"
+
+
+def test_files_are_short():
+    """The longest are printed; those of core/ are at most 400 lines."""
+    files = [
+        *sources("torch_manualgrad"),
+        *(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".cu")),
+    ]
+    lines = {path: len(path.read_text().splitlines()) for path in files}
+    for kind in ((".py",), (".h", ".cpp", ".cu")):
+        longest = sorted((p for p in lines if p.suffix in kind), key=lambda p: -lines[p])[:5]
+        print("\n" + "\n".join(f"{lines[p]:6} {ids(p)}" for p in longest))
+    assert not {ids(p): n for p, n in lines.items() if PACKAGE / "core" in p.parents and n > 400}
+
+
 @pytest.mark.parametrize("path", sources("torch_manualgrad/derivatives"), ids=ids)
 def test_derivatives_know_formulas_only(path):
     known = ("formula", "rule", "elementwise", "linear", "catalogue", "sample")

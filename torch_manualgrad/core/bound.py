@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .autograd import Derivative, function_name
+from .autograd import Derivative
+from .autograd_function import function_name
 from .binding import EMPTY, Binding, parameters, sources
 from .fast_path import fast_call
 from .formula import Formula
@@ -126,7 +127,7 @@ class Bound(Derivative):
 
     @functools.cached_property
     def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
-        """The values -> the result, with the derivative attached, where nothing but autograd is near."""
+        """See `fast_path.fast_call`."""
         return self._fast[0]
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .autograd import pull_back
+from .autograd_function import pull_back
 from .compiled_vjp import ButManySmall, CompiledVjp
 from .internals import tangents_possible
 

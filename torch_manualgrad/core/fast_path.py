@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .autograd import function_class, pull_back
+from .autograd_function import function_class, pull_back
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
     from .bound import Bound
 
-__all__ = ["fast_call"]
+__all__ = ["fast_call", "picker"]
 
 
 def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """``values -> result`` with the derivative attached, and its backward; None if the operator is of another kind.
+    """``(values, *tensors) -> result`` with the derivative attached, and its backward.
 
-    The caller has made sure that every tensor among the values is plain, that one of them requires grad, and that no
-    transform and no dual level is near. The values are the arguments as `Signature.bind` gives them.
+    None if the operator is of another kind. The values are the arguments as `Signature.bind` gives them, the tensors
+    those among them, for autograd to see. The caller has made sure that these are plain, that one of them requires grad,
+    and that no transform and no dual level is near.
     """
     signature = derivative.signature
     places, returns = signature.tensor_like, signature.returns
@@ -34,7 +35,7 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
     run, vjp = derivative.run_below, derivative.vjp
     one_output = len(returns) == 1
     fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
-    tensors, constants = _picker(derivative.tensor_places), _picker(derivative.constant_places)
+    tensors, constants = picker(derivative.tensor_places), picker(derivative.constant_places)
     facts, selective = derivative.fact_functions, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
@@ -74,14 +75,11 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
             result = vjp(needed, saved, ctx.static, grads)
         return (None, *[result[i] for i in places])
 
-    call = function_class(derivative, forward, backward).apply
-    if places == [0]:
-        return lambda values: call(values, values[0]), backward
-    return lambda values: call(values, *[values[i] for i in places]), backward
+    return function_class(derivative, forward, backward).apply, backward
 
 
-def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    """``places`` of a sequence, as a tuple whatever their number."""
+def picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """``places`` of a tuple, as a tuple whatever their number; without a frame of Python."""
     if len(places) > 1:
         return itemgetter(*places)
-    return (lambda known: (known[places[0]],)) if places else lambda known: ()
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))

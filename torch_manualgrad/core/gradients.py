@@ -1,4 +1,4 @@
-"""Validation of what a backward and a jvp written by a user return, with messages that say where they were written."""
+"""Checks of what functions written by a user return, with messages that say where they were written."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .schema import Signature
+from .internals import shares_memory
+from .schema import Signature, tensors_in
 
-__all__ = ["ShapeOf", "check_gradients", "check_tangents", "explain"]
+__all__ = ["ShapeOf", "check_gradients", "check_outputs", "check_tangents", "explain"]
 
 
 class ShapeOf:
@@ -127,6 +128,44 @@ def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], 
 def _as(tangent: Tensor | None, output: Tensor) -> Tensor | None:
     """In the dtype of the output, as the engine casts gradients."""
     return tangent if tangent is None or tangent.dtype == output.dtype else tangent.to(output.dtype)
+
+
+def check_outputs(
+    name: str, signature: Signature, location: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> None:
+    """Check what an implementation of the op called ``name`` returned.
+
+    Args:
+        name: of the op.
+        signature: of the op.
+        location: where the implementation was written.
+        args, kwargs: of the call.
+        result: what it returned.
+
+    Raises:
+        RuntimeError: it does not fit the schema, or shares memory with an input.
+    """
+    returns = signature.returns
+
+    def error(what: str) -> NoReturn:
+        raise RuntimeError(f"{name}, implemented at {location}: {what}")
+
+    if len(returns) != 1 and (result is not None if not returns else not isinstance(result, tuple)):
+        error(f"expected {f'a tuple of {len(returns)} outputs' if returns else 'None'}, got {type(result).__name__}.")
+    outputs = signature.outputs(result)
+    if len(outputs) != len(returns):
+        error(f"expected a tuple of {len(returns)} outputs, got {len(outputs)}.")
+    for declared, output in zip(returns, outputs):
+        if declared.is_tensor and not isinstance(output, Tensor):
+            error(f"expected a Tensor as output '{declared.name}', got {type(output).__name__}.")
+        if declared.is_tensor_list and not isinstance(output, (list, tuple)):
+            error(f"expected a list of tensors as output '{declared.name}', got {type(output).__name__}.")
+    made = tuple(tensors_in(outputs))
+    if shares_memory(args, kwargs, made):
+        for argument, value in (*zip(signature.names, args), *kwargs.items()):
+            if any(x is y for x in made for y in tensors_in([value])):
+                error(f"an output is the input '{argument}' itself. A custom op returns new tensors; return a clone.")
+        error("an output shares memory with an input or another output. A custom op returns new tensors.")
 
 
 def explain(error: Exception, text: str) -> None:

@@ -2,250 +2,42 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import itertools
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import compile_cache
-from .autograd import Derivative, Mode, any_tangent, apply, differentiated, redispatch, transposing
-from .gradients import ShapeOf, check_gradients, check_tangents, explain
+from .autograd import Mode, apply, differentiated, redispatch
+from .gradients import check_outputs, explain
+from .implementation import (
+    DEVICE_KEYS,
+    BackwardContext,
+    Implementation,
+    count,
+    differentiability,
+    exchange,
+    implementation,
+)
 from .internals import (
     below_autograd,
     bits_unread,
     enable_single_level_autograd_function,
     forward_ad_enabled,
-    pytree,
     reading_bits,
     release,
-    saved_tensors_are_hooked,
     shares_memory,
-    unwrap_if_dead,
     vmap_call,
 )
+from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
 from .schema import Signature, tensors_in
+from .transpose import transposing
+from .vmap import loop
 
 __all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op"]
 
-# Where a kernel for one type of device is registered with the dispatcher.
-_DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
-_KINDS = ("default", "fake", "vmap", "save_for_backward", "backward", "jvp", "autograd")
-
-_count = itertools.count(1)
 _defined: dict[str, CustomOp] = {}  # every op of ours, by its name
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-class BackwardContext(NamedTuple):
-    """The first argument of a backward.
-
-    Attributes:
-        needs_input_grad: input name -> whether its gradient is wanted; a list of bool for a list of tensors.
-    """
-
-    needs_input_grad: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One function registered for an op, and where it was written."""
-
-    function: Callable[..., Any]
-    output_differentiability: tuple[bool, ...] | None = None
-
-    @property
-    def identity(self) -> str:
-        """The same for the same function in this process, and never for two."""
-        try:
-            number = _numbers.setdefault(self.function, next(_count))
-        except TypeError:  # a callable object that cannot be hashed or weakly referenced
-            number = id(self.function)
-        return f"{number}{self.output_differentiability or ''}"
-
-    @functools.cached_property
-    def location(self) -> str:
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
-
-
-class _Pair(Derivative):
-    """save_for_backward and backward, and a jvp if there is one."""
-
-    pure = False
-
-    def __init__(self, op: CustomOp, save: Implementation, backward: Implementation, jvp: Implementation | None):
-        self.save = save
-        self.rule = backward
-        self.tangent_rule = jvp
-        super().__init__(op.op, op.signature, backward.output_differentiability)
-
-    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        saved = self._save(inputs, outputs)
-        # enough of the arguments to check the gradients against
-        shapes = [_skeleton(v) for v in inputs]
-        if isinstance(saved, Tensor):
-            tensors, rest, spec = [saved], None, None
-        else:
-            leaves, spec = pytree.tree_flatten(saved)
-            tensors = [x for x in leaves if isinstance(x, Tensor)]
-            rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
-        for x in tensors:
-            if _is_one_of(x, inputs) or _is_one_of(x, outputs):
-                continue
-            known = list(tensors_in((*inputs, *outputs)))
-            if not _is_one_of(x, known) and (x.is_floating_point() or x.is_complex()):
-                # It was computed here and has no history: the next derivative computes it again, from all of these.
-                origin = [_skeleton(v) for v in (*inputs, *outputs)]
-                return [*tensors, *known], (spec, rest, shapes, origin)
-        return tensors, (spec, rest, shapes, None)
-
-    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        spec, rest, shapes, origin = static
-        if grads[0] is None and not any(True for _ in tensors_in(grads)):
-            return [None] * len(shapes)
-        tensors = [unwrap_if_dead(t) for t in tensors]
-        if origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
-            known = iter(tensors[1 if rest is None else sum(r is None for r in rest) :])
-            values = [_restore(s, known) for s in origin]
-            saved = self._save(values[: len(shapes)], values[len(shapes) :])
-        elif rest is None:
-            saved = tensors[0]
-        else:
-            given = iter(tensors)
-            saved = pytree.tree_unflatten([next(given) if r is None else r[0] for r in rest], spec)
-        context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
-        found = self.rule.function(context, saved, *grads)
-        return check_gradients(self.signature, self.rule.location, shapes, found)
-
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        if self.tangent_rule is None:
-            return super().jvp(inputs, outputs, tangents)
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
-
-    def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
-
-
-class _JvpOnly(Derivative):
-    """A jvp without a backward."""
-
-    def __init__(self, op: CustomOp, jvp: Implementation):
-        self.tangent_rule = jvp
-        super().__init__(op.op, op.signature)
-
-    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        return (), None
-
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
-
-
-class ReferenceDerivative(Derivative):
-    """The derivative of the reference implementation itself, for an op whose reference is differentiable.
-
-    Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
-    Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
-    place of the op, see `CustomOp.kernel`.
-    """
-
-    @property
-    def pure(self) -> bool:  # type: ignore[override]
-        return not saved_tensors_are_hooked()
-
-    def __init__(self, op: CustomOp, reference: Callable[..., Any]):
-        self.reference = reference
-        super().__init__(op.op, op.signature)
-
-    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        constants = [None if isinstance(v, Tensor) else (v,) for v in inputs]
-        return [v if isinstance(v, Tensor) else None for v in inputs], constants
-
-    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        places = [i for i, n in enumerate(needed) if n]
-        values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
-        if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():
-            return self._plain_vjp(places, values, grads)
-
-        def of_needed(*wanted: Tensor) -> Any:
-            full = list(values)
-            for i, w in zip(places, wanted):
-                full[i] = w
-            args, kwargs = self.signature.split(full)
-            return self.reference(*args, **kwargs)
-
-        outputs, pullback = torch.func.vjp(of_needed, *[values[i] for i in places])  # type: ignore[misc]
-        full = [torch.zeros_like(o) if g is None else g for o, g in zip(self.signature.outputs(outputs), grads)]
-        result: list[Any] = [None] * len(values)
-        for i, g in zip(places, pullback(full[0] if len(full) == 1 else tuple(full))):
-            result[i] = g
-        return result
-
-    def _plain_vjp(self, places: Sequence[int], values: list[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The same in plain autograd: torch.func refuses to run where saved tensors have hooks."""
-        differentiable = torch.is_grad_enabled()
-        with torch.enable_grad():
-            for i in places:  # a node of its own: one tensor may stand for two arguments
-                x = values[i]
-                values[i] = x.view_as(x) if differentiable and x.requires_grad else x.detach().requires_grad_()
-            args, kwargs = self.signature.split(values)
-            outputs = self.signature.outputs(self.reference(*args, **kwargs))
-            pairs = [(o, g) for o, g in zip(outputs, grads) if g is not None and o.requires_grad]
-        wanted = [values[i] for i in places]
-        found: Sequence[Any] = [None] * len(wanted)
-        if pairs:
-            found = torch.autograd.grad(
-                [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=differentiable, allow_unused=True
-            )
-        result: list[Any] = [None] * len(values)
-        for i, x, g in zip(places, wanted, found):
-            # a number that is zero, as torch.func.vjp gives: None would make the caller's graph miss its input
-            result[i] = torch.zeros_like(x) if g is None else g
-        return result
-
-
-def _is_one_of(x: Tensor, others: Sequence[Any]) -> bool:
-    for other in others:
-        if x is other:
-            return True
-    return False
-
-
-def _skeleton(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return ShapeOf(value.shape)
-    return [_skeleton(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _restore(skeleton: Any, tensors: Any) -> Any:
-    if isinstance(skeleton, ShapeOf):
-        return next(tensors)
-    return [_restore(s, tensors) for s in skeleton] if isinstance(skeleton, list) else skeleton
-
-
-def _named_outputs(signature: Signature, outputs: Sequence[Any]) -> Any:
-    return outputs[0] if len(signature.returns) == 1 else signature.Outputs(*outputs)
-
-
-def _user_jvp(
-    signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
-) -> list[Any]:
-    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), signature.Inputs(*tangents))
-    return check_tangents(signature, rule.location, outputs, found)
-
-
-class _ActiveRules(NamedTuple):
-    """What the autograd kernel goes by: resolved when registrations change, read at every call."""
-
-    derivative: Derivative | None = None
-    autograd: Implementation | None = None
-    error: str | None = None
-    reverse: bool = False
 
 
 class Swap:
@@ -316,7 +108,7 @@ class CustomOp:
         self._layers: list[dict[str, Implementation | None]] = []
         self._device_keys: set[str] = set()
         self._current: dict[str, Implementation] = dict(self._base)
-        self._active_rules = _ActiveRules()
+        self._active_rules = ActiveRules()
         if transparent is not None:
             self._library.impl(short, transparent, "CompositeImplicitAutograd")
         else:
@@ -345,7 +137,7 @@ class CustomOp:
             release(self._library)
             del _defined[self.name]
             compile_cache.put(self.name, "")
-            compile_cache.put(f"{self.name} redefined", str(next(_count)))  # graphs have its derivatives in them
+            compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs have its derivatives in them
 
     # -- registration -------------------------------------------------------------------------------------------
 
@@ -355,8 +147,8 @@ class CustomOp:
         Raises:
             ValueError: the type of device is unknown.
         """
-        if device != "default" and device not in _DEVICE_KEYS:
-            raise ValueError(f"device {device!r} is unknown; expected one of {['default', *_DEVICE_KEYS]}")
+        if device != "default" and device not in DEVICE_KEYS:
+            raise ValueError(f"device {device!r} is unknown; expected one of {['default', *DEVICE_KEYS]}")
         return lambda function: self._put(device, function)
 
     def impl_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -390,7 +182,7 @@ class CustomOp:
         A cotangent that is not defined arrives as None. Every tensor argument has its key in the result, a list of
         tensors a list of gradients; None is a gradient of zero.
         """
-        marks = self._check_differentiability(output_differentiability)
+        marks = differentiability(self.name, self.signature, output_differentiability)
         if function is None:
             return lambda f: self._put("backward", f, marks)
         return self._put("backward", function, marks)
@@ -423,72 +215,12 @@ class CustomOp:
         Raises:
             TypeError: no such kind of implementation, or not a function.
         """
-        marks = implementations.pop("output_differentiability", None)
-        if marks is not None and implementations.get("backward") is None:
-            raise TypeError(f"{self.name}: swap(output_differentiability=...) goes with a backward, and there is none")
-        known = (*_KINDS, *_DEVICE_KEYS)
-        layer: dict[str, Implementation | None] = {}
-        for kind, function in implementations.items():
-            if kind not in known:
-                raise TypeError(f"{self.name}: swap has no {kind!r}; expected some of {list(known)}")
-            if function is not None and not callable(function):
-                raise TypeError(
-                    f"{self.name}: swap({kind}=...) takes a function or None, got {type(function).__name__}"
-                )
-            registered = self._base.get(kind)
-            chosen = self._check_differentiability(marks)
-            if chosen is None and registered is not None:
-                chosen = registered.output_differentiability
-            chosen = chosen if kind == "backward" else None
-            layer[kind] = None if function is None else self._implementation(kind, function, chosen)
-        return Swap(self, layer)
+        return Swap(self, exchange(self.name, self.signature, self._base, implementations))
 
     def below_autograd(self, *args: Any, **kwargs: Any) -> Any:
         """The op without its autograd kernel at this level, for use inside an `impl_autograd`."""
         with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
             return self.op(*args, **kwargs)
-
-    def _check_differentiability(self, marks: Sequence[bool] | None) -> tuple[bool, ...] | None:
-        if marks is None:
-            return None
-        returns = self.signature.returns
-        if len(marks) != len(returns):
-            raise RuntimeError(
-                f"{self.name}: output_differentiability={list(marks)} has {len(marks)} entries, but the op has "
-                f"{len(returns)} outputs."
-            )
-        for i, (mark, output) in enumerate(zip(marks, returns)):
-            if mark and not output.is_tensor_like:
-                raise RuntimeError(
-                    f"{self.name}: output_differentiability={list(marks)} marks output {i} as differentiable, but it is "
-                    f"of type {self.signature.schema.returns[i].type}, not a Tensor or a list of them."
-                )
-        return tuple(bool(m) for m in marks)
-
-    def _implementation(
-        self, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None
-    ) -> Implementation:
-        """``function``, if it takes what it will be given. Raises TypeError otherwise."""
-        made = Implementation(function, marks)
-        given = {
-            "save_for_backward": ["inputs", "output"],
-            "backward": ["ctx", "saved", *[f"grad_{name}" for name in self.signature.output_names]],
-            "jvp": ["inputs", "output", "tangents"],
-        }.get(kind)
-        if given is None:
-            return made
-        try:
-            parameters = inspect.signature(function)
-        except (TypeError, ValueError):  # of what is written in C nothing is known
-            return made
-        try:
-            parameters.bind(*given)
-        except TypeError:
-            raise TypeError(
-                f"{self.name}: the {kind} implementation, written at {made.location}, is called with {len(given)} "
-                f"arguments, ({', '.join(given)}), but its parameters are {parameters}"
-            ) from None
-        return made
 
     def _put(self, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None = None) -> Any:
         if not callable(function):
@@ -498,7 +230,7 @@ class CustomOp:
                 f"{self.name} is transparent: autograd, vmap and the compiler see through its body, so it has no place "
                 f"for a {kind} implementation"
             )
-        made = self._implementation(kind, function, marks)
+        made = implementation(self.name, self.signature, kind, function, marks)
         with compile_cache.lock:
             self._base[kind] = made
             self._first.setdefault(kind, self._base[kind].identity)
@@ -523,32 +255,15 @@ class CustomOp:
         for layer in self._layers:
             current.update(layer)
         self._current = {kind: i for kind, i in current.items() if i is not None}
-        for device in (current.keys() & _DEVICE_KEYS.keys()) - self._device_keys:
+        for device in (current.keys() & DEVICE_KEYS.keys()) - self._device_keys:
             self._device_keys.add(device)
-            self._library.impl(self.__name__, self._device_kernel(device), _DEVICE_KEYS[device])
-        self._active_rules = self._derivative()
+            self._library.impl(self.__name__, self._device_kernel(device), DEVICE_KEYS[device])
+        self._active_rules = active_rules(self, self._current, self._differentiable)
         # what differs from the first registrations: a graph compiled under those must not be used under this
         now = {kind: i.identity for kind, i in self._current.items()}
         differs = [f"{k}={now.get(k)}" for k in sorted({*now, *self._first}) if now.get(k) != self._first.get(k)]
         code = [compile_cache.fingerprint(i.function) for i in self._current.values()] if differs else []
         compile_cache.put(self.name, " ".join(differs), " ".join(code))
-
-    def _derivative(self) -> _ActiveRules:
-        get = self._current.get
-        save, backward, jvp = get("save_for_backward"), get("backward"), get("jvp")
-        if (whole := get("autograd")) is not None:
-            return _ActiveRules(autograd=whole)
-        if (save is None) != (backward is None):
-            found, missing = ("backward", "save_for_backward") if save is None else ("save_for_backward", "backward")
-            return _ActiveRules(
-                error=f"{self.name} has a {found} implementation, written at {self._current[found].location}, but no "
-                f"{missing} implementation. A gradient needs both: register the other with impl_{missing}."
-            )
-        if save is not None and backward is not None:
-            return _ActiveRules(_Pair(self, save, backward, jvp), reverse=True)
-        if self._differentiable:
-            return _ActiveRules(ReferenceDerivative(self, self.reference), reverse=True)
-        return _ActiveRules(_JvpOnly(self, jvp)) if jvp is not None else _ActiveRules()
 
     # -- kernels ------------------------------------------------------------------------------------------------
 
@@ -609,33 +324,8 @@ class CustomOp:
         else:
             result = chosen.function(*args, **kwargs)
         if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
-            self._check(chosen, args, kwargs, result)
+            check_outputs(self.name, self.signature, chosen.location, args, kwargs, result)
         return result
-
-    def _check(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        returns = self.signature.returns
-
-        def error(what: str) -> NoReturn:
-            raise RuntimeError(f"{self.name}, implemented at {chosen.location}: {what}")
-
-        if len(returns) != 1 and (result is not None if not returns else not isinstance(result, tuple)):
-            error(
-                f"expected {f'a tuple of {len(returns)} outputs' if returns else 'None'}, got {type(result).__name__}."
-            )
-        outputs = self.signature.outputs(result)
-        if len(outputs) != len(returns):
-            error(f"expected a tuple of {len(returns)} outputs, got {len(outputs)}.")
-        for declared, output in zip(returns, outputs):
-            if declared.is_tensor and not isinstance(output, Tensor):
-                error(f"expected a Tensor as output '{declared.name}', got {type(output).__name__}.")
-            if declared.is_tensor_list and not isinstance(output, (list, tuple)):
-                error(f"expected a list of tensors as output '{declared.name}', got {type(output).__name__}.")
-        made = tuple(tensors_in(outputs))
-        if shares_memory(args, kwargs, made):
-            for name, value in (*zip(self.signature.names, args), *kwargs.items()):
-                if any(x is y for x in made for y in tensors_in([value])):
-                    error(f"an output is the input '{name}' itself. A custom op returns new tensors; return a clone.")
-            error("an output shares memory with an input or another output. A custom op returns new tensors.")
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         fake = self._current.get("fake")
@@ -664,40 +354,9 @@ class CustomOp:
             positional, keywords = self.signature.split(values)
             if chosen is not None:
                 return chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
-            return self._loop(info, in_dims, values, call)
+            return loop(self.name, self.signature, call, info, in_dims, values)
 
         return vmap_call(rule, call, self.signature.bind(args, kwargs))
-
-    def _loop(self, info: Any, in_dims: Sequence[Any], values: Sequence[Any], call: Callable[..., Any]) -> Any:
-        """The vmap rule of last resort: one call for each element of the batch."""
-        if info.batch_size == 0:
-            raise RuntimeError(
-                f"{self.name} has no vmap implementation: a batch of size 0 has no element to call it on"
-            )
-        results = []
-        for k in range(info.batch_size):
-            one = [_select(v, d, k) for v, d in zip(values, in_dims)]
-            results.append(self.signature.outputs(call(*one)))
-        outputs: list[Any] = []
-        dims: list[Any] = []
-        for column in zip(*results):
-            first = column[0]
-            if isinstance(first, Tensor):
-                outputs.append(torch.stack(column))
-                dims.append(0)
-            elif isinstance(first, (list, tuple)):
-                outputs.append([torch.stack(items) for items in zip(*column)])
-                dims.append([0] * len(first))
-            else:
-                outputs.append(first)
-                dims.append(None)
-        return (tuple(outputs), tuple(dims)) if len(outputs) > 1 else (outputs[0], dims[0])
-
-
-def _select(value: Any, dim: Any, k: int) -> Any:
-    if isinstance(dim, (list, tuple)):
-        return [_select(v, d, k) for v, d in zip(value, dim)]
-    return value if dim is None else value.select(dim, k)
 
 
 def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:

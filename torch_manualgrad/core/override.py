@@ -14,6 +14,7 @@ from . import calls, compile_cache
 from .autograd import Mode, apply, differentiated
 from .bound import Bound
 from .decorate import decorated
+from .fast_path import picker
 from .in_place import in_place_kernel, in_place_operator
 from .internals import PLAIN, only_autograd
 from .names import choose
@@ -115,6 +116,7 @@ class _Operator:
         stock, may_take_numbers = self.registration.stock, self.registration.may_take_numbers
         bind, split = signature.bind, signature.split
         places, size, name = signature.tensor_like, len(signature.names), self.name
+        tensors = picker(places)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             active = _table.get(name)
@@ -130,7 +132,7 @@ class _Operator:
                 if grad:
                     if active.defer_to_stock is not None and active.defer_to_stock(*values):
                         return stock(keyset, *args, **kwargs)
-                    return derivative.fast_call(values)
+                    return derivative.fast_call(values, *tensors(values))
             if derivative.forward is not None and not _all_dense(values):
                 return stock(keyset, *args, **kwargs)
             if may_take_numbers:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .internals import parse_schema
 
-__all__ = ["Argument", "Signature", "tensors_in"]
+__all__ = ["Argument", "Signature", "flatten", "is_differentiable", "tensors_in", "unflatten", "with_tensors"]
 
 
 class Argument(NamedTuple):
@@ -153,6 +153,11 @@ def unflatten(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
             values.append(list(flat[at : at + length]))
             at += length
     return values
+
+
+def is_differentiable(x: Tensor) -> bool:
+    """Whether its dtype is one of those that have derivatives."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ def guard_compiled_graphs(state: Callable[[], object]) -> bool:
     global _guarded
     if _guarded or "torch._dynamo.output_graph" not in sys.modules:
         return _guarded
+    # here, as importing Dynamo takes a second, and where nobody has there is nothing to guard
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.source import GlobalStateSource

@@ -69,6 +69,7 @@ def is_nested_int(x: Any) -> bool:
 
 def traced_nested_int(offsets: Tensor) -> Any:
     """In a graph, PyTorch's size of the ragged dim that ``offsets`` cut; None where it has none yet."""
+    # here: for graphs only
     from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 
     return getattr(mb_unwrap_functional_tensor(offsets), "nested_int_memo", None)
@@ -84,6 +85,7 @@ def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
 
     A view where ``values`` are one, so that autograd refuses a change in place.
     """
+    # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal.nested_tensor import _nt_view_dummy
 
     known = [structure.known.get(name) for name in ("min_seqlen", "max_seqlen")]
@@ -117,6 +119,7 @@ def _arguments(structure: JaggedStructure) -> dict[str, Any]:
 @functools.cache
 def _classes() -> tuple[Any, Any]:
     """PyTorch's class of jagged nested tensors, and that of those that carry a tangent."""
+    # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal.nested_tensor import NestedTensor
 
     jagged: Any = NestedTensor
@@ -150,6 +153,7 @@ def replace_jagged_attention(function: Callable[..., Any]) -> Callable[[], None]
 
     It is given PyTorch's own as its first argument. Returns what undoes this.
     """
+    # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal import ops as module
 
     ops: Any = module

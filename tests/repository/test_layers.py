@@ -1,0 +1,66 @@
+"""How many frames of this package are between a call and its kernel, where Python serves it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+import torch_manualgrad as mg
+from torch_manualgrad.core import calls
+
+PACKAGE = str(Path(mg.__file__).parent)
+AT_MOST = 4
+
+
+def stacks(function):
+    """For each frame of the package that is entered, the frames of the package that it is inside of, and itself."""
+    found = []
+
+    def entered(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            stack, inner = [], frame
+            while inner is not None:
+                code = inner.f_code
+                if code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+                    stack.append(
+                        f"{Path(code.co_filename).stem}.{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
+                    )
+                inner = inner.f_back
+            found.append(stack[::-1])
+
+    before = sys.getprofile()
+    sys.setprofile(entered)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(before)
+    return found, result
+
+
+def deepest(found):
+    stack = max(found, key=len)
+    print(f"\n{len(stack)} layers: {' > '.join(stack)}")
+    return len(stack)
+
+
+def test_from_a_call_to_its_kernel_are_few_layers():
+    A = torch.randn(3, 3, dtype=torch.float64).requires_grad_()
+    with mg.override("linalg_lu"), calls.in_python():
+        torch.linalg.lu(A)  # what is made at the first call is made
+        found, (_, L, _) = stacks(lambda: torch.linalg.lu(A))
+        assert deepest(found) <= AT_MOST
+        loss = L.sum()
+        found, _ = stacks(lambda: torch.autograd.grad(loss, A))
+        assert deepest(found) <= AT_MOST + 1  # and what asks whether a kernel takes the call
+
+
+def test_a_plain_call_enters_no_python():
+    if not calls.loaded():
+        return
+    x = torch.randn(5).requires_grad_()
+    with mg.override("linalg_vector_norm"):
+        torch.autograd.grad(torch.linalg.vector_norm(x), x)
+        found, _ = stacks(lambda: torch.autograd.grad(torch.linalg.vector_norm(x), x))
+    assert not found

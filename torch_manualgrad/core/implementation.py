@@ -1,0 +1,152 @@
+"""What is registered for a custom op: functions, each checked against what it will be called with."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .schema import Signature
+
+__all__ = [
+    "DEVICE_KEYS",
+    "KINDS",
+    "BackwardContext",
+    "Implementation",
+    "count",
+    "differentiability",
+    "exchange",
+    "implementation",
+]
+
+# Where a kernel for one type of device is registered with the dispatcher.
+DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
+KINDS = ("default", "fake", "vmap", "save_for_backward", "backward", "jvp", "autograd")
+
+count = itertools.count(1)  # of what is to be told apart in this process
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class BackwardContext(NamedTuple):
+    """The first argument of a backward.
+
+    Attributes:
+        needs_input_grad: input name -> whether its gradient is wanted; a list of bool for a list of tensors.
+    """
+
+    needs_input_grad: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One function registered for an op, and where it was written."""
+
+    function: Callable[..., Any]
+    output_differentiability: tuple[bool, ...] | None = None
+
+    @property
+    def identity(self) -> str:
+        """The same for the same function in this process, and never for two."""
+        try:
+            number = _numbers.setdefault(self.function, next(count))
+        except TypeError:  # a callable object that cannot be hashed or weakly referenced
+            number = id(self.function)
+        return f"{number}{self.output_differentiability or ''}"
+
+    @functools.cached_property
+    def location(self) -> str:
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+
+def implementation(
+    name: str, signature: Signature, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None
+) -> Implementation:
+    """The function as an implementation of that kind of the op called ``name``.
+
+    Raises:
+        TypeError: it does not take what it will be given.
+    """
+    made = Implementation(function, marks)
+    given = {
+        "save_for_backward": ["inputs", "output"],
+        "backward": ["ctx", "saved", *[f"grad_{n}" for n in signature.output_names]],
+        "jvp": ["inputs", "output", "tangents"],
+    }.get(kind)
+    if given is None:
+        return made
+    try:
+        parameters = inspect.signature(function)
+    except (TypeError, ValueError):  # of what is written in C nothing is known
+        return made
+    try:
+        parameters.bind(*given)
+    except TypeError:
+        raise TypeError(
+            f"{name}: the {kind} implementation, written at {made.location}, is called with {len(given)} "
+            f"arguments, ({', '.join(given)}), but its parameters are {parameters}"
+        ) from None
+    return made
+
+
+def differentiability(name: str, signature: Signature, marks: Sequence[bool] | None) -> tuple[bool, ...] | None:
+    """The marks, one for each output of the op called ``name``.
+
+    Raises:
+        RuntimeError: their number is another, or one marks what is not a tensor.
+    """
+    if marks is None:
+        return None
+    returns = signature.returns
+    if len(marks) != len(returns):
+        raise RuntimeError(
+            f"{name}: output_differentiability={list(marks)} has {len(marks)} entries, but the op has "
+            f"{len(returns)} outputs."
+        )
+    for i, (mark, output) in enumerate(zip(marks, returns)):
+        if mark and not output.is_tensor_like:
+            raise RuntimeError(
+                f"{name}: output_differentiability={list(marks)} marks output {i} as differentiable, but it is "
+                f"of type {signature.schema.returns[i].type}, not a Tensor or a list of them."
+            )
+    return tuple(bool(m) for m in marks)
+
+
+def exchange(
+    name: str, signature: Signature, registered: Mapping[str, Implementation], implementations: dict[str, Any]
+) -> dict[str, Implementation | None]:
+    """What `CustomOp.swap` is given, as implementations.
+
+    Args:
+        name: of the op.
+        signature: of the op.
+        registered: what is in its place otherwise.
+        implementations: the arguments of `CustomOp.swap`.
+
+    Returns:
+        An implementation of each kind, or None for "as if none were registered".
+
+    Raises:
+        TypeError: no such kind of implementation, or not a function.
+    """
+    marks = implementations.pop("output_differentiability", None)
+    if marks is not None and implementations.get("backward") is None:
+        raise TypeError(f"{name}: swap(output_differentiability=...) goes with a backward, and there is none")
+    known = (*KINDS, *DEVICE_KEYS)
+    layer: dict[str, Implementation | None] = {}
+    for kind, function in implementations.items():
+        if kind not in known:
+            raise TypeError(f"{name}: swap has no {kind!r}; expected some of {list(known)}")
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}: swap({kind}=...) takes a function or None, got {type(function).__name__}")
+        own = registered.get(kind)
+        chosen = differentiability(name, signature, marks)
+        if chosen is None and own is not None:
+            chosen = own.output_differentiability
+        chosen = chosen if kind == "backward" else None
+        layer[kind] = None if function is None else implementation(name, signature, kind, function, chosen)
+    return layer
