@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .common import random_definite, skew, sym
-from .degeneracy import Resolved, Scale
+from .degeneracy import Degeneracy, Resolved, Scale
 from .gauge import check_gauge, gauge_independent, reported
 
 WHAT = "derivative of the eigendecomposition"
@@ -218,18 +218,14 @@ def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return L, projectors(V)
 
 
+_OUTPUTS = {"L": "eigenvalues", "V": "eigenvectors"}
+_GRADS = {"grad_L": "grad_eigenvalues", "grad_V": "grad_eigenvectors"}
+
 eigh_rule = rule(
     "aten::_linalg_eigh",
-    vjp={
-        "A": lambda grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors: linalg_eigh_backward(
-            grad_eigenvalues, grad_eigenvectors, eigenvalues, eigenvectors
-        )
-    },
-    jvp={
-        ("eigenvalues", "eigenvectors"): lambda A_t, eigenvalues, eigenvectors: linalg_eigh_jvp(
-            A_t, eigenvalues, eigenvectors
-        )
-    },
+    vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
+    jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
+    compiled_vjp=CompiledVjp("A", eigh_pullback, _GRADS | _OUTPUTS | vars(Degeneracy()), declines=True),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_samples,
