@@ -16,6 +16,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/all.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/edge.h>
@@ -71,6 +72,7 @@ struct Direct {
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
   std::vector<int64_t> contiguous;               // saved tensors that must be so
   std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
+  std::vector<int64_t> nonzero;                  // saved tensors, on the CPU, in which there must be no zero
   std::vector<Source> arguments;
 };
 
@@ -287,6 +289,9 @@ struct RuleNode : public Node {
     }
     for (const int64_t i : direct.contiguous) {
       if (!tensors[i].defined() || !tensors[i].is_contiguous()) return false;
+    }
+    for (const int64_t i : direct.nonzero) {
+      if (!tensors[i].defined() || !tensors[i].is_cpu() || !tensors[i].all().item<bool>()) return false;
     }
     for (const int64_t i : direct.one_batch) {
       if (!in_batch(tensors[direct.one_batch.front()], tensors[i])) return false;
@@ -535,13 +540,14 @@ Direct read_direct(Reader& in, const char* name) {
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
   auto inputs = in.list();
   const int64_t devices = in.number(), largest = in.number();
-  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}};
+  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}, {}};
   for (int64_t i = in.number(); i > 0; --i) {
     const int64_t constant = in.number();
     direct.only.emplace_back(constant, in.literal());
   }
   direct.contiguous = in.list();
   direct.one_batch = in.list();
+  direct.nonzero = in.list();
   for (const c10::Argument& argument : op.schema().arguments()) {
     const auto kind = static_cast<Source::Kind>(in.number());
     const int64_t index = in.number();

@@ -493,7 +493,7 @@ def test_a_compiled_formula_for_some_tensors_only():
     def backward(grad, self, other):
         return grad * other + 0 * self
 
-    conditions = {"real": True, "contiguous": ("self",), "one_batch": ("self", "other")}
+    conditions = {"real": True, "contiguous": ("self",), "one_batch": ("self", "other"), "nonzero": ("other",)}
     product = rule(
         "aten::mul.Tensor",
         vjp={"self": backward},
@@ -509,6 +509,7 @@ def test_a_compiled_formula_for_some_tensors_only():
         (A[0], A[0, 0], True),  # a vector
         (A.mT, A, True),  # of ones: asked below
         (A.to(torch.complex128), A.to(torch.complex128), False),
+        (A, A.tril(), False),  # a zero
     ]
     with mg.override(product):
         for a, b, compiled in cases:

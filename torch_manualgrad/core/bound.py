@@ -84,6 +84,8 @@ class Bound(Derivative):
         self.forward = forward
         known = [*signature.names, *signature.output_names]
         wanted = {p for f in rule.vjp.values() for p in parameters(f)}
+        if rule.compiled_vjp is not None:  # its conditions are asked of constants
+            wanted |= set(rule.compiled_vjp.only)
         self.saved = [n for n in known if n in wanted]
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
         facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor for fact in _FACTS}

@@ -231,7 +231,7 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, compiled.real, len(compiled.only)]
     for name, value in compiled.only.items():
         numbers += [constants.index(name), *_literal(value)]
-    for names in (compiled.contiguous, compiled.one_batch):
+    for names in (compiled.contiguous, compiled.one_batch, compiled.nonzero):
         numbers += [len(names), *[saved.index(name) for name in names]]
     for parameter in compiled.formula.signature.names:
         source = compiled.bind.get(parameter, parameter)

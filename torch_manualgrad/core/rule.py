@@ -161,11 +161,14 @@ class Rule:
             name = source[0] if isinstance(source, tuple) else source
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"rule {self.name}: compiled_vjp asks for {name!r}, which the vjp does not")
-        for name in (*compiled.only, *compiled.contiguous, *compiled.one_batch):
+        for name in (*compiled.contiguous, *compiled.one_batch, *compiled.nonzero):
             if name not in asked:
                 raise ValueError(
                     f"rule {self.name}: compiled_vjp has a condition on {name!r}, which the vjp does not ask for"
                 )
+        for name in compiled.only:
+            if name not in self.signature.names or name in self.signature.tensor_names:
+                raise ValueError(f"rule {self.name}: compiled_vjp has a condition on {name!r}, which is no constant")
         results = len(compiled.operator.signature.returns)
         if results != len(compiled.names) + compiled.declines:
             raise ValueError(

@@ -27,7 +27,7 @@ def gradient(A, keep):
 
 @pytest.mark.skipif(not (calls.loaded() and CPU.loaded), reason="no library of calls, or no kernels")
 @pytest.mark.parametrize("keep", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize("shape", [(3, 3), (5, 4, 4), (2, 32, 32), (0, 3, 3), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 4, 4), (2, 40, 40), (0, 3, 3), (2, 0, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_plain_backwards_need_no_python(dtype, shape, keep):
     A = random(*shape, dtype=dtype)
@@ -40,15 +40,12 @@ def test_plain_backwards_need_no_python(dtype, shape, keep):
 
 
 @pytest.mark.skipif(not (calls.loaded() and CPU.loaded), reason="no library of calls, or no kernels")
-@pytest.mark.parametrize("kind", ["a group", "a phase", "large"])
-def test_what_is_left_to_the_vjp(kind):
-    A = {
-        "a group": torch.eye(3, dtype=torch.float64),
-        "a phase": random(3, 3, dtype=torch.complex128),
-        "large": random(33, 33, dtype=torch.float64),
-    }[kind]
+@pytest.mark.parametrize(
+    "A", [torch.eye(3, dtype=torch.float64), random(3, 3, dtype=torch.complex128)], ids=["a group", "a phase"]
+)
+def test_what_is_reported_is_left_to_the_vjp(A):
     with mg.override("aten::_linalg_eigh"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GaugeWarning)
         _, counted = gradient(A, (True, True))
     assert counted == (0, 1)
-    assert [w.category for w in caught] == [GaugeWarning] * (kind != "large")
+    assert [w.category for w in caught] == [GaugeWarning]

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .adjugate import adjugate, adjugate_from_lu
-from .common import eye_like, random, random_conditioned, small
+from .common import LARGEST, eye_like, random, random_conditioned, small
 
 # -- what the factors of the forward give -----------------------------------------------------------------------------
 
@@ -299,6 +299,15 @@ rule(
     "aten::_linalg_det",
     vjp={"A": linalg_det_backward},
     jvp={"result": linalg_det_jvp},
+    compiled_vjp=CompiledVjp(
+        "A",
+        det_pullback,
+        {"grad": "grad_result", "det": "result"},
+        LARGEST,
+        real=True,
+        contiguous=("A",),  # the factors are those of A^T
+        nonzero=("result",),
+    ),
     not_differentiable=("LU", "pivots"),
     improves="values",
     source="ATen linalg_det_backward, linalg_det_jvp",
@@ -309,6 +318,7 @@ rule(
     "aten::_linalg_slogdet",
     vjp={"A": _slogdet_vjp},
     jvp={("sign", "logabsdet"): slogdet_jvp},
+    compiled_vjp=CompiledVjp("A", slogdet_pullback, {"h": "grad_logabsdet"}, LARGEST, real=True, contiguous=("A",)),
     not_differentiable=("LU", "pivots"),
     improves={"values": "2.15"},
     source="ATen slogdet_backward, slogdet_jvp",

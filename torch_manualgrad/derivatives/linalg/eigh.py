@@ -23,8 +23,8 @@ from torch import Tensor
 from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
-from .common import LARGEST, random_definite, skew, sym
-from .degeneracy import Resolved, Scale
+from .common import random_definite, skew, sym
+from .degeneracy import Degeneracy, Resolved, Scale
 from .gauge import check_gauge, gauge_independent, reported
 
 WHAT = "derivative of the eigendecomposition"
@@ -218,20 +218,15 @@ def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return L, projectors(V)
 
 
-_NAMES = {"grad_L": "grad_eigenvalues", "grad_V": "grad_eigenvectors", "L": "eigenvalues", "V": "eigenvectors"}
+_OUTPUTS = {"L": "eigenvalues", "V": "eigenvectors"}
+_GRADS = {"grad_L": "grad_eigenvalues", "grad_V": "grad_eigenvectors"}
 
 eigh_rule = rule(
     "aten::_linalg_eigh",
-    vjp={"A": linalg_eigh_backward.bind(**_NAMES)},
-    jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(L="eigenvalues", V="eigenvectors")},
+    vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
+    jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
+    compiled_vjp=CompiledVjp("A", eigh_pullback, _GRADS | _OUTPUTS | vars(Degeneracy()), declines=True),
     improves="values",
-    compiled_vjp=CompiledVjp(
-        "A",
-        eigh_pullback,
-        {**_NAMES, "rtol": None, "atol": 0.0, "broadening": 0.0},
-        LARGEST,
-        declines=True,  # what is to be reported is left to the vjp
-    ),
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_samples,
     probe=_probe,
