@@ -72,6 +72,7 @@ class _Route(NamedTuple):
     places: tuple[int, ...]  # of what it asks for, among the formula's arguments
     op: Any  # the overload
     run: Callable[..., Any]  # the same, entered faster
+    python: Callable[..., Any] | None  # the kernel itself, if it is in Python
 
 
 class Formula(CustomOp):
@@ -88,7 +89,7 @@ class Formula(CustomOp):
         kernels: types of device for which a compiled kernel exists.
         overloads: the opaque operators of a transparent formula, by the names of the overloads.
         run: what a rule calls: the body, or the kernel that takes the call.
-        in_python: whether it is opaque with a kernel in Python.
+        in_python: whether it has a kernel in Python.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Formula(CustomOp):
         self._run = self.run
         if kernel:
             self.run, self._run = self.op, entry(self.op)
-        self.in_python = self.kernels == ("default",)
+        self.in_python = self.kernels == ("default",) or any(k.python is not None for k in kernels)
         if (kernel or kernels) and (self.signature.lists or self.signature.positional < len(self.signature.names)):
             raise ValueError(
                 f"{self.name}: a formula with a kernel takes no lists of tensors and no keyword-only arguments"
@@ -140,7 +141,7 @@ class Formula(CustomOp):
             raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is none of {self.signature.names}")
         places = tuple(self.signature.names.index(n) for n in names)
         op = self.overloads[kernel.overload].op
-        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op)),)
+        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op), kernel.python),)
         compile_cache.remember(f"{self.name} {len(self._routes)}", compile_cache.fingerprint(kernel.when))
 
     def _chosen(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +158,11 @@ class Formula(CustomOp):
                     return self.reference(*args)
         for route in self._routes:
             if device in route.devices and (route.when is None or route.when(*[args[i] for i in route.places])):
-                return (route.op if torch.compiler.is_dynamo_compiling() else route.run)(*args)
+                if torch.compiler.is_dynamo_compiling():
+                    return route.op(*args)
+                if route.python is not None and direct.now and not values_hidden():
+                    return route.python(*args)
+                return route.run(*args)
         return self.reference(*args)
 
     def undefine(self) -> None:
@@ -168,7 +173,7 @@ class Formula(CustomOp):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
-        if self.in_python and direct.now and not values_hidden():
+        if self.in_python and not self.transparent and direct.now and not values_hidden():
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
 
