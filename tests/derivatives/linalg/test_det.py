@@ -55,6 +55,25 @@ def test_gradient_is_the_cofactors_at_every_rank(n, dtype):
             torch.testing.assert_close(tracked.detach(), C, rtol=1e-12, atol=1e-12 * size)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+def test_the_factors_give_what_the_matrix_gives(dtype):
+    """Values, strides and conj bits, for a factorization of A and of A^T, also of nothing."""
+    for shape in ((3, 3), (2, 5, 5), (40, 40), (0, 3, 3), (2, 0, 0)):
+        generator = torch.Generator().manual_seed(0)
+        regular = torch.randn(shape, dtype=dtype, generator=generator) / max(1, shape[-1]) + torch.eye(shape[-1])
+        for A in (regular, regular.mT):
+            det, LU, pivots = torch.ops.aten._linalg_det(A)
+            sign, _, LU_again, _ = torch.ops.aten._linalg_slogdet(A)
+            for op, given in (
+                (mg.ops.adjugate_again, (A, det, LU, pivots)),
+                (mg.ops.linalg_det_backward, (det, det, A, LU, pivots)),
+                (mg.ops.slogdet_backward, (sign, sign.real, A, sign, LU_again, pivots)),
+            ):
+                found, expected = op(*given), op.reference(*given)
+                torch.testing.assert_close(found, expected, check_stride=True)
+                assert not found.is_conj()
+
+
 def test_stock_first_order_is_zero_at_a_zero_pivot():
     A = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
     assert (gradient(torch.linalg.det, A) == 0).all()

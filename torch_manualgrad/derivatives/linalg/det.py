@@ -43,7 +43,7 @@ def _inverse(c: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool) ->
     """c A^-1 or c A^-H, for c (*): from the side on which LAPACK solves with transposed factors."""
     transposed = adjoint != _is_of_transpose(A)
     right = torch.diag_embed(c.unsqueeze(-1).expand(pivots.shape))
-    return torch.linalg.lu_solve(LU, pivots, right, left=transposed, adjoint=transposed)
+    return torch.linalg.lu_solve(LU, pivots, right, left=transposed, adjoint=transposed).resolve_conj()
 
 
 def _without_zeros(x: Tensor) -> bool:
@@ -57,7 +57,7 @@ def _underflowed(det: Tensor, LU: Tensor) -> bool:
 
 
 def _is_small(A: Tensor) -> bool:
-    return small(A, A.shape[-1], in_cache=100)
+    return A.numel() > 0 and small(A, A.shape[-1], in_cache=100)
 
 
 # -- det --------------------------------------------------------------------------------------------------------------
@@ -84,6 +84,8 @@ def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Ten
 
 @adjugate_again.impl("default")
 def _(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
+    if A.numel() == 0:
+        return adjugate_again.reference(A, result, LU, pivots)
     if _without_zeros(LU.diagonal(dim1=-2, dim2=-1)) and not _underflowed(result, LU):
         return _inverse(result, A, LU, pivots, adjoint=False)
     of_factors = adjugate_from_lu(LU, pivots).contiguous()
@@ -214,7 +216,7 @@ def _slogdet_from_factors(
     return result if _without_zeros(sign) else result.masked_fill_((sign == 0)[..., None, None], math.nan)
 
 
-@formula(kernels=Kernel("cpu", "cuda", python=_slogdet_from_factors))
+@formula(kernels=Kernel("cpu", "cuda", when=lambda A: A.numel() > 0, python=_slogdet_from_factors))
 def slogdet_backward(
     grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
 ) -> Tensor:
