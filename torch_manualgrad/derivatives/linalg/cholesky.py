@@ -253,6 +253,7 @@ rule(
     "aten::cholesky",
     vjp={"self": lambda grad, upper, result: cholesky_backward(grad, result, upper)},
     jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
+    uses=(cholesky_backward, cholesky_jvp),
     improves="missing",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {"grad_L": "grad", "L": "result"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, arXiv:1602.07527",
@@ -264,6 +265,7 @@ rule(
     "aten::cholesky_inverse",
     vjp={"self": lambda grad, self, upper, result: cholesky_inverse_backward(grad, self, upper, result)},
     jvp={"result": lambda self_p, self_t, result, upper: cholesky_inverse_jvp(self_p, self_t, result, upper)},
+    uses=(cholesky_inverse_backward, cholesky_inverse_jvp),
     improves="values",
     source="ATen cholesky_inverse_backward, cholesky_inverse_jvp",
     samples=_inverse_samples,
@@ -277,6 +279,7 @@ rule(
             result, input2, input2_t, self_t, upper
         )
     },
+    uses=(cholesky_solve_backward, cholesky_solve_jvp),
     improves="values",
     source="ATen cholesky_solve_backward, cholesky_solve_jvp",
     samples=_cholesky_solve_samples,

@@ -340,6 +340,7 @@ rule(
         "A": lambda grad_result, result, A, LU, pivots: linalg_det_backward(grad_result, result, A, LU, pivots),
     },
     jvp={"result": lambda A_p, A_t, result, LU, pivots: linalg_det_jvp(A_t, result, A_p, LU, pivots)},
+    uses=(linalg_det_backward, linalg_det_jvp),
     not_differentiable=("LU", "pivots"),
     improves="values",
     source="ATen linalg_det_backward, linalg_det_jvp",
@@ -358,6 +359,7 @@ rule(
     jvp={
         ("sign", "logabsdet"): lambda A_p, A_t, sign, LU, pivots: slogdet_jvp(A_t, A_p, sign, LU, pivots),
     },
+    uses=(slogdet_backward, slogdet_jvp),
     not_differentiable=("LU", "pivots"),
     improves={"values": "2.15"},
     source="ATen slogdet_backward, slogdet_jvp",

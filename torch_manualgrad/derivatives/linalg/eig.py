@@ -281,6 +281,7 @@ eigh_rule = rule(
             A_t, eigenvalues, eigenvectors, True
         )
     },
+    uses=(linalg_eig_backward, linalg_eig_jvp),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_eigh_samples,
@@ -294,6 +295,7 @@ rule(
             self_t, eigenvalues, eigenvectors, False
         )
     },
+    uses=(linalg_eig_backward, linalg_eig_jvp),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.77",
     samples=_eig_samples,

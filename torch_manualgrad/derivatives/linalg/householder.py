@@ -251,6 +251,7 @@ rule(
             self_t, input2_t, input3_t, self_p, input2_p, input3_p, left, transpose
         )
     },
+    uses=(ormqr_backward, ormqr_jvp),
     source="ATen ormqr_backward; the tangent is its adjoint",
     improves=("missing", "speed"),
     samples=_ormqr_samples,

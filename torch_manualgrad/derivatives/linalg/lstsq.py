@@ -338,6 +338,7 @@ rule(
             else pinv_jvp(self_p, result, self_t)  # a tolerance has no tangent
         )
     },
+    uses=(pinv_backward, pinv_jvp),
     improves="speed",
     source="ATen pinv_backward, pinv_jvp",
     samples=_pinv_samples,
@@ -352,6 +353,7 @@ rule(
             self_p, b_p, self_t, b_t, solution, residuals
         ),
     },
+    uses=(linalg_lstsq_backward, lstsq_pinv, linalg_lstsq_solution_jvp, linalg_lstsq_residuals_jvp),
     not_differentiable=("rank", "singular_values"),
     improves=("values", "speed"),
     gaps={"fake": "the shape of the residuals depends on the rank, which fake tensors do not have"},

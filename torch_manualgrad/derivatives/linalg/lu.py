@@ -396,6 +396,7 @@ rule(
     "aten::lu_unpack",
     vjp={"LU_data": lambda grad_L, grad_U, LU_data_sizes: lu_unpack_backward(grad_L, grad_U, *LU_data_sizes[-2:])},
     jvp={("L", "U"): _unpack_jvp},
+    uses=lu_unpack_backward,
     not_differentiable="P",
     source="ATen lu_unpack_backward",
     samples=_unpack_samples,
@@ -408,6 +409,7 @@ rule(
             result, LU_p, pivots, LU_t, B_t, left, adjoint
         )
     },
+    uses=(linalg_lu_solve_LU, linalg_lu_solve_jvp),
     source="ATen linalg_lu_solve_LU, linalg_lu_solve_jvp",
     improves=("missing", "speed"),
     samples=_solve_samples,

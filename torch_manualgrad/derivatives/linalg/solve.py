@@ -445,6 +445,7 @@ rule(
             A_t, B_t, result, A, *_factors(A, LU, pivots), left
         )
     },
+    uses=(linalg_solve_backward, solve_again, linalg_solve_jvp),
     not_differentiable=("LU", "pivots", "info"),
     improves={"values": "2.15"},
     source="ATen linalg_solve_backward, linalg_solve_jvp",
@@ -468,6 +469,7 @@ rule(
             self_t, B_t, self, result, upper, left, unitriangular
         )
     },
+    uses=(linalg_solve_triangular_backward, linalg_solve_triangular_forward_AD),
     source="ATen linalg_solve_triangular_backward, linalg_solve_triangular_forward_AD",
     samples=_solve_triangular_samples,
 )
@@ -491,6 +493,7 @@ rule(
             None if A_t is None else A_t.expand(cloned_coefficient.shape)
         ),
     },
+    uses=(triangular_solve_backward, triangular_solve_jvp),
     improves="values",
     source="ATen triangular_solve_backward, triangular_solve_jvp",
     samples=_legacy_samples,

@@ -294,6 +294,7 @@ svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": lambda grad_U, grad_S, grad_Vh, U, S, Vh: svd_backward(grad_U, grad_S, grad_Vh, U, S, Vh)},
     jvp={("U", "S", "Vh"): lambda A_t, U, S, Vh: linalg_svd_jvp(A_t, U, S, Vh)},
+    uses=(svd_backward, linalg_svd_jvp),
     improves="values",
     source="ATen svd_backward and linalg_svd_jvp; Wan and Zhang, arXiv:1909.02659",
     samples=_svd_samples,
