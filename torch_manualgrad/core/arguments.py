@@ -109,7 +109,12 @@ def arguments_of(function: Callable[..., Any], words: Mapping[Any, str] = types.
     left to the call. It is not for a graph: the compiler does not follow it.
 
     Args:
+        function: whose annotations are read.
         words: what errors call a class.
+
+    Returns:
+        The check: ``(args, kwargs) -> None``.
+
     Raises:
         TypeError: on checking: an argument that is not admitted. ArgumentError: a string that is not one of a Literal's.
     """
@@ -136,7 +141,14 @@ def arguments_of(function: Callable[..., Any], words: Mapping[Any, str] = types.
 
 
 def checked(function: F) -> F:
-    """Let a function check its arguments by its annotations, as `arguments_of` says."""
+    """Let a function check its arguments by its annotations, as `arguments_of` says.
+
+    Args:
+        function: with annotations.
+
+    Returns:
+        The function with the checks before it; in a graph there are none.
+    """
     check = arguments_of(function)
 
     @functools.wraps(function)

@@ -115,12 +115,14 @@ class Mode(Enum):
 
 
 def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
+    """The operator below autograd, at every key of the call that is below."""
     args, kwargs = signature.split(values)
     with below_autograd():
         return op.redispatch(keyset & below_autograd_keys, *args, **kwargs)
 
 
 def any_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of the tensors is a dual tensor at this level."""
     return tangents_possible(tensors) and any(has_tangent(t) for t in tensors)
 
 
@@ -145,7 +147,17 @@ def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
 
 
 def apply(derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any]) -> Any:
-    """The operator with its derivative attached, at this level; ``values`` as `Signature.bind` gives them."""
+    """The operator with its derivative attached, at this level.
+
+    Args:
+        derivative: of the operator.
+        keyset: of the call.
+        mode: what `differentiated` says of the values; not one of the modes in which nothing is differentiated.
+        values: the arguments as `Signature.bind` gives them.
+
+    Returns:
+        What the operator returns.
+    """
     if mode is Mode.PLAIN_REVERSE and derivative.fast_function is not None:
         return derivative.fast_function(values, *[values[i] for i in derivative.signature.tensor_like])
     signature = derivative.signature

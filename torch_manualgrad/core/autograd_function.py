@@ -102,8 +102,8 @@ def autograd_function(derivative: Derivative) -> Any:
             outputs = (result,) if one_output else signature.outputs(result)
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
-            # This function has switched both modes off. An outer functorch level needs its history recorded, or a
-            # second derivative loses the term that flows through a saved output.
+            # This function has switched both modes off. What it computes has to be tracked for an outer functorch level,
+            # or a second derivative loses the term that flows through a saved output.
             with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
@@ -139,7 +139,7 @@ def autograd_function(derivative: Derivative) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         saved = iter(ctx.saved_tensors)
-        # on primals, with the recording of tangents on: an outer level may differentiate this formula again
+        # on primals, with forward mode switched on: an outer level may differentiate this formula again
         with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
             known = [primal(next(saved)) if c is None else c[0] for c in ctx.constants]
             inputs: Sequence[Any] = known[: ctx.n_inputs]

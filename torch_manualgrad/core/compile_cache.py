@@ -125,6 +125,7 @@ def _guard() -> None:
 
 
 def digest(data: bytes | str) -> str:
+    """16 hexadecimal digits of SHA-256."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:16]
 
 
@@ -141,6 +142,12 @@ def fingerprint(function: Callable[..., Any] | None) -> str:
 
     What it reaches in other files is not seen. A value without a stable repr makes the digest unique to this process,
     which costs a cache hit and is never wrong.
+
+    Args:
+        function: any function, also a partial one; or None.
+
+    Returns:
+        The `digest`.
     """
     return digest(repr(_parts(function, frozenset())))
 

@@ -17,6 +17,13 @@ def decorated(function: Any, context: AbstractContextManager[Any]) -> Any:
     A generator, a coroutine and an asynchronous generator enter it for each step: from being resumed until they yield
     or wait.
 
+    Args:
+        function: what is decorated.
+        context: is entered and left again around each call, or each step.
+
+    Returns:
+        A function of the same kind.
+
     Raises:
         TypeError: a class, of which no body runs; or what cannot be called.
     """

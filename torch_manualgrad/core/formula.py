@@ -238,11 +238,14 @@ def formula(
     """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
 
     Args:
-        function: typed with what ``torch.library.infer_schema`` reads.
+        function: the mathematics, typed with what ``torch.library.infer_schema`` reads.
         kernels: what runs in place of the body, and for which calls; of several, the first that takes a call.
         kernel: types of device for which ``csrc/`` has a kernel that takes any call; the formula is then opaque.
         namespace: of the operator, in place of ``manualgrad``: another package's own. The formula is then
             ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
+
+    Returns:
+        The `Formula`; without a function, what makes one of it.
 
     Raises:
         ValueError: the name is taken, the types cannot be read, or a kernel's ``when`` asks for what is no argument.

@@ -27,8 +27,13 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
     """The gradients in schema order, one for each argument.
 
     Args:
+        signature: of the op.
+        location: where the backward was written.
         values: the arguments of the call with a `ShapeOf` for each tensor.
         found: what the backward returned.
+
+    Returns:
+        A gradient for each argument: None for zero, and for what is not a tensor.
 
     Raises:
         RuntimeError: it is no dict with exactly the names of the tensor arguments, or an entry does not fit.
@@ -85,6 +90,15 @@ def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
 
 def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], found: Any) -> list[Any]:
     """The tangents of the outputs, one for each.
+
+    Args:
+        signature: of the op.
+        location: where the jvp was written.
+        outputs: what the op returned.
+        found: what the jvp returned.
+
+    Returns:
+        The tangents, each in the dtype of its output; None for zero.
 
     Raises:
         RuntimeError: their number, types or shapes are not those of the outputs.

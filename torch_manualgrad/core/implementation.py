@@ -8,9 +8,12 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .schema import Signature
+
+if TYPE_CHECKING:
+    from .op import CustomOp
 
 __all__ = [
     "DEVICE_KEYS",
@@ -150,3 +153,19 @@ def exchange(
         chosen = chosen if kind == "backward" else None
         layer[kind] = None if function is None else implementation(name, signature, kind, function, chosen)
     return layer
+
+
+class Swap:
+    """Other implementations for a while; see `CustomOp.swap`."""
+
+    def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:
+        self._op = op
+        self._implementations = implementations
+        self._entered: list[object] = []
+
+    def __enter__(self) -> CustomOp:
+        self._entered.append(self._op._push(self._implementations))
+        return self._op
+
+    def __exit__(self, *exception: object) -> None:
+        self._op._pop(self._entered.pop())

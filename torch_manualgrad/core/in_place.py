@@ -43,6 +43,9 @@ def in_place_kernel(
         stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call where nothing is
             differentiated, no rule is active, or the result does not fit into what it is to be written to.
         residuals: the names of what the rule that is active now keeps for its backward; None if no rule is.
+
+    Returns:
+        ``(keyset, *args, **kwargs) -> the tensor that was written to``.
     """
     signature = Signature(functional._schema)
     written = signature.names[0]

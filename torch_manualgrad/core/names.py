@@ -114,7 +114,13 @@ _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.functional.", "torc
 
 
 def choose(names: Sequence[Any]) -> Chosen:
-    """What is meant by ``names``; none: every rule that improves on stock, and all replacements; "*": all.
+    """What is meant by names.
+
+    Args:
+        names: as for `install`. None given: every rule that improves on stock, and all replacements; "*": all.
+
+    Returns:
+        Rules and replacements, each once.
 
     Raises:
         KeyError: nothing has that name; the message names the nearest.
@@ -145,7 +151,12 @@ def _find(name: Any) -> Sequence[Rule | Replacements]:
 def rules_named(name: str) -> list[Rule]:
     """The rules of the operator of that name, of all its overloads where none is given, and of what a function reaches.
 
-    ``"aten::dist"`` is the operator alone; ``"norm"`` the operators of that name and all that ``torch.norm`` reaches.
+    Args:
+        name: ``"aten::dist"`` is the operator alone; ``"norm"`` the operators of that name and all that ``torch.norm``
+            reaches.
+
+    Returns:
+        The rules; none if there are none.
     """
     found = _of_operator(_full(name))
     if "::" not in name or not found:

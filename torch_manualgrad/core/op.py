@@ -15,6 +15,7 @@ from .implementation import (
     DEVICE_KEYS,
     BackwardContext,
     Implementation,
+    Swap,
     count,
     differentiability,
     exchange,
@@ -38,22 +39,6 @@ from .vmap import loop
 __all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op"]
 
 _defined: dict[str, CustomOp] = {}  # every op of ours, by its name
-
-
-class Swap:
-    """Other implementations for a while; see `CustomOp.swap`."""
-
-    def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:
-        self._op = op
-        self._implementations = implementations
-        self._entered: list[object] = []
-
-    def __enter__(self) -> CustomOp:
-        self._entered.append(self._op._push(self._implementations))
-        return self._op
-
-    def __exit__(self, *exception: object) -> None:
-        self._op._pop(self._entered.pop())
 
 
 class CustomOp:
@@ -142,7 +127,13 @@ class CustomOp:
     # -- registration -------------------------------------------------------------------------------------------
 
     def impl(self, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the kernel for one type of device ("cpu", "cuda", ...), or the reference anew ("default").
+        """Register the kernel for one type of device, or the reference anew.
+
+        Args:
+            device: "cpu", "cuda", ...; "default" for the reference.
+
+        Returns:
+            A decorator, which gives back the function.
 
         Raises:
             ValueError: the type of device is unknown.
@@ -175,12 +166,17 @@ class CustomOp:
     ) -> Any:
         """Register ``(ctx, saved, *grads) -> {input name: gradient or None}``; see `BackwardContext` for ``ctx``.
 
+        A cotangent that is not defined arrives as None. Every tensor argument has its key in the result, a list of
+        tensors a list of gradients; None is a gradient of zero.
+
         Args:
+            function: the backward; without it, a decorator is returned.
             output_differentiability: for each output (a list counts as one) whether gradients flow into it.
                 Default: all tensors.
 
-        A cotangent that is not defined arrives as None. Every tensor argument has its key in the result, a list of
-        tensors a list of gradients; None is a gradient of zero.
+        Raises:
+            RuntimeError: ``output_differentiability`` does not fit the outputs.
+            TypeError: the function takes other arguments.
         """
         marks = differentiability(self.name, self.signature, output_differentiability)
         if function is None:
@@ -204,13 +200,16 @@ class CustomOp:
     def swap(self, **implementations: Any) -> Swap:
         """Other implementations for a while: ``with op.swap(backward=f, jvp=None): ...``.
 
+        Swaps nest. They act on the whole process; of several active ones, also from several threads, the one entered last
+        wins, and they may end in any order. A call keeps the backward that was active when it ran.
+
         Args:
             implementations: ``backward``, ``save_for_backward``, ``jvp``, ``autograd``, ``vmap``, ``fake``, ``default``
                 or a type of device, each a function, or None for "as if none were registered".
                 ``output_differentiability`` goes with ``backward``; without it that of the registered one stays.
 
-        Swaps nest. They act on the whole process; of several active ones, also from several threads, the one entered last
-        wins, and they may end in any order. A call keeps the backward that was active when it ran.
+        Returns:
+            A context, which can be entered again.
 
         Raises:
             TypeError: no such kind of implementation, or not a function.

@@ -125,9 +125,9 @@ class _Operator:
             derivative = active.derivative
             values = args if len(args) == size else bind(args, kwargs)
             if derivative.fast_call is not None and only_autograd():
-                recording = torch.is_grad_enabled()
-                grad = False if not recording and derivative.forward is None else _differentiable(values, places)
-                if grad is False or grad and not recording:
+                tracking = torch.is_grad_enabled()
+                grad = False if not tracking and derivative.forward is None else _differentiable(values, places)
+                if grad is False or grad and not tracking:
                     return derivative.run_below(values)
                 if grad:
                     if active.defer_to_stock is not None and active.defer_to_stock(*values):
@@ -216,16 +216,6 @@ class Handle:
 def install(*names: Any, forward: bool = False) -> Handle:
     """Let rules replace the derivatives of operators until ``handle.remove()``.
 
-    Args:
-        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
-            rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
-            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
-            every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
-            differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
-            replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
-            name means.
-        forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
-
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
     linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
     rule keeps that rule's backward. What was once active stays registered for the life of the process, as another
@@ -237,6 +227,19 @@ def install(*names: Any, forward: bool = False) -> Handle:
     as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
     to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
     carried raises, and stands in ``torch_manualgrad.nested.operators.LIMITS``.
+
+    Args:
+        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
+            rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
+            every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
+            differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
+            replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
+            name means.
+        forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
+
+    Returns:
+        What takes them away again.
 
     Raises:
         KeyError: no rule of that name; the message names the nearest.
@@ -291,7 +294,11 @@ class Active:
 
 
 def active() -> list[Active]:
-    """What acts now, and why: for each operator the rule that was put there last, then the replacements."""
+    """What acts now, and why.
+
+    Returns:
+        For each operator the rule that was installed last, then the replacements.
+    """
     found = []
     with compile_cache.lock:
         acting = {rule.name: (handle, rule) for handle, layer in _layers for rule in layer.rules}

@@ -208,7 +208,11 @@ def exists(name: str) -> bool:
 
 
 def operator(name: str) -> Any:
-    """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``."""
+    """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``.
+
+    Raises:
+        ValueError: there is none.
+    """
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     if rest:
@@ -236,6 +240,12 @@ def rule(
 ) -> Any:
     """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
 
+    A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
+    where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
+    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides`` and
+    ``<name>_dtype`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
+    backward only if a formula for an input that requires grad names it. A missing cotangent or tangent is None.
+
     Args:
         name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.
         vjp: input, or tuple of inputs, -> formula for its gradient.
@@ -247,12 +257,6 @@ def rule(
             function, which do not show in the bindings. ``improves`` is a claim, several, or a dictionary from each to the first
             torch in which it holds no longer: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a reason and
             the first torch in which it is one no longer.
-
-    A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
-    where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
-    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides`` and
-    ``<name>_dtype`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
-    backward only if a formula for an input that requires grad names it. A missing cotangent or tangent is None.
 
     Returns:
         The rule; None where ``since`` or ``until`` says that this torch lacks the operator, which is then in

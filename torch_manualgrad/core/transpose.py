@@ -28,6 +28,15 @@ def transposed_jvp(
     differentiable again. Plain autograd at this level, not torch.func.vjp: the functorch layer is in the middle of
     this call.
 
+    Args:
+        derivative: with the vjp.
+        inputs: the primals.
+        outputs: what the operator returned.
+        tangents: of the inputs; None for zero.
+
+    Returns:
+        The tangents of the outputs; None for zero.
+
     Raises:
         RuntimeError: the backward returns a gradient that autograd cannot follow back to the cotangent.
     """
@@ -89,7 +98,7 @@ def _transposing() -> Iterator[None]:
 
 
 def transposing() -> bool:
-    """Whether this thread records a backward in order to transpose it."""
+    """Whether a backward is tracked by autograd on this thread in order to be transposed."""
     return getattr(_here, "transposing", False)
 
 

@@ -10,7 +10,13 @@ __all__ = ["parse", "reached"]
 
 
 def parse(version: str) -> tuple[int, int]:
-    """``"2.15"``, ``"2.15.0+cu130"`` or ``"2.16.0a0+git1f2e"`` as (2, 15), (2, 16).
+    """The first two numbers of a version.
+
+    Args:
+        version: ``"2.15"``, ``"2.15.0+cu130"`` or ``"2.16.0a0+git1f2e"``.
+
+    Returns:
+        Such as (2, 15).
 
     Raises:
         ValueError: the text does not begin with two numbers.

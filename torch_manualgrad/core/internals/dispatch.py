@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 
-# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and the record of
-# what is a view of what: what a kernel returns as a view of its own temporary is a tensor of its own outside.
+# Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and what keeps
+# track of views: what a kernel returns as a view of its own temporary is a tensor of its own outside.
 below_autograd_keys = torch._C._after_autograd_keyset
 below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
 

@@ -41,7 +41,7 @@ class SingleLevelFunction(_SingleLevelFunction):
 # True while any torch.func transform is running on this thread.
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
-# Switches the recording of tangents on (autograd.Function switches it off around forward and jvp).
+# Switches forward mode on or off (autograd.Function switches it off around forward and jvp).
 forward_ad_enabled = forward_ad._set_fwd_grad_enabled
 
 

@@ -132,7 +132,7 @@ def _classes() -> tuple[Any, Any]:
             if any("Tensor" in str(r.type) for r in func._schema.returns):
                 raise RuntimeError(
                     f"{func}: the tangent of a jagged nested tensor goes through the operators of torch_manualgrad.nested "
-                    "only, and this is none of them"
+                    "only, and this is not one of them"
                 )
             return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -285,6 +285,7 @@ rule(
             A_t, B_t, result, A, *_factors(A, LU, pivots), left
         )
     },
+    uses=(linalg_solve_backward, solve_again, linalg_solve_jvp),
     not_differentiable=("LU", "pivots", "info"),
     improves={"values": "2.15"},
     source="ATen linalg_solve_backward, linalg_solve_jvp",

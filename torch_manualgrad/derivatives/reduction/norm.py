@@ -332,6 +332,7 @@ rule(
     "aten::norm.Scalar",
     vjp={"self": lambda grad, self, p, result: norm_backward(grad, self, float(p), result, keepdim=False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, float(p), result, keepdim=False)},
+    uses=(norm_backward, norm_jvp),
     samples=_whole_samples,
     compiled_vjp=_whole,
     **_norm,
@@ -346,6 +347,7 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
+    uses=(norm_backward, norm_jvp),
     samples=_norm_samples,
     compiled_vjp=_reduced,
     **_norm,
@@ -354,6 +356,7 @@ rule(
     "aten::norm.ScalarOpt_dtype",
     vjp={"self": lambda grad, self, p, result: linalg_vector_norm_backward(grad, self, _order(p), result, None, False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, _order(p), result, keepdim=False)},
+    uses=(linalg_vector_norm_backward, norm_jvp),
     samples=_norm_dtype_samples,
     compiled_vjp=_whole,
     **_norm,
@@ -370,8 +373,16 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
+    uses=(linalg_vector_norm_backward, norm_jvp),
     samples=_norm_dim_dtype_samples,
     compiled_vjp=_reduced,
     **_norm,
 )
-rule("aten::dist", vjp={("self", "other"): _dist_vjp}, jvp={"result": _dist_jvp}, samples=_dist_samples, **_norm)
+rule(
+    "aten::dist",
+    vjp={("self", "other"): _dist_vjp},
+    jvp={"result": _dist_jvp},
+    uses=(norm_backward, norm_jvp),
+    samples=_dist_samples,
+    **_norm,
+)
