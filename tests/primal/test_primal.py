@@ -23,17 +23,6 @@ LIBRARIES = {library.device: library for library in kernels.load()}
 BOUND = 4.0
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
-
-
 @pytest.fixture
 def on_cpu() -> None:
     if not LIBRARIES["cpu"].loaded:

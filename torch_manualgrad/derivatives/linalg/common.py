@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by side, device
-# and dtype.
+# What the kernels for the derivatives of small matrices take (csrc/linalg/limits.h), by side, device and dtype.
 LARGEST = 32
 _DEVICES = frozenset({"cpu", "cuda"})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})

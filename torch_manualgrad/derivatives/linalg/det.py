@@ -187,7 +187,7 @@ def det_pullback(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tenso
 
     Args:
         grad, det: the cotangent and the determinant, (*).
-        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/factor_plan.h.
+        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/linalg/det.h.
     Returns:
         (*, n, n), by rows.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.
@@ -269,7 +269,7 @@ def slogdet_pullback(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 
     Args:
         h: see the module's docstring, (*), in the dtype of LU.
-        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/factor_plan.h.
+        LU, pivots: the factorisation, (*, n, n) and (*, n); the kernel takes the sizes in csrc/linalg/det.h.
     Returns:
         (*, n, n), by rows.
     Raises: RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.

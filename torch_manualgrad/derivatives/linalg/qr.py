@@ -113,7 +113,7 @@ def _replace_deficient(
 @formula(kernel=("cpu",))
 def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
     """`linalg_qr_backward` with full rank, one of grad_Q and grad_R given; the kernel takes the sizes in
-    csrc/triangle_plan.h.
+    csrc/linalg/qr.h.
 
     Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
 
