@@ -9,7 +9,7 @@ PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 # a process for each core, of one thread: threads of several processes would wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
-C_SOURCES := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
+C_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 CUDA_ON_HOST := $(wildcard tests/kernels/cuda_on_host/*.h tests/kernels/cuda_on_host/*/*.h tests/kernels/cuda_on_host/*.cpp tests/kernels/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)
@@ -59,7 +59,7 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(KERNEL_TESTS)) $(ARGS)
 
-cuda-on-host: $(VENV)/installed  ## the kernel tests on csrc/cuda without a GPU; ARGS='--kind sanitizers --every 6'
+cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU; ARGS='--kind sanitizers --every 6'
 	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format

@@ -5,7 +5,8 @@ torch that it is built against, whose name it carries. Where another torch runs,
 
 Environment:
   MANUALGRAD_BUILD=none              no kernels; the package runs on its Python formulas alone
-  MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where nvcc is found)
+  MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where torch itself has CUDA;
+                                     nvcc alone is no reason, as compiling takes minutes)
   MANUALGRAD_CUDA_ARCHS="80 90"      compute capabilities compiled ahead of time; the last one is kept as PTX too
   MANUALGRAD_SANITIZE=address,undefined
                                      instruments the CPU library. The interpreter is not instrumented, so preload:
@@ -21,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
@@ -58,11 +60,11 @@ def fail(message: str) -> None:
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit, wanted and found; torch's own lookup gives up where torch itself has no CUDA."""
+    """The CUDA toolkit, where it is wanted and found; torch's own lookup gives up where torch itself has no CUDA."""
     wanted = os.environ.get("MANUALGRAD_CUDA", "")
     if wanted not in ("", "0", "1"):
         fail(f"MANUALGRAD_CUDA must be 0 or 1, got {wanted!r}")
-    if wanted == "0":
+    if wanted == "0" or (wanted == "" and (torch is None or torch.version.cuda is None)):
         return None
     on_path = shutil.which("nvcc")
     candidates = [
@@ -78,10 +80,9 @@ def cuda_home() -> Path | None:
     return None
 
 
-def library(device: str, sources: str) -> Extension:
-    name = f"torch_manualgrad.lib.libmanualgrad_{device}"
-    depends = [] if device.startswith("calls") else HEADERS
-    return Extension(name, sorted(glob(sources)), depends=depends, language="c++", py_limited_api=False)
+def library(name: str, sources: list[str]) -> Extension:
+    depends = [] if name.startswith("calls") else HEADERS
+    return Extension(f"torch_manualgrad.lib.libmanualgrad_{name}", sources, depends=depends, language="c++")
 
 
 def calls_name() -> str:
@@ -95,15 +96,15 @@ def extensions() -> list[Extension]:
         fail(f"MANUALGRAD_BUILD must be unset or 'none', got {mode!r}")
     if mode == "none":
         return []
-    libraries = [library("cpu", "csrc/cpu/*.cpp")]
-    libraries.append(library(calls_name(), "csrc/calls/*.cpp"))
+    calls = sorted(glob("csrc/calls/*.cpp"))
+    libraries = [library("cpu", sorted({*glob("csrc/*/*.cpp")} - {*calls})), library(calls_name(), calls)]
     if cuda_home() is not None:
-        libraries.append(library("cuda", "csrc/cuda/*.cu"))
+        libraries.append(library("cuda", sorted(glob("csrc/*/*.cu"))))
     return libraries
 
 
 class build_kernels(BuildExtension):
-    """torch's build for the CPU library and that of calls; nvcc, called directly, for the CUDA library."""
+    """torch's build (ninja, in parallel) for the CPU library and that of calls; nvcc, called directly, for the CUDA library."""
 
     def __init__(self, *args, **kwargs) -> None:
         if torch is None:
@@ -170,29 +171,19 @@ class build_kernels(BuildExtension):
         search = [f"-L{torch_libraries}"]
         nvcc = str(home / "bin" / "nvcc")
         if not (torch_libraries / "libtorch_cuda.so").exists():
-            stub = build / "libtorch_cuda.so"
-            self._run(
-                [
-                    nvcc,
-                    "-shared",
-                    "-cudart",
-                    "none",
-                    "-Xlinker",
-                    "-soname=libtorch_cuda.so",
-                    "-x",
-                    "c++",
-                    os.devnull,
-                    "-o",
-                    str(stub),
-                ]
-            )
+            named = ["-shared", "-cudart", "none", "-Xlinker", "-soname=libtorch_cuda.so", "-x", "c++", os.devnull]
+            self._run([nvcc, *named, "-o", str(build / "libtorch_cuda.so")])
             search.append(f"-L{build}")
-        objects = []
-        for source in ext.sources:
-            objects.append(str(build / (Path(source).stem + ".o")))
-            self._run([nvcc, *flags, *codes, *host, *includes, *defines, "-c", source, "-o", objects[-1]])
+        objects = {source: str(build / (Path(source).stem + ".o")) for source in ext.sources}
+        compile_flags = [*flags, *codes, *host, *includes, *defines]
+
+        def compile_one(source: str) -> None:
+            self._run([nvcc, *compile_flags, "-c", source, "-o", objects[source]])
+
+        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count()) as pool:
+            list(pool.map(compile_one, ext.sources))
         needed = ["-Xlinker", "--no-as-needed", "-ltorch_cuda", "-ltorch", "-ltorch_cpu"]
-        self._run([nvcc, "-shared", "-cudart", "static", *objects, *search, *needed, "-o", str(target)])
+        self._run([nvcc, "-shared", "-cudart", "static", *objects.values(), *search, *needed, "-o", str(target)])
 
     def _run(self, command: list[str]) -> None:
         print(shlex.join(command), flush=True)

@@ -1,4 +1,4 @@
-// LU with partial pivoting of small matrices. N is a number of number.h; by rows, without gaps.
+// LU with partial pivoting of small matrices. N is a number of number.h; row-major, without gaps.
 #pragma once
 
 #include "scaling.h"

@@ -8,12 +8,12 @@
 // derivatives do not contain the norm); a nan element is nan whatever p but 0.
 #pragma once
 
-#include "../compat.h"
-
 #include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "element.h"
 
 namespace manualgrad {
 
@@ -261,8 +261,7 @@ struct Trust {
 template <class S>
 inline Trust trust_range(double p, int64_t count) {
   using T = Compute<S>;
-  constexpr double kHalfMin = 6.103515625e-05;  // the smallest normal float16
-  const double stored_min = std::is_same_v<S, Half> ? kHalfMin : static_cast<double>(std::numeric_limits<T>::min());
+  const double stored_min = kSmallestNormal<S>;
   const double largest = static_cast<double>(std::numeric_limits<T>::max());
   // log2 of the smallest sum of which a term lost below the normal range is no more than a rounding error.
   const double smallest_sum = std::log2(static_cast<double>(std::numeric_limits<T>::min())) -

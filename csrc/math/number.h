@@ -1,12 +1,12 @@
 // Numbers of which the arithmetic of small matrices is made, written once for all of them:
 //   a scalar (float, double) or Complex of it: one matrix at a time (a CUDA thread, or a matrix too large for lanes);
 //   Lanes<T> or Complex<Lanes<T>>: as many matrices at once as a vector of the processor has places (host only).
-// Comparisons of Lanes give masks, one entry a lane, which select() takes; of scalars they give bool.
+// Comparisons of Lanes give masks, one entry per lane, which select() takes; of scalars they give bool.
 #pragma once
 
-#include "../compat.h"
-
 #include <cmath>
+
+#include "element.h"
 
 namespace manualgrad {
 
@@ -114,6 +114,12 @@ using MaskOf = typename NumberTraits<N>::mask;
 // The real scalar in memory: float or double.
 template <class N>
 using BaseOf = ScalarOf<RealOf<N>>;
+
+#if !defined(__CUDACC__)
+// The bytes of the vectors that this number is made of, at least those of the baseline's.
+template <class N>
+inline constexpr int kVectorBytes = sizeof(RealOf<N>) < 16 ? 16 : sizeof(RealOf<N>);
+#endif
 
 // A real number with this value, in every lane.
 template <class R>

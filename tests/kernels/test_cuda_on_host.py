@@ -1,4 +1,4 @@
-"""csrc/cuda on the host (tests/kernels/cuda_on_host): what its device finds, that it finds what is planted, and that the tests
+"""The CUDA kernels on the host (tests/kernels/cuda_on_host): what its device finds, that it finds what is planted, and that the tests
 of the kernels pass on it."""
 
 from __future__ import annotations
@@ -75,40 +75,40 @@ def test_what_the_device_finds(name, order, samples):
 PLANTED = {
     "missing barrier": (
         "distance",
-        "csrc/cuda/distance.cu",
+        "csrc/reduction/distance.cu",
         "          __syncthreads();\n          for (int i = group;",
         "          for (int i = group;",
         "a race in",
     ),
     "wrong lane": (
         "distance",
-        "csrc/cuda/distance.cu",
+        "csrc/reduction/distance.cu",
         "found += __shfl_xor_sync(kAll, found, step);",
         "found += __shfl_xor_sync(kAll, found, step ^ 1);",
         "threads wait for ever",  # lanes find different numbers, and do not stay together
     ),
     "index off by one": (
         "distance",
-        "csrc/cuda/distance.cu",
+        "csrc/reduction/distance.cu",
         "x2[j * plan.columns + k]",
         "x2[j * plan.columns + k - 1]",
         "wrong values",
     ),
     "unwritten element": (
         "distance",
-        "csrc/cuda/distance.cu",
+        "csrc/reduction/distance.cu",
         "if (group == 0 && k < plan.columns)",
         "if (group == 0 && k + 1 < plan.columns)",
         "nan",
     ),
     "write beyond shared memory": (
         "distance",
-        "csrc/cuda/distance.cu",
+        "csrc/reduction/distance.cu",
         "partial[thread] = sum[c];",
         "partial[thread + 1] = sum[c];",
         "writes shared memory that is in no array",
     ),
-    "missing barrier of a warp": ("triangle", "csrc/cuda/families.h", "    __syncwarp();\n", "", "a race in"),
+    "missing barrier of a warp": ("triangular", "csrc/linalg/run_on_cuda.h", "    __syncwarp();\n", "", "a race in"),
 }
 LOADED = """
 import torch
@@ -130,7 +130,7 @@ for p in (1.0, float("inf")):
     (expected,) = torch.autograd.grad(d, x1, grad)
     check(torch.ops.manualgrad.cdist_backward(grad, x1.detach(), x2, p, d.detach()), expected)
 """,
-    "triangle": """
+    "triangular": """
 library.define(
     "linalg_solve_triangular_backward.kernel(Tensor grad, Tensor A, Tensor X, bool upper, bool left, bool unitriangular)"
     " -> (Tensor gA, Tensor gB)")

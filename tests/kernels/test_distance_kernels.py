@@ -20,17 +20,6 @@ RTOL = {torch.float64: 1e-12, torch.float32: 1e-5}
 SHAPES = [(1, 1, 1), (5, 4, 3), (3, 2, 7), (17, 40, 16), (9, 3, 70), (20, 600, 5), (33, 530, 65), (1, 1200, 2)]
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
-
-
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     return torch.ops.manualgrad.cdist_backward.default(grad, x1, x2, p, cdist)
 

@@ -13,25 +13,12 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import kernels
 
-LIBRARIES = {library.device: library for library in kernels.load()}
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 16, 31, 32]
 RECTANGLES = [(5, 2), (2, 5), (4, 1), (1, 4), (16, 8), (8, 16), (20, 3), (3, 20), (32, 17), (17, 32), (0, 3), (3, 0)]
 LARGER = [33, 48, 100]  # of real square matrices, on the CPU
 BATCH = 35  # two groups of lanes and more than one matrix left, for every dtype
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -25,17 +25,6 @@ REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.co
 RTOL = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
-
-
 def kernel(grad, x, p, norm, dim=None, keepdim=True):
     return torch.ops.manualgrad.norm_backward.default(grad, x, p, norm, dim, keepdim)
 

@@ -27,17 +27,6 @@ INNER = [1, 2, 3, 7, 8, 12, 15, 16, 17, 33, 100, 2050]
 LENGTHS = [(3, 1, 0, 4), (0,), (0, 0, 5), (40, 2, 0, 1, 33), (700, 1, 2)]
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
-
-
 def random(*shape: int, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0) -> Tensor:
     wide = torch.complex128 if dtype.is_complex else torch.float64
     return torch.randn(shape, dtype=wide, generator=torch.Generator().manual_seed(seed)).to(device, dtype)

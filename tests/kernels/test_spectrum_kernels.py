@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import kernels
 from torch_manualgrad.linalg import GaugeWarning
 
-LIBRARIES = {library.device: library for library in kernels.load()}
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 # lanes, one at a time, products of whole batches; whole and broken vectors; tall and wide
 SHAPES = [
@@ -36,17 +34,6 @@ SHAPES = [
     ),
 ]
 SPECTRA = ["apart", "equal", "mixed", "null"]
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    library = LIBRARIES[request.param]
-    if library.path is None:
-        pytest.skip(library.reason)
-    assert library.loaded, library.reason
-    return request.param
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int, device: str = "cpu") -> Tensor:

@@ -47,7 +47,7 @@ def status() -> list[KernelLibrary]:
 def _load(device: str) -> KernelLibrary:
     path = library_path(device)
     if not path.exists():
-        cause = "no compiler" if device == "cpu" else "no nvcc, or MANUALGRAD_CUDA=0"
+        cause = "no compiler" if device == "cpu" else "MANUALGRAD_CUDA=0, torch without CUDA, or no nvcc"
         return KernelLibrary(
             device, None, False, f"not built: MANUALGRAD_BUILD=none or {cause} ({path} does not exist)"
         )

@@ -1,4 +1,4 @@
-"""Builds csrc/cuda for the host: `python tests/kernels/cuda_on_host/build.py [races|sanitizers]` prints the library's path.
+"""Builds the CUDA kernels for the host: `python tests/kernels/cuda_on_host/build.py [races|sanitizers]` prints the library's path.
 
 `races` checks each access to memory (see machine.cpp), `sanitizers` has the address and undefined-behaviour sanitizers.
 Objects are kept in build/cuda_on_host under the hash of what they are made of.
@@ -75,17 +75,17 @@ def run(command: list[str]) -> None:
 
 
 def build(kind: str = "races", only: Sequence[str] | None = None, edits: Edits | None = None) -> Path:
-    """The library with the kernels of csrc/cuda, or of `only` some files, after textual edits of them by name."""
+    """The library with the CUDA kernels, or of `only` some operators, after textual edits of their sources by name."""
     import torch
     from torch.utils import cpp_extension
 
     edits = edits or {}
     csrc = ROOT / "csrc"
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(csrc.rglob("*.h"))}
-    cuda = [f"{name}.cu" for name in only] if only else sorted(path.name for path in (csrc / "cuda").glob("*.cu"))
-    if "driver.cu" not in cuda:
-        cuda.append("driver.cu")
-    texts.update({f"csrc/cuda/{name}": (csrc / "cuda" / name).read_text() for name in cuda})
+    kernels = [path for path in sorted(csrc.glob("*/*.cu")) if not only or path.stem in {*only, "driver"}]
+    kernels.append(csrc / "linalg" / "limits.cpp")
+    names = [path.relative_to(ROOT).as_posix() for path in kernels]
+    texts.update({name: path.read_text() for name, path in zip(names, kernels, strict=True)})
     for name, text in texts.items():
         texts[name] = on_host(edited(name, text, edits))
     if unknown := set(edits) - set(texts):
@@ -96,10 +96,10 @@ def build(kind: str = "races", only: Sequence[str] | None = None, edits: Edits |
 
     includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
-    shared = [kind, version, torch.__version__, *FLAGS, *KINDS[kind], *headers]
+    common = [kind, version, torch.__version__, *FLAGS, *KINDS[kind], *headers]
 
     def key(*parts: str) -> str:
-        return hashlib.sha256("\0".join([*shared, *parts]).encode()).hexdigest()[:16]
+        return hashlib.sha256("\0".join([*common, *parts]).encode()).hexdigest()[:16]
 
     sources = BUILD / key(*texts.values(), *(path.read_text() for path in machine))
     for name, text in texts.items():
@@ -109,9 +109,9 @@ def build(kind: str = "races", only: Sequence[str] | None = None, edits: Edits |
     objects = BUILD / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     jobs: list[tuple[Path, list[str]]] = []
-    for path in [*(sources / "csrc" / "cuda" / name for name in cuda), *machine]:
+    for path in [*(sources / name for name in names), *machine]:
         is_kernel = path.suffix == ".cu"
-        text = texts[f"csrc/cuda/{path.name}"] if is_kernel else path.read_text()
+        text = path.read_text()
         flags = [*FLAGS, *(KINDS[kind] if is_kernel or kind == "sanitizers" else ["-DCUDA_ON_HOST_RACES"])]
         made = objects / f"{path.stem}-{key(text)}.o"
         if not made.exists():

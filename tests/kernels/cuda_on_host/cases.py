@@ -1,4 +1,4 @@
-"""What the kernels' own tests do not say of csrc/cuda, in a process where its host build is loaded (run.py)."""
+"""What the kernels' own tests do not say of the CUDA kernels, in a process where its host build is loaded (run.py)."""
 
 from __future__ import annotations
 

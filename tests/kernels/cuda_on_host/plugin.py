@@ -1,4 +1,4 @@
-"""A pytest plugin for runs in which the kernels of csrc/cuda, built for the host, are those of the CPU: leaves out what
+"""A pytest plugin for runs in which the CUDA kernels, built for the host, are those of the CPU: leaves out what
 is said of the CPU's own kernels alone, and of the rest, but for cases.py, all but about one in CUDA_ON_HOST_EVERY."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the tests of the kernels on csrc/cuda, built for the host, in the place of the CPU's kernels.
+"""Runs the tests of the kernels on the CUDA kernels, built for the host, in the place of the CPU's kernels.
 
     python tests/kernels/cuda_on_host/run.py [--kind races|sanitizers] [--order ORDER] [--every N] [arguments of pytest]
 

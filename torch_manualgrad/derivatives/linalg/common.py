@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# What the kernels for the derivatives of small matrices take (csrc/factor_plan.h, csrc/triangle_plan.h), by order, device
+# What the kernels for the derivatives of small matrices take (csrc/linalg/limits.h), by order, device
 # and dtype.
 LARGEST = 32
 _DEVICES = frozenset({"cpu", "cuda"})

@@ -99,7 +99,7 @@ def det_pullback(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tenso
     Args:
         grad: cotangent of the determinant, (*).
         det: the determinant, (*), which has not underflowed.
-        LU: the packed factors, (*, n, n), of the orders in csrc/factor_plan.h.
+        LU: the packed factors, (*, n, n), of the orders in csrc/linalg/det.h.
         pivots: (*, n), int32.
 
     Returns:
@@ -184,7 +184,7 @@ def slogdet_pullback(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 
     Args:
         h: see the module's docstring, (*), in the dtype of LU.
-        LU: the packed factors, (*, n, n), of the orders in csrc/factor_plan.h.
+        LU: the packed factors, (*, n, n), of the orders in csrc/linalg/det.h.
         pivots: (*, n), int32.
 
     Returns:

@@ -106,7 +106,7 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
 
 @formula(kernel=("cpu",))
 def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
-    """`linalg_qr_backward` for matrices of full rank. The kernel takes the sizes in csrc/triangle_plan.h.
+    """`linalg_qr_backward` for matrices of full rank. The kernel takes the sizes in csrc/linalg/qr.h.
 
     Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
 

@@ -1,4 +1,4 @@
-// A stand-in for CUDA's header: as much of it as csrc/cuda uses, on the host. See ../machine.h.
+// A stand-in for CUDA's header: as much of it as the kernels use, on the host. See ../machine.h.
 #pragma once
 
 #include "../machine.h"

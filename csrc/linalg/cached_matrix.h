@@ -1,0 +1,276 @@
+// Products and triangular solves with one real matrix that stays in the cache: for matrices too large for lanes, and
+// too small for BLAS, whose calls cost more there than its arithmetic. By rows, which are `pitch` apart; rows are
+// filled up with zeros to a multiple of kRowStep entries. Host code.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "../base/parallel.h"
+#include "../base/simd.h"
+#include "lane_transpose.h"
+#include "limits.h"
+#include "matrix_loader.h"
+
+namespace manualgrad {
+
+template <class T>
+constexpr int kRowStep = kLaneBytes / static_cast<int>(sizeof(T));
+template <class T>
+int row_pitch(int n) {
+  return (n + kRowStep<T> - 1) / kRowStep<T> * kRowStep<T>;
+}
+
+// c (m, n) := c +- a (m, k) b (k, n); n is a multiple of kRowStep. `zeros`: how many of the rows of b are zero above
+// the entries of column 0; of column j these are j more (b lower triangular), if `triangular`.
+template <class T, int Bytes, bool Subtract>
+struct Multiply {
+  typedef T values __attribute__((vector_size(Bytes)));
+  static constexpr int kCount = Bytes / static_cast<int>(sizeof(T));
+  // as many sums as there are registers for
+  static constexpr int kRows = Bytes == 64 ? 8 : 4;
+
+  HOST_DEVICE static values load(const T* from) {
+    values v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+  }
+  HOST_DEVICE static void store(T* to, const values& v) { std::memcpy(to, &v, sizeof(v)); }
+
+  template <int Rows, int Vectors>
+  HOST_DEVICE static void tile(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t first, int64_t k,
+                               T* c, int64_t c_pitch) {
+    values sum[Rows][Vectors];
+    for (int i = 0; i < Rows; ++i) {
+      for (int v = 0; v < Vectors; ++v) sum[i][v] = load(c + i * c_pitch + v * kCount);
+    }
+    for (int64_t p = first; p < k; ++p) {
+      values x[Vectors];
+      for (int v = 0; v < Vectors; ++v) x[v] = load(b + p * b_pitch + v * kCount);
+      for (int i = 0; i < Rows; ++i) {
+        const T factor = a.data[i * a.row + p * a.column];
+        for (int v = 0; v < Vectors; ++v) {
+          if constexpr (Subtract) {
+            sum[i][v] -= x[v] * factor;
+          } else {
+            sum[i][v] += x[v] * factor;
+          }
+        }
+      }
+    }
+    for (int i = 0; i < Rows; ++i) {
+      for (int v = 0; v < Vectors; ++v) store(c + i * c_pitch + v * kCount, sum[i][v]);
+    }
+  }
+
+  template <int Vectors>
+  HOST_DEVICE static void columns(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t first,
+                                  int64_t m, int64_t k, T* c, int64_t c_pitch) {
+    int64_t i = 0;
+    const auto from = [&](int64_t row) { return StridedMatrix<const T>{a.data + row * a.row, a.row, a.column}; };
+    for (; i + kRows <= m; i += kRows) {
+      tile<kRows, Vectors>(from(i), b, b_pitch, first, k, c + i * c_pitch, c_pitch);
+    }
+    for (; i < m; ++i) tile<1, Vectors>(from(i), b, b_pitch, first, k, c + i * c_pitch, c_pitch);
+  }
+
+  HOST_DEVICE static void run(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t m, int64_t k,
+                              int64_t n, T* c, int64_t c_pitch, bool triangular, int64_t zeros) {
+    for (int64_t j = 0; j < n;) {
+      const int64_t first = triangular ? std::max<int64_t>(0, zeros + j) : 0;
+      if (j + 2 * kCount <= n) {
+        columns<2>(a, b + j, b_pitch, first, m, k, c + j, c_pitch);
+        j += 2 * kCount;
+      } else {
+        columns<1>(a, b + j, b_pitch, first, m, k, c + j, c_pitch);
+        j += kCount;
+      }
+    }
+  }
+};
+
+// to (n, m) := from (m, n)^T.
+template <class T>
+void transpose(const T* from, int64_t from_pitch, int m, int n, T* to, int64_t to_pitch) {
+  constexpr int kQuad = Quad<T>::kCount;
+  const int rows = m / kQuad * kQuad, columns = n / kQuad * kQuad;
+  for (int i = 0; i < rows; i += kQuad) {
+    for (int j = 0; j < columns; j += kQuad) {
+      Quad<T> block[kQuad];
+      for (int q = 0; q < kQuad; ++q) block[q] = Quad<T>::load(from + (i + q) * from_pitch + j);
+      transpose(block);
+      for (int q = 0; q < kQuad; ++q) block[q].store(to + (j + q) * to_pitch + i);
+    }
+  }
+  for (int i = 0; i < m; ++i) {
+    for (int j = i < rows ? columns : 0; j < n; ++j) to[j * to_pitch + i] = from[i * from_pitch + j];
+  }
+}
+
+// Matrix b of a batch, (m, n), to rows that are filled up with zeros.
+template <class T>
+void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
+  const T* start = from.data + b * from.batch_stride;
+  if (from.column_stride == 1) {
+    for (int i = 0; i < m; ++i) std::memcpy(to + i * pitch, start + i * from.row_stride, n * sizeof(T));
+  } else if (from.row_stride == 1) {
+    transpose(start, from.column_stride, n, m, to, pitch);
+  } else {
+    for (int i = 0; i < m; ++i) {
+      for (int j = 0; j < n; ++j) to[i * pitch + j] = start[i * from.row_stride + j * from.column_stride];
+    }
+  }
+  for (int i = 0; i < m; ++i) std::fill(to + i * pitch + n, to + (i + 1) * pitch, T(0));
+}
+// The same of order n without what is below the diagonal, or above it, the diagonal kept or not.
+template <class T>
+void load_upper(const MatrixBatch<const T>& from, int64_t b, int n, T* to, int pitch) {
+  load_rows(from, b, n, n, to, pitch);
+  for (int i = 1; i < n; ++i) std::fill(to + i * pitch, to + i * pitch + i, T(0));
+}
+template <class T>
+void load_lower(const MatrixBatch<const T>& from, int64_t b, int n, T* to, int pitch, bool diagonal) {
+  load_rows(from, b, n, n, to, pitch);
+  for (int i = 0; i < n; ++i) std::fill(to + i * pitch + i + (diagonal ? 1 : 0), to + i * pitch + n, T(0));
+}
+
+// What is done with one matrix of order n, rows `pitch` apart.
+template <class T, int Bytes>
+struct CachedMatrix {
+  int n, pitch;
+  static constexpr int kBlock = 16;
+
+  static void add(const StridedMatrix<const T>& a, const T* b, int m, int k, int64_t columns, T* c, int64_t c_pitch,
+                  int64_t b_pitch, bool triangular = false, int64_t zeros = 0) {
+    run_native<Bytes, Multiply<T, Bytes, false>>(a, b, b_pitch, static_cast<int64_t>(m), static_cast<int64_t>(k),
+                                                 columns, c, c_pitch, triangular, zeros);
+  }
+  static void subtract(const StridedMatrix<const T>& a, const T* b, int m, int k, int64_t columns, T* c,
+                       int64_t c_pitch, int64_t b_pitch) {
+    if (k > 0) {
+      run_native<Bytes, Multiply<T, Bytes, true>>(a, b, b_pitch, static_cast<int64_t>(m), static_cast<int64_t>(k),
+                                                  columns, c, c_pitch, false, int64_t{0});
+    }
+  }
+
+  struct Divide {
+    HOST_DEVICE static void run(T* row, T by, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) row[i] /= by;
+    }
+  };
+  static void divide(T* row, T by, int64_t count) { run_native<Bytes, Divide>(row, by, count); }
+
+  // Y (n, columns) := t^-T Y for t lower triangular, from the last row on, or upper triangular, from the first; where
+  // that of Y is lower triangular too, if `triangular`.
+  void solve_adjoint(const T* t, bool lower, bool unit, T* Y, int64_t Y_pitch, bool triangular = false) const {
+    for (int done = 0; done < n; done += kBlock) {
+      const int count = std::min(kBlock, n - done), first = lower ? n - done - count : done;
+      const int known = lower ? first + count : 0;
+      const int64_t columns = triangular ? row_pitch<T>(first + count) : Y_pitch;
+      subtract({t + known * pitch + first, 1, pitch}, Y + known * Y_pitch, count, done, columns, Y + first * Y_pitch,
+               Y_pitch, Y_pitch);
+      for (int r = 0; r < count; ++r) {
+        const int row = lower ? first + count - 1 - r : first + r, from = lower ? row + 1 : first;
+        T* y = Y + row * Y_pitch;
+        subtract({t + from * pitch + row, 1, pitch}, Y + from * Y_pitch, 1, r, columns, y, Y_pitch, Y_pitch);
+        if (!unit) divide(y, t[row * pitch + row], columns);
+      }
+    }
+  }
+
+  // X u = tril(G^T L)^T for X lower triangular, column by column: those of X are rows of W, from which what is above
+  // them is taken off first. G and L are lower triangular; the coefficients of u^T are given. Y: memory for kBlock
+  // rows. strict: X has no diagonal; else that of G^T L counts half.
+  void couple(const T* G, const T* L, const StridedMatrix<const T>& u, bool strict, T* W, T* Y) const {
+    for (int end = n; end > 0;) {
+      const int begin = (end - 1) / kBlock * kBlock, count = end - begin;
+      const int64_t width = pitch - begin;
+      std::fill(Y, Y + count * width, T(0));
+      if (G != nullptr) {
+        add({G + begin * pitch + begin, 1, pitch}, L + begin * pitch + begin, count, n - begin, width, Y, width, pitch,
+            true, 0);
+      }
+      if (!strict) {
+        for (int c = 0; c < count; ++c) Y[c * width + c] /= 2;
+      }
+      subtract({u.data + begin * u.row + end * u.column, u.row, u.column}, W + end * pitch + begin, count, n - end,
+               width, Y, width, pitch);
+      for (int c = count - 1; c >= 0; --c) {
+        const int row = begin + c, first = strict ? c + 1 : c;
+        if (row == n - 1 && strict) continue;
+        T *y = Y + c * width, *w = W + row * pitch + begin;
+        subtract({u.data + row * u.row + (row + 1) * u.column, u.row, u.column}, W + (row + 1) * pitch + begin, 1,
+                 count - 1 - c, width, y, width, pitch);
+        divide(y, u.data[row * (u.row + u.column)], width);
+        std::copy(y + first, y + width, w + first);
+      }
+      end = begin;
+    }
+  }
+};
+
+// Memory for four matrices of (n, pitch) and one block of rows.
+template <class T>
+class CachedScratch {
+ public:
+  CachedScratch(int n, int pitch)
+      : size_(static_cast<size_t>(n) * pitch),
+        data_(new T[4 * size_ + CachedMatrix<T, 16>::kBlock * static_cast<size_t>(pitch)]) {}
+
+  T* matrix(int i) const { return data_.get() + i * size_; }
+  void clear(int i) const { std::fill(matrix(i), matrix(i) + size_, T(0)); }
+
+  // Row i of L U, of n rows, is row order[i] of the matrix.
+  const int* order(const MatrixBatch<const int32_t>& pivots, int64_t b, int n) {
+    order_.resize(static_cast<size_t>(n));
+    std::iota(order_.begin(), order_.end(), 0);
+    if (pivots.data != nullptr) order_of_pivots(pivots, b, n, n, order_.data(), 1);
+    return order_.data();
+  }
+  // The same of a permutation matrix; null if it is none.
+  const int* order(const MatrixBatch<const T>& P, int64_t b, int n) {
+    order_.resize(static_cast<size_t>(n));
+    std::vector<T> places(order_.size()), seen(order_.size());
+    for (int r = 1; r < n; ++r) {
+      for (int c = 0; c < n; ++c) places[c] += P.at(b, r, c) * static_cast<T>(r);
+    }
+    for (int c = 0; c < n; ++c) {
+      order_[c] = row_of_one(places[c], n);
+      seen[order_[c]] = 1;
+    }
+    return std::accumulate(seen.begin(), seen.end(), T(0)) == static_cast<T>(n) ? order_.data() : nullptr;
+  }
+
+ private:
+  size_t size_;
+  std::unique_ptr<T[]> data_;
+  std::vector<int> order_;
+};
+
+// Row i to row order[i].
+template <class T>
+void store_rows(const T* from, int64_t pitch, int m, int n, const MatrixBatch<T>& to, int64_t b, const int* order) {
+  for (int i = 0; i < m; ++i) std::memcpy(&to.at(b, order[i], 0), from + i * pitch, n * sizeof(T));
+}
+
+// Cached::vjp<T, Bytes>(arguments, b, m, n, scratch) for each matrix b of a batch of real matrices of order n; those of
+// a solve have m right-hand sides.
+template <class Cached, class Arguments>
+void run_cached(const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
+  using T = typename Arguments::Scalar;
+  const int larger = static_cast<int>(std::max(m, n));
+  parallel_for(batch, 1, [&](int64_t begin, int64_t end) {
+    CachedScratch<T> scratch(larger, row_pitch<T>(larger));
+    with_native([&](auto bytes) {
+      for (int64_t b = begin; b < end; ++b) {
+        Cached::template vjp<T, decltype(bytes)::value>(arguments, b, static_cast<int>(m), static_cast<int>(n),
+                                                        scratch);
+      }
+    });
+  });
+}
+
+}  // namespace manualgrad

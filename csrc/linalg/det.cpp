@@ -1,0 +1,40 @@
+// The derivatives of determinants on the CPU; the contract is in det.h.
+#include "det.h"
+
+#include "run_on_cpu.h"
+
+namespace manualgrad {
+namespace {
+
+struct CachedDet {
+  template <class T, int Bytes>
+  static void vjp(const DetArguments<T>& at, int64_t b, int, int n, CachedScratch<T>& scratch) {
+    for (int i = 0; i < n; ++i) {
+      if (at.factors.at(b, i, i) == 0) {
+        DetVjp<T, 0> kernel{};
+        static_cast<DetArguments<T>&>(kernel) = at;
+        static_cast<Order<0>&>(kernel) = {1, n, n};
+        std::vector<T> numbers(static_cast<size_t>(kernel.scratch_size()));
+        return kernel.run(MatrixLoader<SingleThread>{{}, b}, numbers.data());
+      }
+    }
+    const CachedMatrix<T, Bytes> matrix{n, row_pitch<T>(n)};
+    const int pitch = matrix.pitch;
+    T *L = scratch.matrix(0), *U = scratch.matrix(1), *Y = scratch.matrix(2);
+    load_lower(at.factors, b, n, L, pitch, false);
+    load_upper(at.factors, b, n, U, pitch);
+    scratch.clear(2);
+    const T scale = at.g.at(b, 0, 0) * (at.det.data != nullptr ? at.det.at(b, 0, 0) : T(1));
+    for (int i = 0; i < n; ++i) Y[i * (pitch + 1)] = scale;
+    matrix.solve_adjoint(U, false, false, Y, pitch, true);
+    matrix.solve_adjoint(L, true, true, Y, pitch);
+    // that is the transpose of what is asked for
+    store_rows(Y, pitch, n, n, MatrixBatch<T>{U, 0, pitch, 1}, 0, scratch.order(at.pivots, b, n));
+    transpose(U, pitch, n, n, &at.out.at(b, 0, 0), at.out.row_stride);
+  }
+};
+
+}  // namespace
+}  // namespace manualgrad
+
+MANUALGRAD_REGISTER_CPU(manualgrad::DetOperators<manualgrad::Cpu<manualgrad::CachedDet>>)

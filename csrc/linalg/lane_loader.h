@@ -1,0 +1,99 @@
+// Loads a group of matrices, one matrix per lane. Host code.
+#pragma once
+
+#include "lane_transpose.h"
+#include "matrix_loader.h"
+
+namespace manualgrad {
+
+// Loads as many matrices as there are lanes; the functions are those of MatrixLoader. Entry i of the order of the
+// matrix in lane w is order[i * lanes + w].
+template <class Threads>
+struct LaneLoader {
+  Threads threads;
+  int64_t first, count;
+
+  template <class S>
+  HOST_DEVICE static constexpr bool whole(int numbers) {
+    return numbers * LanesOf<S, 16>::kReals <= kLineReals;
+  }
+  template <class S, class N>
+  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to, int pitch,
+                        Part part = Part::kAll) const {
+    gather(from, first, count, rows, columns, to, pitch, part);
+  }
+  template <class S, class N>
+  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to) const {
+    gather(from, first, count, rows, columns, to);
+  }
+  template <class N, class S>
+  HOST_DEVICE void write(const N* from, int rows, int columns, const MatrixBatch<S>& to,
+                         const int* order = nullptr) const {
+    scatter(from, first, count, rows, columns, to, order);
+  }
+  HOST_DEVICE int64_t place(int lane) const { return first + (lane < count ? lane : count - 1); }
+  template <class N>
+  HOST_DEVICE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
+    if (pivots.data == nullptr) return nullptr;
+    constexpr int kCount = kLanesIn<N>;
+    for (int w = 0; w < kCount; ++w) {
+      order_of_pivots(pivots, place(w), m, k, found + w, kCount);
+    }
+    return found;
+  }
+  template <class S, class N>
+  HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, N* scratch, int* found, N* nan_target,
+                               int numbers) const {
+    using R = RealOf<N>;
+    using T = BaseOf<N>;
+    constexpr int kCount = kLanesIn<N>;
+    if (P.data == nullptr) return nullptr;
+    read(P, m, m, scratch);
+    for (int c = 0; c < m; ++c) {
+      R sum{};
+      for (int r = 1; r < m; ++r) sum += real_part(scratch[r * m + c]) * real_number<R>(static_cast<T>(r));
+      for (int w = 0; w < kCount; ++w) found[c * kCount + w] = row_of_one(get_lane(sum, w), m);
+    }
+    for (int w = 0; w < kCount; ++w) {
+      if (settle_order(found + w, kCount, m)) continue;
+      for (int e = 0; e < numbers; ++e) set_lane(nan_target[e], w, not_a_number<ScalarOf<N>>());
+    }
+    return found;
+  }
+  template <class N>
+  HOST_DEVICE RealOf<N> parity(const MatrixBatch<const int32_t>& pivots, int k, const N*) const {
+    using T = BaseOf<N>;
+    RealOf<N> sign;
+    for (int w = 0; w < kLanesIn<N>; ++w) set_lane(sign, w, static_cast<T>(parity_of_pivots(pivots, place(w), k)));
+    return sign;
+  }
+  template <class N>
+  HOST_DEVICE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
+    using T = BaseOf<N>;
+    constexpr int kCount = kLanesIn<N>, kReals = sizeof(N) / sizeof(RealOf<N>);
+    const T* source = reinterpret_cast<const T*>(from);
+    T* target = reinterpret_cast<T*>(to);
+    const int length = columns * kReals * kCount;
+    for (int i = 0; i < rows; ++i) {
+      for (int w = 0; w < kCount; ++w) {
+        const T* row = source + (order == nullptr ? i : order[i * kCount + w]) * length + w;
+        for (int e = 0; e < length; e += kCount) target[i * length + e + w] = row[e];
+      }
+    }
+  }
+  template <class N>
+  HOST_DEVICE void permutation(int n, const int* order, N* to) const {
+    using R = RealOf<N>;
+    using T = BaseOf<N>;
+    const R one = real_number<R>(1);
+    for (int i = 0; i < n; ++i) {
+      R row;
+      for (int w = 0; w < kLanesIn<N>; ++w) set_lane(row, w, static_cast<T>(order[i * kLanesIn<N> + w]));
+      for (int j = 0; j < n; ++j) {
+        to[i * n + j] = from_real<N>(select(row == real_number<R>(static_cast<T>(j)), one, R{}));
+      }
+    }
+  }
+};
+
+}  // namespace manualgrad

@@ -1,0 +1,158 @@
+// Loaders: what moves a matrix between memory and the scratch of the thread group that works on it.
+#pragma once
+
+#include <limits>
+
+#include "../math/matrix.h"
+#include "../math/thread_group.h"
+
+namespace manualgrad {
+
+// The order that the row interchanges of LAPACK's pivots make of m rows: row i of L U is row order[i] of the matrix.
+// Pivots out of range, which no factorisation gives, are passed over.
+HOST_DEVICE void order_of_pivots(const MatrixBatch<const int32_t>& pivots, int64_t place, int m, int k, int* order,
+                                 int step) {
+  for (int i = 0; i < m; ++i) order[i * step] = i;
+  for (int i = 0; i < k; ++i) {
+    const int with = pivots.at(place, 0, i) - 1;
+    if (with < 0 || with >= m) continue;
+    const int kept = order[i * step];
+    order[i * step] = order[with * step];
+    order[with * step] = kept;
+  }
+}
+
+HOST_DEVICE int parity_of_pivots(const MatrixBatch<const int32_t>& pivots, int64_t place, int k) {
+  int sign = 1;
+  for (int i = 0; i < k; ++i) sign = pivots.at(place, 0, i) == i + 1 ? sign : -sign;
+  return sign;
+}
+
+// The most rows of which a set fits an integer, and more than the kernels have.
+constexpr int kMostRows = 32;
+
+// Whether it has every one of m rows; if not, it is made to be the order as it stands.
+HOST_DEVICE bool settle_order(int* order, int step, int m) {
+  uint64_t seen = 0;
+  for (int i = 0; i < m; ++i) seen |= uint64_t{1} << order[i * step];
+  if (seen == (uint64_t{1} << m) - 1) return true;
+  for (int i = 0; i < m; ++i) order[i * step] = i;
+  return false;
+}
+
+// Where column c of a permutation matrix has its one, from the sum of r P[r, c] over its rows.
+template <class T>
+HOST_DEVICE int row_of_one(T sum, int m) {
+  return sum >= 0 && sum < m ? static_cast<int>(sum) : 0;
+}
+
+template <class S>
+HOST_DEVICE S not_a_number() {
+  return from_real<S>(std::numeric_limits<RealOf<S>>::quiet_NaN());
+}
+
+// Loads one matrix.
+template <class Threads>
+struct MatrixLoader {
+  Threads threads;
+  int64_t place;
+
+  // f(i, j) for each entry of a matrix.
+  template <class F>
+  HOST_DEVICE void for_entries(int rows, int columns, const F& f) const {
+    if constexpr (kIsOneThread<Threads>) {  // without divisions
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) f(i, j);
+      }
+    } else {
+      for (int k = threads.rank(); k < rows * columns; k += threads.size()) f(k / columns, k % columns);
+    }
+  }
+
+  // Whether so many numbers are read faster than a part of them.
+  template <class S>
+  HOST_DEVICE static constexpr bool whole(int) {
+    return false;
+  }
+  template <class S>
+  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to, int pitch,
+                        Part part = Part::kAll) const {
+    for_entries(rows, columns, [&](int i, int j) {
+      if (belongs(part, i, j)) to[i * pitch + j] = from.at(place, i, j);
+    });
+    threads.sync();
+  }
+  template <class S>
+  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to) const {
+    read(from, rows, columns, to, columns);
+  }
+  // Row i to row order[i], if there is an order.
+  template <class S>
+  HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
+                         const int* order = nullptr) const {
+    for_entries(rows, columns,
+                [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * columns + j]; });
+  }
+
+  // See order_of_pivots(); null without pivots.
+  template <class N>
+  HOST_DEVICE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
+    if (pivots.data == nullptr) return nullptr;
+    if (threads.rank() == 0) order_of_pivots(pivots, place, m, k, found, 1);
+    threads.sync();
+    return found;
+  }
+  // The same of a permutation matrix. If it is none, the numbers at `nan_target` become nan.
+  template <class S>
+  HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, S*, int* found, S* nan_target, int numbers) const {
+    if (P.data == nullptr) return nullptr;
+    for (int c = threads.rank(); c < m; c += threads.size()) {
+      RealOf<S> sum{};
+      for (int r = 1; r < m; ++r) sum += real_part(P.at(place, r, c)) * static_cast<RealOf<S>>(r);
+      found[c] = row_of_one(sum, m);
+    }
+    threads.sync();
+    if (threads.rank() == 0 && !settle_order(found, 1, m)) {
+      for (int e = 0; e < numbers; ++e) nan_target[e] = not_a_number<S>();
+    }
+    threads.sync();
+    return found;
+  }
+  // The sign of the order.
+  template <class N>
+  HOST_DEVICE RealOf<N> parity(const MatrixBatch<const int32_t>& pivots, int k, const N*) const {
+    return static_cast<RealOf<N>>(parity_of_pivots(pivots, place, k));
+  }
+  // Row i := row order[i].
+  template <class N>
+  HOST_DEVICE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
+    for (int k = threads.rank(); k < rows * columns; k += threads.size()) {
+      to[k] = from[order == nullptr ? k : order[k / columns] * columns + k % columns];
+    }
+    threads.sync();
+  }
+  // Row i is row order[i] of the identity.
+  template <class N>
+  HOST_DEVICE void permutation(int n, const int* order, N* to) const {
+    for (int k = threads.rank(); k < n * n; k += threads.size()) {
+      to[k] = from_real<N>(RealOf<N>(order[k / n] == k % n ? 1 : 0));
+    }
+    threads.sync();
+  }
+};
+
+template <class N, class Threads>
+HOST_DEVICE void conjugate_all(const Threads& threads, N* numbers, int count) {
+  if constexpr (NumberTraits<N>::kComplex) {
+    for (int i = threads.rank(); i < count; i += threads.size()) numbers[i] = conjugate(numbers[i]);
+    threads.sync();
+  }
+}
+
+// The upper triangle; a small matrix is read faster as a whole.
+template <class Loader, class S, class N>
+HOST_DEVICE void read_upper(const Loader& loader, const MatrixBatch<const S>& from, int n, N* to) {
+  loader.read(from, n, n, to, n, loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);
+}
+
+}  // namespace manualgrad

@@ -1,0 +1,40 @@
+// How a batch of small matrices runs on the CPU: one matrix per lane, or one at a time where a kernel has a way for
+// that.
+#pragma once
+
+#include "cached_matrix.h"
+#include "run_in_lanes.h"
+
+namespace manualgrad {
+
+// Cached: see run_cached(); void where no kernel of the operators has it.
+template <class Cached = void>
+struct Cpu {
+  // Up to which order vjps take real square matrices.
+  static constexpr int64_t kVjpOrder = kCachedOrder;
+
+  // Kernel<S, F> over a batch that is not empty.
+  template <template <class, int> class Kernel, class Arguments>
+  static void run(const Tensor&, const Arguments& arguments, int64_t batch, int64_t m, int64_t n) {
+    using S = typename Arguments::Scalar;
+    using Any = Kernel<S, 0>;
+    constexpr bool kReal = !NumberTraits<S>::kComplex;
+    if constexpr (Any::kCached && kReal) {
+      if (prefers_cache<Any>(batch, m, n)) return run_cached<Cached>(arguments, batch, m, n);
+    }
+    with_order<Kernel, Any::kUnroll == Unroll::kAlways && kReal>(arguments, batch, m, n,
+                                                                 [](const auto& kernel) { run_in_lanes(kernel); });
+  }
+
+ private:
+  // Large matrices go one at a time, and, where that is faster, by measurement, few ones, and those of which full
+  // products are formed.
+  template <class Kernel>
+  static bool prefers_cache(int64_t batch, int64_t m, int64_t n) {
+    if (std::max(m, n) > kLaneOrder) return true;
+    if (!Kernel::cacheable(m, n) || n <= 4) return false;
+    return batch < kLanes<typename Kernel::Scalar> || (Kernel::kFormsProducts && n >= 16 && m > 4);
+  }
+};
+
+}  // namespace manualgrad

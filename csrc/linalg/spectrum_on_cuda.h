@@ -1,0 +1,219 @@
+// The quotients in the derivatives of decompositions on CUDA: what the rules of math/degeneracy.h need to know of each
+// matrix is found by a block, the quotients by a thread for a pair. Deterministic: what is summed is summed by one
+// thread in a fixed order.
+#pragma once
+
+#include "../base/cuda.h"
+#include "decomposition.h"
+
+namespace manualgrad {
+
+namespace {
+
+constexpr int kSpectrumThreads = 256;
+
+// What the rules know of a matrix. Of one whose values are apart, the size is not known.
+template <class T>
+struct Judgement {
+  Limits<T> limits;
+  T size;
+  bool near;
+};
+
+template <class S>
+struct Matrix {
+  using T = RealOf<S>;
+  int64_t k;
+  const S* x;
+  const S* y;
+  const T* s;
+  const T* g;
+  int64_t s_step, g_step;
+  View<S> columns, rows;
+  int64_t columns_length, rows_length;
+  // The square norms of the columns, and after them of the rows: set where the values are near or S is complex.
+  double* squares;
+  Judgement<T>* judgement;
+
+  __device__ Entries<S> entries(int64_t i, int64_t j) const {
+    const int64_t a = i * k + j, b = j * k + i;
+    return {x == nullptr ? S{} : x[a], x == nullptr ? S{} : x[b], y == nullptr ? S{} : y[a], y == nullptr ? S{} : y[b]};
+  }
+  __device__ T value(int64_t i) const { return s[i * s_step]; }
+  __device__ T noise(int64_t i) const {
+    return noise_of<T>(square_root(squares[i]) + square_root(squares[k + i]),
+                       columns_length > rows_length ? columns_length : rows_length);
+  }
+};
+
+template <class S>
+__device__ Matrix<S> matrix(const Spectra<S>& of, int64_t b, double* squares, Judgement<RealOf<S>>* judgements) {
+  const int64_t k = of.k;
+  return {k,
+          of.x == nullptr ? nullptr : of.x + b * k * k,
+          of.y == nullptr ? nullptr : of.y + b * k * k,
+          of.s.data + b * of.s.batch_stride,
+          of.g.data == nullptr ? nullptr : of.g.data + b * of.g.batch_stride,
+          of.s.column_stride,
+          of.g.column_stride,
+          view(of.columns, b),
+          view(of.rows, b),
+          of.columns_length,
+          of.rows_length,
+          squares + b * 2 * k,
+          judgements + b};
+}
+
+template <class S>
+__device__ double square_norm(const View<S>& from, int64_t length, int64_t j, bool by_columns) {
+  double sum = 0;
+  for (int64_t i = 0; from.data != nullptr && i < length; ++i) {
+    const S entry = by_columns ? from.raw(i, j) : from.raw(j, i);
+    if constexpr (NumberTraits<S>::kComplex) {
+      sum += static_cast<double>(entry.re) * entry.re + static_cast<double>(entry.im) * entry.im;
+    } else {
+      sum += static_cast<double>(entry) * entry;
+    }
+  }
+  return sum;
+}
+
+// The largest over the block, the same in all threads; nan if one is.
+template <class T>
+__device__ T largest_of_block(T value, T* shared) {
+  __syncthreads();
+  shared[threadIdx.x] = value;
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) shared[threadIdx.x] = larger(shared[threadIdx.x], shared[threadIdx.x + half]);
+  }
+  __syncthreads();
+  return shared[0];
+}
+
+// By a whole block. x and y, by which the size is found, must be there already.
+template <class D, class S>
+__device__ void judge(const Matrix<S>& at, const SpectrumOptions& options, RealOf<S>* shared) {
+  using T = RealOf<S>;
+  const int64_t k = at.k;
+  T largest = 0;
+  for (int64_t i = threadIdx.x; i < k; i += blockDim.x) largest = larger(largest, absolute(at.value(i)));
+  const Limits<T> limits = limits_of(largest_of_block(largest, shared), options);
+  bool near = false, ascending = true, descending = true;
+  for (int64_t i = threadIdx.x; i < k; i += blockDim.x) {
+    const T s = at.value(i), next = at.value(i + 1 < k ? i + 1 : i);
+    near |= absolute(s) <= limits.window || (i + 1 < k && absolute(next - s) <= limits.window);
+    ascending &= s <= next;
+    descending &= s >= next;
+  }
+  const bool sorted = __syncthreads_and(ascending) || __syncthreads_and(descending);
+  near = (__syncthreads_or(near) || !sorted) && !limits.broad;
+  if (near || NumberTraits<S>::kComplex) {
+    for (int64_t i = threadIdx.x; i < 2 * k; i += blockDim.x) {
+      const bool first = i < k;
+      at.squares[i] = first ? square_norm(at.columns, at.columns_length, i, true)
+                            : square_norm(at.rows, at.rows_length, i - k, false);
+    }
+  }
+  T size = 0;
+  if (near) {  // the same in all threads
+    for (int64_t e = threadIdx.x; e < k * k; e += blockDim.x) {
+      const int64_t i = e / k, j = e - i * k;
+      if (j < i) {
+        size = larger(size, modulus_of(plain<D>(at.entries(i, j), at.value(i), at.value(j), limits).difference));
+      } else if (j == i && at.g != nullptr) {
+        size = larger(size, absolute(at.g[i * at.g_step]));
+      }
+    }
+    size = largest_of_block(size, shared);
+  }
+  if (threadIdx.x == 0) *at.judgement = {limits, size, near};
+  __syncthreads();
+}
+
+// q_ij, or g_ii on the diagonal, and r_ij.
+template <class D, class S>
+__device__ Two<S> quotients(const Matrix<S>& at, int64_t i, int64_t j, bool* gauge_dependent) {
+  using T = RealOf<S>;
+  const Judgement<T> known = *at.judgement;
+  if (at.x == nullptr && at.y == nullptr) return {i == j ? from_real<S>(at.g[i * at.g_step]) : S{}, S{}};
+  auto rules = rules_of<S>(known.limits, [&] { return known.size; });
+  const Entries<S> entries = at.entries(i, j);
+  const T s[2] = {at.value(i), at.value(j)};
+  Two<S> result{};
+  if (i == j) {
+    const T noise = known.near || NumberTraits<S>::kComplex ? at.noise(i) : T(0);
+    result.sum = rules.template diagonal<D>(entries, s[0], noise);
+    if (at.g != nullptr) result.difference = from_real<S>(at.g[i * at.g_step]);
+  } else if (known.near && absolute(s[1] - s[0]) <= known.limits.window) {
+    const auto diagonal = [&](int64_t d) {
+      const Entries<S> there = at.entries(d, d);
+      return spectral_diagonal<D>(there.x, there.y);
+    };
+    const T g[2] = {at.g == nullptr ? T(0) : at.g[i * at.g_step], at.g == nullptr ? T(0) : at.g[j * at.g_step]};
+    result = rules.template pair<D>(entries, 0, 1, s, at.g == nullptr ? nullptr : g, diagonal(i), diagonal(j),
+                                    at.noise(i) + at.noise(j));
+  } else {
+    result = plain<D>(entries, s[0], s[1], known.limits);
+  }
+  if (rules.gauge_dependent) *gauge_dependent = true;
+  return result;
+}
+
+// (left - projected)_ij / s, with s_j where they are columns, s_i where rows.
+template <class S>
+__device__ S complement(const Matrix<S>& at, const S& projected, int64_t i, int64_t j, bool by_columns,
+                        bool* gauge_dependent) {
+  using T = RealOf<S>;
+  const Judgement<T> known = *at.judgement;
+  const int64_t of = by_columns ? j : i;
+  const S rest = (by_columns ? at.columns : at.rows).raw(i, j) - projected;
+  const T s = at.value(of);
+  if (known.limits.broad) return rest * broadened(s, known.limits);
+  if (!(absolute(s) <= known.limits.window)) return over(rest, s);
+  auto rules = rules_of<S>(known.limits, [&] { return known.size; });
+  const T noise = noise_of<T>(square_root(at.squares[by_columns ? of : at.k + of]),
+                              by_columns ? at.columns_length : at.rows_length);
+  const S result = rules.resolve(rest, s, noise);
+  if (rules.gauge_dependent) *gauge_dependent = true;
+  return result;
+}
+
+// --- large matrices -------------------------------------------------------------------------------------------------
+
+template <class D, class S>
+__global__ void __launch_bounds__(kSpectrumThreads)
+    judge_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements) {
+  __shared__ RealOf<S> shared[kSpectrumThreads];
+  for (int64_t b = blockIdx.x; b < all.count; b += gridDim.x) {
+    judge<D>(matrix(all, b, squares, judgements), all.options, shared);
+  }
+}
+
+template <class D, class S>
+__global__ void __launch_bounds__(kSpectrumThreads)
+    quotients_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements, S* out, S* out2,
+                     bool* gauge_dependent) {
+  const int64_t size = all.k * all.k, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; e < all.count * size; e += step) {
+    const int64_t b = e / size, i = (e - b * size) / all.k, j = (e - b * size) % all.k;
+    const Two<S> t = quotients<D>(matrix(all, b, squares, judgements), i, j, gauge_dependent);
+    out[e] = t.sum + t.difference;
+    if (out2 != nullptr) out2[e] = t.sum - t.difference;
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kSpectrumThreads)
+    complement_kernel(Spectra<S> all, double* squares, Judgement<RealOf<S>>* judgements, const S* projected,
+                      bool by_columns, S* out, bool* gauge_dependent) {
+  const int64_t rows = by_columns ? all.columns_length : all.k, columns = by_columns ? all.k : all.rows_length;
+  const int64_t size = rows * columns, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; e < all.count * size; e += step) {
+    const int64_t b = e / size, i = (e - b * size) / columns, j = (e - b * size) % columns;
+    out[e] = out[e] + complement(matrix(all, b, squares, judgements), projected[e], i, j, by_columns, gauge_dependent);
+  }
+}
+
+}  // namespace
+}  // namespace manualgrad

@@ -1,0 +1,67 @@
+// Element types: S is what memory holds, Compute<S> what arithmetic uses. No torch header is needed for float, double
+// and complex numbers of them; base/dispatch.h adds the half precisions.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define HOST_DEVICE __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+#define HOST_DEVICE inline __attribute__((always_inline))
+#else
+#define HOST_DEVICE inline
+#endif
+// For lambdas in host code that is compiled for several instruction sets: where one is not inlined, it keeps the
+// baseline's instructions.
+#define MANUALGRAD_INLINED __attribute__((always_inline))
+
+namespace manualgrad {
+
+template <class T>
+struct Complex {
+  T re, im;
+};
+
+template <class S>
+struct ElementTraits {
+  using compute = S;
+  using real = S;
+};
+template <class T>
+struct ElementTraits<Complex<T>> {
+  using compute = Complex<typename ElementTraits<T>::compute>;
+  using real = T;
+};
+
+template <class S>
+using Compute = typename ElementTraits<S>::compute;
+// The real dtype that belongs to S, as stored (norms and their cotangents), and as computed with.
+template <class S>
+using Real = typename ElementTraits<S>::real;
+template <class S>
+using RealCompute = Compute<Real<S>>;
+// Of a real dtype as stored, the smallest normal number.
+template <class S>
+inline constexpr double kSmallestNormal = static_cast<double>(std::numeric_limits<Compute<S>>::min());
+
+template <class S>
+HOST_DEVICE Compute<S> load(const S& value) {
+  return static_cast<Compute<S>>(value);
+}
+template <class T>
+HOST_DEVICE Complex<Compute<T>> load(const Complex<T>& value) {
+  return {load(value.re), load(value.im)};
+}
+template <class S>
+HOST_DEVICE void store(S& target, Compute<S> value) {
+  target = static_cast<S>(value);
+}
+template <class T>
+HOST_DEVICE void store(Complex<T>& target, Complex<Compute<T>> value) {
+  store(target.re, value.re);
+  store(target.im, value.im);
+}
+
+}  // namespace manualgrad

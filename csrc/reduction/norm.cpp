@@ -1,0 +1,132 @@
+// The cotangent of a vector norm on the CPU; the contract is in norm.h.
+#include "norm.h"
+
+#include <memory>
+
+#include "norm_slices.h"
+#include "norm_ties.h"
+
+namespace manualgrad {
+namespace {
+
+// Strided loops gain nothing from wider vectors: they are compiled once.
+template <Stride L, class Body, class... Args>
+void run_best(const Args&... args) {
+  if constexpr (L == Stride::kAny) {
+    Body::run(args...);
+  } else {
+    Multiversion<Body>::call(args...);
+  }
+}
+
+template <Power P, Stride L, class S>
+void run_finite(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
+  parallel_for(plan.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    run_best<L, FiniteBody<P, L, S>>(plan.elements, x, out, slices, plan.p - 1, begin, end);
+  });
+}
+
+template <Stride L, class S>
+void run_extreme(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
+  using T = RealCompute<S>;
+  const int64_t inner = plan.elements.inner();
+  if (L == Stride::kOneSlice && inner == plan.slice_size && inner <= kGrain) {
+    parallel_for(plan.slices, std::max<int64_t>(1, kGrain / inner), [&](int64_t begin, int64_t end) {
+      Multiversion<TieRowsBody<S>>::call(plan.elements, x, out, slices.a, slices.n, begin, end);
+    });
+    return;
+  }
+  if (const int64_t width = L == Stride::kAcrossSlices ? TieTilesBody<S>::width(plan) : 0) {
+    const int64_t tiles = plan.numel() / (plan.slice_size * inner) * ((inner + width - 1) / width);
+    parallel_for(tiles, std::max<int64_t>(1, kGrain / (plan.slice_size * width)), [&](int64_t begin, int64_t end) {
+      Multiversion<TieTilesBody<S>>::call(plan.elements, x, out, slices.a, slices.n, width, begin, end);
+    });
+    return;
+  }
+  const int64_t blocks = (plan.numel() + kBlock - 1) / kBlock;
+  std::vector<int64_t> ties(static_cast<size_t>(plan.slices));
+  std::vector<uint8_t> has_ties(static_cast<size_t>(blocks));
+  parallel_for(blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
+    run_best<L, TieBody<L, S>>(plan.elements, x, out, slices.n, ties.data(), has_ties.data(), begin, end);
+  });
+  std::vector<T> share(static_cast<size_t>(plan.slices));
+  bool finite = true;
+  for (int64_t s = 0; s < plan.slices; ++s) {
+    share[s] = slices.a[s] / static_cast<T>(ties[s]);
+    finite = finite && std::isfinite(share[s]);
+  }
+  parallel_for(blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      if (finite && !has_ties[block]) continue;
+      Multiversion<ShareBody<S>>::call(plan.elements, out, share.data(), block * kBlock,
+                                       std::min((block + 1) * kBlock, plan.numel()));
+    }
+  });
+}
+
+template <Stride L, class S>
+void run_power(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
+  switch (plan.power) {
+    case Power::kOne:
+      return run_finite<Power::kOne, L>(plan, x, out, slices);
+    case Power::kTwo:
+      return run_finite<Power::kTwo, L>(plan, x, out, slices);
+    case Power::kThree:
+      return run_finite<Power::kThree, L>(plan, x, out, slices);
+    case Power::kFour:
+      return run_finite<Power::kFour, L>(plan, x, out, slices);
+    case Power::kThreeHalves:
+      return run_finite<Power::kThreeHalves, L>(plan, x, out, slices);
+    case Power::kGeneral:
+      return run_finite<Power::kGeneral, L>(plan, x, out, slices);
+    case Power::kExtreme:
+      return run_extreme<L>(plan, x, out, slices);
+  }
+}
+
+struct CpuNorm {
+  template <class S>
+  static void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Tensor& norm, const Tensor& out) {
+    using R = Real<S>;
+    using T = RealCompute<S>;
+    const S* x = static_cast<const S*>(self.const_data_ptr());
+    const R* g = static_cast<const R*>(grad.const_data_ptr());
+    const R* n = static_cast<const R*>(norm.const_data_ptr());
+
+    // One slice, the common case, needs no memory of its own.
+    T single[3];
+    std::unique_ptr<T[]> many;
+    T* memory = single;
+    if (plan.slices > 1) {
+      many.reset(new T[3 * plan.slices]);
+      memory = many.get();
+    }
+    const int64_t slices = plan.slices;
+    const Trust trust = trust_range<R>(plan.p, plan.slice_size);
+    // A slice may have to be read: work is counted in elements where slices are large.
+    const int64_t grain = slices > 1 ? std::max<int64_t>(16, kGrain / 16 / plan.slice_size) : 1;
+    parallel_for(slices, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        int64_t offset[3];
+        plan.kept.offsets(s, offset);
+        const Slice<T> slice = make_slice(plan, trust, x + offset[0], g[offset[1]], n[offset[2]]);
+        memory[s] = slice.a;
+        memory[slices + s] = slice.b;
+        memory[2 * slices + s] = slice.n;
+      }
+    });
+
+    const Coefficients<T> coefficients{memory, memory + slices, memory + 2 * slices};
+    S* to = static_cast<S*>(out.mutable_data_ptr());
+    const bool unit =
+        plan.elements.dims == 0 || (plan.elements.inner_stride(0) == 1 && plan.elements.inner_stride(1) == 1);
+    if (unit && plan.elements.inner_stride(2) == 0) return run_power<Stride::kOneSlice>(plan, x, to, coefficients);
+    if (unit && plan.elements.inner_stride(2) == 1) return run_power<Stride::kAcrossSlices>(plan, x, to, coefficients);
+    run_power<Stride::kAny>(plan, x, to, coefficients);
+  }
+};
+
+}  // namespace
+}  // namespace manualgrad
+
+MANUALGRAD_REGISTER_CPU(manualgrad::NormOperators<manualgrad::CpuNorm>)
