@@ -66,7 +66,7 @@ struct Direct {
   c10::OperatorHandle op;
   std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
   int64_t devices;              // 1: CPU, 2: CUDA
-  int64_t largest;              // of a matrix, rows or columns; 0: any shape
+  int64_t largest;              // of a matrix, rows or columns; -1: any shape
   bool declines;                // its last result is a bool: true where it leaves the call to the vjp
   bool real;                    // no complex numbers
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
@@ -300,11 +300,11 @@ struct RuleNode : public Node {
     const auto fits = [&](const at::Tensor& x) {
       if (!plain(x) || !(direct.devices & (x.is_cpu() ? 1 : 2))) return false;
       const auto dtype = x.scalar_type();
-      if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) return direct.largest != 0;  // pivots
+      if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) return direct.largest >= 0;  // pivots
       const auto real = c10::toRealValueType(dtype);
       if ((common && *common != real) || (direct.real && dtype != real)) return false;
       common = real;
-      if (direct.largest == 0) return true;
+      if (direct.largest < 0) return true;
       if (real != at::kFloat && real != at::kDouble) return false;
       return x.dim() < 2 || std::max(x.size(-1), x.size(-2)) <= direct.largest;
     };

@@ -227,6 +227,8 @@ def test_public_names_have_docstrings(name, thing):
 
 def test_every_formula_says_what_it_is_and_where_it_is_from():
     for name, formula in mg.ops.items():
+        if formula.name.split("::")[0] != "manualgrad":  # a test's
+            continue
         text = inspect.getdoc(formula.reference) or ""
         assert "References:" in text or "Source:" in text, name
     for name, rule in mg.rules.items():

@@ -228,7 +228,15 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     constants = [known[i] for i in derivative.constant_places]
     devices = sum(_DEVICES[kind] for kind in (("cpu",) if compiled.declines else compiled.formula.kernels))
     inputs = [signature.tensor_names.index(name) for name in compiled.names]
-    numbers = [len(inputs), *inputs, devices, compiled.largest, compiled.declines, compiled.real, len(compiled.only)]
+    numbers = [
+        len(inputs),
+        *inputs,
+        devices,
+        -1 if compiled.largest is None else compiled.largest,
+        compiled.declines,
+        compiled.real,
+        len(compiled.only),
+    ]
     for name, value in compiled.only.items():
         numbers += [constants.index(name), *_literal(value)]
     for names in (compiled.contiguous, compiled.one_batch, compiled.nonzero):

@@ -26,7 +26,7 @@ class CompiledVjp(NamedTuple):
         bind: for parameters of the formula that are not called as in the rule: the name there, or a value that is not a
             string, or a pair of the name and what stands for None. ``needs_<input>`` is whether that gradient is
             wanted; the result for one that is not is passed over.
-        largest: for matrices, the most rows or columns, of a dtype of linear algebra; 0: every shape and dtype.
+        largest: for matrices, the most rows or columns, of a dtype of linear algebra; None: every shape and dtype.
         only: values that constants of the call must have, by their names.
         real: complex numbers are left to the vjp.
         contiguous: inputs and outputs that must be contiguous.
@@ -39,7 +39,7 @@ class CompiledVjp(NamedTuple):
     inputs: str | tuple[str, ...]
     formula: Formula
     bind: Mapping[str, Any] = {}
-    largest: int = 0
+    largest: int | None = None
     only: Mapping[str, Any] = {}
     real: bool = False
     contiguous: tuple[str, ...] = ()

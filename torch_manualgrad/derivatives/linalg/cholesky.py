@@ -26,11 +26,15 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
 from .common import LARGEST, random, random_definite, small, summed_to, sym
+
 from .triangular import solve_triangular_adjoint
+
+_IN_CACHE = kernel_limit("cached_cholesky")
 
 
 def _lower(factor: Tensor, upper: bool) -> Tensor:
@@ -58,7 +62,7 @@ def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 @formula(
     kernels=(
-        Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1], in_cache=200)),
+        Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1], in_cache=_IN_CACHE)),
         Kernel("cpu", when=lambda L: blocks.serve(L, 400), python=_by_blocks),
     )
 )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# What the kernels for the derivatives of small matrices take (csrc/linalg/limits.h), by order, device
-# and dtype.
-LARGEST = 32
-_DEVICES = frozenset({"cpu", "cuda"})
+from torch_manualgrad.core.kernel_limits import kernel_limit
+
+# What the kernels for the derivatives of small matrices take, by order and dtype; 0 where there are no kernels.
+LARGEST = kernel_limit("lane_order")
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 
 
@@ -27,20 +27,6 @@ def small(A: Tensor, order: int, in_cache: int = 0) -> bool:
     return order <= LARGEST or (
         order <= in_cache and A.is_cpu and not A.is_complex() and order == A.shape[-1] == A.shape[-2]
     )
-
-
-def fused(order: int, *tensors: Tensor | None, in_cache: int = 0) -> bool:
-    """`small`, for tensors that autograd does not track: one that it tracks goes through the formula's own steps.
-
-    Args:
-        order: the larger dimension.
-        tensors: what the formula takes; the last one is a matrix, or the triangle of one.
-        in_cache: see `small`.
-    """
-    A = tensors[-1]
-    assert A is not None
-    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return A.device.type in _DEVICES and small(A, order, in_cache) and not tracked
 
 
 def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .adjugate import adjugate, adjugate_from_lu
 from .common import LARGEST, eye_like, random, random_conditioned, small
+
+_IN_CACHE = kernel_limit("cached_det")
 
 # -- what the factors of the forward give -----------------------------------------------------------------------------
 
@@ -57,7 +60,7 @@ def _underflowed(det: Tensor, LU: Tensor) -> bool:
 
 
 def _is_small(A: Tensor) -> bool:
-    return A.numel() > 0 and small(A, A.shape[-1], in_cache=100)
+    return A.numel() > 0 and small(A, A.shape[-1], in_cache=_IN_CACHE)
 
 
 # -- det --------------------------------------------------------------------------------------------------------------

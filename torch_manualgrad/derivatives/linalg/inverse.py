@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import ButManySmall, Sample, rule
 
 from .common import random_conditioned, small
+
+_IN_CACHE = kernel_limit("cached_inverse")
 
 # Up to which order the kernel for tangents is faster than BLAS, by measurement.
 _LARGEST_TANGENT = 8
@@ -27,7 +30,7 @@ _DEFERRED = ButManySmall(order=8, matrices=600)
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
     # BLAS multiplies larger batches of larger matrices faster, by measurement
-    return small(inverse, n, in_cache=48) and (n <= 8 or inverse.numel() < 16 * n * n)
+    return small(inverse, n, in_cache=_IN_CACHE) and (n <= 8 or inverse.numel() < 16 * n * n)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))

@@ -28,13 +28,14 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
 from .common import LARGEST, leading, random, small
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
-_IN_CACHE = 256
+_IN_CACHE = kernel_limit("cached_order")
 
 
 def solve_left(T: Tensor, B: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
+from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import Sample, rule
 
 from .common import random, random_conditioned, small, summed_to
+
+_IN_CACHE = kernel_limit("cached_solve")
 
 # Up to which order the kernel for tangents is faster than BLAS, by measurement.
 _LARGEST_TANGENT = 16
@@ -85,7 +88,7 @@ def _(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: boo
 
 def _is_small(X: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
     one_batch = X.dim() == LU.dim() and X.shape[:-2] == LU.shape[:-2]
-    return left and one_batch and small(A, max(X.shape[-2:]), in_cache=64)
+    return left and one_batch and small(A, max(X.shape[-2:]), in_cache=_IN_CACHE)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))
