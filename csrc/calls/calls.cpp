@@ -72,6 +72,7 @@ struct Direct {
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
   std::vector<int64_t> contiguous;               // saved tensors that must be so
   std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
+  std::vector<int64_t> square;                   // saved matrices that must be so
   std::vector<int64_t> nonzero;                  // saved tensors, on the CPU, in which there must be no zero
   std::vector<Source> arguments;
 };
@@ -293,10 +294,15 @@ struct RuleNode : public Node {
     for (const int64_t i : direct.nonzero) {
       if (!tensors[i].defined() || !tensors[i].is_cpu() || !tensors[i].all().item<bool>()) return false;
     }
+    for (const int64_t i : direct.square) {
+      const at::Tensor& x = tensors[i];
+      if (!x.defined() || x.dim() < 2 || x.size(-1) != x.size(-2)) return false;
+    }
     for (const int64_t i : direct.one_batch) {
       if (!in_batch(tensors[direct.one_batch.front()], tensors[i])) return false;
     }
     std::optional<at::ScalarType> common;
+    int64_t dims = 0, order = 0;  // of the matrices, which have the most dims
     const auto fits = [&](const at::Tensor& x) {
       if (!plain(x) || !(direct.devices & (x.is_cpu() ? 1 : 2))) return false;
       const auto dtype = x.scalar_type();
@@ -306,7 +312,9 @@ struct RuleNode : public Node {
       common = real;
       if (direct.largest < 0) return true;
       if (real != at::kFloat && real != at::kDouble) return false;
-      return x.dim() < 2 || std::max(x.size(-1), x.size(-2)) <= direct.largest;
+      if (x.dim() > dims) dims = x.dim(), order = 0;
+      if (x.dim() == dims && dims >= 2) order = std::max({order, x.size(-1), x.size(-2)});
+      return true;
     };
     stack.reserve(direct.arguments.size());
     for (const Source& source : direct.arguments) {
@@ -335,7 +343,7 @@ struct RuleNode : public Node {
         return false;
       }
     }
-    return true;
+    return direct.largest < 0 || order <= direct.largest;
   }
 };
 
@@ -529,6 +537,11 @@ struct Reader {
     const int64_t kind = number(), bits = number();
     double value = 0;
     std::memcpy(&value, &bits, sizeof value);
+    if (kind == 4) {  // up to 8 characters
+      char text[sizeof bits + 1] = {};
+      std::memcpy(text, &bits, sizeof bits);
+      return IValue(std::string(text));
+    }
     return kind == 0 ? IValue() : kind == 1 ? IValue(bits != 0) : kind == 2 ? IValue(bits) : IValue(value);
   }
 };
@@ -540,13 +553,14 @@ Direct read_direct(Reader& in, const char* name) {
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
   auto inputs = in.list();
   const int64_t devices = in.number(), largest = in.number();
-  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}, {}};
+  Direct direct{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}, {}, {}};
   for (int64_t i = in.number(); i > 0; --i) {
     const int64_t constant = in.number();
     direct.only.emplace_back(constant, in.literal());
   }
   direct.contiguous = in.list();
   direct.one_batch = in.list();
+  direct.square = in.list();
   direct.nonzero = in.list();
   for (const c10::Argument& argument : op.schema().arguments()) {
     const auto kind = static_cast<Source::Kind>(in.number());

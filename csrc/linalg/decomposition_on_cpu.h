@@ -17,14 +17,7 @@ template <class S>
 constexpr int64_t kFull = sizeof(RealOf<S>) == 4 ? 16 : 0;
 
 struct CpuDecompositions : Cpu<> {
-  static Tensor new_flag(const Tensor& like) {
-    AtenTensorHandle made = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-        0, nullptr, nullptr, aoti_torch_dtype_bool(), aoti_torch_device_type_cpu(), like.get_device_index(), &made));
-    Tensor gauge_dependent(made);
-    *static_cast<bool*>(gauge_dependent.mutable_data_ptr()) = false;
-    return gauge_dependent;
-  }
+  static Tensor new_flag(const Tensor& like) { return new_flag_on_cpu(like); }
 
   template <class D>
   static void quotients(const SpectraTensors& tensors, const Decomposition& at, Tensor& out, Tensor* out2,

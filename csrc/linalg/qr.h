@@ -1,17 +1,23 @@
 // QR: the cotangent of the matrix, on the CPU.
 //
-//   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> Tensor
+//   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) 
+//       -> (Tensor grad_A, Tensor deficient)
 //       Q (*, m, n), R (*, n, n), m >= n
 //
 // Either dim up to kLaneOrder; float32, float64 and their complex dtypes; any strides, all of one batch. Of R and
 // grad_R the upper triangle has an effect. A pivot of zero gives inf or nan in its matrix. Results are contiguous
-// column-major, those of a matrix bitwise identical wherever it stands in the batch. The mathematics is in
+// column-major, those of a matrix bitwise identical wherever it stands in the batch. `deficient` is a 0-dim bool: whether
+// a pivot of any matrix is zero to rounding. The mathematics is in
 // torch_manualgrad/derivatives/linalg/qr.py.
 #pragma once
 
 #include "../math/qr.h"
 #include "matrix_loader.h"
 #include "small_matrices.h"
+
+#include <cmath>
+#include <limits>
+#include <tuple>
 
 namespace manualgrad {
 
@@ -52,12 +58,35 @@ struct QrVjp : QrArguments<S>, Order<F> {
   }
 };
 
+// Whether in any of the matrices R, of as many A with m rows, a pivot is zero to rounding beside the sum of its column's
+// moduli. As _vanishing() in the Python file.
+template <class S>
+bool any_deficient(const MatrixBatch<const S>& R, int64_t batch, int64_t m, int64_t n) {
+  using T = Real<S>;
+  const auto modulus = [](const S& x) {
+    if constexpr (NumberTraits<S>::kComplex) {
+      return std::hypot(x.re, x.im);
+    } else {
+      return std::fabs(x);
+    }
+  };
+  const T rounding = static_cast<T>(m) * std::numeric_limits<T>::epsilon();
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t j = 0; j < n; ++j) {
+      T column{};
+      for (int64_t i = 0; i <= j; ++i) column += modulus(R.at(b, i, j)) * rounding;
+      if (modulus(R.at(b, j, j)) <= column) return true;
+    }
+  }
+  return false;
+}
+
 // --- the operators --------------------------------------------------------------------------------------------------
 
 template <class Device>
 struct QrOperators {
-  static Tensor qr_pullback(const OptionalTensor& grad_Q, const OptionalTensor& grad_R, const Tensor& Q,
-                            const Tensor& R) {
+  static std::tuple<Tensor, Tensor> qr_pullback(const OptionalTensor& grad_Q, const OptionalTensor& grad_R,
+                                                const Tensor& Q, const Tensor& R) {
     constexpr const char* where = "manualgrad::qr_pullback: ";
     const MatrixShape shape = matrix_shape(where, "Q", Q);
     const int64_t m = Q.size(-2), n = Q.size(-1);
@@ -66,6 +95,7 @@ struct QrOperators {
     shape.check("grad_Q", grad_Q, {m, n});
     shape.check("grad_R", grad_R, {n, n});
     Tensor out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
+    Tensor deficient = new_flag_on_cpu(Q);
     dispatch_filled(out, where, "Q", [&](auto tag) {
       using S = typename decltype(tag)::type;
       KeptMatrices kept;
@@ -76,8 +106,9 @@ struct QrOperators {
       all.given_R = kept.matrices<S>(grad_R);
       all.out = new_matrices<S>(out).transposed();
       Device::template run<QrVjp>(Q, all, shape.batch(), m, n);
+      *static_cast<bool*>(deficient.mutable_data_ptr()) = any_deficient(all.R, shape.batch(), m, n);
     });
-    return torch::stable::transpose(out, -2, -1);
+    return {torch::stable::transpose(out, -2, -1), deficient};
   }
 
   static void add_to(Library& library) { library.impl("qr_pullback", TORCH_BOX(&qr_pullback)); }

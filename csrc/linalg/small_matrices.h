@@ -137,10 +137,11 @@ inline MatrixShape decomposed_shape(const char* where, const Tensor& A, int64_t 
 }
 
 // How many right-hand sides there are: the size of this dim of the solution X for the matrix A.
-inline int64_t right_hand_sides(const char* where, const Tensor& X, const Tensor& A, int64_t dim = -1) {
-  MANUALGRAD_CHECK(X.dim() == A.dim(), where, "X: expected ", A.dim(), " dims, got ", X.dim());
+inline int64_t right_hand_sides(const char* where, const char* name, const Tensor& X, const Tensor& A,
+                                int64_t dim = -1) {
+  MANUALGRAD_CHECK(X.dim() == A.dim(), where, name, ": expected ", A.dim(), " dims, got ", X.dim());
   const int64_t count = X.size(dim), largest = std::max<int64_t>(A.size(-1), kLaneOrder);
-  MANUALGRAD_CHECK(count <= largest, where, "X: expected up to ", largest, " right-hand sides, got ", count);
+  MANUALGRAD_CHECK(count <= largest, where, name, ": expected up to ", largest, " right-hand sides, got ", count);
   return count;
 }
 

@@ -1,7 +1,8 @@
 // Solves A X = B (left is true): the derivatives.
 //
-//   manualgrad::linalg_solve_backward.kernel(Tensor gX, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left)
-//       -> (Tensor gA, Tensor gB)
+//   manualgrad::linalg_solve_backward.kernel(
+//       Tensor grad_result, Tensor result, Tensor A, Tensor LU, Tensor pivots, bool left) -> (Tensor gA, Tensor gB)
+//       results may be vectors, with one dim less than A
 //   manualgrad::linalg_solve_jvp.kernel(
 //       Tensor? dA, Tensor? dB, Tensor X, Tensor A, Tensor LU, Tensor pivots, bool left) -> Tensor
 //
@@ -93,14 +94,20 @@ struct SolveJvp : SolveJvpArguments<S>, Order<F> {
 
 template <class Device>
 struct SolveOperators {
-  static std::tuple<Tensor, Tensor> linalg_solve_backward(const Tensor& gX, const Tensor& X, const Tensor& A,
-                                                          const Tensor& LU, const Tensor& pivots, bool left) {
+  static std::tuple<Tensor, Tensor> linalg_solve_backward(const Tensor& grad_result, const Tensor& result,
+                                                          const Tensor& A, const Tensor& LU, const Tensor& pivots,
+                                                          bool left) {
     constexpr const char* where = "manualgrad::linalg_solve_backward: ";
+    if (result.dim() == LU.dim() - 1 && grad_result.dim() == result.dim()) {  // vectors
+      using torch::stable::unsqueeze;
+      auto [gA, gB] = linalg_solve_backward(unsqueeze(grad_result, -1), unsqueeze(result, -1), A, LU, pivots, left);
+      return {gA, torch::stable::squeeze(gB, -1)};
+    }
     MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const MatrixShape shape = square_shape(where, "LU", LU, Device::kVjpOrder);
-    const int64_t n = LU.size(-1), r = right_hand_sides(where, X, LU);
-    shape.check("X", X, {n, r});
-    shape.check("gX", gX, {n, r});
+    const int64_t n = LU.size(-1), r = right_hand_sides(where, "result", result, LU);
+    shape.check("result", result, {n, r});
+    shape.check("grad_result", grad_result, {n, r});
     shape.check("A", A, {n, n});
     shape.check("pivots", pivots, {n}, ScalarType::Int);
     Tensor gA = allocate(shape.with({n, n}), LU), gB = allocate(shape.with({n, r}), LU);
@@ -109,8 +116,8 @@ struct SolveOperators {
       KeptMatrices kept;
       SolveArguments<S> all{};
       all.factors = kept.matrices<S>(LU);
-      all.solution = kept.matrices<S>(X);
-      all.given = kept.matrices<S>(gX);
+      all.solution = kept.matrices<S>(result);
+      all.given = kept.matrices<S>(grad_result);
       all.pivots = kept.matrices<int32_t>(pivots, 1);
       all.out = new_matrices<S>(gA);
       all.out_right = new_matrices<S>(gB);
@@ -124,7 +131,7 @@ struct SolveOperators {
     constexpr const char* where = "manualgrad::linalg_solve_jvp: ";
     MANUALGRAD_CHECK(left, where, "left: expected True, got False");
     const MatrixShape shape = square_shape(where, "LU", LU, kLaneOrder);
-    const int64_t n = LU.size(-1), r = right_hand_sides(where, X, LU);
+    const int64_t n = LU.size(-1), r = right_hand_sides(where, "X", X, LU);
     shape.check("X", X, {n, r});
     shape.check("dA", dA, {n, n});
     shape.check("dB", dB, {n, r});

@@ -60,7 +60,7 @@ struct TriangularOperators {
                                                                      bool unitriangular) {
     constexpr const char* where = "manualgrad::linalg_solve_triangular_backward: ";
     const MatrixShape shape = square_shape(where, "A", A);
-    const int64_t n = A.size(-1), k = right_hand_sides(where, X, A, left ? -1 : -2);
+    const int64_t n = A.size(-1), k = right_hand_sides(where, "X", X, A, left ? -1 : -2);
     const int64_t rows = left ? n : k, columns = left ? k : n;
     shape.check("X", X, {rows, columns});
     shape.check("grad", grad, {rows, columns});

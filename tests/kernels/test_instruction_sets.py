@@ -37,7 +37,7 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
             same(kernels.linalg_solve_triangular_backward.kernel(*given), expected)
             for QR in (torch.linalg.qr(A), torch.linalg.qr(A[..., :-1])):
                 given = (G[..., :, : QR.R.shape[-1]], G[..., : QR.R.shape[-1], : QR.R.shape[-1]], *QR)
-                same(mg.ops.qr_pullback(*given), mg.ops.qr_pullback.reference(*given))
+                same(mg.ops.qr_pullback(*given)[0], mg.ops.qr_pullback.reference(*given)[0])
         if n <= 32 or not dtype.is_complex:
             given = (G, G, *factors, True)
             same(kernels.linalg_lu_backward.kernel(*given), mg.ops.linalg_lu_backward.reference(*given))

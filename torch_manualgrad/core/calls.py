@@ -239,7 +239,7 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
     ]
     for name, value in compiled.only.items():
         numbers += [constants.index(name), *_literal(value)]
-    for names in (compiled.contiguous, compiled.one_batch, compiled.nonzero):
+    for names in (compiled.contiguous, compiled.one_batch, compiled.square, compiled.nonzero):
         numbers += [len(names), *[saved.index(name) for name in names]]
     for parameter in compiled.formula.signature.names:
         source = compiled.bind.get(parameter, parameter)
@@ -265,6 +265,9 @@ def _literal(value: Any) -> tuple[int, int]:
         return 1, int(value)
     if isinstance(value, int):
         return 2, value
+    if isinstance(value, str):
+        assert len(value.encode()) <= 8
+        return 4, struct.unpack("q", value.encode().ljust(8, b"\0"))[0]
     assert isinstance(value, float) and not math.isnan(value)
     return 3, struct.unpack("q", struct.pack("d", value))[0]
 

@@ -31,6 +31,7 @@ class CompiledVjp(NamedTuple):
         real: complex numbers are left to the vjp.
         contiguous: inputs and outputs that must be contiguous.
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
+        square: inputs and outputs that must be square matrices.
         nonzero: inputs and outputs that must be on the CPU, where it costs little to ask, and have no zero.
         declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp. For the CPU
             only: to read it would synchronize with a GPU.
@@ -44,6 +45,7 @@ class CompiledVjp(NamedTuple):
     real: bool = False
     contiguous: tuple[str, ...] = ()
     one_batch: tuple[str, ...] = ()
+    square: tuple[str, ...] = ()
     nonzero: tuple[str, ...] = ()
     declines: bool = False
 

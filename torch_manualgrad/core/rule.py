@@ -161,7 +161,7 @@ class Rule:
             name = source[0] if isinstance(source, tuple) else source
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"rule {self.name}: compiled_vjp asks for {name!r}, which the vjp does not")
-        for name in (*compiled.contiguous, *compiled.one_batch, *compiled.nonzero):
+        for name in (*compiled.contiguous, *compiled.one_batch, *compiled.square, *compiled.nonzero):
             if name not in asked:
                 raise ValueError(
                     f"rule {self.name}: compiled_vjp has a condition on {name!r}, which the vjp does not ask for"

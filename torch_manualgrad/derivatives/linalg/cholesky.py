@@ -31,7 +31,6 @@ from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
 from .common import LARGEST, random, random_definite, small, summed_to, sym
-
 from .triangular import solve_triangular_adjoint
 
 _IN_CACHE = kernel_limit("cached_cholesky")

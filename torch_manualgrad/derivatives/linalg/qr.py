@@ -42,8 +42,8 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from ...core.formula import Kernel, formula
-from ...core.rule import Sample, rule
-from .common import eye_like, phi, random, random_conditioned, skew, small, sym
+from ...core.rule import CompiledVjp, Sample, rule
+from .common import LARGEST, eye_like, phi, random, random_conditioned, skew, small, sym
 from .gauge import depends_on_basis, report
 
 
@@ -53,9 +53,13 @@ def _leading(A: Tensor) -> int:
     return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
 
 
-def _vanishing(A: Tensor, R: Tensor) -> Tensor:
-    """Which pivots of R, a leading part, are zero to rounding, beside a sum of moduli: one of squares may overflow."""
-    rounding = max(A.shape[-2:]) * torch.finfo(A.dtype).eps
+def _vanishing(order: int, R: Tensor) -> Tensor:
+    """Which pivots of R, a leading part, are zero to rounding, beside a sum of moduli: one of squares may overflow.
+
+    Args:
+        order: the larger dimension of A.
+    """
+    rounding = order * torch.finfo(R.dtype).eps
     return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
 
 
@@ -67,7 +71,7 @@ def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, T
         Q = torch.linalg.qr(A)[0]
     c = _leading(A)
     R = R[..., :c, :c]
-    undefined = pad(_vanishing(A, R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
+    undefined = pad(_vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
     columns = undefined.unsqueeze(-2)
     return undefined, torch.where(columns, 0, Q), torch.where(columns[..., :c], eye_like(R), R)
 
@@ -105,7 +109,7 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
 
 
 @formula(kernel=("cpu",))
-def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
+def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """`linalg_qr_backward` for matrices of full rank. The kernel takes the sizes in csrc/linalg/qr.h.
 
     Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
@@ -117,7 +121,8 @@ def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tens
         R: (*, w, n).
 
     Returns:
-        (*, m, n), column-major; inf or nan where a pivot is zero.
+        The cotangent of A, (*, m, n), column-major; inf or nan where a pivot is zero. And deficient, a bool of no dims:
+        whether a pivot is zero to rounding in any of the matrices.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger matrix.
@@ -129,6 +134,8 @@ def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tens
         ATen linalg_qr_backward.
     """
     m, n = Q.shape[-2], R.shape[-1]
+    c = min(m, n)
+    deficient = _vanishing(max(m, n), R[..., :c, :c]).any()
     M = torch.zeros((), dtype=Q.dtype) if grad_Q is None else Q.mH @ grad_Q
     if grad_R is not None:
         grad_R = grad_R.triu()
@@ -136,16 +143,15 @@ def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tens
     if Q.shape[-1] < m:
         # G - Q (K - W) = gQ - Q (M - W), and M - W is Hermitian, with the upper triangle of M
         G = Q @ sym(phi(M.mH))
-        return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False)
+        return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False), deficient
     # Q is square, and G - Q K is zero
     W = phi(skew(M)) if M.is_complex() else skew(M).tril(-1)
-    c = min(m, n)
     inner = solve_triangular(R[..., :c, :c].mH, W[..., :c], upper=False, left=False)
     if m < n:
         inner = pad(inner, (0, n - m))
     if grad_R is not None:
         inner = inner + grad_R
-    return (inner.mT @ Q.mT).mT
+    return (inner.mT @ Q.mT).mT, deficient
 
 
 def _where_deficient(
@@ -153,7 +159,7 @@ def _where_deficient(
 ) -> tuple[Tensor, ...]:
     """The results, with those of ``body`` for matrices in which a pivot vanishes; on the CPU to ask costs nothing."""
     c = min(A.shape[-2:])
-    deficient = _vanishing(A, R[..., :c, :c]).any(-1)
+    deficient = _vanishing(max(A.shape[-2:]), R[..., :c, :c]).any(-1)
     if not deficient.any():
         return results
     if A.dim() == 2:
@@ -178,7 +184,9 @@ def _backward_by_rank(
         return body(grad_Q, grad_R, A, Q, R)[0]
     # at every order that the kernel takes it is as fast as BLAS or faster, by measurement
     compiled = Q.shape[-1] == R.shape[-1] and small(Q, m)
-    grad_A = (qr_pullback if compiled else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+    grad_A, deficient = (qr_pullback if compiled else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+    if not deficient:
+        return grad_A
     return _where_deficient((grad_A,), A, R, body, grad_Q, grad_R, A, Q, R)[0]
 
 
@@ -302,6 +310,7 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
+    compiled_vjp=CompiledVjp("A", qr_pullback, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
     improves=("values", "missing"),

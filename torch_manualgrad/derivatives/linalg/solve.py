@@ -20,9 +20,9 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.kernel_limits import kernel_limit
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
-from .common import random, random_conditioned, small, summed_to
+from .common import LARGEST, random, random_conditioned, small, summed_to
 
 _IN_CACHE = kernel_limit("cached_solve")
 
@@ -86,27 +86,29 @@ def _(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: boo
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
-def _is_small(X: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
-    one_batch = X.dim() == LU.dim() and X.shape[:-2] == LU.shape[:-2]
-    return left and one_batch and small(A, max(X.shape[-2:]), in_cache=_IN_CACHE)
+def _is_small(result: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
+    batch = LU.dim() - 2
+    columns = 1 if _is_vector(LU, result) else result.shape[-1]
+    one_batch = result.dim() <= LU.dim() and result.shape[:batch] == LU.shape[:batch]
+    return left and one_batch and small(A, max(LU.shape[-1], columns), in_cache=_IN_CACHE)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))
 def linalg_solve_backward(
-    gX: Tensor, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
+    grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of A and B, given that of the solution: gB = A^-H gX, gA = -gB X^H; with ``left`` False, mirrored.
+    """Cotangents of A and B, given that of the solution X: gB = A^-H gX, gA = -gB X^H; with ``left`` False, mirrored.
 
     Args:
-        gX: cotangent of the solution, the shape of ``X``.
-        X: the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
+        grad_result: gX, cotangent of the solution, the shape of ``result``.
+        result: X, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
         A: (*, n, n).
         LU: the packed factors of A, (*, n, n); constants to higher derivatives, which solve with A again.
         pivots: those of the factorization, (*, n), int32.
         left: whether A X = B, else X A = B.
 
     Returns:
-        gA, with all batch dims of X, and gB, the shape of ``X``: what was broadcast is not summed.
+        gA, with all batch dims of ``result``, and gB, the shape of ``result``: what was broadcast is not summed.
 
     Note:
         Where not differentiable: where A is singular; the gradients of that matrix are inf or nan, those of the others
@@ -115,11 +117,11 @@ def linalg_solve_backward(
     References:
         ATen linalg_solve_backward.
     """
-    if _is_vector(A, X):
-        gA, gB = linalg_solve_backward(gX.unsqueeze(-1), X.unsqueeze(-1), A, LU, pivots, left)
+    if _is_vector(A, result):
+        gA, gB = linalg_solve_backward(grad_result.unsqueeze(-1), result.unsqueeze(-1), A, LU, pivots, left)
         return gA, gB.squeeze(-1)
-    gB = solve_again(A, LU, pivots, gX, left, True)
-    return gB @ -X.mH if left else -X.mH @ gB, gB
+    gB = solve_again(A, LU, pivots, grad_result, left, True)
+    return gB @ -result.mH if left else -result.mH @ gB, gB
 
 
 def _is_small_for_tangents(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
@@ -245,15 +247,13 @@ def _solve_vjp(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor]:
     LU, pivots = _factors(A, LU, pivots)
-    vector = _is_vector(A, result)
-    if vector:
-        grad_result, result = grad_result.unsqueeze(-1), result.unsqueeze(-1)
     if output_mask[0]:
         gA, gB = linalg_solve_backward(grad_result, result, A, LU, pivots, left)
-        gA = summed_to(gA, A.shape)
-    else:  # the product for gA is as much work as the solve
-        gA, gB = None, solve_again(A, LU, pivots, grad_result, left, True)
-    return gA, summed_to(gB.squeeze(-1) if vector else gB, B_sizes)
+        return summed_to(gA, A.shape), summed_to(gB, B_sizes)
+    # the product for gA is as much work as the solve
+    vector = _is_vector(A, result)
+    gB = solve_again(A, LU, pivots, grad_result.unsqueeze(-1) if vector else grad_result, left, True)
+    return None, summed_to(gB.squeeze(-1) if vector else gB, B_sizes)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -289,6 +289,11 @@ rule(
         )
     },
     uses=(linalg_solve_backward, solve_again, linalg_solve_jvp),
+    compiled_vjp=(
+        CompiledVjp(("A", "B"), linalg_solve_backward, {}, LARGEST, only={"left": True}, one_batch=("A", "result"))
+        if _GIVES_FACTORS_OF_A
+        else None
+    ),
     not_differentiable=("LU", "pivots", "info"),
     improves={"values": "2.15"},
     source="ATen linalg_solve_backward, linalg_solve_jvp",
