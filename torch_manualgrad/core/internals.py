@@ -30,6 +30,7 @@ __all__ = [
     "below_autograd",
     "below_autograd_keys",
     "bits_unread",
+    "current_node",
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
@@ -196,6 +197,10 @@ _key_included, _vmap_of_gradients = (
     torch._C._dispatch_tls_is_dispatch_key_included,
     torch._C._dispatch_key_parse("VmapMode"),
 )
+
+
+# The node of autograd's graph whose backward this thread runs; None outside of one.
+current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 def values_hidden() -> bool:

@@ -31,12 +31,14 @@ from ..core.internals import (
 )
 from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
-from .choice import choose
+from .choice import REFUSALS, choose
 from .conversion import on_nested
 from .layer_normalization import layer_norm
 from .layouts import jagged_values, to_jagged, tracked
 from .ragged import Ragged
 from .rms_normalization import rms_norm
+from .strided import KERNELS, continues, mark, may_stay, tracks_silu
+from .strided_backward import BACKWARD
 
 __all__ = ["LIMITS"]
 
@@ -361,6 +363,19 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "values": _values,
     "_nested_get_values": _values,  # values() of the jagged layout
     "_nested_view_from_jagged": _view_from_jagged,
+    # the backward of PyTorch's own graphs of strided tensors
+    **BACKWARD,
+}
+
+# Calls that stay with PyTorch on strided tensors in order; the first ones may have gradients of dense arguments.
+_WITH_PARAMETERS = ("linear", "layer_norm")
+_STAY = {
+    _FUNCTIONS[name]: name in _WITH_PARAMETERS
+    for name in (
+        *_WITH_PARAMETERS,
+        *("softmax.int", "sum.dim_IntList", "relu", "gelu", "silu"),
+        *(f"{name}.{other}" for name in ("add", "sub", "mul", "div") for other in ("Tensor", "Scalar")),
+    )
 }
 
 
@@ -369,6 +384,15 @@ _TAKE_NESTED_INTS = (_reshape,)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    takes_dense = _STAY.get(function)
+    if takes_dense is not None and may_stay(args, kwargs, takes_dense):
+        try:
+            return mark(own(*args, **kwargs))
+        except REFUSALS:
+            pass
+    if function is BACKWARD["silu_backward"] and tracks_silu():
+        with torch.enable_grad():
+            return function(*args, **kwargs)
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)
@@ -401,6 +425,9 @@ replacements.add(
         "AutogradNestedTensor",
         {f"aten::{name}": function for name, function in _FUNCTIONS.items()},
         besides=[functools.partial(replace_jagged_attention, _jagged_attention)],
+        kernels={f"aten::{name}": kernel for name, kernel in KERNELS.items()},
+        kernel_key="NestedTensorCPU",
+        continues=continues,
         choose=_choose,
     ),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from torch_manualgrad.derivatives import distance, norm, renorm
+from torch_manualgrad.derivatives import distance, renorm
 from torch_manualgrad.derivatives.reduction.norm import norm_backward, norm_jvp
 
 inf, nan = math.inf, math.nan
@@ -232,7 +232,11 @@ def test_renorm_is_scale_safe(p):
     x, t = random(2, 3), random(2, 3, seed=1)
     plain = renorm.renorm_jvp(x * 1e6, t * 1e6, p, 0, 1.0)
     same(renorm.renorm_jvp(x * 1e200, t * 1e200, p, 0, 1.0), plain, 1e-6)
-    same(renorm.renorm_backward(t * 1e200, x * 1e200, p, 0, 1.0), renorm.renorm_backward(t * 1e6, x * 1e6, p, 0, 1.0), 1e-6)
+    same(
+        renorm.renorm_backward(t * 1e200, x * 1e200, p, 0, 1.0),
+        renorm.renorm_backward(t * 1e6, x * 1e6, p, 0, 1.0),
+        1e-6,
+    )
     same(renorm.renorm_backward(t, x * 0, p, 0, 0.0), t)
 
 
