@@ -43,6 +43,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_composite",
     "is_nested_int",
+    "is_plain_jagged",
     "jagged_dim",
     "jagged_nested",
     "jagged_of_duals",
@@ -265,6 +266,11 @@ class JaggedStructure(NamedTuple):
 def jagged_structure(nested: Any) -> JaggedStructure:
     """The structure of a jagged nested tensor."""
     return JaggedStructure(nested._offsets, nested._lengths, int(nested._ragged_idx), nested._metadata_cache)
+
+
+def is_plain_jagged(x: Any) -> bool:
+    """Whether ``x`` is of PyTorch's own class of jagged nested tensors: without a tangent, and no tracer's."""
+    return type(x) is _classes()[0]
 
 
 def known_lengths(min_seqlen: Tensor | None, max_seqlen: Tensor | None) -> dict[str, Tensor]:

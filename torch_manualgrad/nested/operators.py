@@ -31,14 +31,15 @@ from ..core.internals import (
 )
 from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
+from .backward import BACKWARD
 from .choice import REFUSALS, choose
 from .conversion import on_nested
+from .jagged import JAGGED, jagged_call
 from .layer_normalization import layer_norm
 from .layouts import jagged_values, to_jagged, tracked
 from .ragged import Ragged
 from .rms_normalization import rms_norm
 from .strided import KERNELS, continues, mark, may_stay, tracks_silu
-from .strided_backward import BACKWARD
 
 __all__ = ["LIMITS"]
 
@@ -363,7 +364,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "values": _values,
     "_nested_get_values": _values,  # values() of the jagged layout
     "_nested_view_from_jagged": _view_from_jagged,
-    # the backward of PyTorch's own graphs of strided tensors
+    # the backward of PyTorch's own graphs
     **BACKWARD,
 }
 
@@ -377,7 +378,8 @@ _STAY = {
         *(f"{name}.{other}" for name in ("add", "sub", "mul", "div") for other in ("Tensor", "Scalar")),
     )
 }
-
+# Calls that have a fast path on jagged tensors, by the function.
+_JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
 
 # These take the size of a ragged dim as an argument.
 _TAKE_NESTED_INTS = (_reshape,)
@@ -390,6 +392,8 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
             return mark(own(*args, **kwargs))
         except REFUSALS:
             pass
+    if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
+        return found
     if function is BACKWARD["silu_backward"] and tracks_silu():
         with torch.enable_grad():
             return function(*args, **kwargs)

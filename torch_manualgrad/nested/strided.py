@@ -1,7 +1,7 @@
 """Calls on strided nested tensors that stay with PyTorch, as its own graph differentiates them.
 
 PyTorch's nodes for these calls are right in first order where a cotangent lies in memory as PyTorch expects, and raise
-where it does not. They compute by operators that are in our table too (`strided_backward`), which take any cotangent and
+where it does not. They compute by operators that are in our table too (`backward`), which take any cotangent and
 have derivatives. So a graph that was made while ours were active is right in every order, if its backward finds them
 active. Its nodes are marked, and in a marked node's backward they are.
 """
