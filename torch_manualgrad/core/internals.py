@@ -299,7 +299,9 @@ def traced_nested_int(offsets: Tensor) -> Any:
 
 def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
     """The jagged nested tensor with this buffer, without a history; it shares its memory."""
-    return _classes()[0](values.detach(), **_arguments(structure))
+    made: Any = _classes()[0](values.detach(), **_arguments(structure))
+    made._metadata_cache = structure.known  # PyTorch's class takes another dict in the place of an empty one
+    return made
 
 
 def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:

@@ -28,6 +28,10 @@ from ..core.internals import (
     set_autocast_off,
 )
 from .backward import BACKWARD
+from .conversion import on_nested
+from .layer_normalization import layer_norm_backward_again
+from .matmul import nested_linear_backward
+from .ragged import Ragged
 
 __all__ = ["JAGGED", "jagged_call"]
 
@@ -161,6 +165,14 @@ def _softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> _Call | None
     )
 
 
+@on_nested
+def _layer_norm_again(
+    grad: Ragged, x: Ragged, needed: Sequence[bool], weight: Any, bias: Any, shape: Sequence[int], eps: float
+) -> Any:
+    of_values, *rest = layer_norm_backward_again(needed, grad.values, (x.values, weight, bias, None, None), shape, eps)
+    return None if of_values is None else x.like(of_values), *rest
+
+
 def _layer_norm(
     x: Any,
     normalized_shape: Sequence[Any],
@@ -189,10 +201,28 @@ def _layer_norm(
     def tracked(
         grad: Any, needed: Sequence[bool], x: Any, v: Tensor, m: Tensor, r: Tensor, *parameters: Tensor | None
     ) -> Gradients:
-        found: Gradients = BACKWARD["native_layer_norm_backward"](grad, x, shape, m, r, *parameters, needed)
+        found: Gradients = _layer_norm_again(grad, x, needed, *parameters, shape, eps)
         return found
 
     return _Call(forward, backward, tracked, parameters=(weight, bias))
+
+
+def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> _Call | None:
+    values = x._values
+    if x._ragged_idx == values.dim() or weight.dim() != 2 or weight.shape[1] != values.shape[-1] or not weight.numel():
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+
+    def backward(g: Tensor, needed: Sequence[bool], v: Tensor, w: Tensor, *_: Any) -> Gradients:
+        found = nested_linear_backward.reference(v, g, w, needed)
+        return [gradient if yes else None for gradient, yes in zip(found, needed)]
+
+    def tracked(grad: Any, needed: Sequence[bool], x: Any, v: Tensor, w: Tensor, *_: Any) -> Gradients:
+        found: Gradients = BACKWARD["linear_backward"](x, grad, w, needed)
+        return found
+
+    return _Call(lambda v, w, b: (F.linear(v, w, b), (v, w)), backward, tracked, parameters=(weight, bias))
 
 
 JAGGED: dict[str, Callable[..., _Call | None]] = {
@@ -201,4 +231,5 @@ JAGGED: dict[str, Callable[..., _Call | None]] = {
     "silu": _silu,
     "softmax.int": _softmax,
     "layer_norm": _layer_norm,
+    "linear": _linear,
 }

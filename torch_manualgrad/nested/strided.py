@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import current_node, only_autograd, saved_tensors_are_hooked
+from ..core.internals import current_node, only_autograd
 
-__all__ = ["KERNELS", "continues", "mark", "may_stay", "tracks_silu"]
+__all__ = ["KERNELS", "continues", "mark", "may_stay", "out_of_order", "tracks_silu"]
 
 _MARK = "torch_manualgrad.nested"
 
@@ -35,7 +35,7 @@ def may_stay(args: Any, kwargs: Any, takes_dense: bool) -> bool:
         kwargs: of the call.
         takes_dense: whether PyTorch differentiates the function in dense arguments, such as a weight.
     """
-    if torch.compiler.is_compiling() or not only_autograd() or saved_tensors_are_hooked():
+    if torch.compiler.is_compiling() or not only_autograd():
         return False
     dtype = None
     for x in (*args, *kwargs.values()) if kwargs else args:
@@ -49,6 +49,11 @@ def may_stay(args: Any, kwargs: Any, takes_dense: bool) -> bool:
             return False
         dtype = x.dtype
     return True
+
+
+def out_of_order(args: Any) -> bool:
+    """Whether a strided tensor among the arguments is not in order: a result then is, if ours computes it."""
+    return any(isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided and not _in_order(x) for x in args)
 
 
 def mark(result: Tensor) -> Tensor:
