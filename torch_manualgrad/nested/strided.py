@@ -122,7 +122,7 @@ def _softmax(own: Callable[..., Tensor], self: Tensor, dim: int, half_to_float: 
     if rows is None:
         return own(self, dim, half_to_float)
     found = torch.empty_like(self)
-    torch._softmax(rows, 1, False, out=found.values().view(rows.shape))
+    torch.softmax(rows, 1, out=found.values().view(rows.shape))
     return found
 
 
