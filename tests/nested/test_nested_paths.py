@@ -238,6 +238,20 @@ def test_three_orders(name, layout):
     close(found, torch.autograd.grad(up_to_second([dense(p) for p in leaves], leaves), leaves))
 
 
+def test_a_sum_is_a_tensor_of_its_own():
+    """It may be changed in place, and its operands stay; its two nodes copy nothing."""
+    parts = components()
+    x = nest(parts).requires_grad_()
+    with mg.override("nested"):
+        y = x + x
+        assert not y._is_view() and y.grad_fn.metadata
+        y.mul_(3).relu_()
+        (g,) = torch.autograd.grad(y, x, nest([torch.ones_like(p) for p in parts]))
+    close(x.unbind(), parts)
+    close(y.unbind(), [(6 * p).relu() for p in parts])
+    close(g.unbind(), [6.0 * (p > 0) for p in parts])
+
+
 def test_an_error_in_a_backward_of_silu_leaves_tracking_on():
     x = nest(components()).requires_grad_()
 

@@ -17,10 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import (
-    jagged_dim,
-    replace_jagged_attention,
-)
+from ..core.internals import jagged_dim, only_autograd, replace_jagged_attention
 from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, layout_calls, maps, matmul, reductions, selection, structure
 from .backward import BACKWARD
@@ -28,7 +25,7 @@ from .choice import REFUSALS, choose
 from .jagged import JAGGED, jagged_call
 from .layer_normalization import layer_norm
 from .rms_normalization import rms_norm
-from .strided import KERNELS, continues, mark, may_stay, out_of_order, tracks_silu
+from .strided import KERNELS, continues, is_one, mark, may_stay, out_of_order, puts_in_order, tracks_silu
 
 __all__ = ["LIMITS"]
 
@@ -265,7 +262,7 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
     try:
         if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
             result = mark(own(*args, **kwargs))
-            return result * 1 if function in _HAND_ON and result.requires_grad else result
+            return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
         if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
             return found
     except REFUSALS:
@@ -273,8 +270,14 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
     if function is BACKWARD["silu_backward"] and tracks_silu():
         with torch.enable_grad():
             return function(*args, **kwargs)
-    if function in _IN_BACKWARD and continues() and out_of_order(args):
-        return function(*args, **kwargs)
+    if function in _IN_BACKWARD and continues():
+        if out_of_order(args):
+            return function(*args, **kwargs)
+        if not torch.is_grad_enabled() and only_autograd():
+            try:
+                return args[0] if is_one(args) else own(*args, **kwargs)
+            except REFUSALS:
+                pass
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.internals import current_node, only_autograd
 
-__all__ = ["KERNELS", "continues", "mark", "may_stay", "out_of_order", "tracks_silu"]
+__all__ = ["KERNELS", "continues", "is_one", "mark", "may_stay", "out_of_order", "puts_in_order", "tracks_silu"]
 
 _MARK = "torch_manualgrad.nested"
 
@@ -65,6 +65,35 @@ def mark(result: Tensor) -> Tensor:
             node.register_prehook(_stop_tracking)
             node.register_hook(_track_again)
     return result
+
+
+# A product with 1, whose backward is a product too, and so one of our calls: it puts a cotangent in order.
+_ONE = 1.0
+
+
+class _Product(threading.local):
+    shares_memory = False
+
+
+_product = _Product()
+
+
+def puts_in_order(result: Tensor) -> Tensor:
+    """The tensor, which nothing else has, behind a node that puts cotangents in order; it shares its memory."""
+    _product.shares_memory = True
+    try:
+        return mark(torch.ops.aten.mul.Scalar(result, _ONE))
+    finally:
+        _product.shares_memory = False
+
+
+def _mul(own: Callable[..., Tensor], self: Tensor, other: Any) -> Tensor:
+    return self.detach() if _product.shares_memory else own(self, other)
+
+
+def is_one(args: Any) -> bool:
+    """Whether these are the arguments of a product with the number 1."""
+    return len(args) == 2 and type(args[1]) is float and args[1] == _ONE
 
 
 def continues() -> bool:
@@ -163,6 +192,7 @@ def _nested_sum_backward(
 
 
 KERNELS: dict[str, Callable[..., Tensor]] = {
+    "mul.Scalar": _mul,
     "_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward_data,
     "sum.dim_IntList": _sum,
