@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from . import compile_cache
@@ -36,6 +37,10 @@ class Replacements:
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             where PyTorch's own is to be called.
         besides: what is to be replaced beyond operators: each call replaces it, and returns what undoes that.
+        kernels: operator -> ``(own, *args, **kwargs) -> result``, at ``kernel_key``: below autograd, where PyTorch's own
+            graphs compute.
+        kernel_key: the dispatch key of the kernels.
+        continues: whether a call belongs to what was begun while this was active, such as the backward of a graph.
         choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;
             by default the function, and PyTorch's own where that returns NotImplemented.
     """
@@ -47,12 +52,16 @@ class Replacements:
         functions: Mapping[str, Callable[..., Any]],
         *,
         besides: Sequence[Callable[[], Callable[[], None]]] = (),
+        kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        kernel_key: str = "",
+        continues: Callable[[], bool] = bool,
         choose: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.key = key
         self.functions = dict(functions)
         self._besides = tuple(besides)
+        self._kernels, self._kernel_key, self._continues = dict(kernels), kernel_key, continues
         self._choose = choose or _function_first
         self._holders: list[object] = []
         self._undo: list[Callable[[], None]] = []
@@ -63,7 +72,7 @@ class Replacements:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return " ".join(fingerprint(f) for f in self.functions.values())
+        return " ".join(fingerprint(f) for f in (*self.functions.values(), *self._kernels.values()))
 
     @property
     def holder(self) -> object | None:
@@ -108,13 +117,30 @@ class Replacements:
             registration.register(self._kernel(function, registration.stock))
             forget_dispatch(op)
             made.append(registration)
+        for name, kernel in self._kernels.items():
+            op = operator(name)
+            registration = Registration(op, Signature(op._schema), self._kernel_key)
+            registration.register(self._below(kernel, registration.stock))
+            made.append(registration)
         self._registrations = made
+
+    def _acts(self) -> bool:
+        return not (stock.depth or without_overrides.depth) and (bool(self._holders) or self._continues())
 
     def _kernel(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._holders and not (stock.depth or without_overrides.depth):
+            if self._acts():
                 return self._choose(function, functools.partial(own, keyset), args, kwargs)
+            return own(keyset, *args, **kwargs)
+
+        return kernel
+
+    def _below(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._acts():
+                return function(functools.partial(own, keyset), *args, **kwargs)
             return own(keyset, *args, **kwargs)
 
         return kernel

@@ -11,11 +11,11 @@ from torch import Tensor
 from ..core.internals import dual_jagged, has_tangent, is_nested_int, tangents_possible
 from .layouts import tracked
 
-__all__ = ["choose"]
+__all__ = ["REFUSALS", "choose"]
 
 # The errors by which PyTorch's functions and ours refuse a call. Not all of Exception: a hook may raise others to end a
 # recomputation.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def choose(
@@ -36,20 +36,20 @@ def choose(
     if dual or any(map(tracked, tensors)):
         try:
             found = function(*args, **kwargs)
-        except _REFUSALS as refusal:
+        except REFUSALS as refusal:
             if dual:
                 raise
             try:
                 return own(*args, **kwargs)
-            except _REFUSALS as error:
+            except REFUSALS as error:
                 raise error from refusal
         return own(*args, **kwargs) if found is NotImplemented else found
     try:
         return own(*args, **kwargs)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         try:
             found = function(*args, **kwargs)
-        except _REFUSALS as refusal:
+        except REFUSALS as refusal:
             raise error from refusal
         if found is NotImplemented:
             raise

@@ -13,6 +13,7 @@ __all__ = [
     "below_autograd",
     "below_autograd_keys",
     "bits_unread",
+    "current_node",
     "entry",
     "forget_dispatch",
     "is_autocast_enabled",
@@ -98,6 +99,10 @@ _vmap_of_gradients, _modes = torch._C._dispatch_key_parse("VmapMode"), torch._C.
 def is_below_autograd() -> bool:
     """Whether this thread is inside of `below_autograd`, where a call goes to the kernel of its device."""
     return _key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+
+# The node of autograd's graph whose backward this thread runs; None outside of one.
+current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 def values_hidden() -> bool:
