@@ -146,7 +146,7 @@ class build_kernels(BuildExtension):
                 ext.extra_compile_args.append("-DMANUALGRAD_SANITIZE")
             ext.library_dirs = cpp_extension.library_paths()
             ext.libraries = ["torch", "torch_cpu", *(["c10"] if calls else [])]
-            ext.extra_link_args = sanitize
+            ext.extra_link_args = sanitize or ["-Wl,--strip-all"]  # the names of templates are half a megabyte
             self.extensions.append(ext)
         super().build_extensions()
         self.extensions = everything

@@ -12,7 +12,7 @@ namespace manualgrad {
 
 // Up to this order matrices go in lanes, by measurement.
 constexpr int64_t kLaneSpectrum = 16;
-// As many floats fill a vector one matrix at a time.
+// Matrices of this order fill whole vectors one at a time, and need no lanes.
 template <class S>
 constexpr int64_t kFull = sizeof(RealOf<S>) == 4 ? 16 : 0;
 

@@ -15,13 +15,20 @@ namespace {
 
 // --- small matrices -------------------------------------------------------------------------------------------------
 
+// All threads of a block. On the host, where it never runs, it is one thread.
 struct Block {
-  __device__ int rank() const { return static_cast<int>(threadIdx.x); }
-  __device__ int size() const { return static_cast<int>(blockDim.x); }
-  __device__ void sync() const { __syncthreads(); }
+#if defined(__CUDA_ARCH__)
+  HOST_DEVICE int rank() const { return static_cast<int>(threadIdx.x); }
+  HOST_DEVICE int size() const { return static_cast<int>(blockDim.x); }
+  HOST_DEVICE void sync() const { __syncthreads(); }
+#else
+  HOST_DEVICE int rank() const { return 0; }
+  HOST_DEVICE int size() const { return 1; }
+  HOST_DEVICE void sync() const {}
+#endif
 };
 
-// A block's shared memory: matrices that fit the larger side, and what the rules know.
+// A block's shared memory: matrices that fit the larger dim, and what the rules know.
 template <class S>
 struct Shared {
   static constexpr int kParts = 5;

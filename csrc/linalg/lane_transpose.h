@@ -279,4 +279,19 @@ MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count,
   }
 }
 
+// They are compiled once, in lane_transpose.cpp.
+#define MANUALGRAD_LANE_TRANSPOSE(prefix, S, Bytes)                                                                   \
+  prefix template void gather(const MatrixBatch<const S>&, int64_t, int64_t, int, int, LanesOf<S, Bytes>::type*, int, \
+                              Part);                                                                                  \
+  prefix template void scatter(const LanesOf<S, Bytes>::type*, int64_t, int64_t, int, int, const MatrixBatch<S>&,     \
+                               const int*);
+#define MANUALGRAD_LANE_TRANSPOSES(prefix, Bytes)          \
+  MANUALGRAD_LANE_TRANSPOSE(prefix, float, Bytes)          \
+  MANUALGRAD_LANE_TRANSPOSE(prefix, double, Bytes)         \
+  MANUALGRAD_LANE_TRANSPOSE(prefix, Complex<float>, Bytes) \
+  MANUALGRAD_LANE_TRANSPOSE(prefix, Complex<double>, Bytes)
+MANUALGRAD_LANE_TRANSPOSES(extern, 16)
+MANUALGRAD_LANE_TRANSPOSES(extern, 32)
+MANUALGRAD_LANE_TRANSPOSES(extern, 64)
+
 }  // namespace manualgrad

@@ -34,10 +34,10 @@ __attribute__((noinline)) void run_each(const Kernel& kernel, int64_t begin, int
   for (int64_t place = begin; place < end; ++place) kernel.run(MatrixLoader<SingleThread>{{}, place}, scratch);
 }
 
-// All of a kernel, in the widest lanes there are. What one matrix more than the last whole group leaves goes by itself,
-// for which lanes take longer.
-template <class Kernel>
-void run_in_lanes(const Kernel& kernel) {
+// All of a kernel, in the widest lanes there are. A matrix that is left after the last whole group goes by itself, as
+// lanes would take longer, by the same kernel for any order.
+template <class Kernel, class AnyOrder>
+void run_in_lanes(const Kernel& kernel, const AnyOrder& any) {
   with_native([&](auto bytes) {
     constexpr int kBytes = decltype(bytes)::value;
     using Groups = LaneGroups<Kernel, kBytes>;
@@ -53,9 +53,9 @@ void run_in_lanes(const Kernel& kernel) {
                    if constexpr (kBytes > 16 || kBaselineHasLanes) {
                      const int64_t stop = one_left ? std::min(end, whole) : end;
                      run_native<kBytes, Groups>(kernel, begin, stop, reinterpret_cast<typename Groups::N*>(start));
-                     if (stop < end) run_each(kernel, kernel.batch - 1, kernel.batch, scalars);
+                     if (stop < end) run_each(any, kernel.batch - 1, kernel.batch, scalars);
                    } else {
-                     run_each(kernel, begin * Groups::kCount, std::min(end * Groups::kCount, kernel.batch), scalars);
+                     run_each(any, begin * Groups::kCount, std::min(end * Groups::kCount, kernel.batch), scalars);
                    }
                  });
   });

@@ -22,8 +22,10 @@ struct Cpu {
     if constexpr (Any::kCached && kReal) {
       if (prefers_cache<Any>(batch, m, n)) return run_cached<Cached>(arguments, batch, m, n);
     }
-    with_order<Kernel, Any::kUnroll == Unroll::kAlways && kReal>(arguments, batch, m, n,
-                                                                 [](const auto& kernel) { run_in_lanes(kernel); });
+    with_order<Kernel, false>(arguments, batch, m, n, [&](const auto& any) {
+      with_order<Kernel, Any::kUnroll == Unroll::kAlways && kReal>(
+          arguments, batch, m, n, [&](const auto& kernel) { run_in_lanes(kernel, any); });
+    });
   }
 
  private:

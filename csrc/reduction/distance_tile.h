@@ -168,7 +168,7 @@ struct RowBody {
                                          begin, end, out + k * out_step, out_step);
     };
     int64_t k = 0;
-    if constexpr (P != Power::kGeneral) {
+    if constexpr (P != Power::kGeneral && !Split) {  // pairs that are split are rare
       for (; k + 4 <= plan.columns; k += 4) step(std::integral_constant<int, 4>{}, k);
       for (; k + 2 <= plan.columns; k += 2) step(std::integral_constant<int, 2>{}, k);
     }

@@ -1,0 +1,46 @@
+"""Up to which order kernels take matrices: what Python is told is what the kernels do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_manualgrad as mg  # noqa: F401  defines the operators
+from torch_manualgrad.core import kernels
+from torch_manualgrad.core.kernel_limits import kernel_limit
+
+K = torch.ops.manualgrad
+CALLS = {
+    "lane_order": lambda A: K.cholesky_jvp.kernel(A, A, False),
+    "cached_order": lambda A: K.cholesky_backward.kernel(A, A, False),
+    "jacobi_rank": lambda A: K.eigh_jacobi(A, True),
+    "jacobi_order": lambda A: K.svd_jacobi(A[:, :1]),
+    "lu_small_order": K.lu_small,
+}
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    (library,) = (library for library in kernels.load() if library.device == "cpu")
+    if not library.loaded:
+        pytest.skip(library.reason)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_limit_is_where_the_kernel_ends(name):
+    n = kernel_limit(name)
+    CALLS[name](torch.eye(n))
+    with pytest.raises(RuntimeError, match="expected si"):
+        CALLS[name](torch.eye(n + 1))
+
+
+def test_an_unknown_name():
+    with pytest.raises(KeyError, match="no_such_limit"):
+        kernel_limit("no_such_limit")
+
+
+def test_without_a_library(monkeypatch):
+    kernel_limit.cache_clear()
+    monkeypatch.setattr(kernels, "load", list)
+    assert kernel_limit("lane_order") == 0
+    kernel_limit.cache_clear()
