@@ -87,7 +87,7 @@ def test_default_and_all():
         ("linalg_vectornorm", KeyError, "there is no rule 'aten::linalg_vectornorm'; did you mean 'aten::linalg_vector_norm'"),
         ("aten::norm.Scaler", KeyError, "did you mean 'aten::norm.Scalar'"),
         ("zzzz", KeyError, "there is no rule 'aten::zzzz'"),
-        (torch.ops.aten.argmax.default, KeyError, "there is no rule 'aten::argmax'"),
+        (torch.ops.aten.argmax.default, KeyError, "no rule acts on aten::argmax"),
         (3, TypeError, "override takes names, functions of torch, operators of torch.ops and rules, got 3"),
     ],
 )  # fmt: skip

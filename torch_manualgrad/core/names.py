@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
+from .catalogue import KINDS, catalogue
 from .replacements import Replacements, replacements
 from .rule import Rule, rules
 
@@ -176,6 +177,10 @@ def missing(name: str) -> str:
         if absent in rules.absent:
             return rules.absent[absent]
     bare = _bare(name)
+    for known in (_full(name), f"aten::{bare}"):
+        if known in catalogue:
+            entry = catalogue[known]
+            return f"no rule acts on {name} ({entry.kind}): {entry.reason or KINDS[entry.kind]}"
     if "::" not in name and _is_public(name):
         return f"no rule acts on {name}"
     near = difflib.get_close_matches(_full(name), rules, n=3, cutoff=0.5)
