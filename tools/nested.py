@@ -63,8 +63,12 @@ def measured(cases: Sequence[Case]) -> Found:
 UNDER_OVERRIDE = """## Under override
 
 - A call of which nothing is differentiated is PyTorch's own; where that raises, ours computes.
-- A call that autograd records, or that has a tangent, is ours; what ours refuses, PyTorch's own does. What both refuse
-  raises PyTorch's error, with ours as its cause.
+- A call that is tracked by autograd, or that has a tangent, is ours; what ours refuses, PyTorch's own does. What both
+  refuse raises PyTorch's error, with ours as its cause.
+- On a strided tensor whose components lie one after the other, some calls keep PyTorch's graph, which is as fast:
+  softmax, layer_norm, linear, the sum over the last dim, relu, gelu, silu, sums and products. Its backward operators are
+  then ours where PyTorch's have no derivative or refuse a cotangent. What such a graph has saved must not be changed in
+  place, as PyTorch says.
 - A jagged result keeps its input's structure: the offsets and lengths themselves, and with them the nested int; what is
   known of the shortest and the longest length; and places of the buffer that belong to no component.
 - A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.

@@ -43,6 +43,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_composite",
     "is_nested_int",
+    "is_plain_jagged",
     "jagged_dim",
     "jagged_nested",
     "jagged_of_duals",
@@ -267,6 +268,11 @@ def jagged_structure(nested: Any) -> JaggedStructure:
     return JaggedStructure(nested._offsets, nested._lengths, int(nested._ragged_idx), nested._metadata_cache)
 
 
+def is_plain_jagged(x: Any) -> bool:
+    """Whether ``x`` is of PyTorch's own class of jagged nested tensors: without a tangent, and no tracer's."""
+    return type(x) is _classes()[0]
+
+
 def known_lengths(min_seqlen: Tensor | None, max_seqlen: Tensor | None) -> dict[str, Tensor]:
     """`JaggedStructure.known`, from PyTorch's two arguments."""
     found = {"min_seqlen": min_seqlen, "max_seqlen": max_seqlen}
@@ -293,7 +299,9 @@ def traced_nested_int(offsets: Tensor) -> Any:
 
 def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
     """The jagged nested tensor with this buffer, without a history; it shares its memory."""
-    return _classes()[0](values.detach(), **_arguments(structure))
+    made: Any = _classes()[0](values.detach(), **_arguments(structure))
+    made._metadata_cache = structure.known  # PyTorch's class takes another dict in the place of an empty one
+    return made
 
 
 def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:

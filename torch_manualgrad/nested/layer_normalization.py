@@ -17,7 +17,7 @@ from .normalization import affine, dense_tail, last_dims, normalization_jvp, par
 from .ragged import Ragged
 from .segments import wide
 
-__all__ = ["layer_norm"]
+__all__ = ["layer_norm", "layer_norm_backward_again", "layer_norm_backward_nested"]
 
 
 @formula(kernel=("default",))
@@ -173,7 +173,7 @@ def _layer_norm_backward(needed: Any, grad: Tensor, saved: Any, shape: Sequence[
     return _native_layer_norm_backward(grad, input, shape, mean, rstd, weight, bias, needed)
 
 
-def _layer_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
+def layer_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
     """The backward with m and r computed again, as functions of x."""
     input, weight, bias, _, _ = saved
     _, mean, rstd = layer_norm_nested.op(input, shape, weight, bias, eps)
@@ -181,7 +181,7 @@ def _layer_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Seq
     return [g if yes else None for g, yes in zip(found, needed)]
 
 
-_fast_layer_norm = fast_path("layer_norm_nested", 3, _layer_norm, _layer_norm_backward, _layer_norm_backward_again)
+_fast_layer_norm = fast_path("layer_norm_nested", 3, _layer_norm, _layer_norm_backward, layer_norm_backward_again)
 
 
 @on_nested

@@ -41,7 +41,8 @@ __all__ = [
 
 # torch can view the buffer of a strided nested tensor in both directions without a copy. But if a cotangent arrives
 # transposed, these views read its buffer in the original's order, and the gradient is silently in the wrong order.
-# Splitting into components and stacking them are adjoint to each other, in any order; so autograd tracks these instead.
+# Splitting into components and stacking them are adjoint to each other, in any order; so autograd tracks these, where a
+# call does not stay with PyTorch (`strided`).
 
 
 def tracked(x: Tensor) -> bool:

@@ -11,34 +11,21 @@ mask or dropout.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.internals import (
-    JaggedStructure,
-    dual_jagged,
-    jagged_dim,
-    jagged_structure,
-    known_lengths,
-    longest_known,
-    nested_strides,
-    replace_jagged_attention,
-    strided_nested,
-)
+from ..core.internals import jagged_dim, only_autograd, replace_jagged_attention
 from ..core.replacements import Replacements, replacements, stock
-from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
+from . import activations, arithmetic, attention, extrema, layout_calls, maps, matmul, reductions, selection, structure
+from .backward import BACKWARD
 from .choice import REFUSALS, choose
-from .conversion import on_nested
+from .jagged import JAGGED, jagged_call
 from .layer_normalization import layer_norm
-from .layouts import jagged_values, to_jagged, tracked
-from .ragged import Ragged
 from .rms_normalization import rms_norm
-from .strided import KERNELS, continues, mark, may_stay, tracks_silu
-from .strided_backward import BACKWARD
+from .strided import KERNELS, continues, is_one, mark, may_stay, out_of_order, puts_in_order, tracks_silu
 
 __all__ = ["LIMITS"]
 
@@ -145,56 +132,15 @@ def _with_alpha(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _unbind(self: Any, dim: int = 0) -> Any:
-    if self.layout is torch.strided and dim in (0, -self.dim()):
-        return NotImplemented  # PyTorch's own is right there, and gives views
-    return structure.unbind(self, dim)
-
-
-def _select(self: Any, dim: int, index: int) -> Any:
-    if self.layout is torch.jagged:
-        return selection.select(self, dim, index)
-    if dim not in (0, -self.dim()):
-        return (
-            _as_strided(self, selection.select(self, dim, index)) if tracked(self) else _strided_view(self, dim, index)
-        )
-    components = self.unbind()
-    if not -len(components) <= index < len(components):
-        raise IndexError(f"index: {index} is out of range for {len(components)} components")
-    return components[index]
-
-
-def _strided_view(nested: Tensor, dim: int, index: int) -> Tensor:
-    """The entries at ``index`` along ``dim`` of every component, as a view. Raises: IndexError: out of range."""
-    if not -nested.dim() <= dim < nested.dim():
-        raise IndexError(f"dim: {dim} is out of range for a nested tensor of {nested.dim()} dims")
-    sizes, strides, starts = nested_strides(nested)
-    at = dim % nested.dim() - 1
-    for b, n in enumerate(sizes[:, at].tolist()):
-        if not -n <= index < n:
-            raise IndexError(f"index: {index} is out of range for component {b}, whose size in dim {dim} is {n}")
-    starts = starts + (sizes[:, at] + index if index < 0 else index) * strides[:, at]
-    kept = [d for d in range(sizes.shape[1]) if d != at]
-    with stock():
-        return strided_nested(nested.values(), sizes[:, kept].contiguous(), strides[:, kept].contiguous(), starts)
-
-
 def _sum(self: Any, dim: Any, keepdim: bool = False) -> Any:
     found = reductions.sum(self, _some(dim), keepdim)
     last = dim is not None and list(dim) in ([-1], [self.dim() - 1])
-    return _as_strided(self, found) if last and keepdim else found
-
-
-def _as_strided(self: Any, found: Any) -> Any:
-    """Make nested what PyTorch's strided class keeps nested: the entries of a tensor (B, ...) as components."""
-    if self.layout is torch.strided and not found.is_nested:
-        return torch.nested.as_nested_tensor(list(found.unbind()))
-    return found
+    return layout_calls.as_strided(self, found) if last and keepdim else found
 
 
 def _matmul(self: Any, other: Any) -> Any:
     nested = self if self.is_nested else other
-    return _as_strided(nested, matmul.matmul(self, other))
+    return layout_calls.as_strided(nested, matmul.matmul(self, other))
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
@@ -203,81 +149,6 @@ def _dropout(input: Any, p: float, train: bool) -> Any:
     with stock():  # PyTorch's strided class draws in the order of its memory; this way the draws are the same
         mask = torch.dropout(torch.ones_like(input.detach()), p, train)
     return arithmetic.mul(input, mask)
-
-
-def _transpose(self: Any, dim0: int, dim1: int) -> Any:
-    strided = self.layout is torch.strided  # PyTorch's own is right there, and gives a view
-    return NotImplemented if strided else structure.transpose(self, dim0, dim1)
-
-
-def _contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
-    if self.layout is torch.jagged or self.is_contiguous():
-        return NotImplemented
-    return Ragged.from_nested(self).to_nested(torch.strided)
-
-
-def _reshape(self: Any, size: Sequence[Any]) -> Any:
-    """Reshape the dense dims of a jagged tensor with a tangent; for others PyTorch's is right, and returns views."""
-    values = dual_jagged(self)
-    symbolic = [d for d, n in enumerate(size) if not isinstance(n, int)]  # the ragged size is no number
-    if values is None or len(symbolic) != 1:
-        return NotImplemented
-    (ragged,), now = symbolic, jagged_dim(self)
-    if ragged == 0 or math.prod(size[1:ragged]) != math.prod(values.shape[: now - 1]):
-        return NotImplemented
-    shape = [*size[1:ragged], values.shape[now - 1], *size[ragged + 1 :]]
-    return to_jagged(values.reshape(shape), jagged_structure(self)._replace(dim=ragged))
-
-
-class _View(torch.autograd.Function):
-    """The tensor itself. Autograd refuses to change it in place: the change would not reach the tensor it came from."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def _values(self: Any) -> Any:
-    if self.layout is torch.jagged:
-        return jagged_values(self)
-    if not self.is_contiguous():
-        return NotImplemented
-    return _View.apply(Ragged.from_nested(self).flat())  # type: ignore[no-untyped-call]
-
-
-def _view_from_jagged(
-    self: Tensor,
-    offsets: Tensor,
-    dummy: Tensor,
-    lengths: Tensor | None = None,
-    ragged_idx: int = 1,
-    min_seqlen: Tensor | None = None,
-    max_seqlen: Tensor | None = None,
-) -> Any:
-    return to_jagged(self, JaggedStructure(offsets, lengths, ragged_idx, known_lengths(min_seqlen, max_seqlen)))
-
-
-def _to_padded(self: Any, padding: float, output_size: Sequence[int] | None = None) -> Any:
-    """Pad a nested tensor.
-
-    Of ``output_size``, PyTorch's jagged class reads only the size of the ragged dim, and where no longest length is
-    known it pads to the length of the buffer.
-    """
-    if self.layout is torch.strided:
-        return structure.to_padded_tensor(self, padding, output_size)
-    at = jagged_structure(self)
-    if at.lengths is not None and output_size is None:
-        return structure.to_padded_tensor(self, padding)
-    return _padded(self, padding, longest_known(at) if output_size is None else output_size[at.dim])
-
-
-@on_nested
-def _padded(x: Ragged, padding: float, length: int | None) -> Tensor:
-    return x.to_padded(padding, x.values.shape[x.packed_dim] if length is None else length)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -346,53 +217,68 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max.other": arithmetic.maximum,
     "min.other": arithmetic.minimum,
     # structure
-    "select.int": _select,
+    "select.int": layout_calls.select,
     "slice.Tensor": selection.slice,
     "narrow": selection.narrow,
     "split.Tensor": structure.split,
     "split.sizes": structure.split_with_sizes,
     "split_with_sizes": structure.split_with_sizes,
     "chunk": structure.chunk,
-    "unbind.int": _unbind,
-    "transpose.int": _transpose,
-    "contiguous": _contiguous,
-    "view": _reshape,
-    "reshape": _reshape,
+    "unbind.int": layout_calls.unbind,
+    "transpose.int": layout_calls.transpose,
+    "contiguous": layout_calls.contiguous,
+    "view": layout_calls.reshape,
+    "reshape": layout_calls.reshape,
     # layouts
-    "to_padded_tensor": _to_padded,
-    "values": _values,
-    "_nested_get_values": _values,  # values() of the jagged layout
-    "_nested_view_from_jagged": _view_from_jagged,
-    # the backward of PyTorch's own graphs of strided tensors
+    "to_padded_tensor": layout_calls.to_padded,
+    "values": layout_calls.values,
+    "_nested_get_values": layout_calls.values,  # values() of the jagged layout
+    "_nested_view_from_jagged": layout_calls.view_from_jagged,
+    # the backward of PyTorch's own graphs
     **BACKWARD,
 }
 
-# Calls that stay with PyTorch on strided tensors in order; the first ones may have gradients of dense arguments.
-_WITH_PARAMETERS = ("linear", "layer_norm")
+# Calls that stay with PyTorch on strided tensors in order. The first may have gradients of dense arguments; the last ones
+# have nodes that hand a cotangent on as it is, which autograd can add to others only if all are in order.
+_WITH_PARAMETERS = {_FUNCTIONS[name] for name in ("linear", "layer_norm")}
+_HAND_ON = {_FUNCTIONS[f"{name}.{other}"] for name in ("add", "sub") for other in ("Tensor", "Scalar")}
+_PRODUCTS = {_FUNCTIONS[f"{name}.{other}"] for name in ("mul", "div") for other in ("Tensor", "Scalar")}
 _STAY = {
-    _FUNCTIONS[name]: name in _WITH_PARAMETERS
-    for name in (
-        *_WITH_PARAMETERS,
-        *("softmax.int", "sum.dim_IntList", "relu", "gelu", "silu"),
-        *(f"{name}.{other}" for name in ("add", "sub", "mul", "div") for other in ("Tensor", "Scalar")),
-    )
+    *(_FUNCTIONS[name] for name in ("softmax.int", "sum.dim_IntList", "relu", "gelu", "silu")),
+    *_WITH_PARAMETERS,
+    *_PRODUCTS,
+    *_HAND_ON,
 }
+_IN_BACKWARD = {*BACKWARD.values(), *_PRODUCTS}
 
+# Calls that have a fast path on jagged tensors, by the function.
+_JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
 
 # These take the size of a ragged dim as an argument.
-_TAKE_NESTED_INTS = (_reshape,)
+_TAKE_NESTED_INTS = (layout_calls.reshape,)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    takes_dense = _STAY.get(function)
-    if takes_dense is not None and may_stay(args, kwargs, takes_dense):
-        try:
-            return mark(own(*args, **kwargs))
-        except REFUSALS:
-            pass
+    """The fast ways of a call, by PyTorch's graph (`strided`) or one node on the buffer (`jagged`); else `choose`."""
     if function is BACKWARD["silu_backward"] and tracks_silu():
         with torch.enable_grad():
             return function(*args, **kwargs)
+    if function in _IN_BACKWARD and continues():
+        if out_of_order(args):
+            return function(*args, **kwargs)
+        if not torch.is_grad_enabled() and only_autograd():
+            try:
+                return args[0] if is_one(args) else own(*args, **kwargs)
+            except REFUSALS:
+                pass
+    try:
+        if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
+            result = mark(own(*args, **kwargs))
+            return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
+        if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
+            return found
+    except REFUSALS:
+        pass  # what comes now takes the call or says why not
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)
@@ -400,7 +286,7 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
 
 def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:
     """Whether PyTorch's own reads memory outside of the tensor: select within components of strided tensors."""
-    if function is not _select or args[0].layout is torch.jagged:
+    if function is not layout_calls.select or args[0].layout is torch.jagged:
         return False
     return args[0].dim() > 1 and args[0].size(0) > 0 and args[1] not in (0, -args[0].dim())
 

@@ -1,7 +1,7 @@
 """Calls on strided nested tensors that stay with PyTorch, as its own graph differentiates them.
 
 PyTorch's nodes for these calls are right in first order where a cotangent lies in memory as PyTorch expects, and raise
-where it does not. They compute by operators that are in our table too (`strided_backward`), which take any cotangent and
+where it does not. They compute by operators that are in our table too (`backward`), which take any cotangent and
 have derivatives. So a graph that was made while ours were active is right in every order, if its backward finds them
 active. Its nodes are marked, and in a marked node's backward they are.
 """
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import current_node, only_autograd, saved_tensors_are_hooked
+from ..core.internals import current_node, only_autograd
 
-__all__ = ["KERNELS", "continues", "mark", "may_stay", "tracks_silu"]
+__all__ = ["KERNELS", "continues", "is_one", "mark", "may_stay", "out_of_order", "puts_in_order", "tracks_silu"]
 
 _MARK = "torch_manualgrad.nested"
 
@@ -35,7 +35,7 @@ def may_stay(args: Any, kwargs: Any, takes_dense: bool) -> bool:
         kwargs: of the call.
         takes_dense: whether PyTorch differentiates the function in dense arguments, such as a weight.
     """
-    if torch.compiler.is_compiling() or not only_autograd() or saved_tensors_are_hooked():
+    if torch.compiler.is_compiling() or not only_autograd():
         return False
     dtype = None
     for x in (*args, *kwargs.values()) if kwargs else args:
@@ -51,6 +51,11 @@ def may_stay(args: Any, kwargs: Any, takes_dense: bool) -> bool:
     return True
 
 
+def out_of_order(args: Any) -> bool:
+    """Whether a strided tensor among the arguments is not in order: a result then is, if ours computes it."""
+    return any(isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided and not _in_order(x) for x in args)
+
+
 def mark(result: Tensor) -> Tensor:
     """Let our functions be active in the backward of the node that made ``result``, whenever that comes."""
     node: Any = result.grad_fn
@@ -60,6 +65,35 @@ def mark(result: Tensor) -> Tensor:
             node.register_prehook(_stop_tracking)
             node.register_hook(_track_again)
     return result
+
+
+# A product with 1, whose backward is a product too, and so one of our calls: it puts a cotangent in order.
+_ONE = 1.0
+
+
+class _Product(threading.local):
+    shares_memory = False
+
+
+_product = _Product()
+
+
+def puts_in_order(result: Tensor) -> Tensor:
+    """The tensor, which nothing else has, behind a node that puts cotangents in order; it shares its memory."""
+    _product.shares_memory = True
+    try:
+        return mark(torch.ops.aten.mul.Scalar(result, _ONE))
+    finally:
+        _product.shares_memory = False
+
+
+def _mul(own: Callable[..., Tensor], self: Tensor, other: Any) -> Tensor:
+    return self.detach() if _product.shares_memory else own(self, other)
+
+
+def is_one(args: Any) -> bool:
+    """Whether these are the arguments of a product with the number 1."""
+    return len(args) == 2 and type(args[1]) is float and args[1] == _ONE
 
 
 def continues() -> bool:
@@ -117,7 +151,7 @@ def _softmax(own: Callable[..., Tensor], self: Tensor, dim: int, half_to_float: 
     if rows is None:
         return own(self, dim, half_to_float)
     found = torch.empty_like(self)
-    torch._softmax(rows, 1, False, out=found.values().view(rows.shape))
+    torch.softmax(rows, 1, out=found.values().view(rows.shape))
     return found
 
 
@@ -158,6 +192,7 @@ def _nested_sum_backward(
 
 
 KERNELS: dict[str, Callable[..., Tensor]] = {
+    "mul.Scalar": _mul,
     "_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward_data,
     "sum.dim_IntList": _sum,

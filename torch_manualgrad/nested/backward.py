@@ -1,12 +1,11 @@
-"""PyTorch's backward operators on strided nested tensors, with derivatives; see `strided`.
+"""PyTorch's backward operators on its nested tensors, with derivatives.
 
-Each has the parameters of PyTorch's operator of the same name, which its nodes call. A cotangent may lie in memory in any
-way. On jagged tensors PyTorch's own remain.
+Each has the parameters of PyTorch's operator of the same name, which the nodes of PyTorch's graphs call; see `strided`. A
+cotangent may lie in memory in any way.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,42 +26,31 @@ from .slices import one_dim
 __all__ = ["BACKWARD"]
 
 
-def _strided(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = on_nested(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        jagged = any(isinstance(x, Tensor) and x.layout is torch.jagged for x in args)
-        return NotImplemented if jagged else function(*args, **kwargs)
-
-    return call
-
-
-@_strided
+@on_nested
 def _gelu_backward(grad_output: Ragged, self: Ragged, *, approximate: str = "none") -> Ragged:
     require_same_structure(self, grad_output)
     return self.like(gelu_backwards_nested(grad_output.values, self.values, approximate))
 
 
-@_strided
+@on_nested
 def _silu_backward(grad_output: Ragged, self: Ragged) -> Ragged:
     require_same_structure(self, grad_output)
     return self.like(silu_backward_nested(grad_output.values, self.values))
 
 
-@_strided
+@on_nested
 def _sigmoid(self: Ragged) -> Ragged:
     """Which PyTorch's node of silu calls, where its backward is tracked by autograd."""
     return self.like(self.values.sigmoid())
 
 
-@_strided
+@on_nested
 def _threshold_backward(grad_output: Ragged, self: Ragged, threshold: float) -> Ragged:
     require_same_structure(self, grad_output)
     return self.like(threshold_backwards_nested(grad_output.values, self.values, threshold))
 
 
-@_strided
+@on_nested
 def _softmax_backward_data(grad_output: Ragged, output: Ragged, dim: int, input_dtype: torch.dtype) -> Ragged:
     require_same_structure(output, grad_output)
     dim = one_dim(output, dim)
@@ -77,13 +65,13 @@ def _softmax_backward_data(grad_output: Ragged, output: Ragged, dim: int, input_
     return output.like(found.to(input_dtype))
 
 
-@_strided
+@on_nested
 def _nested_sum_backward(grad: Ragged, self: Ragged, dim: Any, keepdim: bool = False) -> Ragged:
     parts = [g.expand(x.shape) for g, x in zip(grad.components(), self.components())]
     return Ragged.from_components(parts, ragged_dims=self.ragged_dims)
 
 
-@_strided
+@on_nested
 def _linear_backward(self: Ragged, grad_output: Ragged, weight: Tensor, output_mask: Sequence[bool]) -> Any:
     rows, g = self.values, grad_output.values
     if self.sizes is not None:
@@ -95,7 +83,7 @@ def _linear_backward(self: Ragged, grad_output: Ragged, weight: Tensor, output_m
     )
 
 
-@_strided
+@on_nested
 def _native_layer_norm_backward(
     grad_out: Ragged,
     input: Ragged,

@@ -1,0 +1,235 @@
+"""The fast path of a call on a jagged nested tensor: one node of autograd's graph, from buffer to buffer.
+
+It is for calls that need nothing but autograd, and for functions that act on each position along the ragged dim by
+itself. A backward that is tracked, or whose cotangent has another structure, goes by the function itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.internals import (
+    PLAIN,
+    JaggedStructure,
+    SingleLevelFunction,
+    below_autograd,
+    entry,
+    is_autocast_enabled,
+    is_plain_jagged,
+    jagged_nested,
+    jagged_structure,
+    only_autograd,
+    set_autocast_off,
+)
+from .backward import BACKWARD
+from .conversion import on_nested
+from .layer_normalization import layer_norm_backward_again
+from .matmul import nested_linear_backward
+from .ragged import Ragged
+
+__all__ = ["JAGGED", "jagged_call"]
+
+Gradients = Sequence[Tensor | None]
+
+
+class _Call(NamedTuple):
+    """A call as it acts on the buffer.
+
+    Attributes:
+        forward: ``(values, *parameters) -> (result, residuals)``.
+        backward: ``(grad, needed, *residuals) -> gradients`` of values and parameters.
+        tracked: ``(grad, needed, x, *residuals) -> gradients`` of nested tensors, with derivatives, by `backward`.
+        of_result: whether ``x`` there is the result, not the argument.
+        parameters: dense tensors beside the nested one, or None.
+    """
+
+    forward: Callable[..., tuple[Tensor, tuple[Tensor | None, ...]]]
+    backward: Callable[..., Gradients]
+    tracked: Callable[..., Gradients]
+    of_result: bool = False
+    parameters: tuple[Tensor | None, ...] = ()
+
+
+class _OnBuffer(SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, x: Any, *parameters: Tensor | None) -> Any:
+        structure = jagged_structure(x)
+        with below_autograd():
+            values, residuals = call.forward(x._values, *parameters)
+        result = jagged_nested(values, structure)
+        # dense ones first: they say what was changed in place, where a nested one fails to
+        ctx.save_for_backward(*residuals, result if call.of_result else x)
+        ctx.call, ctx.structure = call._replace(parameters=()), structure
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        needed, structure, (*residuals, nested) = ctx.needs_input_grad[1:], ctx.structure, ctx.saved_tensors
+        untracked = not torch.is_grad_enabled() and only_autograd() and is_plain_jagged(grad)
+        if untracked and _same(jagged_structure(grad), structure):
+            with below_autograd():
+                found = [*ctx.call.backward(grad._values, needed, *residuals)]
+            found[0] = None if found[0] is None else jagged_nested(found[0], structure)
+        else:
+            with set_autocast_off():
+                found = [*ctx.call.tracked(grad, needed, nested, *residuals)]
+        return None, *found
+
+
+def _same(a: JaggedStructure, b: JaggedStructure) -> bool:
+    return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim
+
+
+def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a call by the fast path.
+
+    Args:
+        name: of the aten operator, one of `JAGGED`.
+        x: what it is called with.
+        args: what it is called with.
+        kwargs: what it is called with.
+
+    Returns:
+        The result; None where the fast path does not take the call.
+    """
+    if not is_plain_jagged(x) or not only_autograd() or not torch.is_grad_enabled():
+        return None
+    if torch.compiler.is_compiling() or is_autocast_enabled():
+        return None
+    values = x._values
+    if type(values) not in PLAIN or not values.is_floating_point():
+        return None
+    call = JAGGED[name](x, *args, **kwargs)
+    if call is None or any(p is not None and (type(p) not in PLAIN or p.is_nested) for p in call.parameters):
+        return None
+    if not (x.requires_grad or any(p is not None and p.requires_grad for p in call.parameters)):
+        return None
+    apply: Callable[..., Any] = _OnBuffer.apply  # type: ignore[attr-defined]
+    return apply(call, x, *call.parameters)
+
+
+# -- the calls --------------------------------------------------------------------------------------------------------
+
+_gelu_backward = entry(torch.ops.aten.gelu_backward.default)
+_silu_backward = entry(torch.ops.aten.silu_backward.default)
+_threshold_backward = entry(torch.ops.aten.threshold_backward.default)
+_softmax_backward = entry(torch.ops.aten._softmax_backward_data.default)
+_layer_norm_backward = entry(torch.ops.aten.native_layer_norm_backward.default)
+
+
+def _with_result(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    result = function(values)
+    return result, (result,)
+
+
+def _relu(x: Any) -> _Call:
+    return _Call(
+        functools.partial(_with_result, torch.relu),
+        lambda g, needed, y: (_threshold_backward(g, y, 0),),
+        lambda grad, needed, y, _: (BACKWARD["threshold_backward"](grad, y, 0),),
+        of_result=True,
+    )
+
+
+def _gelu(x: Any, *, approximate: str = "none") -> _Call:
+    return _Call(
+        lambda v: (F.gelu(v, approximate=approximate), (v,)),
+        lambda g, needed, v: (_gelu_backward(g, v, approximate=approximate),),
+        lambda grad, needed, x, _: (BACKWARD["gelu_backward"](grad, x, approximate=approximate),),
+    )
+
+
+def _silu(x: Any) -> _Call:
+    return _Call(
+        lambda v: (F.silu(v), (v,)),
+        lambda g, needed, v: (_silu_backward(g, v),),
+        lambda grad, needed, x, _: (BACKWARD["silu_backward"](grad, x),),
+    )
+
+
+def _softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> _Call | None:
+    at, values = dim % (x._values.dim() + 1), x._values
+    if dtype is not None or at in (0, x._ragged_idx) or not -values.dim() - 1 <= dim <= values.dim():
+        return None
+    return _Call(
+        functools.partial(_with_result, lambda v: torch.softmax(v, at - 1)),
+        lambda g, needed, y: (_softmax_backward(g, y, at - 1, y.dtype),),
+        lambda grad, needed, y, _: (BACKWARD["_softmax_backward_data"](grad, y, at, y.dtype),),
+        of_result=True,
+    )
+
+
+@on_nested
+def _layer_norm_again(
+    grad: Ragged, x: Ragged, needed: Sequence[bool], weight: Any, bias: Any, shape: Sequence[int], eps: float
+) -> Any:
+    of_values, *rest = layer_norm_backward_again(needed, grad.values, (x.values, weight, bias, None, None), shape, eps)
+    return None if of_values is None else x.like(of_values), *rest
+
+
+def _layer_norm(
+    x: Any,
+    normalized_shape: Sequence[Any],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: Any = None,
+) -> _Call | None:
+    values, shape = x._values, list(normalized_shape)
+    behind = values.dim() + 1 - len(shape)
+    if behind <= x._ragged_idx or list(values.shape[behind - 1 :]) != shape:
+        return None
+    if any(p is not None and list(p.shape) != shape for p in (weight, bias)):
+        return None
+
+    def forward(v: Tensor, *parameters: Tensor | None) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        result, mean, rstd = torch.native_layer_norm(v, shape, parameters[0], parameters[1], eps)
+        return result, (v, mean, rstd, *parameters)
+
+    def backward(
+        g: Tensor, needed: Sequence[bool], v: Tensor, m: Tensor, r: Tensor, *parameters: Tensor | None
+    ) -> Gradients:
+        found: Gradients = _layer_norm_backward(g, v, shape, m, r, *parameters, needed)
+        return found
+
+    def tracked(
+        grad: Any, needed: Sequence[bool], x: Any, v: Tensor, m: Tensor, r: Tensor, *parameters: Tensor | None
+    ) -> Gradients:
+        found: Gradients = _layer_norm_again(grad, x, needed, *parameters, shape, eps)
+        return found
+
+    return _Call(forward, backward, tracked, parameters=(weight, bias))
+
+
+def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> _Call | None:
+    values = x._values
+    if x._ragged_idx == values.dim() or weight.dim() != 2 or weight.shape[1] != values.shape[-1] or not weight.numel():
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+
+    def backward(g: Tensor, needed: Sequence[bool], v: Tensor, w: Tensor, *_: Any) -> Gradients:
+        found = nested_linear_backward.reference(v, g, w, needed)
+        return [gradient if yes else None for gradient, yes in zip(found, needed)]
+
+    def tracked(grad: Any, needed: Sequence[bool], x: Any, v: Tensor, w: Tensor, *_: Any) -> Gradients:
+        found: Gradients = BACKWARD["linear_backward"](x, grad, w, needed)
+        return found
+
+    return _Call(lambda v, w, b: (F.linear(v, w, b), (v, w)), backward, tracked, parameters=(weight, bias))
+
+
+JAGGED: dict[str, Callable[..., _Call | None]] = {
+    "relu": _relu,
+    "gelu": _gelu,
+    "silu": _silu,
+    "softmax.int": _softmax,
+    "layer_norm": _layer_norm,
+    "linear": _linear,
+}
