@@ -249,7 +249,7 @@ def test_a_sum_is_a_tensor_of_its_own():
         (g,) = torch.autograd.grad(y, x, nest([torch.ones_like(p) for p in parts]))
     close(x.unbind(), parts)
     close(y.unbind(), [(6 * p).relu() for p in parts])
-    close(g.unbind(), [6.0 * (p > 0) for p in parts])
+    close(g.unbind(), [6 * (p > 0).to(p.dtype) for p in parts])
 
 
 def test_an_error_in_a_backward_of_silu_leaves_tracking_on():

@@ -259,14 +259,7 @@ _TAKE_NESTED_INTS = (layout_calls.reshape,)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    try:
-        if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
-            result = mark(own(*args, **kwargs))
-            return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
-        if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
-            return found
-    except REFUSALS:
-        pass  # what comes now takes the call or says why not
+    """The fast ways of a call, by PyTorch's graph (`strided`) or one node on the buffer (`jagged`); else `choose`."""
     if function is BACKWARD["silu_backward"] and tracks_silu():
         with torch.enable_grad():
             return function(*args, **kwargs)
@@ -278,6 +271,14 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
                 return args[0] if is_one(args) else own(*args, **kwargs)
             except REFUSALS:
                 pass
+    try:
+        if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
+            result = mark(own(*args, **kwargs))
+            return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
+        if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
+            return found
+    except REFUSALS:
+        pass  # what comes now takes the call or says why not
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)
