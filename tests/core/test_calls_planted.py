@@ -15,7 +15,7 @@ from torch.utils import cpp_extension
 from torch_manualgrad.core import calls
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "csrc" / "calls" / "calls.cpp"
+SOURCES = ROOT / "csrc" / "calls"
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +35,7 @@ FAULTS = {
         "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",
         "if (mask[input]) found[input] = stack[i].toTensor() + stack[i].toTensor();",
     ),
-    "it never declines": ("return !direct.declines || !stack", "return true || !stack"),
+    "it never declines": ("return !vjp.declines || !stack", "return true || !stack"),
     "it is taken for any constant": ("if (constants[constant] != value) return false;", "(void)constant, (void)value;"),
     "everything is saved": ("table.selective && !used", "false && !used"),
     "the second backward is not refused": (
@@ -50,14 +50,24 @@ FAULTS = {
 }
 
 
-def build(source: str, folder: Path) -> None:
-    """The package in ``folder``, with the library of calls made of this source."""
+def plant(folder: Path, written: str, planted: str) -> None:
+    """Copy csrc/calls to ``folder`` with one text in the place of another, which is there once."""
+    sources = {path.name: path.read_text() for path in SOURCES.iterdir()}
+    assert not written or sum(text.count(written) for text in sources.values()) == 1, f"{written!r} is not there once"
+    for name, text in sources.items():
+        text = text.replace(written, planted) if written else text
+        (folder / name).write_text(
+            "#include <ATen/ATen.h>  // for what is planted\n" + text if name == "calls.cpp" else text
+        )
+
+
+def build(folder: Path) -> None:
+    """The package in ``folder``, with the library of calls made of the sources there."""
     shutil.copytree(
         ROOT / "torch_manualgrad", folder / "torch_manualgrad", ignore=shutil.ignore_patterns("__pycache__")
     )
     (library,) = (folder / "torch_manualgrad" / "lib").glob("libmanualgrad_calls_*.so")
     library.unlink()
-    (folder / "calls.cpp").write_text("#include <ATen/ATen.h>\n" + source)
     includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     search = [flag for path in cpp_extension.library_paths() for flag in ("-L", path)]
     flags = ["-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-shared", "-w"]
@@ -68,9 +78,8 @@ def build(source: str, folder: Path) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault, tmp_path):
     written, planted = FAULTS[fault]
-    source = SOURCE.read_text()
-    assert not written or source.count(written) == 1, f"{written!r} is not in {SOURCE.name} once"
-    build(source.replace(written, planted) if written else source, tmp_path)
+    plant(tmp_path, written, planted)
+    build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     tests = [str(Path(__file__).with_name("test_calls.py"))]
     run = subprocess.run(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from torch_manualgrad.derivatives import distance, renorm
+from torch_manualgrad.derivatives.reduction import distance, renorm
 from torch_manualgrad.derivatives.reduction.norm import norm_backward, norm_jvp
 
 inf, nan = math.inf, math.nan

@@ -1,0 +1,251 @@
+// The node that a plain call leaves in autograd's graph: it calls the compiled formula, or the rule's vjp in Python.
+#pragma once
+
+#include "table.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/all.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <type_traits>
+
+namespace manualgrad {
+
+// ---- the vjp in Python ----------------------------------------------------------------------------------------------
+
+// manualgrad_calls::pull_back, whose kernel is in core/calls.py. Called past the dispatcher: it sees no tensors in a
+// tuple, and what is recorded or transformed are the operators that the kernel calls.
+inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
+                                         const variable_list& tensors, const std::vector<IValue>& constants,
+                                         const variable_list& grads) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("manualgrad_calls::pull_back", "");
+  static const auto kernel = op.getComputedKernelForDispatchKey(DispatchKey::CPU);
+  const auto tuple_of = [](const variable_list& list) {
+    std::vector<IValue> found;
+    found.reserve(list.size());
+    for (const at::Tensor& x : list) found.push_back(x.defined() ? IValue(x) : IValue());
+    return c10::ivalue::Tuple::create(std::move(found));
+  };
+  std::vector<IValue> mask(needed.begin(), needed.end());
+  Stack stack;
+  stack.reserve(5);
+  stack.emplace_back(table.rule);
+  stack.emplace_back(c10::ivalue::Tuple::create(std::move(mask)));
+  stack.emplace_back(tuple_of(tensors));
+  stack.emplace_back(c10::ivalue::Tuple::create(constants));
+  stack.emplace_back(tuple_of(grads));
+  ++counts.python;
+  kernel.callBoxed(op, DispatchKeySet(DispatchKey::CPU), &stack);
+  variable_list result;
+  result.reserve(needed.size());
+  for (const IValue& found : stack.back().toListRef()) {
+    result.push_back(found.isTensor() ? found.toTensor() : at::Tensor());
+  }
+  return result;
+}
+
+// ---- the node in the graph ------------------------------------------------------------------------------------------
+
+struct RuleNode : public Node {
+  explicit RuleNode(const Table& t) : table(t) {}
+
+  std::string name() const override { return table.node; }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    released = true;
+    saved.clear();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    // to unpack may run any code of the user's, which no guard may reach
+    variable_list tensors;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+      tensors.reserve(saved.size());
+      const auto self = owner();
+      for (const SavedVariable& x : saved) tensors.push_back(x.unpack(self));
+    }
+    return pull_back(needed(), std::move(tensors), std::move(grads));
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(std::string("torch_manualgrad"));
+    args.collect(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(&table)));
+    args.collect(released);
+    args.collect(needed());
+    args.collect(saved, /*is_output=*/true);
+    for (const IValue& constant : constants) args.collect(constant, /*nested=*/true);
+  }
+
+  // Compiled autograd traces the vjp in Python.
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+    swap.before(saved);
+    std::vector<IValue> tensors;
+    for (const SavedVariable& x : saved) tensors.emplace_back(x.unpack(owner()));
+    std::vector<at::TypePtr> types(tensors.size(), at::TensorType::get());
+    auto outputs = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    // the graph may outlive this node: it holds copies of what it needs
+    auto call = [&rule = table, mask = needed(), fixed = constants](const variable_list& inputs,
+                                                                    const std::vector<IValue>& packed) {
+      variable_list unpacked;
+      for (const IValue& x : packed) unpacked.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+      return pull_back_in_python(rule, mask, unpacked, fixed, inputs);
+    };
+    const auto& interface = compiled::getPyCompilerInterface();
+    const auto bound = interface->bind_function(swap.get_py_compiler(), table.node, std::move(call), std::move(types),
+                                                /*is_custom_function=*/true, /*is_traceable=*/true);
+    auto found =
+        interface->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, tensors, std::move(outputs));
+    swap.after(saved);
+    return found;
+  }
+
+  const Table& table;
+  std::vector<SavedVariable> saved;
+  std::vector<IValue> constants;
+  bool released = false;
+
+ private:
+  NodePointer owner() {
+    if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
+      return NodePointer(getptr());
+    } else {
+      return getptr();
+    }
+  }
+
+  // As ctx.needs_input_grad has it: which inputs require grad, whatever this backward is asked for.
+  std::vector<bool> needed() const {
+    std::vector<bool> found(table.tensors.size());
+    for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
+    return found;
+  }
+
+  variable_list pull_back(std::vector<bool> mask, variable_list tensors, variable_list grads) {
+    bool any = false;
+    for (const at::Tensor& g : grads) any |= g.defined();
+    if (!any && grads.size() == 1) {  // as torch.autograd.Function does it: one output's missing cotangent is zeros
+      grads[0] = input_metadata(0).zeros_like();
+    } else if (!any) {
+      return variable_list(mask.size());
+    }
+    if (table.compiled) {
+      Stack stack;
+      if (served(*table.compiled, mask, tensors, grads, stack) && computed(*table.compiled, stack)) {
+        ++counts.compiled;
+        variable_list found(mask.size());
+        for (size_t i = 0; i < table.compiled->inputs.size(); ++i) {
+          const int64_t input = table.compiled->inputs[i];
+          if (mask[input]) found[input] = std::move(stack[i]).toTensor();
+        }
+        return found;
+      }
+    }
+    return pull_back_in_python(table, mask, tensors, constants, grads);
+  }
+
+  // Replaces the arguments by the results; false if the formula leaves the call to the vjp.
+  static bool computed(const CompiledVjp& vjp, Stack& stack) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    vjp.op.callBoxed(&stack);
+    return !vjp.declines || !stack.back().toTensor().item<bool>();
+  }
+
+  // Whether x, matrices or vectors, has the batch dims of the matrices A.
+  static bool in_batch(const at::Tensor& A, const at::Tensor& x) {
+    if (!A.defined() || !x.defined() || A.dim() < 2) return false;
+    const auto batch = A.sizes().slice(0, A.dim() - 2);
+    return x.dim() > A.dim() - 2 && x.dim() <= A.dim() && x.sizes().slice(0, batch.size()) == batch;
+  }
+
+  // Whether the compiled formula serves this call; fills in its arguments.
+  bool served(const CompiledVjp& vjp, const std::vector<bool>& mask, const variable_list& tensors,
+              const variable_list& grads, Stack& stack) const {
+    if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
+    bool any = false;
+    for (const int64_t input : vjp.inputs) any |= mask[input];
+    if (!any) return false;
+    for (const auto& [constant, value] : vjp.only) {
+      if (constants[constant] != value) return false;
+    }
+    for (const int64_t i : vjp.contiguous) {
+      if (!tensors[i].defined() || !tensors[i].is_contiguous()) return false;
+    }
+    for (const int64_t i : vjp.nonzero) {
+      if (!tensors[i].defined() || !tensors[i].is_cpu() || !tensors[i].all().item<bool>()) return false;
+    }
+    for (const int64_t i : vjp.square) {
+      const at::Tensor& x = tensors[i];
+      if (!x.defined() || x.dim() < 2 || x.size(-1) != x.size(-2)) return false;
+    }
+    for (const int64_t i : vjp.one_batch) {
+      if (!in_batch(tensors[vjp.one_batch.front()], tensors[i])) return false;
+    }
+    std::optional<at::ScalarType> common;
+    int64_t dims = 0, order = 0;  // of the matrices, which have the most dims
+    const auto fits = [&](const at::Tensor& x) {
+      if (!plain(x) || !(vjp.devices & (x.is_cpu() ? 1 : 2))) return false;
+      const auto dtype = x.scalar_type();
+      if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) return vjp.largest >= 0;  // pivots
+      const auto real = c10::toRealValueType(dtype);
+      if ((common && *common != real) || (vjp.real && dtype != real)) return false;
+      common = real;
+      if (vjp.largest < 0) return true;
+      if (real != at::kFloat && real != at::kDouble) return false;
+      if (x.dim() > dims) dims = x.dim(), order = 0;
+      if (x.dim() == dims && dims >= 2) order = std::max({order, x.size(-1), x.size(-2)});
+      return true;
+    };
+    stack.reserve(vjp.arguments.size());
+    for (const Source& source : vjp.arguments) {
+      if (source.kind == Source::kSaved || source.kind == Source::kGrad) {
+        const at::Tensor& x = source.kind == Source::kSaved ? tensors[source.index] : grads[source.index];
+        if (x.defined()) {
+          if (!fits(x)) return false;
+          stack.emplace_back(x);
+        } else {
+          if (!source.optional) return false;
+          stack.emplace_back();
+        }
+        continue;
+      }
+      if (source.kind == Source::kNeeded) {
+        stack.emplace_back(static_cast<bool>(mask[source.index]));
+        continue;
+      }
+      const IValue* value = &source.literal;
+      if (source.kind == Source::kConstant && !constants[source.index].isNone()) value = &constants[source.index];
+      if (!source.float_wanted || value->isDouble() || value->isNone()) {
+        stack.push_back(*value);
+      } else if (value->isInt()) {
+        stack.emplace_back(static_cast<double>(value->toInt()));
+      } else {
+        return false;
+      }
+    }
+    return vjp.largest < 0 || order <= vjp.largest;
+  }
+};
+
+// The pointer type is a parameter, so that what the release at hand lacks (deleteNode, make_intrusive of a node) is not
+// looked up.
+template <class Pointer, class Made>
+auto make_node(const Table& table) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return std::shared_ptr<Made>(new Made(table), [](Made* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Made>(table);
+  }
+}
+
+}  // namespace manualgrad

@@ -1,0 +1,194 @@
+// What a rule says, as data: which tensors are kept, whose gradients there are, which compiled formula is the whole
+// vjp.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace manualgrad {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+// a shared_ptr in some releases, an intrusive_ptr in others
+using NodePointer = decltype(torch::autograd::Edge::function);
+// ---- what the rules say ---------------------------------------------------------------------------------------------
+
+// Where an argument of the compiled formula comes from.
+struct Source {
+  enum Kind : int64_t { kSaved, kConstant, kGrad, kLiteral, kNeeded };
+  Kind kind;
+  int64_t index;
+  IValue literal;     // kLiteral: the value; kConstant: what stands for None
+  bool float_wanted;  // the schema says float, and a Scalar may hold an integer
+  bool optional;
+};
+
+// A compiled formula that is the whole vjp, and the calls that it serves.
+struct CompiledVjp {
+  c10::OperatorHandle op;
+  std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
+  int64_t devices;              // 1: CPU, 2: CUDA
+  int64_t largest;              // of a matrix, rows or columns; -1: any shape
+  bool declines;                // its last result is a bool: true where it leaves the call to the vjp
+  bool real;                    // no complex numbers
+  std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
+  std::vector<int64_t> contiguous;               // saved tensors that must be so
+  std::vector<int64_t> one_batch;                // saved tensors with the batch dims of the first of these
+  std::vector<int64_t> square;                   // saved matrices that must be so
+  std::vector<int64_t> nonzero;                  // saved tensors, on the CPU, in which there must be no zero
+  std::vector<Source> arguments;
+};
+
+struct Use {  // one formula of the rule: what it reads, and whose gradients it gives
+  std::vector<int64_t> saved, inputs;
+};
+
+// A rule, by places in the operator's arguments followed by its outputs. Immutable, and kept: nodes of graphs point to
+// it.
+struct Table {
+  int64_t rule = 0;  // Python's number for it
+  std::string node;
+  bool in_python = true;  // every call of an active rule goes to the general kernel
+  // Which calls with a gradient go to stock: 0 none, 1 is asked in Python, 2 on the CPU all but many small matrices.
+  int64_t defers = 0, order = 0, matrices = 0;
+  bool selective = false;
+  std::vector<int64_t> tensors, saved, constants;
+  std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
+  std::vector<bool> differentiable;
+  std::vector<Use> uses;
+  std::optional<CompiledVjp> compiled;
+};
+
+// Which table each registered operator goes by; null where no rule is active. Replaced as a whole.
+using State = std::vector<const Table*>;
+
+inline std::mutex changes;
+inline std::atomic<const State*> current{nullptr};
+inline thread_local int64_t suspended = 0;
+
+struct Counts {
+  int64_t plain = 0, compiled = 0, python = 0;
+};
+inline thread_local Counts counts;
+
+// ---- what is plain --------------------------------------------------------------------------------------------------
+
+constexpr DispatchKeySet kPlainKeys = DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::ADInplaceOrView,
+                                                      DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) |
+                                      c10::autocast_dispatch_keyset;
+
+// No transform, no mode and no tracer on this thread: each of them includes a key of its own.
+inline bool plain_thread() { return c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set; }
+
+inline bool no_autocast() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
+}
+
+inline bool plain(const at::Tensor& x) {
+  const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
+  return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !impl->is_wrapped_number() &&
+         !x._fw_grad(/*level=*/0).defined();
+}
+
+// ---- the numbers that Python sends ----------------------------------------------------------------------------------
+
+// Read from the front. A list begins with its length.
+struct Reader {
+  const int64_t* at;
+  const int64_t* end;
+
+  int64_t number() {
+    TORCH_CHECK(at < end, "torch_manualgrad: the table of a rule ends too early");
+    return *at++;
+  }
+
+  std::vector<int64_t> list() {
+    std::vector<int64_t> found(number());
+    for (int64_t& x : found) x = number();
+    return found;
+  }
+
+  IValue literal() {
+    const int64_t kind = number(), bits = number();
+    double value = 0;
+    std::memcpy(&value, &bits, sizeof value);
+    if (kind == 4) {  // up to 8 characters
+      char text[sizeof bits + 1] = {};
+      std::memcpy(text, &bits, sizeof bits);
+      return IValue(std::string(text));
+    }
+    return kind == 0 ? IValue() : kind == 1 ? IValue(bits != 0) : kind == 2 ? IValue(bits) : IValue(value);
+  }
+};
+
+inline CompiledVjp read_compiled_vjp(Reader& in, const char* name) {
+  const std::string full = name;
+  const size_t dot = full.find('.');
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
+  auto inputs = in.list();
+  const int64_t devices = in.number(), largest = in.number();
+  CompiledVjp vjp{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}, {}, {}};
+  for (int64_t i = in.number(); i > 0; --i) {
+    const int64_t constant = in.number();
+    vjp.only.emplace_back(constant, in.literal());
+  }
+  vjp.contiguous = in.list();
+  vjp.one_batch = in.list();
+  vjp.square = in.list();
+  vjp.nonzero = in.list();
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    const auto kind = static_cast<Source::Kind>(in.number());
+    const int64_t index = in.number();
+    IValue literal = in.literal();
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    const auto type = optional ? optional->getElementType() : argument.type();
+    vjp.arguments.push_back(
+        {kind, index, std::move(literal), type->kind() == c10::TypeKind::FloatType, bool(optional)});
+  }
+  return vjp;
+}
+
+// A rule's table from what Python sends; `formula` is the compiled formula that is the whole vjp, or null.
+inline std::unique_ptr<Table> read_table(Reader in, int64_t rule, const char* node, const char* formula) {
+  auto table = std::make_unique<Table>();
+  table->rule = rule;
+  table->node = node;
+  table->in_python = in.number() != 0;
+  table->defers = in.number();
+  table->order = in.number();
+  table->matrices = in.number();
+  table->selective = in.number() != 0;
+  table->tensors = in.list();
+  table->saved = in.list();
+  table->constants = in.list();
+  for (int64_t i = in.number(); i > 0; --i) {
+    const int64_t place = in.number();
+    table->facts.emplace_back(place, in.number());
+  }
+  for (const int64_t yes : in.list()) table->differentiable.push_back(yes != 0);
+  for (int64_t i = in.number(); i > 0; --i) {
+    auto read = in.list();
+    table->uses.push_back({std::move(read), in.list()});
+  }
+  if (formula != nullptr) table->compiled.emplace(read_compiled_vjp(in, formula));
+  return table;
+}
+
+}  // namespace manualgrad
