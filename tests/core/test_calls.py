@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_manualgrad as mg
 from torch_manualgrad.core import calls
 from torch_manualgrad.core.compiled_vjp import CompiledVjp
+from torch_manualgrad.core.formula import Formula
 from torch_manualgrad.core.rule import rule
 
 NORM = "aten::linalg_vector_norm"
@@ -27,6 +28,11 @@ pytestmark = pytest.mark.skipif(not calls.loaded(), reason="no library for this 
 def vector(seed=0, n=5, **options):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, generator=generator, dtype=torch.float64, **options).requires_grad_()
+
+
+def opaque(function):
+    """A formula that is in no registry, and has a kernel on the CPU."""
+    return Formula(function, ("cpu",), "calls_tests")
 
 
 def made(function):
@@ -427,7 +433,7 @@ def test_only_what_the_wanted_gradients_read_is_kept():
     assert count == (1, 0, 0) and kept == [x.data_ptr()] and z.requires_grad
 
 
-@mg.formula(kernel=("cpu",), namespace="calls_tests")
+@opaque
 def product_backward(
     grad: torch.Tensor,
     self: torch.Tensor,
@@ -462,7 +468,7 @@ def test_a_compiled_formula_for_several_gradients_that_may_decline():
         assert count == (1, 0, 1) and torch.equal(found[1], 7 * x)
 
 
-@mg.formula(kernel=("cpu",), namespace="calls_tests")
+@opaque
 def cumsum_backward(grad: torch.Tensor) -> torch.Tensor:
     return 7 * grad
 
@@ -484,7 +490,7 @@ def test_a_compiled_formula_for_some_constants_only():
             assert count == (1, compiled, not compiled) and bool((g == 7).all()) == compiled
 
 
-@mg.formula(kernel=("cpu",), namespace="calls_tests")
+@opaque
 def solve_backward(grad: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return 7 * grad
 

@@ -17,6 +17,7 @@ from torch_manualgrad.core import calls, internals
 from torch_manualgrad.core.autograd import Derivative
 from torch_manualgrad.core.rule import rule
 from torch_manualgrad.testing import ALL_CHECKS, CHECKS, MODES, CheckFailed, Sample, check, check_op, composition
+from torch_manualgrad.testing.problem import Problem
 
 DOUBLE, COMPLEX = torch.float64, torch.complex128
 FIRST = ("rev", "fwd")
@@ -495,6 +496,11 @@ def test_a_failure_names_everything() -> None:
     for part in ("planted", "first (f64[3])", "float64", "rev", "eager", "ours", "reference", "relative 1"):
         assert part in text
     assert caught.value.report.failures
+
+
+def test_random_numbers_are_seen_where_two_draws_are_equal():
+    assert Problem(lambda x: nnf.dropout(x, 1.0), Sample(rand(1))).random
+    assert not Problem(lambda x: x.exp(), Sample(rand(1))).random
 
 
 def test_check_is_deterministic_and_leaves_the_generator_alone() -> None:

@@ -27,6 +27,11 @@ def _register(formula: Formula) -> None:
     register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
 
 
+# Their kernels solve with the factors of the forward, which PyTorch does not count; their bodies decompose anew.
+_SOLVES = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
+
 for _formula in ops.entered():
+    if _formula.__name__ in _SOLVES:
+        continue
     if _formula.overloads or not _formula.transparent:
         _register(_formula)

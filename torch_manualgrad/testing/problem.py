@@ -78,10 +78,13 @@ class Problem:
         self.generator = torch.Generator().manual_seed(seed)
         self.random = False
         with torch.no_grad():
+            state = torch.get_rng_state()
             base = self.flat(*self.primals)
             again = self.flat(*self.primals)
-            # a function that draws random numbers is made to draw the same ones each time
-            self.random = any(not torch.equal(_nan_free(a), _nan_free(b)) for a, b in zip(base, again, strict=True))
+            # A function that draws random numbers is made to draw the same ones each time. Two draws may be equal.
+            self.random = not torch.equal(state, torch.get_rng_state()) or any(
+                not torch.equal(_nan_free(a), _nan_free(b)) for a, b in zip(base, again, strict=True)
+            )
             if self.random:
                 base = self.flat(*self.primals)
         self.outputs = [
