@@ -28,8 +28,8 @@ from ..core.internals import (
 )
 
 # Batches of which the sum of m n min(m, n) is less, with and without vectors, are not worth the threads: by LAPACK on one
-# thread they take about 0.5 ms.
-_LEAST_WORK = {True: 2**18, False: 2**20}
+# thread they take a few milliseconds.
+_LEAST_WORK = {True: 2**20, False: 2**22}
 
 _ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on that of a matrix
 
