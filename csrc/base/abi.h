@@ -70,8 +70,8 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, const Tensor& like) {
 // A 0-dim bool on the CPU, false.
 inline Tensor new_flag_on_cpu(const Tensor& like) {
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      0, nullptr, nullptr, aoti_torch_dtype_bool(), aoti_torch_device_type_cpu(), like.get_device_index(), &made));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(0, nullptr, nullptr, aoti_torch_dtype_bool(),
+                                                         aoti_torch_device_type_cpu(), like.get_device_index(), &made));
   Tensor flag(made);
   *static_cast<bool*>(flag.mutable_data_ptr()) = false;
   return flag;

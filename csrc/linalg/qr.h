@@ -1,14 +1,13 @@
 // QR: the cotangent of the matrix, on the CPU.
 //
-//   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) 
+//   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R)
 //       -> (Tensor grad_A, Tensor deficient)
 //       Q (*, m, n), R (*, n, n), m >= n
 //
 // Either dim up to kLaneOrder; float32, float64 and their complex dtypes; any strides, all of one batch. Of R and
 // grad_R the upper triangle has an effect. A pivot of zero gives inf or nan in its matrix. Results are contiguous
-// column-major, those of a matrix bitwise identical wherever it stands in the batch. `deficient` is a 0-dim bool: whether
-// a pivot of any matrix is zero to rounding. The mathematics is in
-// torch_manualgrad/derivatives/linalg/qr.py.
+// column-major, those of a matrix bitwise identical wherever it stands in the batch. `deficient` is a 0-dim bool:
+// whether a pivot of any matrix is zero to rounding. The mathematics is in torch_manualgrad/derivatives/linalg/qr.py.
 #pragma once
 
 #include "../math/qr.h"
@@ -58,8 +57,8 @@ struct QrVjp : QrArguments<S>, Order<F> {
   }
 };
 
-// Whether in any of the matrices R, of as many A with m rows, a pivot is zero to rounding beside the sum of its column's
-// moduli. As _vanishing() in the Python file.
+// Whether in any of the matrices R, of as many A with m rows, a pivot is zero to rounding beside the sum of its
+// column's moduli. As _vanishing() in the Python file.
 template <class S>
 bool any_deficient(const MatrixBatch<const S>& R, int64_t batch, int64_t m, int64_t n) {
   using T = Real<S>;
