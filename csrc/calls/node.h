@@ -18,7 +18,7 @@ namespace manualgrad {
 // ---- the vjp in Python ----------------------------------------------------------------------------------------------
 
 // manualgrad_calls::pull_back, whose kernel is in core/calls.py. Called past the dispatcher: it sees no tensors in a
-// tuple, and what is recorded or transformed are the operators that the kernel calls.
+// tuple, and what autograd tracks and transforms see are the operators that the kernel calls.
 inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
                                          const variable_list& tensors, const std::vector<IValue>& constants,
                                          const variable_list& grads) {
