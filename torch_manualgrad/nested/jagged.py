@@ -33,7 +33,7 @@ from .layer_normalization import layer_norm_backward_again
 from .matmul import nested_linear_backward
 from .ragged import Ragged
 
-__all__ = ["JAGGED", "jagged_call"]
+__all__ = ["JAGGED", "has_plain_buffer", "is_untracked", "jagged_call", "same_structure"]
 
 Gradients = Sequence[Tensor | None]
 
@@ -71,8 +71,7 @@ class _OnBuffer(SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         needed, structure, (*residuals, nested) = ctx.needs_input_grad[1:], ctx.structure, ctx.saved_tensors
-        untracked = not torch.is_grad_enabled() and only_autograd() and is_plain_jagged(grad)
-        if untracked and _same(jagged_structure(grad), structure):
+        if is_untracked(grad, structure):
             with below_autograd():
                 found = [*ctx.call.backward(grad._values, needed, *residuals)]
             found[0] = None if found[0] is None else jagged_nested(found[0], structure)
@@ -82,8 +81,25 @@ class _OnBuffer(SingleLevelFunction):
         return None, *found
 
 
-def _same(a: JaggedStructure, b: JaggedStructure) -> bool:
+def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:
+    """Whether two structures are known to be equal without a look at their numbers."""
     return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim
+
+
+def is_untracked(grad: Any, structure: JaggedStructure) -> bool:
+    """Whether nothing follows a backward, and its cotangent has the structure of the result."""
+    plain = not torch.is_grad_enabled() and only_autograd() and is_plain_jagged(grad)
+    return plain and same_structure(jagged_structure(grad), structure)
+
+
+def has_plain_buffer(x: Any) -> bool:
+    """Whether a call on ``x`` needs nothing but autograd: ``x`` is PyTorch's jagged tensor of real floats."""
+    if not is_plain_jagged(x) or not only_autograd() or not torch.is_grad_enabled():
+        return False
+    if torch.compiler.is_compiling() or is_autocast_enabled():
+        return False
+    values = x._values
+    return type(values) in PLAIN and values.is_floating_point()
 
 
 def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,12 +114,7 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
     Returns:
         The result; None where the fast path does not take the call.
     """
-    if not is_plain_jagged(x) or not only_autograd() or not torch.is_grad_enabled():
-        return None
-    if torch.compiler.is_compiling() or is_autocast_enabled():
-        return None
-    values = x._values
-    if type(values) not in PLAIN or not values.is_floating_point():
+    if not has_plain_buffer(x):
         return None
     call = JAGGED[name](x, *args, **kwargs)
     if call is None or any(p is not None and (type(p) not in PLAIN or p.is_nested) for p in call.parameters):

@@ -23,6 +23,7 @@ from . import activations, arithmetic, attention, extrema, layout_calls, maps, m
 from .backward import BACKWARD
 from .choice import REFUSALS, choose
 from .jagged import JAGGED, jagged_call
+from .jagged_arithmetic import ARITHMETIC, arithmetic_call
 from .layer_normalization import layer_norm
 from .rms_normalization import rms_norm
 from .strided import KERNELS, continues, is_one, mark, may_stay, out_of_order, puts_in_order, tracks_silu
@@ -251,8 +252,11 @@ _STAY = {
 }
 _IN_BACKWARD = {*BACKWARD.values(), *_PRODUCTS}
 
-# Calls that have a fast path on jagged tensors, by the function.
-_JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
+# The fast paths of calls on jagged tensors, by the function.
+_JAGGED = {
+    **{_FUNCTIONS[name]: functools.partial(jagged_call, name) for name in JAGGED},
+    **{_FUNCTIONS[name]: functools.partial(arithmetic_call, name) for name in ARITHMETIC},
+}
 
 # These take the size of a ragged dim as an argument.
 _TAKE_NESTED_INTS = (layout_calls.reshape,)
@@ -275,7 +279,7 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
         if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
             result = mark(own(*args, **kwargs))
             return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
-        if function in _JAGGED and (found := jagged_call(_JAGGED[function], *args, **kwargs)) is not None:
+        if function in _JAGGED and (found := _JAGGED[function](*args, **kwargs)) is not None:
             return found
     except REFUSALS:
         pass  # what comes now takes the call or says why not

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..core.formula import formula
 from ..derivatives.linalg.eigh import eigh_rule, linalg_eigh_backward
 from .common import bind, finite, serves
+from .threads import on_threads
 
 # Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
 # measurement, a single matrix takes no longer than with LAPACK.
@@ -80,7 +81,7 @@ def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Ten
     if UPLO.upper() in ("L", "U") and A.shape[-2:-1] == A.shape[-1:] and serves(A, _SIZES):
         L, V = eigh_small(A, UPLO.upper() == "L", compute_v)
         return L, (V if compute_v else A.new_empty(0))
-    L, V = torch.ops.aten._linalg_eigh(A, UPLO, compute_v)
+    L, V = on_threads(torch.ops.aten._linalg_eigh, ("eigenvalues", "eigenvectors"), A, UPLO, compute_v)
     return L, V
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..core.formula import formula
 from ..derivatives.linalg.svd import svd_backward, svd_rule
 from .common import bind, finite, serves
+from .threads import on_threads
 
 # Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
 # measurement, a single matrix takes no longer than with LAPACK.
@@ -82,7 +83,10 @@ def linalg_svd(
     if driver is None and thin and serves(A, _SIZES):
         U, S, Vh = svd_small(A, compute_uv)
         return (U, S, Vh) if compute_uv else (A.new_empty(0), S, A.new_empty(0))
-    U, S, Vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv, driver=driver)
+    if driver is not None:
+        U, S, Vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv, driver=driver)
+    else:
+        U, S, Vh = on_threads(torch.ops.aten._linalg_svd, ("U", "S", "Vh"), A, full_matrices, compute_uv)
     return U, S, Vh
 
 

@@ -55,6 +55,7 @@ from .nested import (
     strided_nested,
     traced_nested_int,
 )
+from .threads import stay_on_this_thread
 
 __all__ = [
     "PLAIN",
@@ -99,6 +100,7 @@ __all__ = [
     "saved_tensors_are_hooked",
     "set_autocast_off",
     "shares_memory",
+    "stay_on_this_thread",
     "strided_nested",
     "tangents_possible",
     "traced_nested_int",

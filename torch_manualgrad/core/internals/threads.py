@@ -1,0 +1,27 @@
+"""Threads: how many of them PyTorch and the BLAS take for one call."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+__all__ = ["stay_on_this_thread"]
+
+
+def stay_on_this_thread() -> None:
+    """Let PyTorch, BLAS and LAPACK take one thread for calls from this thread; nothing changes for others.
+
+    ``torch.set_num_threads`` would also set what threads start with that are made later. Without an effect where PyTorch
+    is built without OpenMP: then ``torch.get_num_threads()`` is unchanged.
+    """
+    torch.get_num_threads()  # PyTorch sets the numbers of a new thread at the first need: not after this
+    try:
+        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+    except (StopIteration, OSError):
+        return
+    for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"):  # of MKL, the name in C
+        setter = getattr(library, name, None)
+        if setter is not None:
+            setter(1)

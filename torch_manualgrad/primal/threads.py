@@ -1,0 +1,104 @@
+"""Decompositions of a batch by LAPACK, its matrices divided among threads.
+
+PyTorch passes the matrices to LAPACK one after the other, and LAPACK has little use for several threads in a matrix of
+order 100. Here each thread passes a part of them, by PyTorch's own operator. The results of a matrix are bitwise
+identical to PyTorch's own on one thread: those on several threads differ from these in the last bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.internals import (
+    PLAIN,
+    below_autograd,
+    bits_unread,
+    is_autocast_enabled,
+    only_autograd,
+    stay_on_this_thread,
+    values_hidden,
+)
+
+# Batches of which the sum of m n min(m, n) is less take longer by several threads.
+_LEAST_WORK = 2**17
+
+_ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on that of a matrix
+
+_process = os.getpid()
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor | None:
+    """Threads of which each keeps LAPACK to itself; None where they cannot."""
+    workers = ThreadPoolExecutor(os.cpu_count(), "torch_manualgrad", stay_on_this_thread)
+    return workers if workers.submit(torch.get_num_threads).result() == 1 else None
+
+
+def on_threads(op: Any, names: Sequence[str], A: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    """Decompose a batch of matrices.
+
+    Args:
+        op: the operator, with a variant for each kind of call: ``op(A, *options)``, and with ``names`` given.
+        names: of its results, the arguments that they are written to.
+        A: (*, m, n).
+        options: of the operator.
+
+    Returns:
+        What the operator returns, in the same strides.
+
+    Raises:
+        RuntimeError: as the operator.
+    """
+    starts = _starts(A)
+    workers = _workers() if len(starts) > 1 else None
+    if workers is not None:
+        try:
+            return _divided(workers, starts, op, names, A, options)
+        except RuntimeError:
+            pass  # a matrix that LAPACK refuses: the error has its number in the whole batch
+    found: tuple[Tensor, ...] = op(A, *options)
+    return found
+
+
+def _starts(A: Tensor) -> list[int]:
+    """The first matrix of each thread's part; none where one thread takes all."""
+    threads = torch.get_num_threads()
+    if threads == 1 or A.dim() < 3 or A.device.type != "cpu" or type(A) not in PLAIN or os.getpid() != _process:
+        return []
+    if not only_autograd() or is_autocast_enabled() or values_hidden() or bits_unread():
+        return []
+    if A.numel() * min(A.shape[-2:]) < _LEAST_WORK:
+        return []
+    count, singular = math.prod(A.shape[:-2]), min(A.shape[-2:]) * A.dtype.to_real().itemsize
+    step = _ALIGNMENT // math.gcd(_ALIGNMENT, singular)  # matrices, so that each is aligned as in the whole batch
+    step *= -(-count // (step * threads))
+    return list(range(0, count, step))
+
+
+def _divided(
+    workers: ThreadPoolExecutor, starts: list[int], op: Any, names: Sequence[str], A: Tensor, options: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    batch = A.shape[:-2]
+    matrices = A.reshape(-1, *A.shape[-2:])
+    likes = op(torch.empty_like(A, device="meta"), *options)
+    results = tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=A.device) for x in likes)
+    # a result that is not asked for has no entries
+    whole = [x.view(-1, *x.shape[len(batch) :]) if x.numel() else None for x in results]
+
+    def decompose(part: slice) -> None:
+        with below_autograd():
+            out = [A.new_empty(0) if x is None else x[part] for x in whole]
+            op(matrices[part], *options, **dict(zip(names, out)))
+
+    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(matrices)])]
+    for done in [workers.submit(decompose, part) for part in parts]:
+        done.result()
+    return results
