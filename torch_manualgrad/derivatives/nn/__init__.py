@@ -1,0 +1,2 @@
+from . import normalization, normalization_layer
+
