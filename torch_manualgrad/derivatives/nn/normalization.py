@@ -204,10 +204,10 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: in
     return torch.randn(shape, dtype=dtype, generator=generator).to(device)
 
 
-def first_of(operator: str) -> Callable[..., Tensor]:
+def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
     """A probe: the first output of the operator, the only one that is differentiable."""
 
     def probe(*args: object) -> Tensor:
-        return getattr(torch.ops.aten, operator)(*args)[0]
+        return getattr(getattr(torch.ops.aten, operator), overload)(*args)[0]
 
     return probe

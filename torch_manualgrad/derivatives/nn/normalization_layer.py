@@ -213,11 +213,12 @@ def _vjp(
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: Sequence[bool],
-) -> tuple[Any, ...]:
-    given = (grad_result0, input, normalized_shape, result1, result2, weight, bias, list(output_mask))
-    if not torch.is_grad_enabled():  # nobody differentiates it again: PyTorch's, which the compiler fuses
-        return torch.ops.aten.native_layer_norm_backward(*given)
-    return tuple(g if yes else None for g, yes in zip(native_layer_norm_backward(*given), output_mask))
+) -> tuple[Tensor | None, ...]:
+    # PyTorch's own, which the compiler fuses, where nobody differentiates it again
+    again = torch.is_grad_enabled()
+    backward = native_layer_norm_backward if again else torch.ops.aten.native_layer_norm_backward
+    found = backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, list(output_mask))
+    return tuple(g if yes else None for g, yes in zip(found, output_mask))
 
 
 def _double_vjp(
