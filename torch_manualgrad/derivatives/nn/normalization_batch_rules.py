@@ -141,7 +141,6 @@ def _backward_probe(operator: str) -> Callable[..., list[Tensor]]:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-
 def _defer_to_stock(input: Tensor, *_: Any) -> bool:
     """PyTorch's backward of an empty batch ends the process."""
     return input.numel() > 0

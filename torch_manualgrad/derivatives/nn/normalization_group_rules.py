@@ -39,10 +39,11 @@ def _vjp(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     mask, sizes = list(output_mask), (N, C, HxW, group)
-    if torch.is_grad_enabled() or grad_result0 is None or grad_result1 is not None or grad_result2 is not None:
+    of_others = grad_result0 is None or grad_result1 is not None or grad_result2 is not None
+    if torch.is_grad_enabled() or of_others or mask[1] != mask[2]:  # PyTorch's own fails for a bias without a weight
         given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
         found = infinitely_differentiable_native_group_norm_backward(*given)
-    else:  # PyTorch's own, which the compiler fuses
+    else:  # the compiler fuses it
         g, x = grad_result0.contiguous(), input.contiguous()
         found = torch.ops.aten.native_group_norm_backward(g, x, result1, result2, weight, *sizes, mask)
     return tuple(f if yes else None for f, yes in zip(found, mask))
@@ -99,13 +100,25 @@ def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterabl
     for x, weight, bias, *sizes in _inputs(dtype, device):
         _, mean, rstd = torch.native_group_norm(x, weight, bias, *sizes, _EPS)
         g = random(*x.shape, dtype=dtype, device=device, seed=3)
-        yield Sample(g, x, mean, rstd, weight, *sizes, [True, weight is not None, bias is not None])
+        yield Sample(g, x, mean, rstd, weight, *sizes, [True, *[weight is not None] * 2])
 
 
-def _backward_probe(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *rest: Any) -> list[Tensor]:
-    """The backward with the statistics of its input, in place of any others, and constant ones as rules take them."""
+def _contiguous(*tensors: Tensor | None) -> list[Any]:
+    """PyTorch's kernels take contiguous tensors only; of a weight they do not say so, and read what is beside it."""
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
+def _probe(x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    return torch.native_group_norm(*_contiguous(x, weight, bias), *args)
+
+
+def _backward_probe(
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    """The backward with the statistics of its input, in place of any others."""
     *sizes, mask = rest
-    _, mean, rstd = torch.native_group_norm(x.detach(), None, None, *sizes, _EPS)
+    g, x, weight = _contiguous(g, x, weight)
+    _, mean, rstd = torch.native_group_norm(x, None, None, *sizes, _EPS)
     found = torch.ops.aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes, mask)
     return [f for f, yes in zip(found, mask) if yes]
 
@@ -119,6 +132,7 @@ rule(
     uses=(infinitely_differentiable_native_group_norm_backward, group_norm_mean_jvp, group_norm_invstd_jvp),
     source=f"ATen infinitely_differentiable_native_group_norm_backward, group_norm_jvp; {_SOURCE}",
     samples=_samples,
+    probe=_probe,
 )
 rule(
     "aten::native_group_norm_backward",
