@@ -26,13 +26,15 @@ from .normalization_batch import (
     native_batch_norm_backward,
 )
 
+__all__ = ["batch_norm_double_vjp", "batch_norm_vjp"]
+
 _PARAMETERS = ("input", "weight", "bias")
 _INPUTS = ("input", "weight", "grad_out")
 _GRADIENTS = ("result0", "result1", "result2")
 _EPS = 0.1
 
 
-def _vjp(
+def batch_norm_vjp(
     grad: Tensor,
     input: Tensor,
     weight: Tensor | None,
@@ -52,7 +54,7 @@ def _vjp(
     return tuple(g if yes else None for g, yes in zip(found, mask))
 
 
-def _double_vjp(input: Tensor, weight: Tensor | None, *others: Any) -> tuple[Tensor | None, ...]:
+def batch_norm_double_vjp(input: Tensor, weight: Tensor | None, *others: Any) -> tuple[Tensor | None, ...]:
     of_x, of_weight, of_g = batchnorm_double_backward(input, weight, *others)
     return of_x, None if weight is None else of_weight, of_g
 
@@ -112,7 +114,7 @@ def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterabl
             x = x.contiguous()  # PyTorch's fake kernel knows no other layout
             running: tuple[Any, ...] = (None, None) if train else _running(x)
             g = random(*x.shape, dtype=dtype, device=device, seed=3)
-            _, *saved = torch.native_batch_norm(x, weight, bias, *running, train, 0.1, _EPS)
+            _, *saved = torch.ops.aten.native_batch_norm(x, weight, bias, *running, train, 0.1, _EPS)
             mask = [True, weight is not None, bias is not None]
             yield Sample(g, x, weight, *running, *saved, train, _EPS, mask)
 
@@ -131,7 +133,7 @@ def _backward_probe(operator: str) -> Callable[..., list[Tensor]]:
     def probe(*args: Any) -> list[Tensor]:
         g, x, weight, running_mean, _, _, _, train, *rest = args
         running = (None, None) if running_mean is None else _running(x)
-        _, *saved = torch.native_batch_norm(x, None, None, *running, train, 0.1, _EPS)
+        _, *saved = torch.ops.aten.native_batch_norm(x, None, None, *running, train, 0.1, _EPS)
         found = getattr(torch.ops.aten, operator)(g, x, weight, *running, *saved, train, *rest)
         return [f for f, yes in zip(found, rest[1]) if yes]
 
@@ -162,7 +164,7 @@ _ABOUT_BACKWARD: dict[str, Any] = {
 rule(
     "aten::native_batch_norm",
     vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
-         _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
+         batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(train="training")},
     not_differentiable=("result1", "result2"),
     samples=_samples(True, False),
@@ -172,7 +174,7 @@ rule(
 rule(
     "aten::_native_batch_norm_legit.no_stats",
     vjp={_PARAMETERS: lambda grad_result0, input, weight, result1, result2, eps, output_mask:
-         _vjp(grad_result0, input, weight, None, None, result1, result2, True, eps, output_mask)},
+         batch_norm_vjp(grad_result0, input, weight, None, None, result1, result2, True, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(running_mean=None, running_var=None, train=True)},
     not_differentiable=("result1", "result2"),
     samples=_samples(True, running=False),
@@ -182,7 +184,7 @@ rule(
 rule(
     "aten::_native_batch_norm_legit_no_training",
     vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
-         _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
+         batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(train=False)},
     not_differentiable=("result1", "result2"),
     samples=_samples(False, flag=False),
@@ -192,7 +194,7 @@ rule(
 rule(
     "aten::_batch_norm_no_update",
     vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
-         _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
+         batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(train=False)},
     not_differentiable=("result1", "result2", "result3"),
     samples=_samples(False, flag=False, optional=False),  # PyTorch's fake kernel needs both parameters
@@ -202,7 +204,7 @@ rule(
 rule(
     "aten::native_batch_norm_backward",
     vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, train, eps:
-         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps)},
+         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps)},
     jvp={_GRADIENTS: batch_norm_backward_jvp},
     samples=_backward_samples,
     probe=_backward_probe("native_batch_norm_backward"),
@@ -211,7 +213,7 @@ rule(
 rule(
     "aten::batch_norm_backward",
     vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, update, eps:
-         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps)},
+         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps)},
     jvp={_GRADIENTS: batch_norm_backward_jvp.bind(train="update")},
     samples=_with_reserve,
     probe=_backward_probe("batch_norm_backward"),

@@ -44,6 +44,7 @@ def _vjp(
         given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
         found = infinitely_differentiable_native_group_norm_backward(*given)
     else:  # the compiler fuses it
+        assert grad_result0 is not None
         g, x = grad_result0.contiguous(), input.contiguous()
         found = torch.ops.aten.native_group_norm_backward(g, x, result1, result2, weight, *sizes, mask)
     return tuple(f if yes else None for f, yes in zip(found, mask))
@@ -98,7 +99,7 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 
 def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     for x, weight, bias, *sizes in _inputs(dtype, device):
-        _, mean, rstd = torch.native_group_norm(x, weight, bias, *sizes, _EPS)
+        _, mean, rstd = torch.ops.aten.native_group_norm(x, weight, bias, *sizes, _EPS)
         g = random(*x.shape, dtype=dtype, device=device, seed=3)
         yield Sample(g, x, mean, rstd, weight, *sizes, [True, *[weight is not None] * 2])
 
@@ -109,7 +110,7 @@ def _contiguous(*tensors: Tensor | None) -> list[Any]:
 
 
 def _probe(x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-    return torch.native_group_norm(*_contiguous(x, weight, bias), *args)
+    return torch.ops.aten.native_group_norm(*_contiguous(x, weight, bias), *args)
 
 
 def _backward_probe(
@@ -118,7 +119,7 @@ def _backward_probe(
     """The backward with the statistics of its input, in place of any others."""
     *sizes, mask = rest
     g, x, weight = _contiguous(g, x, weight)
-    _, mean, rstd = torch.native_group_norm(x, None, None, *sizes, _EPS)
+    _, mean, rstd = torch.ops.aten.native_group_norm(x, None, None, *sizes, _EPS)
     found = torch.ops.aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes, mask)
     return [f for f, yes in zip(found, mask) if yes]
 
