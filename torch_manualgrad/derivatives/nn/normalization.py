@@ -128,7 +128,7 @@ def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool
 
 
 def norm_backward(
-    s: Standardized, g: Tensor, weight: Tensor | None, summed: Sequence[int]
+    s: Standardized, g: Tensor, weight: Tensor | None, *, summed: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cotangents of x, the weight and the bias."""
     h = g if weight is None else g * weight
@@ -142,6 +142,7 @@ def norm_backward_jvp(
     g_t: Tensor | None,
     x_t: Tensor | None,
     weight_t: Tensor | None,
+    *,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tangents of what `norm_backward` gives."""
@@ -163,6 +164,7 @@ def norm_double_backward(
     ggI: Tensor | None,
     ggG: Tensor | None,
     ggB: Tensor | None,
+    *,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cotangents of x, the weight and g, given those of what `norm_backward` gives."""

@@ -82,7 +82,7 @@ def native_batch_norm_backward(
         ATen native_batch_norm_backward; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167.
     """
     s = _standardized(input, running_mean, running_var, train, eps)
-    found = norm_backward(s, wide(grad_out), _by_channel(weight, input), _dims(input))
+    found = norm_backward(s, wide(grad_out), _by_channel(weight, input), summed=_dims(input))
     dtype = input.dtype if weight is None else weight.dtype
     of_x, *parameters = [f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask)]
     return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]
@@ -144,7 +144,7 @@ def batchnorm_double_backward(
     """
     s = _standardized(input, running_mean, running_var, training, eps)
     given = (None if ggI is None else wide(ggI), *[_by_channel(x, input) for x in (ggG, ggB)])
-    of_x, of_weight, of_g = norm_double_backward(s, wide(gO), _by_channel(gamma, input), *given, _dims(input))
+    of_x, of_weight, of_g = norm_double_backward(s, wide(gO), _by_channel(gamma, input), *given, summed=_dims(input))
     return of_x.to(input.dtype), of_weight.to(input.dtype if gamma is None else gamma.dtype), of_g.to(gO.dtype)
 
 
@@ -184,7 +184,7 @@ def batch_norm_backward_jvp(
         None if grad_out_t is None else wide(grad_out_t),
         None if input_t is None else wide(input_t),
         _by_channel(weight_t, input),
-        _dims(input),
+        summed=_dims(input),
     )
     dtype = input.dtype if weight is None else weight.dtype
     return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]

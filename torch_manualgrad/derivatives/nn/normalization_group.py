@@ -92,7 +92,7 @@ def infinitely_differentiable_native_group_norm_backward(
     """
     s = standardized(_grouped(X, N, C, HxW, group), _DIMS, eps)
     g = torch.zeros_like(s.values) if dY is None else _grouped(dY, N, C, HxW, group)
-    of_x, *parameters = norm_backward(s, g, _by_channel(gamma, C, group), _SUMMED)
+    of_x, *parameters = norm_backward(s, g, _by_channel(gamma, C, group), summed=_SUMMED)
     of_x = of_x + _statistics_backward(s, dmean, drstd)
     dtype = X.dtype if gamma is None else gamma.dtype
     return (of_x.reshape(X.shape).to(X.dtype), *[p.reshape(C).to(dtype) for p in parameters])  # type: ignore[return-value]
@@ -135,7 +135,7 @@ def group_norm_double_backward(
     s = standardized_by(_grouped(input, *sizes), _DIMS, rstd)
     affine = [_by_channel(x, C, group) for x in (weight, ggG, ggB)]
     of_x, of_weight, of_g = norm_double_backward(
-        s, _grouped(grad_out, *sizes), affine[0], _grouped(ggI, *sizes), *affine[1:], _SUMMED
+        s, _grouped(grad_out, *sizes), affine[0], _grouped(ggI, *sizes), *affine[1:], summed=_SUMMED
     )
     dtype = input.dtype if weight is None else weight.dtype
     return (
@@ -178,7 +178,7 @@ def group_norm_backward_jvp(
     s = standardized_by(_grouped(input, *sizes), _DIMS, rstd)
     g, g_t, x_t = (_grouped(x, *sizes) for x in (grad_out, grad_out_t, input_t))
     w, w_t = (_by_channel(x, C, group) for x in (weight, weight_t))
-    of_x, *parameters = norm_backward_jvp(s, g, w, g_t, x_t, w_t, _SUMMED)
+    of_x, *parameters = norm_backward_jvp(s, g, w, g_t, x_t, w_t, summed=_SUMMED)
     dtype = input.dtype if weight is None else weight.dtype
     return (of_x.reshape(input.shape).to(input.dtype), *[p.reshape(C).to(dtype) for p in parameters])  # type: ignore[return-value]
 

@@ -75,7 +75,7 @@ def native_layer_norm_backward(
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
     """
     s = standardized_by(input, _dims(normalized_shape), rstd)
-    found = norm_backward(s, wide(grad_out), *_wide(weight), _others(input, normalized_shape))
+    found = norm_backward(s, wide(grad_out), *_wide(weight), summed=_others(input, normalized_shape))
     like = input if weight is None else weight
     dtypes = (input.dtype, like.dtype, like.dtype if bias is None else bias.dtype)
     return tuple(  # type: ignore[return-value]
@@ -133,7 +133,7 @@ def layer_norm_double_backward(
     """
     s = standardized_by(input_t, _dims(normalized_shape), save_invstd_t)
     others = _others(input_t, normalized_shape)
-    of_x, of_weight, of_g = norm_double_backward(s, *_wide(gO_t, gamma, ggI, ggG, ggB), others)
+    of_x, of_weight, of_g = norm_double_backward(s, *_wide(gO_t, gamma, ggI, ggG, ggB), summed=others)
     like = input_t if gamma is None else gamma
     return of_x.to(input_t.dtype), of_weight.to(like.dtype), of_g.to(gO_t.dtype)
 
@@ -166,7 +166,7 @@ def layer_norm_backward_jvp(
     """
     s = standardized_by(input, _dims(normalized_shape), rstd)
     given = _wide(grad_out, weight, grad_out_t, input_t, weight_t)
-    of_x, of_weight, of_bias = norm_backward_jvp(s, *given, _others(input, normalized_shape))
+    of_x, of_weight, of_bias = norm_backward_jvp(s, *given, summed=_others(input, normalized_shape))
     like = input if weight is None else weight
     return of_x.to(input.dtype), of_weight.to(like.dtype), of_bias.to(like.dtype)
 

@@ -59,7 +59,7 @@ def infinitely_differentiable_native_rms_norm_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     g = torch.zeros_like(s.values) if dY is None else wide(dY)
-    of_x, of_weight, _ = norm_backward(s, g, _wide(weight_opt), _others(input, normalized_shape))
+    of_x, of_weight, _ = norm_backward(s, g, _wide(weight_opt), summed=_others(input, normalized_shape))
     if drstd is not None:
         count = s.values[(0,) * (input.dim() - len(normalized_shape))].numel() if s.values.numel() else 1
         of_x = of_x - wide(drstd).reshape(s.rstd.shape) * s.rstd.square() * s.values / count
@@ -95,7 +95,7 @@ def rms_norm_double_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     found = norm_double_backward(
-        s, wide(grad_out), _wide(weight), _wide(ggI), _wide(ggG), None, _others(input, normalized_shape)
+        s, wide(grad_out), _wide(weight), _wide(ggI), _wide(ggG), None, summed=_others(input, normalized_shape)
     )
     of_x, of_weight, of_g = found
     return of_x.to(input.dtype), of_weight.to(input.dtype if weight is None else weight.dtype), of_g.to(grad_out.dtype)
