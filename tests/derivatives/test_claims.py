@@ -161,6 +161,13 @@ PROOFS = {
         "missing": tangent(lambda A: torch.linalg.qr(A, "r").R, 3, 2),
     },
     "aten::_linalg_svd": {"values": [point(lambda: grad(rebuilt_by_svd)(EYE), [[1.0, 1.0], [0.0, 0.0]])]},
+    "aten::native_layer_norm": {"values": [own("fwd-fwd")]},
+    "aten::native_layer_norm_backward": {"values": [own("rev-rev")]},
+    "aten::native_batch_norm": {"values": [own("fwd-fwd")]},
+    "aten::_native_batch_norm_legit.no_stats": {"values": [own("fwd-fwd")]},
+    "aten::native_batch_norm_backward": {"values": [own("rev-rev")]},
+    "aten::batch_norm_backward": {"values": [own("rev-rev")]},
+    "aten::native_group_norm_backward": {"missing": [own("rev")]},
 }  # fmt: skip
 CLAIMS = [(rule, claim) for rule in mg.rules.values() for claim in rule.claims if claim != "speed"]
 OUTCOMES = {"values": "wrong", "missing": "raises"}

@@ -40,6 +40,10 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
         check(rule.probe, found, name=rule.name, gaps=rule.gaps)
 
 
+def leaf(x):
+    return x.detach().requires_grad_()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch):
@@ -48,8 +52,8 @@ def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch
     found = samples(rule, dtype)
     with mg.override():
         check(rule.probe, found, name=rule.name, gaps=rule.gaps)
-        outputs = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
-    stock = [rule.probe(*[x.detach().requires_grad_() for x in s.args], **s.kwargs) for s in found]
+        outputs = [rule.probe(*tree_map_only(torch.Tensor, leaf, s.args), **s.kwargs) for s in found]
+    stock = [rule.probe(*tree_map_only(torch.Tensor, leaf, s.args), **s.kwargs) for s in found]
     nodes = [[(o if isinstance(o, torch.Tensor) else o[0]).grad_fn.name() for o in os] for os in (outputs, stock)]
     assert nodes[0] == nodes[1], "samples are small: what is left is what is checked"
 
