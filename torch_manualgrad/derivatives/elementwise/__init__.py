@@ -1,5 +1,5 @@
 """Every family of elementwise operators: importing one enters its rules in the registry."""
 
-from . import hyperbolic, powers, trigonometric
+from . import arithmetic, bessel, hyperbolic, logarithms, powers, special_functions, trigonometric
 
-__all__ = ["hyperbolic", "powers", "trigonometric"]
+__all__ = ["arithmetic", "bessel", "hyperbolic", "logarithms", "powers", "special_functions", "trigonometric"]
