@@ -154,6 +154,14 @@ POINTWISE = {
     },
     "aten::special_zeta": {"missing": [own("fwd")]},
     "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},
+    "aten::copysign.Tensor": {"values": derivatives(lambda x: torch.copysign(x, -scalar(1.0)), math.inf, -1.0)},
+    "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
+    "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
+    "aten::mish": {"values": derivatives(torch.nn.functional.mish, 1000.0, 1.0, 0.0, 0.0)},
+    "aten::gelu": {
+        "values": derivatives(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0)
+    },
+    "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
     "aten::special_i1": {"values": derivatives(torch.special.i1, 0.0, 0.5, 0.0, 0.375)},
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},

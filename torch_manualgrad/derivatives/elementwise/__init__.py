@@ -1,5 +1,29 @@
 """Every family of elementwise operators: importing one enters its rules in the registry."""
 
-from . import arithmetic, bessel, hyperbolic, logarithms, powers, special_functions, trigonometric
+from . import (
+    activations,
+    arithmetic,
+    bessel,
+    extrema,
+    hyperbolic,
+    logarithms,
+    piecewise,
+    powers,
+    rounding_and_sign,
+    special_functions,
+    trigonometric,
+)
 
-__all__ = ["arithmetic", "bessel", "hyperbolic", "logarithms", "powers", "special_functions", "trigonometric"]
+__all__ = [
+    "activations",
+    "arithmetic",
+    "bessel",
+    "extrema",
+    "hyperbolic",
+    "logarithms",
+    "piecewise",
+    "powers",
+    "rounding_and_sign",
+    "special_functions",
+    "trigonometric",
+]

@@ -115,6 +115,28 @@ def rad2deg_backward(grad: Tensor) -> Tensor:
     return grad * (180 / pi)
 
 
+@formula
+def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    """Cotangents of length and angle, given that of z = r exp(i phi), r > 0: Re(g conj(z)) / |z| and Im(g conj(z)).
+
+    Args:
+        grad: cotangent of the result, complex.
+        result: z, of which r >= 0 cannot be told from -r and phi + pi.
+
+    Returns:
+        The cotangent of r, which is 0 at z = 0, and that of phi; real, the shape of ``grad``.
+
+    Note:
+        The rule of the operator knows phi, and is right for r <= 0 too.
+
+    References:
+        ATen polar_backward.
+    """
+    along = grad * result.conj()
+    length = result.abs()
+    return along.real / torch.where(length == 0, inf, length), along.imag
+
+
 def _over(x: Tensor, result: Tensor) -> Tensor:
     """x / result; zero at the origin, in every order."""
     return x / torch.where(result == 0, inf, result)
@@ -160,6 +182,13 @@ elementwise(
     improves="values",
 )
 elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True)
+elementwise(
+    "aten::polar",
+    {"abs": lambda angle: torch.polar(torch.ones_like(angle), angle), "angle": lambda result: 1j * result},
+    real_only=True,
+    improves="values",
+    uses=(polar_backward,),
+)
 elementwise(
     "aten::ldexp.Tensor",
     {"self": lambda other: torch.exp2(other), "other": lambda result: result * 0.6931471805599453},
