@@ -121,6 +121,7 @@ def scalar(x):
     return torch.tensor(x, dtype=F64)
 
 
+MASKED = torch.tensor([-math.inf, -math.inf], dtype=F64)
 HALF = 1 / math.sqrt(math.pi)
 POINTWISE = {
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
@@ -162,6 +163,18 @@ POINTWISE = {
         "values": derivatives(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0)
     },
     "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
+    "aten::glu": {"missing": [own("fwd-fwd")]},
+    "aten::glu_backward": {"missing": [own("fwd-fwd")]},
+    "aten::_safe_softmax": {
+        "values": [
+            point(
+                lambda: grad(lambda x: jvp(lambda x: aten._safe_softmax(x, 0), (x,), (x.cos(),))[1].sin().sum())(
+                    MASKED
+                ),
+                [0.0, 0.0],
+            )
+        ]
+    },
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
     "aten::special_i1": {"values": derivatives(torch.special.i1, 0.0, 0.5, 0.0, 0.375)},
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
