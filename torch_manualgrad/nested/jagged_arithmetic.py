@@ -36,7 +36,7 @@ class _Operator(NamedTuple):
         forward: of two buffers.
         backward: ``(module, grad, needed, x, other) -> gradients`` by the functions of ``module``: torch, for buffers, or
             `arithmetic`, for nested tensors and with derivatives.
-        keeps: ``(needed) -> ``whether x and other are needed for these gradients.
+        keeps: ``(needed) -> kept``: whether x and other are needed for these gradients.
     """
 
     forward: Callable[..., Tensor]
@@ -55,7 +55,7 @@ class _OnBuffers(SingleLevelFunction):
         kept = (a if keep_x else None, b if keep_other and isinstance(b, Tensor) else None)
         # dense ones first: they say what was changed in place, where a nested one fails to
         ctx.save_for_backward(*kept, x if keep_x else None, other if keep_other and nested else None)
-        ctx.operator, ctx.structure = operator, structure
+        ctx.operator, ctx.structure, ctx.with_itself = operator, structure, other is x
         ctx.number = None if isinstance(other, Tensor) else other
         return jagged_nested(values, structure)
 
@@ -67,6 +67,8 @@ class _OnBuffers(SingleLevelFunction):
             g = grad._values
             with below_autograd():
                 found = ctx.operator.backward(torch, g, needed, a, b)
+                if ctx.with_itself:  # autograd would add the two as nested tensors
+                    found = torch.add(*found), None
             # a gradient that is the cotangent itself stays so
             return None, *[grad if f is g else f if f is None else jagged_nested(f, structure) for f in found]
         with set_autocast_off():

@@ -81,7 +81,7 @@ def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Ten
     if UPLO.upper() in ("L", "U") and A.shape[-2:-1] == A.shape[-1:] and serves(A, _SIZES):
         L, V = eigh_small(A, UPLO.upper() == "L", compute_v)
         return L, (V if compute_v else A.new_empty(0))
-    L, V = on_threads(torch.ops.aten._linalg_eigh, ("eigenvalues", "eigenvectors"), A, UPLO, compute_v)
+    L, V = on_threads(torch.ops.aten._linalg_eigh, ("eigenvalues", "eigenvectors"), compute_v, A, UPLO, compute_v)
     return L, V
 
 

@@ -86,7 +86,7 @@ def linalg_svd(
     if driver is not None:
         U, S, Vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv, driver=driver)
     else:
-        U, S, Vh = on_threads(torch.ops.aten._linalg_svd, ("U", "S", "Vh"), A, full_matrices, compute_uv)
+        U, S, Vh = on_threads(torch.ops.aten._linalg_svd, ("U", "S", "Vh"), compute_uv, A, full_matrices, compute_uv)
     return U, S, Vh
 
 

@@ -27,8 +27,9 @@ from ..core.internals import (
     values_hidden,
 )
 
-# Batches of which the sum of m n min(m, n) is less take longer by several threads.
-_LEAST_WORK = 2**17
+# Batches of which the sum of m n min(m, n) is less, with and without vectors, are not worth the threads: by LAPACK on one
+# thread they take about 0.5 ms.
+_LEAST_WORK = {True: 2**18, False: 2**20}
 
 _ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on that of a matrix
 
@@ -42,12 +43,26 @@ def _workers() -> ThreadPoolExecutor | None:
     return workers if workers.submit(torch.get_num_threads).result() == 1 else None
 
 
-def on_threads(op: Any, names: Sequence[str], A: Tensor, *options: Any) -> tuple[Tensor, ...]:
+@functools.lru_cache(100)
+def _kinds(op: Any, shape: Sequence[int], dtype: torch.dtype, options: Sequence[Any]) -> list[dict[str, Any]]:
+    """Size, strides and dtype of the operator's results: matrices are column-major, as LAPACK writes them."""
+    kinds = []
+    for x in op(torch.empty(shape, dtype=dtype, device="meta"), *options):
+        column_major = x.dim() == len(shape)
+        stride = (
+            torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT.stride() if column_major else x.stride()
+        )
+        kinds.append({"size": x.shape, "stride": stride, "dtype": x.dtype})
+    return kinds
+
+
+def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options: Any) -> tuple[Tensor, ...]:
     """Decompose a batch of matrices.
 
     Args:
         op: the operator, with a variant for each kind of call: ``op(A, *options)``, and with ``names`` given.
         names: of its results, the arguments that they are written to.
+        vectors: whether vectors are asked for.
         A: (*, m, n).
         options: of the operator.
 
@@ -57,7 +72,7 @@ def on_threads(op: Any, names: Sequence[str], A: Tensor, *options: Any) -> tuple
     Raises:
         RuntimeError: as the operator.
     """
-    starts = _starts(A)
+    starts = _starts(A, vectors)
     workers = _workers() if len(starts) > 1 else None
     if workers is not None:
         try:
@@ -68,14 +83,14 @@ def on_threads(op: Any, names: Sequence[str], A: Tensor, *options: Any) -> tuple
     return found
 
 
-def _starts(A: Tensor) -> list[int]:
+def _starts(A: Tensor, vectors: bool) -> list[int]:
     """The first matrix of each thread's part; none where one thread takes all."""
     threads = torch.get_num_threads()
     if threads == 1 or A.dim() < 3 or A.device.type != "cpu" or type(A) not in PLAIN or os.getpid() != _process:
         return []
     if not only_autograd() or is_autocast_enabled() or values_hidden() or bits_unread():
         return []
-    if A.numel() * min(A.shape[-2:]) < _LEAST_WORK:
+    if A.numel() * min(A.shape[-2:]) < _LEAST_WORK[vectors]:
         return []
     count, singular = math.prod(A.shape[:-2]), min(A.shape[-2:]) * A.dtype.to_real().itemsize
     step = _ALIGNMENT // math.gcd(_ALIGNMENT, singular)  # matrices, so that each is aligned as in the whole batch
@@ -88,8 +103,7 @@ def _divided(
 ) -> tuple[Tensor, ...]:
     batch = A.shape[:-2]
     matrices = A.reshape(-1, *A.shape[-2:])
-    likes = op(torch.empty_like(A, device="meta"), *options)
-    results = tuple(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=A.device) for x in likes)
+    results = tuple(torch.empty_strided(**kind) for kind in _kinds(op, A.shape, A.dtype, options))
     # a result that is not asked for has no entries
     whole = [x.view(-1, *x.shape[len(batch) :]) if x.numel() else None for x in results]
 
