@@ -5,12 +5,34 @@
 #include <string_view>
 #include <type_traits>
 
+#include "../math/element.h"
+
 namespace manualgrad {
 
+// Body::run(args...) by a function of its own, compiled for an instruction set. Body::run, and all it calls, must be
+// HOST_DEVICE (always inlined), or it keeps the baseline's instructions. They are no inline functions, so that `extern
+// template` leaves them to one file.
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED void run_baseline(const Args&... args) {
+  Body::run(args...);
+}
+
 // Multiversion<Body>::call(args...) runs Body::run(args...) compiled for the best instruction set of the processor at
-// hand. Body::run, and all it calls, must be HOST_DEVICE (always inlined), or it keeps the baseline's instructions.
+// hand; where that is x86 without AVX2, Baseline::run(args...).
 // Sanitizers want one copy of the code; other architectures have their vectors (NEON) in the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__) && !defined(MANUALGRAD_SANITIZE)
+#define MANUALGRAD_MULTIVERSION
+
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) void run_avx512(const Args&... args) {
+  Body::run(args...);
+}
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED __attribute__((target("avx2,fma"))) void run_avx2(const Args&... args) {
+  Body::run(args...);
+}
+
 inline int instruction_set() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
@@ -29,30 +51,17 @@ inline const int kInstructionSet = instruction_set();
 // A scalar baseline: there is hardly a processor without AVX2, so kernels in lanes take one matrix at a time there.
 inline constexpr bool kBaselineHasLanes = false;
 
-template <class Body>
+template <class Body, class Baseline = Body>
 struct Multiversion {
-  template <class... Args>
-  __attribute__((noinline, target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) static void avx512(
-      const Args&... args) {
-    Body::run(args...);
-  }
-  template <class... Args>
-  __attribute__((noinline, target("avx2,fma"))) static void avx2(const Args&... args) {
-    Body::run(args...);
-  }
-  template <class... Args>
-  __attribute__((noinline)) static void baseline(const Args&... args) {
-    Body::run(args...);
-  }
   template <class... Args>
   static void call(const Args&... args) {
     switch (kInstructionSet) {
       case 2:
-        return avx512(args...);
+        return run_avx512<Body>(args...);
       case 1:
-        return avx2(args...);
+        return run_avx2<Body>(args...);
       default:
-        return baseline(args...);
+        return run_baseline<Baseline>(args...);
     }
   }
 };
@@ -74,21 +83,21 @@ void with_native(const F& f) {
 template <int Bytes, class Body, class... Args>
 void run_native(const Args&... args) {
   if constexpr (Bytes == 64) {
-    Multiversion<Body>::avx512(args...);
+    run_avx512<Body>(args...);
   } else if constexpr (Bytes == 32) {
-    Multiversion<Body>::avx2(args...);
+    run_avx2<Body>(args...);
   } else {
-    Multiversion<Body>::baseline(args...);
+    run_baseline<Body>(args...);
   }
 }
 #else
 inline constexpr bool kBaselineHasLanes = true;
 
-template <class Body>
+template <class Body, class Baseline = Body>
 struct Multiversion {
   template <class... Args>
-  __attribute__((noinline)) static void call(const Args&... args) {
-    Body::run(args...);
+  static void call(const Args&... args) {
+    run_baseline<Body>(args...);
   }
 };
 
@@ -98,7 +107,7 @@ void with_native(const F& f) {
 }
 template <int Bytes, class Body, class... Args>
 void run_native(const Args&... args) {
-  Multiversion<Body>::call(args...);
+  run_baseline<Body>(args...);
 }
 #endif
 

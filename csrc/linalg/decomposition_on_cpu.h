@@ -63,7 +63,8 @@ struct CpuDecompositions : Cpu<> {
     using Group = typename Lanes::Group;
     const int64_t size = std::max(at.m, at.n), work = 2 * (at.m + at.n) * at.k * at.k + 1, count = at.batch();
     // by groups of lanes also where threads share the work, so that no result depends on their number
-    const int64_t group = size <= kLaneSpectrum && at.k != kFull<S> ? Group::kCount : 1,
+    constexpr bool kInLanes = Bytes > 16 || kBaselineHasLanes;
+    const int64_t group = kInLanes && size <= kLaneSpectrum && at.k != kFull<S> ? Group::kCount : 1,
                   groups = (count + group - 1) / group;
     GaugeFlag found(gauge_dependent);
     parallel_for(groups, std::max<int64_t>(1, 4 * kGrain / (work * group)), [&](int64_t begin, int64_t end) {
@@ -72,17 +73,20 @@ struct CpuDecompositions : Cpu<> {
         for (int64_t b = begin; b < end; ++b) found |= one(b, memory);
         return;
       }
-      const std::unique_ptr<typename Group::N[]> lanes(new typename Group::N[Group::kParts * size * size + 2 * size]);
-      for (int64_t first = begin * group; first < std::min(count, end * group); first += group) {
-        bool redo[Group::kCount];
-        const int64_t here = std::min(group, count - first);
-        if (2 * here < group) {  // the results are the same
-          for (int64_t w = 0; w < here; ++w) found |= one(first + w, memory);
-          continue;
-        }
-        run_native<Bytes, Lanes>(all, first, here, lanes.get(), static_cast<bool*>(redo));
-        for (int64_t w = 0; w < here; ++w) {
-          if (redo[w]) found |= one(first + w, memory);
+      if constexpr (kInLanes) {
+        using N = typename Group::N;
+        const std::unique_ptr<N[]> lanes(new N[Group::kParts * size * size + 2 * size]);
+        for (int64_t first = begin * group; first < std::min(count, end * group); first += group) {
+          bool redo[Group::kCount];
+          const int64_t here = std::min(group, count - first);
+          if (2 * here < group) {  // the results are the same
+            for (int64_t w = 0; w < here; ++w) found |= one(first + w, memory);
+            continue;
+          }
+          run_native<Bytes, Lanes>(all, first, here, lanes.get(), static_cast<bool*>(redo));
+          for (int64_t w = 0; w < here; ++w) {
+            if (redo[w]) found |= one(first + w, memory);
+          }
         }
       }
     });

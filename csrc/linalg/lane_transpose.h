@@ -92,12 +92,6 @@ HOST_DEVICE void transpose(Quad<double> (&q)[2]) {
 // --- lines of matrices ----------------------------------------------------------------------------------------------
 
 // What follows moves memory and does no arithmetic: it is compiled once, not for every instruction set.
-// GCC leaves the upper halves of registers dirty around calls of functions it knows, and SSE code then waits for them.
-#if defined(__clang__)
-#define MANUALGRAD_NOT_INLINED __attribute__((noinline))
-#else
-#define MANUALGRAD_NOT_INLINED __attribute__((noipa))
-#endif
 
 // Where the entries of a line, counted in reals, go among the lanes: real e to places[e].
 constexpr int kLineReals = 128;

@@ -6,6 +6,7 @@
 #include "../base/parallel.h"
 #include "../base/simd.h"
 #include "lane_loader.h"
+#include "shared_loops.h"
 #include "small_matrices.h"
 
 namespace manualgrad {

@@ -16,6 +16,13 @@
 // For lambdas in host code that is compiled for several instruction sets: where one is not inlined, it keeps the
 // baseline's instructions.
 #define MANUALGRAD_INLINED __attribute__((always_inline))
+// For functions that other files share, or that many callers do. GCC leaves the upper halves of registers dirty around
+// calls of functions it knows, and SSE code then waits for them; it also makes copies of them for each caller.
+#if defined(__clang__) || defined(__CUDACC__)
+#define MANUALGRAD_NOT_INLINED __attribute__((noinline))
+#else
+#define MANUALGRAD_NOT_INLINED __attribute__((noipa))
+#endif
 
 namespace manualgrad {
 

@@ -75,7 +75,8 @@ template <Sum How, Factor Of, class Threads, class N, class Scale = Unscaled>
 HOST_DEVICE void step(const Threads& threads, const StridedVector<N>& c, const StridedVector<const N>& a,
                       const StridedMatrix<const N>& b, int depth, int count, const Scale& scale = {}) {
   if constexpr (kIsOneThread<Threads>) {
-    if (count > 0) run_shared<Threads, N, Step<How, Of>>(c, a, b, depth, count, scale);
+    using Body = Step<How, NumberTraits<N>::kComplex ? Of : Factor::kPlain>;
+    if (count > 0) run_shared<Threads, N, Body>(c, a, b, depth, count, scale);
   } else {
     for (int j = threads.rank(); j < count; j += threads.size()) step_some<How, Of, 1>(c, a, b, depth, j, scale);
     threads.sync();

@@ -135,25 +135,26 @@ struct PdistBody {
       }
     }
   }
+};
 
-  HOST_DEVICE static void add_up(const DistancePlan& plan, const DistanceOperands<T>& at, const Parts& parts, T* sums) {
-    const bool transposed = at.x2_transposed != nullptr;
-    const int64_t lines = transposed ? plan.columns : 1, line = parts.size / lines;
-    const int64_t step = transposed ? 1 : plan.columns;
-    for (int64_t part = 1; part < parts.count; ++part) {
-      for (int64_t k = 0; k < lines; ++k) {
-        const T* __restrict from = sums + part * parts.size + k * line;
-        T* __restrict to = sums + k * line;
-        for (int64_t i = parts.first[part] * step; i < line; ++i) to[i] += from[i];
-      }
-    }
-    for (int64_t i = 0; i < plan.rows; ++i) {
-      for (int64_t k = 0; k < plan.columns; ++k) {
-        at.out[i * plan.columns + k] = transposed ? sums[k * line + i] : sums[i * plan.columns + k];
-      }
+template <class T>
+void add_up(const DistancePlan& plan, const DistanceOperands<T>& at, const Parts& parts, T* sums) {
+  const bool transposed = at.x2_transposed != nullptr;
+  const int64_t lines = transposed ? plan.columns : 1, line = parts.size / lines;
+  const int64_t step = transposed ? 1 : plan.columns;
+  for (int64_t part = 1; part < parts.count; ++part) {
+    for (int64_t k = 0; k < lines; ++k) {
+      const T* __restrict from = sums + part * parts.size + k * line;
+      T* __restrict to = sums + k * line;
+      for (int64_t i = parts.first[part] * step; i < line; ++i) to[i] += from[i];
     }
   }
-};
+  for (int64_t i = 0; i < plan.rows; ++i) {
+    for (int64_t k = 0; k < plan.columns; ++k) {
+      at.out[i * plan.columns + k] = transposed ? sums[k * line + i] : sums[i * plan.columns + k];
+    }
+  }
+}
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ struct CpuDistance {
       parallel_for(parts.count, grain, [&](int64_t begin, int64_t end) {
         Multiversion<PdistBody<P, T>>::call(plan, trust, operands, parts, sums.data(), begin, end);
       });
-      PdistBody<P, T>::add_up(plan, operands, parts, sums.data());
+      add_up(plan, operands, parts, sums.data());
       return;
     }
     // As the sum of a row does not depend on them, few rows are shared out in smaller units.

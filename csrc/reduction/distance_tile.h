@@ -37,7 +37,7 @@ struct PairCoefficients {
   using Count = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
   alignas(64) T a[kTile], b[kTile], n[kTile];
-  bool split;  // some b is not 1; else b is not set
+  bool split;  // some b is not 1 (only of quotients); else b is not set
 
   // Whether the Slice is more than a quotient.
   HOST_DEVICE static bool odd(T g, T n, T low, T high) {
@@ -205,11 +205,10 @@ struct RowBody {
     }
     c.set_nothing(first, begin);
     c.set_nothing(end, last);
-    if (c.split) {
-      sum_all<true>(c, plan, x1, transposed, others, stride, first, last, out, out_step);
-    } else {
-      sum_all<false>(c, plan, x1, transposed, others, stride, first, last, out, out_step);
+    if constexpr (C::kQuotient) {
+      if (c.split) return sum_all<true>(c, plan, x1, transposed, others, stride, first, last, out, out_step);
     }
+    sum_all<false>(c, plan, x1, transposed, others, stride, first, last, out, out_step);
   }
 
   // --- vectors along the coordinates --------------------------------------------------------------------------------
@@ -247,8 +246,8 @@ struct RowBody {
     }
     constexpr int kAtOnce = P == Power::kGeneral ? 1 : 4;
     int64_t j = begin;
-    if (c.split) {
-      for (; j < end; ++j) add<1, true>(c, plan, x1, x2, others, j, out);
+    if constexpr (C::kQuotient) {
+      for (; c.split && j < end; ++j) add<1, true>(c, plan, x1, x2, others, j, out);
     }
     for (; j + kAtOnce <= end; j += kAtOnce) add<kAtOnce, false>(c, plan, x1, x2, others, j, out);
     for (; j < end; ++j) add<1, false>(c, plan, x1, x2, others, j, out);

@@ -9,20 +9,21 @@
 namespace manualgrad {
 namespace {
 
-// Strided loops gain nothing from wider vectors: they are compiled once.
-template <Stride L, class Body, class... Args>
+// Strided loops gain nothing from wider vectors: they are compiled once, and serve all strides where there is no AVX2.
+template <Stride L, class Body, class Any, class... Args>
 void run_best(const Args&... args) {
   if constexpr (L == Stride::kAny) {
-    Body::run(args...);
+    run_baseline<Any>(args...);
   } else {
-    Multiversion<Body>::call(args...);
+    Multiversion<Body, Any>::call(args...);
   }
 }
 
 template <Power P, Stride L, class S>
 void run_finite(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
   parallel_for(plan.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    run_best<L, FiniteBody<P, L, S>>(plan.elements, x, out, slices, plan.p - 1, begin, end);
+    run_best<L, FiniteBody<P, L, S>, FiniteBody<P, Stride::kAny, S>>(plan.elements, x, out, slices, plan.p - 1, begin,
+                                                                     end);
   });
 }
 
@@ -47,7 +48,8 @@ void run_extreme(const NormPlan& plan, const S* x, S* out, const Coefficients<Re
   std::vector<int64_t> ties(static_cast<size_t>(plan.slices));
   std::vector<uint8_t> has_ties(static_cast<size_t>(blocks));
   parallel_for(blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
-    run_best<L, TieBody<L, S>>(plan.elements, x, out, slices.n, ties.data(), has_ties.data(), begin, end);
+    run_best<L, TieBody<L, S>, TieBody<Stride::kAny, S>>(plan.elements, x, out, slices.n, ties.data(), has_ties.data(),
+                                                         begin, end);
   });
   std::vector<T> share(static_cast<size_t>(plan.slices));
   bool finite = true;
@@ -118,10 +120,13 @@ struct CpuNorm {
 
     const Coefficients<T> coefficients{memory, memory + slices, memory + 2 * slices};
     S* to = static_cast<S*>(out.mutable_data_ptr());
-    const bool unit =
+    [[maybe_unused]] const bool unit =
         plan.elements.dims == 0 || (plan.elements.inner_stride(0) == 1 && plan.elements.inner_stride(1) == 1);
-    if (unit && plan.elements.inner_stride(2) == 0) return run_power<Stride::kOneSlice>(plan, x, to, coefficients);
-    if (unit && plan.elements.inner_stride(2) == 1) return run_power<Stride::kAcrossSlices>(plan, x, to, coefficients);
+    if constexpr (!std::is_same_v<S, Complex<Half>>) {  // of which torch itself has hardly an operation
+      const int64_t step = plan.elements.inner_stride(2);
+      if (unit && step == 0) return run_power<Stride::kOneSlice>(plan, x, to, coefficients);
+      if (unit && step == 1) return run_power<Stride::kAcrossSlices>(plan, x, to, coefficients);
+    }
     run_power<Stride::kAny>(plan, x, to, coefficients);
   }
 };
