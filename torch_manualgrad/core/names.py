@@ -26,7 +26,6 @@ Chosen = list[Rule | Replacements]
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
     "addmm": ("addmm",),
-    "batch_norm": ("native_batch_norm",),
     "bilinear": ("_trilinear",),
     "cdist": ("_cdist_forward", "_euclidean_dist"),
     "chain_matmul": ("mm",),
@@ -39,10 +38,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "det": ("_linalg_det",),
     "dist": ("dist",),
     "frobenius_norm": ("norm.ScalarOpt_dim",),
-    "group_norm": ("native_group_norm",),
-    "instance_norm": ("native_batch_norm",),
     "inverse": ("linalg_inv_ex",),
-    "layer_norm": ("native_layer_norm",),
     "logdet": ("_linalg_slogdet",),
     "log_softmax": ("_log_softmax",),
     "lu": ("linalg_lu_factor_ex",),
