@@ -8,7 +8,6 @@ from ways import CHEAP, DEAR, HANDFUL, SLOW, WAYS
 import torch_manualgrad as mg
 from torch_manualgrad.core import internals
 
-
 # The fast tests have each way with one in so many of the elementwise operators: with others for the next way.
 TURNS = 8
 

@@ -7,6 +7,8 @@ Note:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -146,14 +148,21 @@ elementwise(
     {"grad_output": lambda self, min_val, max_val: _inside(self, min_val, max_val), "self": lambda: None},
     samples=alike(Tensor, Tensor, -1.1, 1.3),
 )
+
+
+def _through(name: str) -> Callable[..., Tensor]:
+    """A function, as opcheck finds that the operator itself does not take symbolic sizes."""
+    op = operator(name)
+    return lambda grad, self, lambd: op(grad, self, lambd)
+
+
 for name, cotangent in (("hardshrink", "grad_out"), ("softshrink", "grad_output")):
     elementwise(f"aten::{name}", lambda self, lambd: _shrunk(self, lambd), real_only=True, arguments=[{}, {"lambd": 1}])
     elementwise(
         f"aten::{name}_backward",
         {cotangent: lambda self, lambd: _shrunk(self, lambd), "self": lambda: None},
         samples=alike(Tensor, Tensor, 0.5),
-        # a function, as opcheck finds that the operator itself does not take symbolic sizes
-        probe=lambda grad, self, lambd, op=operator(f"aten::{name}_backward"): op(grad, self, lambd),
+        probe=_through(f"aten::{name}_backward"),
     )
 elementwise(
     "aten::_prelu_kernel",
