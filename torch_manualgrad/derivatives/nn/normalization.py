@@ -102,25 +102,28 @@ def constant(x: Tensor) -> Tensor:
     return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)
 
 
-def _moment(x: Tensor, dims: Sequence[int], centered: bool) -> tuple[Tensor, Tensor]:
-    """x - m and its variance; x and its mean square if not centered."""
+def _rest(x: Tensor, dims: Sequence[int], centered: bool) -> Tensor:
+    """x - m; x if not centered."""
     x = wide(x)
-    rest = x - x.mean(dims, keepdim=True) if centered else x
-    return rest, rest.square().mean(dims, keepdim=True)
+    return x - x.mean(dims, keepdim=True) if centered else x
 
 
 def standardized(x: Tensor, dims: Sequence[int], eps: float, centered: bool = True) -> Standardized:
     """x^ and r as functions of x."""
-    rest, variance = _moment(x, dims, centered)
-    rstd = (variance + eps).rsqrt()
+    rest = _rest(x, dims, centered)
+    rstd = (rest.square().mean(dims, keepdim=True) + eps).rsqrt()
     return Standardized(rest * rstd, rstd, dims, centered)
 
 
 def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool = True) -> Standardized:
-    """The same where eps is not known, but what r is: of any shape with as many entries."""
-    rest, variance = _moment(x, dims, centered)
-    eps = constant(wide(rstd).reshape(variance.shape).pow(-2) - variance)
-    rstd = (variance + eps).rsqrt()
+    """The same where eps is not known, but what r is: of any shape with as many entries.
+
+    With r0 that value, and q = r0^2 var, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
+    """
+    rest = _rest(x, dims, centered)
+    given = wide(rstd).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
+    q = (rest * given).square().mean(dims, keepdim=True)
+    rstd = given * (1 + (q - constant(q))).rsqrt()
     return Standardized(rest * rstd, rstd, dims, centered)
 
 
@@ -146,15 +149,17 @@ def norm_backward_jvp(
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tangents of what `norm_backward` gives."""
-    g_t = torch.zeros_like(g) if g_t is None else g_t
-    h, h_t = (g, g_t) if weight is None else (g * weight, g_t * weight)
+    h = g if weight is None else g * weight
+    of_x = of_weight = of_bias = torch.zeros_like(s.values)
+    if g_t is not None:
+        of_x = s.pull(g_t if weight is None else g_t * weight)
+        of_weight, of_bias = g_t * s.values, g_t
     if weight_t is not None:
-        h_t = h_t + g * weight_t
-    of_x, of_weight = s.pull(h_t), g_t * s.values
+        of_x = of_x + s.pull(g * weight_t)
     if x_t is not None:
         of_x = of_x + s.pull_jvp(h, x_t)
         of_weight = of_weight + g * s.pull(x_t)
-    return of_x, _sum(of_weight, summed), _sum(g_t, summed)
+    return of_x, _sum(of_weight, summed), _sum(of_bias, summed)
 
 
 def norm_double_backward(
