@@ -101,13 +101,14 @@ def by_chance(way, call, exponent, i):
 @DTYPES
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_single_precision_at_every_scale_beside_double_precision(rule, dtype):
-    wrong, tried = [], 0
+    wrong, tried, stock_has_some = [], 0, False
     for call in calls(rule, NARROW[dtype]):
         for way in WAYS:
             for exponent in SINGLE:
                 stock = attempt(way, call, exponent)
                 if stock is None:
                     break
+                stock_has_some = True
                 with mg.override(rule):
                     ours, truth = way(call, exponent), way(call, exponent, True)
                 for i, (a, b, c) in enumerate(zip(ours, stock, truth, strict=True)):
@@ -116,7 +117,7 @@ def test_single_precision_at_every_scale_beside_double_precision(rule, dtype):
                         if not is_right(a, c, 2e-3) and not by_chance(way, call, exponent, i):
                             wrong.append((call, way.__name__, i, f"2^{exponent}", largest(c), largest(a)))
     assert not wrong, f"{len(wrong)} of {tried}: {wrong[:12]}"
-    assert tried or dtype.is_complex
+    assert tried or dtype.is_complex or (not stock_has_some and "missing" in rule.claims)
 
 
 def degrees(base, near, step):

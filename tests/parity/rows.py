@@ -24,6 +24,7 @@ class Row:
         function: what is differentiated; where the operator's output has a free sign or phase, what does not depend on it.
         bare: the operator itself, whose output is its own and can be written to.
         claims: what the rule says that it has over stock; None for a public function.
+        in_turn: one of many that are alike, which take turns in the fast tests.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Row:
     bare: Callable[..., Any]
     samples: Callable[[torch.dtype], Sequence[Sample]]
     claims: tuple[str, ...] | None = None
+    in_turn: bool = False  # one of many that are alike
 
     def calls(self, dtype: torch.dtype, limit: int | None = None) -> list[Call]:
         """Its calls in this dtype, those that the operator itself accepts; with a limit, spread over the list."""
@@ -94,7 +96,7 @@ def _rule_row(rule: Any) -> Row:
             _rounded(s, dtype) for s in rule.samples(torch.float32, "cpu")
         ]  # not all samples are made in every dtype
 
-    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves)
+    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, in_turn=rule.kind == "elementwise")
 
 
 def _rounded(sample: Sample, dtype: torch.dtype) -> Sample:

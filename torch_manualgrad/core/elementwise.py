@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import bound_to, parameters
+from .binding import Binding, bound_to, parameters
+from .formula import Formula
 from .rule import Rule, exists, operator, rule
 from .sample import Sample
 from .schema import Signature
@@ -46,7 +47,9 @@ def elementwise(
         name: the operator, of one output.
         derivative: of the output with respect to the one tensor among the inputs; of several tensors, a function for each
             by its name. Its parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
-            number, or None, which is zero everywhere. Cotangents of what was broadcast are summed.
+            number, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is zero,
+            times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
+            conjugate. Cotangents of what was broadcast are summed.
         domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
             tensor.
         real_only: the operator takes no complex tensors.
@@ -75,6 +78,8 @@ def elementwise(
             )
         derivative = {inputs[0]: derivative}
     (output,) = signature.output_names
+    given = [d.formula if isinstance(d, Binding) else d for d in derivative.values()]
+    about["uses"] = [*about.get("uses", ()), *[d for d in given if isinstance(d, Formula)]]
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
     return rule(
         name,
@@ -87,49 +92,67 @@ def elementwise(
     )
 
 
-def _times(factor: Tensor, derivative: Any, *, conjugate: bool = False) -> Tensor:
+def _times(factor: Tensor, derivative: Any, *, conjugate: bool) -> Tensor:
     if derivative is None:
         return torch.zeros_like(factor)
+    if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
+        return torch.where(derivative, factor, 0)
     if conjugate:
         derivative = derivative.conj() if isinstance(derivative, Tensor) else derivative.conjugate()
     return factor * derivative
 
 
+def _product(derivative: Callable[..., Any]) -> tuple[list[str], Callable[..., Tensor]]:
+    """What a derivative asks for beside ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
+    names = parameters(derivative)
+    if "grad" not in names:
+        return names, lambda factor, *known, conjugate: _times(factor, derivative(*known), conjugate=conjugate)
+    place = names.index("grad")
+
+    def product(factor: Tensor, *known: Any, conjugate: bool) -> Tensor:
+        if conjugate:
+            return derivative(*known[:place], factor, *known[place:])
+        return derivative(*known[:place], factor.conj(), *known[place:]).conj()
+
+    return names[:place] + names[place + 1 :], product
+
+
 def _pullback(name: str, derivative: Callable[..., Any], *, broadcasts: bool) -> Callable[..., Any]:
     """The vjp for one input."""
+    asked, product = _product(derivative)
 
     def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
         sizes = None
         if broadcasts:
             sizes, *known = known  # type: ignore[assignment]
-        found = _times(grad, derivative(*known), conjugate=True)
+        found = product(grad, *known, conjugate=True)
         if found.is_complex() and not dtype.is_complex:
             found = found.real
         return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
 
     vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
     facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
-    return bound_to(vjp, ["grad", *facts, *parameters(derivative)])
+    return bound_to(vjp, ["grad", *facts, *asked])
 
 
 def _pushforward(derivatives: Mapping[str, Callable[..., Any]], output: str) -> Callable[..., Any]:
     """The jvp: the sum over all inputs."""
-    names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *_asked(derivatives)]))
-    terms = [(names.index(f"{x}_t"), d, [names.index(p) for p in parameters(d)]) for x, d in derivatives.items()]
+    products = {x: _product(d) for x, d in derivatives.items()}
+    everything = [p for asked, _ in products.values() for p in asked]
+    names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *everything]))
+    terms = [
+        (names.index(f"{x}_t"), product, [names.index(p) for p in asked]) for x, (asked, product) in products.items()
+    ]
 
     def jvp(*known: Any) -> Tensor | None:
         result, total = known[0], None
-        for place, derivative, places in terms:
+        for place, product, places in terms:
             if (tangent := known[place]) is not None:
-                term = _times(tangent, derivative(*[known[i] for i in places]))
+                term = product(tangent, *[known[i] for i in places], conjugate=False)
                 total = term if total is None else total + term
         return None if total is None else total.expand(result.shape).to(result.dtype)
 
     return bound_to(jvp, names)
-
-
-def _asked(derivatives: Mapping[str, Callable[..., Any]]) -> list[str]:
-    return [p for d in derivatives.values() for p in parameters(d)]
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------

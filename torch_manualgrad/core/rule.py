@@ -53,7 +53,8 @@ class Rule:
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
-        kind: "rule"; "elementwise" or "linear" where `elementwise` or `linear_in` made it.
+        kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
+            `linear_in` make them.
     """
 
     def __init__(

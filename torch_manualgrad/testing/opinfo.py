@@ -83,12 +83,16 @@ _LINEAR_ALGEBRA = """
     matmul matrix_exp mm mv nn.functional.bilinear nn.functional.linear ormqr pca_lowrank pinverse qr svd svd_lowrank
     triangular_solve
 """
+_LAYERS = """
+    nn.functional.batch_norm nn.functional.group_norm nn.functional.instance_norm nn.functional.layer_norm
+    native_batch_norm native_layer_norm
+"""
 
 
 def reached() -> list[str]:
     """The database's names of the operators that reach one of this package's rules."""
     linalg = {op.name for op in op_db() if op.name.startswith("linalg.") and op.supports_autograd}
-    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split()]
+    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split(), *_LAYERS.split()]
 
 
 def op_samples(

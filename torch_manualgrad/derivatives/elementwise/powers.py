@@ -1,21 +1,145 @@
-"""Exponentials, logarithms and roots.
+"""Exponentials, logarithms, roots and powers.
 
 Note:
     Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is infinite,
-    and times a cotangent of zero it is nan, as PyTorch's is.
+    and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at x^0 and in
+    the exponent at 0^y with y >= 0, for all x and y; that is constant there, so all orders are 0. PyTorch's first order
+    is the same, its second is nan.
 """
 
 from __future__ import annotations
 
-from math import inf, log
+import cmath
+from math import inf, log, nan
+
+import torch
+from torch import Tensor
+from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+
+
+@formula
+def log1p_backward(grad: Tensor, self: Tensor) -> Tensor:
+    """Cotangent of x, given that of log(1 + x): g / conj(1 + x).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real or complex.
+
+    Returns:
+        The shape of ``grad``.
+
+    Note:
+        Where not differentiable: at x = -1, where it is infinite.
+
+    References:
+        ATen log1p_backward.
+    """
+    return grad / (1 + self).conj()
+
+
+@formula
+def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
+    """Cotangent of x, given that of x^y for a number y: g conj(y x^(y - 1)).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real or complex.
+        exponent: y.
+
+    Returns:
+        The shape of ``grad``; zero for y = 0.
+
+    Note:
+        Where not differentiable: at x = 0 for y < 1, where it is infinite.
+
+    References:
+        ATen pow_backward.
+    """
+    return torch.zeros_like(grad) if exponent == 0 else grad * (exponent * self.pow(exponent - 1)).conj()
+
+
+@formula
+def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
+    """Cotangent of x, given that of x^y: g conj(y x^(y - 1)).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real or complex.
+        exponent: y, broadcast with x.
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of x; zero where y = 0.
+
+    Note:
+        Where not differentiable: at x = 0 for 0 < y < 1 and y < 0, where it is infinite.
+
+    References:
+        ATen pow_backward_self.
+    """
+    # the constant x^0 at zero and nan; elsewhere its mixed derivative 1 / x is kept
+    constant = (exponent == 0) & ~(self.abs() > 0)
+    return grad * (exponent * torch.where(constant, 1, self).pow(exponent - 1)).conj()
+
+
+@formula
+def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: Tensor) -> Tensor:
+    """Cotangent of y, given that of x^y: g conj(x^y log x).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real or complex; Python callers may give a number.
+        exponent: y, broadcast with x.
+        result: x^y.
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of y; zero at x = 0 with Re y >= 0 and real y, nan at x < 0 if
+        the result is real.
+
+    References:
+        ATen pow_backward_exponent.
+    """
+    constant = (exponent.real >= 0) & (exponent.imag == 0) if exponent.is_complex() else exponent >= 0
+    if isinstance(self, Tensor):
+        return grad * (result * torch.where((self == 0) & constant, 1, self).log()).conj()
+    if self == 0:
+        return grad * (result * torch.where(constant, 0, -inf).to(result.dtype)).conj()
+    return grad * (result * _log(self, complex_result=result.is_complex())).conj()
+
+
+def _log(base: Number, *, complex_result: bool) -> complex | float:
+    found = cmath.log(base)
+    return found if complex_result else found.real if found.imag == 0 else nan
+
 
 elementwise("aten::exp", lambda result: result)
 elementwise("aten::exp2", lambda result: result * log(2))
-elementwise("aten::expm1", lambda result: result + 1)
+# not the result plus 1, which is all rounding where x is large and negative
+elementwise("aten::expm1", lambda self: self.exp(), improves="values")
 elementwise("aten::log", lambda self: 1 / self, domain=(0, inf))
 elementwise("aten::log2", lambda self: 1 / (self * log(2)), domain=(0, inf))
+elementwise("aten::log10", lambda self: 1 / (self * log(10)), domain=(0, inf))
+elementwise("aten::log1p", log1p_backward, domain=(-1, inf))
 elementwise("aten::sqrt", lambda result: 0.5 / result, domain=(0, inf))
 elementwise("aten::rsqrt", lambda result: -0.5 * result * result * result, domain=(0, inf))
 elementwise("aten::reciprocal", lambda result: -result * result)
+elementwise(
+    "aten::pow.Tensor_Scalar",
+    pow_backward,
+    domain=(0, inf),
+    arguments=[{"exponent": 2.5}, {"exponent": 3}, {"exponent": 0}, {"exponent": -1.0}],
+)
+elementwise(
+    "aten::pow.Tensor_Tensor",
+    {"self": pow_backward_self, "exponent": pow_backward_exponent},
+    domain={"self": (0, inf)},
+    improves="values",
+)
+elementwise(
+    "aten::pow.Scalar",
+    pow_backward_exponent,
+    arguments=[{"self": 2.5}, {"self": 1}],
+    improves="values",
+)

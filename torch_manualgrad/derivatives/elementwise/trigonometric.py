@@ -2,23 +2,51 @@
 
 Note:
     Where not differentiable: at the ends of the domains of acos and asin, where the derivative is infinite; at the poles
-    of tan; for atan2 at the origin, where it is zero by convention. PyTorch's are the same.
+    of tan; for atan2 at the origin, where it is zero by convention. PyTorch's are the same, but for
+    atan2 at the origin, where its tangent and its second order are nan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
 
 
-def _over_square(x: Tensor, self: Tensor, other: Tensor) -> Tensor:
-    """x / (self^2 + other^2); zero at the origin."""
-    square = self * self + other * other
-    return x / torch.where(square == 0, inf, square)
+@formula
+def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """Cotangents of y and x, given that of the angle atan2(y, x): g x / (x^2 + y^2) and -g y / (x^2 + y^2).
+
+    Args:
+        grad: cotangent of the result.
+        self: y, real.
+        other: x, broadcast with y.
+        output_mask: which of the two are wanted.
+
+    Returns:
+        The shape of ``grad`` each, not yet summed to those of y and x; zeros where it is not wanted.
+
+    Note:
+        Where not differentiable: at the origin, where every order is 0.
+
+    References:
+        ATen atan2_backward.
+    """
+    wanted = zip(output_mask, (_angle_slope(other, self, other), _angle_slope(-self, self, other)))
+    y, x = (grad * slope if needed else torch.zeros_like(grad) for needed, slope in wanted)
+    return y, x
+
+
+def _angle_slope(part: Tensor, self: Tensor, other: Tensor) -> Tensor:
+    """part / (self^2 + other^2), without overflow in the squares; zero at the origin."""
+    origin = (self == 0) & (other == 0)
+    length = torch.hypot(self, torch.where(origin, 1, other))
+    return torch.where(origin, 0, part) / length / length
 
 
 elementwise("aten::sin", lambda self: self.cos())
@@ -30,9 +58,11 @@ elementwise("aten::atan", lambda self: 1 / (self * self + 1))
 elementwise(
     "aten::atan2",
     {
-        "self": lambda self, other: _over_square(other, self, other),
-        "other": lambda self, other: _over_square(-self, self, other),
+        "self": lambda self, other: _angle_slope(other, self, other),
+        "other": lambda self, other: _angle_slope(-self, self, other),
     },
     domain={"self": (-inf, inf), "other": (0, inf)},
     real_only=True,
+    improves="values",
+    uses=(atan2_backward,),
 )

@@ -1,0 +1,68 @@
+"""Elementwise operators, and softmax."""
+
+import math
+
+import torch
+from torch.func import grad, jvp
+
+from claims import F64, derivatives, own, point, scalar
+
+aten = torch.ops.aten
+MASKED = torch.tensor([-math.inf, -math.inf], dtype=F64)
+HALF = 1 / math.sqrt(math.pi)
+PROOFS = {
+    "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
+    "aten::atan2": {
+        "values": [
+            *derivatives(lambda x: torch.atan2(x, scalar(1e-200)), 0.0, 1e200),
+            point(lambda: jvp(lambda x: torch.atan2(x, x), (scalar(0.0),), (scalar(1.0),))[1], 0.0),
+        ]
+    },
+    "aten::expm1": {"values": derivatives(lambda x: math.exp(50) * torch.expm1(x), -50.0, 1.0, 1.0)},
+    "aten::pow.Tensor_Tensor": {"values": derivatives(lambda y: torch.pow(scalar(0.0), y), 2.0, 0.0, 0.0)},
+    "aten::pow.Scalar": {"values": derivatives(lambda y: torch.pow(0.0, y), 2.0, 0.0, 0.0)},
+    "aten::xlogy.Tensor": {"values": derivatives(lambda y: torch.xlogy(scalar(0.0), y), 0.0, 0.0, 0.0)},
+    "aten::xlogy.Scalar_Self": {"values": derivatives(lambda y: torch.xlogy(0.0, y), 0.0, 0.0, 0.0)},
+    "aten::special_xlog1py": {"values": derivatives(lambda y: aten.special_xlog1py(scalar(0.0), y), -1.0, 0.0, 0.0)},
+    "aten::special_xlog1py.self_scalar": {
+        "values": derivatives(lambda y: aten.special_xlog1py(0.0, y), -1.0, 0.0, 0.0)
+    },
+    "aten::logaddexp": {"values": derivatives(lambda x: torch.logaddexp(x, scalar(-math.inf)), -math.inf, 0.5, 0.0)},
+    "aten::logaddexp2": {"values": derivatives(lambda x: torch.logaddexp2(x, scalar(math.inf)), math.inf, 0.5)},
+    "aten::logit": {"values": derivatives(lambda x: torch.logit(x, 0.1), 1.0, 0.0, 0.0)},
+    "aten::special_erfcx": {"values": derivatives(lambda x: 1e15 * torch.special.erfcx(x), 1e5, -1e5 * HALF, 2 * HALF)},
+    "aten::special_log_ndtr": {"values": derivatives(torch.special.log_ndtr, -1e6, 1e6, -1.0)},
+    "aten::igamma": {
+        "values": derivatives(lambda x: aten.igamma(scalar(1.0), x), 0.0, 1.0),
+        "missing": [own("fwd")],
+    },
+    "aten::igammac": {
+        "values": derivatives(lambda x: aten.igammac(scalar(1.0), x), 0.0, -1.0),
+        "missing": [own("fwd")],
+    },
+    "aten::special_zeta": {"missing": [own("fwd")]},
+    "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},
+    "aten::copysign.Tensor": {"values": derivatives(lambda x: torch.copysign(x, -scalar(1.0)), math.inf, -1.0)},
+    "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
+    "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
+    "aten::mish": {"values": derivatives(torch.nn.functional.mish, 1000.0, 1.0, 0.0, 0.0)},
+    "aten::gelu": {
+        "values": derivatives(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0)
+    },
+    "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
+    "aten::glu": {"missing": [own("fwd-fwd")]},
+    "aten::glu_backward": {"missing": [own("fwd-fwd")]},
+    "aten::_safe_softmax": {
+        "values": [
+            point(
+                lambda: grad(
+                    lambda x: jvp(lambda x: aten._safe_softmax(x, 0), (x,), (torch.ones_like(x),))[1].sin().sum()
+                )(MASKED),
+                [0.0, 0.0],
+            )
+        ]
+    },
+    "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
+    "aten::special_i1": {"values": derivatives(torch.special.i1, 0.0, 0.5, 0.0, 0.375)},
+    "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
+}

@@ -1,0 +1,238 @@
+"""Activations that are smooth: sigmoid, softplus, silu, mish, gelu.
+
+In each formula the sigmoid of -x stands for one minus that of x, which is all rounding for large x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .samples import alike, both
+
+
+@formula
+def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) -> Tensor:
+    """Cotangent of x, given that of x s(x), with s the sigmoid: g conj(s (1 + x (1 - s))).
+
+    Args:
+        grad_output: cotangent of the result.
+        input: x, real or complex.
+
+    Returns:
+        The shape of ``grad_output``.
+
+    References:
+        ATen infinitely_differentiable_silu_backward.
+    """
+    s = input.sigmoid()
+    return grad_output * (s * (1 + input * (1 - s))).conj()
+
+
+@formula
+def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) -> Tensor:
+    """Cotangent of x, given that of x t with t = tanh(softplus(x)): g (t + x s(x) (1 - t^2)), with s the sigmoid.
+
+    Args:
+        grad_output: cotangent of the result.
+        input: x, real.
+
+    Returns:
+        The shape of ``grad_output``; finite in every order for large x, where exp(x) is not.
+
+    References:
+        ATen infinitely_differentiable_mish_backward.
+    """
+    t = torch.tanh(-torch.nn.functional.logsigmoid(-input))
+    return grad_output * (t + input * input.sigmoid() * (1 - t * t))
+
+
+@formula
+def log_sigmoid_double_backward(grad: Tensor, input: Tensor) -> Tensor:
+    """A cotangent times the second derivative of log s(x), with s the sigmoid: -g s(x) s(-x).
+
+    Args:
+        grad: the product of the cotangents of both orders.
+        input: x, real.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen log_sigmoid_double_backward.
+    """
+    return -grad * input.sigmoid() * (-input).sigmoid()
+
+
+@formula
+def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshold: Number) -> Tensor:
+    """A cotangent times the second derivative of log(1 + exp(b x)) / b: g b s(b x) s(-b x), with s the sigmoid.
+
+    Args:
+        grad: the product of the cotangents of both orders.
+        input: x, real.
+        beta: b.
+        threshold: the function is x where b x is above it, and the result zero.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen softplus_double_backward.
+    """
+    x = input * beta
+    return grad * torch.where(x > threshold, 0, x.sigmoid() * (-x).sigmoid() * beta)
+
+
+@formula
+def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: str) -> Tensor:
+    """A cotangent times the second derivative of x Phi(x): g phi(x) (2 - x^2), phi the normal density.
+
+    With approximate = "tanh" the function is x (1 + tanh u) / 2, and u a polynomial of the third degree.
+
+    Args:
+        ggI: cotangent of the gradient of x.
+        gO: cotangent of the result of the first order.
+        input: x, real.
+        approximate: "none" or "tanh".
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen gelu_double_backward.
+    """
+    x = input
+    if approximate == "none":
+        return ggI * gO * ((-x * x / 2).exp() / sqrt(2 * pi) * (2 - x * x))
+    t, du, ddu = _tanh_parts(x)
+    return ggI * gO * ((1 - t * t) * (du + x * (ddu / 2 - t * du * du)))
+
+
+def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """tanh u with u = sqrt(2 / pi) (x + 0.044715 x^3); u'; u''."""
+    scale, cubic = sqrt(2 / pi), 0.044715
+    return (scale * (x + cubic * x * x * x)).tanh(), scale * (1 + 3 * cubic * x * x), scale * 6 * cubic * x
+
+
+def _gelu(self: Tensor, approximate: str) -> Tensor:
+    if approximate == "none":
+        return torch.erfc(-self / sqrt(2)) / 2 + self * (-self * self / 2).exp() / sqrt(2 * pi)
+    t, du, _ = _tanh_parts(self)
+    return (1 + t) / 2 + self * (1 - t * t) * du / 2
+
+
+def _softplus(self: Tensor, beta: Number, threshold: Number) -> Tensor:
+    return torch.where(self * beta > threshold, 1, (self * beta).sigmoid())
+
+
+def _log_sigmoid(grad: Tensor, self: Tensor) -> Tensor:
+    return grad * (-self).sigmoid()
+
+
+def _sigmoid_product(grad: Tensor, output: Tensor) -> Tensor:
+    return grad * ((1 - output) * output).conj()
+
+
+def _tanh_product(grad: Tensor, output: Tensor) -> Tensor:
+    return grad * (1 - output * output).conj()
+
+
+def _log_sigmoid_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for grad, x in (s.args for s in alike(Tensor, Tensor)(dtype, device)):
+        yield Sample(grad, x, (-x.abs()).exp())
+
+
+elementwise("aten::sigmoid", lambda result: result * (1 - result))
+elementwise("aten::silu", infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"))
+elementwise(
+    "aten::mish",
+    infinitely_differentiable_mish_backward.bind(grad_output="grad", input="self"),
+    real_only=True,
+    improves="values",
+)
+elementwise(
+    "aten::softplus",
+    lambda self, beta, threshold: _softplus(self, beta, threshold),
+    real_only=True,
+    arguments=[{}, {"beta": 2.0}, {"beta": 2.0, "threshold": 1.0}],
+)
+elementwise(
+    "aten::softplus_backward",
+    {
+        "grad_output": lambda self, beta, threshold: _softplus(self, beta, threshold),
+        "self": lambda grad, grad_output, self, beta, threshold: softplus_double_backward(
+            grad * grad_output, self, beta, threshold
+        ),
+    },
+    samples=both(alike(Tensor, Tensor, 1.0, 20.0), alike(Tensor, Tensor, 2.0, 1.0)),
+    uses=(softplus_double_backward,),
+)
+elementwise(
+    "aten::gelu",
+    lambda self, approximate: _gelu(self, approximate),
+    real_only=True,
+    arguments=[{}, {"approximate": "tanh"}],
+    improves="values",
+)
+elementwise(
+    "aten::gelu_backward",
+    {
+        "grad_output": lambda self, approximate: _gelu(self, approximate),
+        "self": gelu_double_backward.bind(ggI="grad", gO="grad_output", input="self"),
+    },
+    samples=lambda dtype, device: [
+        Sample(*s.args, approximate=a) for a in ("none", "tanh") for s in alike(Tensor, Tensor)(dtype, device)
+    ],
+)
+rule(
+    "aten::log_sigmoid_forward",
+    vjp={"self": lambda grad_output, self: _log_sigmoid(grad_output, self)},
+    jvp={"output": lambda self_p, self_t: _log_sigmoid(self_t, self_p)},
+    not_differentiable="buffer",
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=alike(Tensor),
+    probe=lambda self: torch.ops.aten.log_sigmoid_forward(self)[0],
+)
+elementwise(
+    "aten::log_sigmoid_backward",
+    {
+        "grad_output": lambda grad, self: _log_sigmoid(grad, self),
+        "self": lambda grad, grad_output, self: log_sigmoid_double_backward(grad * grad_output, self),
+        "buffer": lambda: None,  # a function of the input, which the forward keeps on some devices
+    },
+    samples=_log_sigmoid_backward_samples,
+    probe=lambda grad_output, self, buffer: torch.ops.aten.log_sigmoid_backward(
+        grad_output, self, (-self.abs()).exp().detach()
+    ),
+    uses=(log_sigmoid_double_backward,),
+)
+rule(
+    "aten::sigmoid_backward",
+    vjp={
+        "grad_output": lambda grad, output: _sigmoid_product(grad, output.conj()),
+        "output": lambda grad, grad_output, output: grad.conj() * grad_output * (1 - 2 * output.conj()),
+    },
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=alike(Tensor, Tensor, complex_too=True),
+)
+rule(
+    "aten::tanh_backward",
+    vjp={
+        "grad_output": lambda grad, output: _tanh_product(grad, output.conj()),
+        "output": lambda grad, grad_output, output: -2 * grad.conj() * grad_output * output.conj(),
+    },
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=alike(Tensor, Tensor, complex_too=True),
+)

@@ -1,0 +1,195 @@
+"""Arithmetic: combinations of tensors that are linear in each, complex numbers from their parts, and angles in degrees.
+
+Products and quotients have formulas only: their operators take numbers too, and every rule is made of them.
+
+Note:
+    Where not differentiable: for hypot at the origin, where the derivative is 0 by convention; PyTorch's is nan.
+"""
+
+from __future__ import annotations
+
+from math import inf, pi
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+
+
+def _real_if(dtype: torch.dtype, grad: Tensor) -> Tensor:
+    return grad.real if grad.is_complex() and not dtype.is_complex else grad
+
+
+@formula
+def mul_tensor_backward(grad: Tensor, other: Tensor, self_st: torch.dtype) -> Tensor:
+    """Cotangent of x, given that of x y: g conj(y).
+
+    Args:
+        grad: cotangent of the product.
+        other: y, broadcast with x; Python callers may give a number.
+        self_st: the dtype of x. If it is real, so is what is returned.
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of x.
+
+    References:
+        ATen mul_tensor_backward.
+    """
+    return _real_if(self_st, grad * (other.conj() if isinstance(other, Tensor) else complex(other).conjugate()))
+
+
+@formula
+def div_tensor_self_backward(
+    grad: Tensor, other: Tensor, self_st: torch.dtype, rounding_mode: str | None = None
+) -> Tensor:
+    """Cotangent of x, given that of x / y: g / conj(y), or zero where the quotient is rounded.
+
+    Args:
+        grad: cotangent of the quotient.
+        other: y, broadcast with x; Python callers may give a number.
+        self_st: the dtype of x. If it is real, so is what is returned.
+        rounding_mode: None, "floor" or "trunc".
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of x.
+
+    References:
+        ATen div_tensor_self_backward.
+    """
+    if rounding_mode is not None:
+        return torch.zeros_like(grad, dtype=self_st)
+    return _real_if(self_st, grad / (other.conj() if isinstance(other, Tensor) else complex(other).conjugate()))
+
+
+@formula
+def div_tensor_other_backward(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | None = None) -> Tensor:
+    """Cotangent of y, given that of x / y: -g conj(x / y / y), or zero where the quotient is rounded.
+
+    Args:
+        grad: cotangent of the quotient.
+        self: x.
+        other: y, broadcast with x.
+        rounding_mode: None, "floor" or "trunc".
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of y; real for a real y.
+
+    References:
+        ATen div_tensor_other_backward.
+    """
+    if rounding_mode is not None:
+        return torch.zeros_like(grad, dtype=other.dtype)
+    return _real_if(other.dtype, -grad * (self / other / other).conj())
+
+
+@formula
+def deg2rad_backward(grad: Tensor) -> Tensor:
+    """Cotangent of an angle in degrees, given that of it in radians: g pi / 180.
+
+    Args:
+        grad: cotangent of the result, real.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen deg2rad_backward.
+    """
+    return grad * (pi / 180)
+
+
+@formula
+def rad2deg_backward(grad: Tensor) -> Tensor:
+    """Cotangent of an angle in radians, given that of it in degrees: g 180 / pi.
+
+    Args:
+        grad: cotangent of the result, real.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen rad2deg_backward.
+    """
+    return grad * (180 / pi)
+
+
+@formula
+def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    """Cotangents of length and angle, given that of z = r exp(i phi), r > 0: Re(g conj(z)) / |z| and Im(g conj(z)).
+
+    Args:
+        grad: cotangent of the result, complex.
+        result: z, of which r >= 0 cannot be told from -r and phi + pi.
+
+    Returns:
+        The cotangent of r, which is 0 at z = 0, and that of phi; real, the shape of ``grad``.
+
+    Note:
+        The rule of the operator knows phi, and is right for r <= 0 too.
+
+    References:
+        ATen polar_backward.
+    """
+    along = grad * result.conj()
+    length = result.abs()
+    return along.real / torch.where(length == 0, inf, length), along.imag
+
+
+def _over(x: Tensor, result: Tensor) -> Tensor:
+    """x / result; zero at the origin, in every order."""
+    return x / torch.where(result == 0, inf, result)
+
+
+elementwise("aten::neg", lambda: -1)
+elementwise("aten::deg2rad", deg2rad_backward, real_only=True)
+elementwise("aten::rad2deg", rad2deg_backward, real_only=True)
+elementwise("aten::rsub.Scalar", lambda alpha: -alpha, arguments=[{"other": 2.0}, {"other": 1.0, "alpha": 2.5}])
+elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=[{}, {"alpha": 2.5}])
+elementwise(
+    "aten::lerp.Scalar",
+    {"self": lambda weight: 1 - weight, "end": lambda weight: weight},
+    arguments=[{"weight": 0.3}, {"weight": 2.0}],
+)
+elementwise(
+    "aten::lerp.Tensor",
+    {"self": lambda weight: 1 - weight, "end": lambda weight: weight, "weight": lambda self, end: end - self},
+)
+elementwise(
+    "aten::addcmul",
+    {
+        "self": lambda: 1,
+        "tensor1": lambda tensor2, value: tensor2 * value,
+        "tensor2": lambda tensor1, value: tensor1 * value,
+    },
+    arguments=[{}, {"value": 2.5}],
+)
+elementwise(
+    "aten::addcdiv",
+    {
+        "self": lambda: 1,
+        "tensor1": lambda tensor2, value: value / tensor2,
+        "tensor2": lambda tensor1, tensor2, value: -value * (tensor1 / tensor2) / tensor2,
+    },
+    domain={"tensor2": (0.2, inf)},
+    arguments=[{}, {"value": 2.5}],
+)
+elementwise(
+    "aten::hypot",
+    {"self": lambda self, result: _over(self, result), "other": lambda other, result: _over(other, result)},
+    real_only=True,
+    improves="values",
+)
+elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True)
+elementwise(
+    "aten::polar",
+    {"abs": lambda angle: torch.polar(torch.ones_like(angle), angle), "angle": lambda result: 1j * result},
+    real_only=True,
+    improves="values",
+    uses=(polar_backward,),
+)
+elementwise(
+    "aten::ldexp.Tensor",
+    {"self": lambda other: torch.exp2(other), "other": lambda result: result * 0.6931471805599453},
+)

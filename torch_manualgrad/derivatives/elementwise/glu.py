@@ -1,0 +1,128 @@
+"""The gated linear unit a s(b), of the halves a and b of a tensor, with s the sigmoid; and its backward operator.
+
+With g the cotangent of a s(b), those of a and b are g s(b) and g a s(b) s(-b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+
+def _parts(input: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """a, s(b), and s'(b) = s(b) s(-b)."""
+    a, b = input.chunk(2, dim)
+    s = b.sigmoid()
+    return a, s, s * (-b).sigmoid()
+
+
+@formula
+def glu_jvp(self_p: Tensor, self_t: Tensor, dim: int) -> Tensor:
+    """Tangent of a s(b): a_t s(b) + a s'(b) b_t.
+
+    Args:
+        self_p: a and b, real.
+        self_t: their tangents.
+        dim: along which they are the halves.
+
+    Returns:
+        The shape of a.
+
+    References:
+        ATen glu_jvp, which has no derivative of its own.
+    """
+    a, s, ds = _parts(self_p, dim)
+    a_t, b_t = self_t.chunk(2, dim)
+    return a_t * s + a * ds * b_t
+
+
+def _glu_backward(grad: Tensor, self: Tensor, dim: int) -> Tensor:
+    a, s, ds = _parts(self, dim)
+    return torch.cat([grad * s, grad * a * ds], dim)
+
+
+@formula
+def glu_double_backward_grad_output(grad: Tensor, input: Tensor, dim: int) -> Tensor:
+    """Cotangent of the cotangent g, given those of g s(b) and g a s'(b): the tangent of a s(b) along them.
+
+    Args:
+        grad: both cotangents, the shape of ``input``.
+        input: a and b, real.
+        dim: along which they are the halves.
+
+    Returns:
+        The shape of a.
+
+    References:
+        ATen glu_double_backward_grad_output.
+    """
+    return glu_jvp(input, grad, dim)
+
+
+@formula
+def glu_double_backward(grad: Tensor, grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+    """Cotangents of a and b, given h_a and h_b, those of g s(b) and g a s'(b): g h_b s'(b), g (h_a s'(b) + h_b a s''(b)).
+
+    The matrix is symmetric: the same function is the tangent of both along h.
+
+    Args:
+        grad: h_a and h_b, the shape of ``input``.
+        grad_output: g, the shape of a.
+        input: a and b, real.
+        dim: along which they are the halves.
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen glu_double_backward.
+    """
+    a, s, ds = _parts(input, dim)
+    h_a, h_b = grad.chunk(2, dim)
+    dds = ds * (1 - 2 * s)
+    return torch.cat([grad_output * h_b * ds, grad_output * (h_a * ds + h_b * a * dds)], dim)
+
+
+def _glu_backward_jvp(
+    grad_output_p: Tensor, self_p: Tensor, grad_output_t: Tensor | None, self_t: Tensor | None, dim: int
+) -> Tensor:
+    found = torch.zeros_like(self_p) if grad_output_t is None else _glu_backward(grad_output_t, self_p, dim)
+    return found if self_t is None else found + glu_double_backward(self_t, grad_output_p, self_p, dim)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x = torch.linspace(-2.3, 2.9, 24, dtype=dtype, device=device).reshape(2, 4, 3) * 0.7
+    yield from (Sample(x, 1), Sample(x, 0), Sample(x[0, :, 0], -1))
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, dim in (s.args for s in _samples(dtype, device)):
+        yield Sample(x.chunk(2, dim)[1].cos(), x, dim)
+
+
+rule(
+    "aten::glu",
+    vjp={"self": _glu_backward},
+    jvp={"result": glu_jvp},
+    improves="missing",
+    source="ATen glu_backward, glu_jvp; the derivatives of the latter are new",
+    samples=_samples,
+)
+rule(
+    "aten::glu_backward",
+    vjp={
+        "grad_output": glu_double_backward_grad_output.bind(input="self"),
+        "self": glu_double_backward.bind(input="self"),
+    },
+    jvp={"result": _glu_backward_jvp},
+    improves="missing",
+    source="ATen glu_double_backward, glu_double_backward_grad_output",
+    samples=_backward_samples,
+)

@@ -1,0 +1,136 @@
+"""x log y and its like, sums of exponentials, log-odds.
+
+Note:
+    Where not differentiable: for x log y at x = 0 and y = 0, where the derivative is 0 in both, in every order, as the
+    function is zero for all y; PyTorch's derivative in y is nan. For logaddexp of equal infinities it is 1/2 in each;
+    PyTorch's is nan.
+"""
+
+from __future__ import annotations
+
+from math import inf, log, nan
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+
+
+@formula
+def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: float | None) -> Tensor:
+    """Cotangent of x, given that of log(x / (1 - x)): g / (x (1 - x)).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real.
+        eps: None, or x was clamped to [eps, 1 - eps].
+
+    Returns:
+        The shape of ``grad``; outside of [eps, 1 - eps] zero, outside of [0, 1] without ``eps`` nan.
+
+    Note:
+        Where not differentiable: at the ends of the interval, which count as inside.
+
+    References:
+        ATen infinitely_differentiable_logit_backward.
+    """
+    low = 0.0 if eps is None else eps
+    inside = (self >= low) & (self <= 1 - low)
+    # the branch that is not taken stays finite, as 0 times its derivative is to be 0
+    x = torch.where(inside, self + 0.0, 0.5)  # -0.0 counts as 0.0
+    return torch.where(inside, grad / (x * (1 - x)), nan if eps is None else 0.0)
+
+
+def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
+    """grad log(other), that is 0 where grad is, and where self = 0 and other <= 0."""
+    return torch.special.xlogy(grad, torch.where((self == 0) & torch.as_tensor(other <= 0), 1, other))
+
+
+def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
+    """grad log(1 + other), that is 0 where grad is, and where self = 0 and other <= -1."""
+    return torch.special.xlog1py(grad, torch.where((self == 0) & torch.as_tensor(other <= -1), 0, other))
+
+
+def _ratio(x: Tensor | Number, y: Tensor) -> Tensor:
+    """x / y, and 0 / 0 = 0 in every order."""
+    return x / torch.where((y == 0) & torch.as_tensor(x == 0), inf, y)
+
+
+def _share(x: Tensor, y: Tensor, base: float = 1.0) -> Tensor:
+    """1 / (1 + exp(base (y - x))), and 1/2 where both are the same infinity."""
+    return torch.sigmoid(torch.where((x == y) & ~x.isfinite(), 0, (x - y) * base))
+
+
+elementwise(
+    "aten::xlogy.Tensor",
+    {
+        "self": lambda grad, self, other: _times_log(grad, self, other),
+        "other": lambda self, other: _ratio(self, other),
+    },
+    domain={"other": (0, inf)},
+    real_only=True,
+    improves="values",
+)
+elementwise(
+    "aten::xlogy.Scalar_Self",
+    lambda self, other: _ratio(self, other),
+    domain=(0, inf),
+    real_only=True,
+    arguments=[{"self": 2.5}],
+    improves="values",
+)
+elementwise(
+    "aten::xlogy.Scalar_Other",
+    lambda grad, self, other: _times_log(grad, self, other),
+    real_only=True,
+    arguments=[{"other": 2.5}],
+)
+elementwise(
+    "aten::special_xlog1py",
+    {
+        "self": lambda grad, self, other: _times_log1p(grad, self, other),
+        "other": lambda self, other: _ratio(self, 1 + other),
+    },
+    domain={"other": (-1, inf)},
+    real_only=True,
+    improves="values",
+)
+elementwise(
+    "aten::special_xlog1py.self_scalar",
+    lambda self, other: _ratio(self, 1 + other),
+    domain=(-1, inf),
+    real_only=True,
+    arguments=[{"self": 2.5}],
+    improves="values",
+)
+elementwise(
+    "aten::special_xlog1py.other_scalar",
+    lambda grad, self, other: _times_log1p(grad, self, other),
+    real_only=True,
+    arguments=[{"other": 1.5}],
+)
+elementwise(
+    "aten::logaddexp",
+    {"self": lambda self, other: _share(self, other), "other": lambda self, other: _share(other, self)},
+    improves="values",
+)
+elementwise(
+    "aten::logaddexp2",
+    {
+        "self": lambda self, other: _share(self, other, log(2)),
+        "other": lambda self, other: _share(other, self, log(2)),
+    },
+    real_only=True,
+    improves="values",
+)
+elementwise(
+    "aten::logit",
+    infinitely_differentiable_logit_backward,
+    domain=(0, 1),
+    real_only=True,
+    arguments=[{}, {"eps": 0.15}],
+    improves="values",
+)
+elementwise("aten::special_entr", lambda self: -(1 + self.log()), domain=(0, inf), real_only=True)

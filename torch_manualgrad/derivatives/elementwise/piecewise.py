@@ -1,0 +1,174 @@
+"""Activations made of pieces: relu and its kin, elu, hard and shrinking ones, and their backward operators.
+
+Note:
+    Where not differentiable: where two pieces meet. The derivative there is PyTorch's: that of the left piece for relu,
+    threshold, leaky_relu, elu and celu, that of the outer piece for the hard and the shrinking ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import operator
+
+from .samples import alike, both
+
+
+def _elu(self: Tensor, alpha: Number, scale: Number, input_scale: Number) -> Tensor:
+    """scale where x > 0, else alpha scale input_scale exp(input_scale x)."""
+    left = self <= 0
+    return torch.where(left, (torch.where(left, self, 0) * input_scale).exp() * (alpha * scale * input_scale), scale)
+
+
+def _elu_slope(self_or_result: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool) -> Tensor:
+    """The same as a function of x, or of the result."""
+    if not is_result:
+        return _elu(self_or_result, alpha, scale, input_scale)
+    return torch.where(self_or_result <= 0, (self_or_result + alpha * scale) * input_scale, scale)
+
+
+@formula
+def elu_double_backward(
+    grad: Tensor,
+    grad_output: Tensor,
+    alpha: Number,
+    scale: Number,
+    input_scale: Number,
+    is_result: bool,
+    self_or_result: Tensor,
+) -> Tensor:
+    """Cotangent of x, or of the result y, given that of the gradient of elu: g g_1 times the slope's derivative in it.
+
+    Args:
+        grad: cotangent of the gradient.
+        grad_output: g_1, cotangent of the result of the first order.
+        alpha: of scale alpha (exp(input_scale x) - 1) where x <= 0.
+        scale: in the same; the slope where x > 0.
+        input_scale: in the same.
+        is_result: whether the slope was given as a function of y.
+        self_or_result: x or y, real.
+
+    Returns:
+        The shape of ``grad``; zero where x >= 0.
+
+    References:
+        ATen elu_double_backward.
+    """
+    slope = 1 if is_result else _elu(self_or_result, alpha, scale, input_scale)
+    return grad * grad_output * torch.where(self_or_result < 0, slope, 0) * input_scale
+
+
+def _celu(self: Tensor, alpha: Number) -> Tensor:
+    return _elu(self, alpha, 1, 1 / alpha)
+
+
+def _hardswish(self: Tensor) -> Tensor:
+    return torch.where(self <= -3, 0, torch.where(self < 3, self / 3 + 0.5, 1))
+
+
+def _inside(self: Tensor, low: Number, high: Number) -> Tensor:
+    return ~((self <= low) | (self >= high))  # as nan counts, too
+
+
+def _shrunk(self: Tensor, lambd: Number) -> Tensor:
+    return ~((self <= lambd) & (self >= -lambd))  # as nan counts, too
+
+
+elementwise("aten::relu", lambda result: ~(result <= 0), real_only=True)
+elementwise(
+    "aten::threshold",
+    lambda self, threshold: ~(self <= threshold),
+    real_only=True,
+    arguments=[{"threshold": 0.5, "value": 2.0}],
+)
+elementwise(
+    "aten::threshold_backward",
+    {"grad_output": lambda self, threshold: ~(self <= threshold), "self": lambda: None},
+    samples=alike(Tensor, Tensor, 0.5),
+)
+elementwise(
+    "aten::leaky_relu",
+    lambda self, negative_slope: torch.where(self > 0, 1, negative_slope),
+    real_only=True,
+    arguments=[{}, {"negative_slope": 0.3}],
+)
+elementwise(
+    "aten::leaky_relu_backward",
+    {"grad_output": lambda self, negative_slope: torch.where(self > 0, 1, negative_slope), "self": lambda: None},
+    samples=alike(Tensor, Tensor, 0.25, False),
+)
+elementwise(
+    "aten::elu",
+    lambda self, alpha, scale, input_scale: _elu(self, alpha, scale, input_scale),
+    real_only=True,
+    arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],
+)
+elementwise(
+    "aten::elu_backward",
+    {
+        "grad_output": lambda alpha, scale, input_scale, is_result, self_or_result: _elu_slope(
+            self_or_result, alpha, scale, input_scale, is_result
+        ),
+        "self_or_result": elu_double_backward,
+    },
+    samples=both(alike(Tensor, 1.5, 1.2, 0.7, False, Tensor), alike(Tensor, 1.5, 1.2, 0.7, True, Tensor, spread=0.5)),
+)
+elementwise("aten::celu", lambda self, alpha: _celu(self, alpha), real_only=True, arguments=[{}, {"alpha": 2.0}])
+elementwise(
+    "aten::hardsigmoid",
+    lambda grad, self: torch.where((self > -3) & (self < 3), grad / 6, 0),
+    domain=(-4, 4),
+    real_only=True,
+    improves="missing",
+    source="ATen hardsigmoid_backward; its derivatives are new",
+)
+elementwise("aten::hardswish", lambda self: _hardswish(self), domain=(-4, 4), real_only=True)
+elementwise(
+    "aten::hardswish_backward",
+    {
+        "grad_output": lambda self: _hardswish(self),
+        "self": lambda grad, grad_output, self: torch.where((self > -3) & (self < 3), grad * grad_output / 3, 0),
+    },
+    samples=alike(Tensor, Tensor, spread=2.0),
+)
+elementwise(
+    "aten::hardtanh",
+    lambda self, min_val, max_val: _inside(self, min_val, max_val),
+    real_only=True,
+    arguments=[{"min_val": -1.1, "max_val": 1.3}],
+)
+elementwise(
+    "aten::hardtanh_backward",
+    {"grad_output": lambda self, min_val, max_val: _inside(self, min_val, max_val), "self": lambda: None},
+    samples=alike(Tensor, Tensor, -1.1, 1.3),
+)
+
+
+def _through(name: str) -> Callable[..., Tensor]:
+    """A function, as opcheck finds that the operator itself does not take symbolic sizes."""
+    op = operator(name)
+    return lambda grad, self, lambd: op(grad, self, lambd)
+
+
+for name, cotangent in (("hardshrink", "grad_out"), ("softshrink", "grad_output")):
+    elementwise(f"aten::{name}", lambda self, lambd: _shrunk(self, lambd), real_only=True, arguments=[{}, {"lambd": 1}])
+    elementwise(
+        f"aten::{name}_backward",
+        {cotangent: lambda self, lambd: _shrunk(self, lambd), "self": lambda: None},
+        samples=alike(Tensor, Tensor, 0.5),
+        probe=_through(f"aten::{name}_backward"),
+    )
+elementwise(
+    "aten::_prelu_kernel",
+    {
+        "self": lambda self, weight: torch.where(self > 0, 1, weight),
+        "weight": lambda grad, self: torch.where(self > 0, 0, grad * torch.where(self > 0, 0, self)),
+    },
+    samples=alike(Tensor, Tensor),
+)

@@ -1,0 +1,159 @@
+"""What rounds, and what has to do with signs: functions that are constant or linear in pieces.
+
+Note:
+    Where not differentiable: at jumps, and at 0 for abs, sgn, angle and copysign, where the derivative is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+
+@formula
+def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
+    """Cotangent of x, given that of s = x / |x|: (g - Re(g conj(s)) s) / |x|. The tangent is the same function.
+
+    Args:
+        x: real or complex.
+        gx: cotangent of the result, or tangent of x.
+        sgn: s.
+
+    Returns:
+        The shape of ``gx``; zero for real x, and at x = 0.
+
+    References:
+        ATen sgn_backward.
+    """
+    if not x.is_complex():
+        return torch.zeros_like(gx)
+    length = x.abs()
+    return (gx - (gx * sgn.conj()).real * sgn) / torch.where(length == 0, inf, length)
+
+
+@formula
+def angle_backward(grad: Tensor, self: Tensor) -> Tensor:
+    """Cotangent of z, given that of its angle: i g z / |z|^2.
+
+    Args:
+        grad: cotangent of the result, real.
+        self: z, real or complex.
+
+    Returns:
+        The shape and dtype of ``self``; zero for real z, and at z = 0.
+
+    References:
+        ATen angle_backward.
+    """
+    if not self.is_complex():
+        return torch.zeros_like(self)
+    return grad * _angle_slope(self)
+
+
+def _angle_slope(self: Tensor) -> Tensor:
+    """i z / |z|^2, which is i / conj(z); zero at z = 0."""
+    return torch.where(self == 0, 0, 1j / torch.where(self == 0, 1, self).conj())
+
+
+def _angle_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
+    """The real part of the tangent times conj(i z / |z|^2)."""
+    return (self_t * _angle_slope(self_p).conj()).real if self_p.is_complex() else torch.zeros_like(self_t)
+
+
+@formula
+def copysign_tensor_self_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
+    """Cotangent of x, given that of |x| with the sign of y: g where the signs agree, else -g.
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real.
+        result: the result.
+
+    Returns:
+        The shape of ``grad``; zero at x = 0.
+
+    References:
+        ATen copysign_tensor_self_backward, which is nan at infinity.
+    """
+    return grad * (self.sign() * result.sign())
+
+
+def _abs_backward(grad: Tensor, self: Tensor) -> Tensor:
+    return grad * self.sgn()
+
+
+def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
+    found = self_t * self_p.sgn().conj()
+    return found.real if found.is_complex() else found
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = torch.tensor([[0.7, -1.3, 2.5], [-0.4, 3.1, -1.9]], dtype=torch.float64, device=device)
+    x = torch.complex(x, x.flip(-1)).to(dtype) if dtype.is_complex else x.to(dtype)
+    yield from (Sample(x), Sample(x[0, 1]), Sample(x[:0]))
+
+
+for name in ("ceil", "floor", "round", "trunc", "sign"):
+    elementwise(f"aten::{name}", lambda: None, real_only=True)
+elementwise("aten::round.decimals", lambda: None, real_only=True, arguments=[{"decimals": 0}])
+elementwise("aten::frac", lambda: 1, real_only=True)
+elementwise("aten::fmod.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}])
+elementwise("aten::remainder.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}])
+elementwise(
+    "aten::fmod.Tensor",
+    {"self": lambda: 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="trunc")},
+    domain={"other": (0.5, inf)},
+    real_only=True,
+)
+elementwise(
+    "aten::remainder.Tensor",
+    {"self": lambda: 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="floor")},
+    domain={"other": (0.5, inf)},
+    real_only=True,
+)
+elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, arguments=[{}, {"nan": 1.0}])
+elementwise("aten::nextafter", {"self": lambda self, other: self != other, "other": lambda: None}, real_only=True)
+elementwise(
+    "aten::copysign.Tensor",
+    {"self": copysign_tensor_self_backward, "other": lambda: None},
+    real_only=True,
+    improves="values",
+)
+elementwise(
+    "aten::copysign.Scalar",
+    copysign_tensor_self_backward,
+    real_only=True,
+    arguments=[{"other": -2.0}, {"other": 1.0}],
+    improves="values",
+)
+rule(
+    "aten::abs",
+    vjp={"self": _abs_backward},
+    jvp={"result": _abs_jvp},
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=_samples,
+)
+rule(
+    "aten::sgn",
+    vjp={"self": sgn_backward.bind(x="self", gx="grad", sgn="result")},
+    jvp={"result": sgn_backward.bind(x="self_p", gx="self_t", sgn="result")},
+    kind="elementwise",
+    source="ATen sgn_backward",
+    samples=_samples,
+)
+rule(
+    "aten::angle",
+    vjp={"self": angle_backward},
+    jvp={"result": _angle_jvp},
+    kind="elementwise",
+    source="ATen angle_backward",
+    samples=_samples,
+)

@@ -1,0 +1,17 @@
+"""The families of neural network layers: importing one enters its formulas and rules in the registries."""
+
+from . import (
+    normalization_batch_rules,
+    normalization_gpu,
+    normalization_group_rules,
+    normalization_layer,
+    normalization_rms,
+)
+
+__all__ = [
+    "normalization_batch_rules",
+    "normalization_gpu",
+    "normalization_group_rules",
+    "normalization_layer",
+    "normalization_rms",
+]

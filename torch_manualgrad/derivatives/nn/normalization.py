@@ -1,0 +1,220 @@
+"""What the normalizations share: the derivatives of x -> x^ = (x - m) r, where r = (var + eps)^-1/2, along some dims.
+
+With <v> the mean of v along these dims, the derivative of x^ is the self-adjoint map
+
+    P v = r (v - <v> - x^ <v x^>),        dx^ = P dx,        dr = -r^2 <x^ dx>.
+
+An affine map follows: y = x^ w + b. For the cotangent g of y, with h = g w,
+
+    gx = P h,        gw = sum g x^,        gb = sum g.
+
+Each is differentiated again with x^, m and r as functions of x. With a = <h x^>, b = <v x^>, c = <h v> - <h> <v>,
+
+    cotangent of x, given v, that of P h:    P(-r (a v + b h)) - r^2 (c - a b) x^,
+    tangent of P h along dx = t:             -r (a P t + x^ <h P t> + <t x^> P h).
+
+Saved statistics are constants to autograd. A formula that takes them for constants, as PyTorch's do, is right where it is
+evaluated and wrong where it is differentiated.
+
+RMS normalization is the same with m = 0 and without <v> in P, and <h> <v> in c. With given statistics (batch
+normalization in evaluation) P v = r v, and the last two are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Standardized",
+    "constant",
+    "first_of",
+    "norm_backward",
+    "norm_backward_jvp",
+    "norm_double_backward",
+    "norm_jvp",
+    "random",
+    "standardized",
+    "standardized_by",
+    "wide",
+]
+
+_BITS = {8: torch.int64, 4: torch.int32}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """x^ and r, and the derivatives of x^.
+
+    Attributes:
+        values: x^, in the shape of x.
+        rstd: r, of size 1 along ``dims``.
+        dims: along which the statistics were taken; None where they were given.
+        centered: whether m was subtracted.
+    """
+
+    values: Tensor
+    rstd: Tensor
+    dims: Sequence[int] | None
+    centered: bool = True
+
+    def mean(self, v: Tensor) -> Tensor:
+        """<v>."""
+        return v.mean(self.dims, keepdim=True)
+
+    def pull(self, v: Tensor) -> Tensor:
+        """P v."""
+        if self.dims is None:
+            return self.rstd * v
+        rest = v - self.mean(v) if self.centered else v
+        return (rest - self.values * self.mean(v * self.values)) * self.rstd
+
+    def pull_vjp(self, h: Tensor, v: Tensor) -> Tensor:
+        """Cotangent of x, given v, that of P h."""
+        if self.dims is None:
+            return torch.zeros_like(self.values)
+        x, r = self.values, self.rstd
+        a, b, c = self.mean(h * x), self.mean(v * x), self.mean(h * v)
+        if self.centered:
+            c = c - self.mean(h) * self.mean(v)
+        return self.pull(-r * (a * v + b * h)) - r.square() * (c - a * b) * x
+
+    def pull_jvp(self, h: Tensor, t: Tensor) -> Tensor:
+        """Tangent of P h along t."""
+        if self.dims is None:
+            return torch.zeros_like(self.values)
+        x, along = self.values, self.pull(t)
+        terms = self.mean(h * x) * along + x * self.mean(h * along) + self.mean(t * x) * self.pull(h)
+        return -self.rstd * terms
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the precision in which PyTorch normalizes it: at least float32."""
+    return x.float() if x.dtype in _HALF else x
+
+
+def constant(x: Tensor) -> Tensor:
+    """x as a constant to every derivative: integers have none. `detach` keeps tangents."""
+    return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)
+
+
+def _rest(x: Tensor, dims: Sequence[int], centered: bool) -> Tensor:
+    """x - m; x if not centered."""
+    x = wide(x)
+    return x - x.mean(dims, keepdim=True) if centered else x
+
+
+def standardized(x: Tensor, dims: Sequence[int], eps: float, centered: bool = True) -> Standardized:
+    """x^ and r as functions of x."""
+    rest = _rest(x, dims, centered)
+    rstd = (rest.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return Standardized(rest * rstd, rstd, dims, centered)
+
+
+def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool = True) -> Standardized:
+    """The same where eps is not known, but what r is: of any shape with as many entries.
+
+    With r0 that value, and q = r0^2 var, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
+    """
+    rest = _rest(x, dims, centered)
+    given = wide(rstd).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
+    q = (rest * given).square().mean(dims, keepdim=True)
+    rstd = given * (1 + (q - constant(q))).rsqrt()
+    return Standardized(rest * rstd, rstd, dims, centered)
+
+
+# In the following the weight and its cotangents and tangents have size 1, or none, along the dims that are summed.
+
+
+def norm_backward(
+    s: Standardized, g: Tensor, weight: Tensor | None, *, summed: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of x, the weight and the bias."""
+    h = g if weight is None else g * weight
+    return s.pull(h), _sum(g * s.values, summed), _sum(g, summed)
+
+
+def norm_backward_jvp(
+    s: Standardized,
+    g: Tensor,
+    weight: Tensor | None,
+    g_t: Tensor | None,
+    x_t: Tensor | None,
+    weight_t: Tensor | None,
+    *,
+    summed: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of what `norm_backward` gives."""
+    h = g if weight is None else g * weight
+    of_x = of_weight = of_bias = torch.zeros_like(s.values)
+    if g_t is not None:
+        of_x = s.pull(g_t if weight is None else g_t * weight)
+        of_weight, of_bias = g_t * s.values, g_t
+    if weight_t is not None:
+        of_x = of_x + s.pull(g * weight_t)
+    if x_t is not None:
+        of_x = of_x + s.pull_jvp(h, x_t)
+        of_weight = of_weight + g * s.pull(x_t)
+    return of_x, _sum(of_weight, summed), _sum(of_bias, summed)
+
+
+def norm_double_backward(
+    s: Standardized,
+    g: Tensor,
+    weight: Tensor | None,
+    ggI: Tensor | None,
+    ggG: Tensor | None,
+    ggB: Tensor | None,
+    *,
+    summed: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of x, the weight and g, given those of what `norm_backward` gives."""
+    h = g if weight is None else g * weight
+    of_x = of_g = torch.zeros_like(s.values)
+    of_weight = _sum(of_x, summed)
+    if ggI is not None:
+        along = s.pull(ggI)
+        of_x = s.pull_vjp(h, ggI)
+        of_weight = _sum(g * along, summed)
+        of_g = along if weight is None else along * weight
+    if ggG is not None:
+        of_x = of_x + s.pull(g * ggG)
+        of_g = of_g + ggG * s.values
+    if ggB is not None:
+        of_g = of_g + ggB
+    return of_x, of_weight, of_g
+
+
+def norm_jvp(
+    s: Standardized, x_t: Tensor | None, weight: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
+) -> Tensor:
+    """Tangent of x^ w + b."""
+    found = torch.zeros_like(s.values) if x_t is None else s.pull(x_t)
+    if weight is not None:
+        found = found * weight
+    if weight_t is not None:
+        found = found + s.values * weight_t
+    return found if bias_t is None else found + bias_t
+
+
+def _sum(x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x.sum(dims) if dims else x
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
+    """For samples."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=dtype, generator=generator).to(device)
+
+
+def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
+    """A probe: the first output of the operator, the only one that is differentiable."""
+
+    def probe(*args: object) -> Tensor:
+        return getattr(getattr(torch.ops.aten, operator), overload)(*args)[0]
+
+    return probe

@@ -1,0 +1,153 @@
+"""The rules of the operators that only GPUs have: batch normalization of cuDNN and MIOpen, the backward of RMS normalization.
+
+They are in the registry where a GPU is; their formulas are those of the CPU's operators. _fused_rms_norm itself can have no
+rule: PyTorch declares it composite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.rule import Sample, exists, rule
+
+from .normalization import first_of, random
+from .normalization_batch import (
+    batch_norm_backward_jvp,
+    batch_norm_jvp,
+    batchnorm_double_backward,
+    native_batch_norm_backward,
+)
+from .normalization_batch_rules import batch_norm_double_vjp, batch_norm_vjp
+from .normalization_rms import rms_norm_double_backward
+
+__all__ = ["GPU_RULES"]
+
+_EPS = 0.1
+_HERE = {
+    "cudnn": torch.backends.cudnn.is_available() and torch.cuda.is_available(),
+    "miopen": torch.version.hip is not None,
+}
+
+
+def _gpu(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return random(*shape, dtype=dtype, device="cuda", seed=seed)
+
+
+def _inputs(dtype: torch.dtype) -> list[Any]:
+    return [] if dtype.is_complex else [_gpu(4, 2, 3, dtype=dtype), *[_gpu(2, dtype=dtype, seed=k) for k in (1, 2)]]
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if given := _inputs(dtype):
+        yield Sample(*given, None, None, True, 0.1, _EPS)
+
+
+def _backward_samples(library: str) -> Callable[..., Iterable[Sample]]:
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        if given := _inputs(dtype):
+            _, *saved = getattr(torch.ops.aten, f"{library}_batch_norm")(*given, None, None, True, 0.1, _EPS)
+            g = _gpu(4, 2, 3, dtype=dtype, seed=3)
+            yield Sample(given[0], g, given[1], None, None, *saved[:2], _EPS, *saved[2:])
+
+    return samples
+
+
+def _backward_probe(library: str) -> Callable[..., Any]:
+    """The backward with the statistics of its input, in place of any others."""
+
+    def probe(x: Tensor, g: Tensor, weight: Tensor, *_: Any) -> Any:
+        forward, backward = (getattr(torch.ops.aten, f"{library}_batch_norm{s}") for s in ("", "_backward"))
+        _, *saved = forward(x, weight, torch.zeros_like(weight), None, None, True, 0.1, _EPS)
+        return backward(x, g, weight, None, None, *saved[:2], _EPS, *saved[2:])
+
+    return probe
+
+
+def _batch_norm(library: str) -> list[Any]:
+    """The rules of one library's forward and backward."""
+    reserve = ("result3",) if library == "cudnn" else ()
+    # fmt: off
+    return [
+        rule(
+            f"aten::{library}_batch_norm",
+            vjp={("input", "weight", "bias"): lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask:
+                 batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask)},
+            jvp={"result0": batch_norm_jvp.bind(train="training", eps="epsilon")},
+            uses=native_batch_norm_backward,
+            not_differentiable=("result1", "result2", *reserve),
+            defer_to_stock=lambda *_: True,
+            improves="values",
+            source="ATen batch_norm_jvp",
+            samples=_samples,
+            probe=first_of(f"{library}_batch_norm"),
+            register=_HERE[library],
+        ),
+        rule(
+            f"aten::{library}_batch_norm_backward",
+            vjp={("input", "weight", "grad_output"): lambda grad_result0, grad_result1, grad_result2, grad_output, input, weight, epsilon:
+                 batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_output, None, None, True, epsilon)},
+            jvp={("result0", "result1", "result2"): batch_norm_backward_jvp.bind(
+                grad_out="grad_output", grad_out_t="grad_output_t", running_mean=None, running_var=None, train=True, eps="epsilon")},
+            uses=batchnorm_double_backward,
+            improves="values",
+            source="ATen batchnorm_double_backward",
+            samples=_backward_samples(library),
+            probe=_backward_probe(library),
+            register=_HERE[library],
+        ),
+    ]
+    # fmt: on
+
+
+def _rms_vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    of_x, of_weight, of_g = rms_norm_double_backward(
+        input, weight, grad_result0, grad_result1, grad_out, normalized_shape, rstd
+    )
+    return of_x, None if weight is None else of_weight, of_g
+
+
+def _rms_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if given := _inputs(dtype):
+        x, weight = given[0].mT.contiguous(), given[1]
+        rstd = (x.square().mean(-1, keepdim=True) + _EPS).rsqrt()
+        yield Sample(_gpu(*x.shape, dtype=dtype, seed=3), x, [2], rstd, weight, [True, True])
+
+
+def _rms_probe(g: Tensor, x: Tensor, shape: Sequence[int], _: Tensor, weight: Tensor, mask: Sequence[bool]) -> Any:
+    """The backward with the statistics of its input, in place of any others."""
+    rstd = (x.square().mean(-1, keepdim=True) + _EPS).rsqrt()
+    return torch.ops.aten._fused_rms_norm_backward(g, x, shape, rstd, weight, mask)
+
+
+def _rms_norm() -> list[Any]:
+    return [
+        rule(
+            "aten::_fused_rms_norm_backward",
+            vjp={("input", "weight", "grad_out"): _rms_vjp, "rstd": lambda grad_result0: None},
+            uses=rms_norm_double_backward,
+            improves="missing",
+            source="ATen has none; Zhang, Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467",
+            samples=_rms_samples,
+            probe=_rms_probe,
+            register=torch.cuda.is_available(),
+        )
+    ]
+
+
+GPU_RULES = [
+    *_batch_norm("cudnn"),
+    *_batch_norm("miopen"),
+    *(_rms_norm() if exists("aten::_fused_rms_norm_backward") else ()),
+]

@@ -1,0 +1,262 @@
+"""Group normalization; the rules are in `normalization_group_rules`, the mathematics is in `normalization`.
+
+The mean and the rstd that native_group_norm returns are differentiable, as in PyTorch. native_group_norm_backward has no
+derivative in PyTorch; here it is a function of the cotangent, the input and the weight, with the statistics those of the
+input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+
+from .normalization import (
+    Standardized,
+    norm_backward,
+    norm_backward_jvp,
+    norm_double_backward,
+    norm_jvp,
+    standardized,
+    standardized_by,
+    wide,
+)
+
+_DIMS = (2, 3)  # of what `_grouped` gives
+_SUMMED = (0, 3)
+
+
+def _grouped(x: Tensor | None, N: int, C: int, HxW: int, group: int) -> Any:
+    """(N, C, *) as (N, group, C / group, HxW), wide."""
+    return None if x is None else wide(x).reshape(N, group, C // group, HxW)
+
+
+def _by_channel(x: Tensor | None, C: int, group: int) -> Any:
+    """(C,) as (group, C / group, 1), wide."""
+    return None if x is None else wide(x).reshape(group, C // group, 1)
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    """N, C and HxW."""
+    return x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
+
+
+def _statistics_backward(s: Standardized, dmean: Tensor | None, drstd: Tensor | None) -> Tensor:
+    """Cotangent of x, given those of m and r."""
+    count = s.values.shape[2] * s.values.shape[3]
+    found = torch.zeros_like(s.values)
+    if dmean is not None:
+        found = found + wide(dmean).reshape(s.rstd.shape) / count
+    if drstd is not None:
+        found = found - wide(drstd).reshape(s.rstd.shape) * s.rstd.square() * s.values / count
+    return found
+
+
+@formula
+def infinitely_differentiable_native_group_norm_backward(
+    dY: Tensor | None,
+    dmean: Tensor | None,
+    drstd: Tensor | None,
+    X: Tensor,
+    gamma: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and bias, given those of group_norm, its mean and its rstd.
+
+    P(g w) + gm / n - gr r^2 x^ / n, sum g x^ and sum g, where n is the number of entries of a group.
+
+    Args:
+        dY: g, the shape of ``X``; None for zero.
+        dmean, drstd: (N, group); None for zero.
+        X: x, (N, C, *), real.
+        gamma: w, (C,), or None for 1.
+        N, C, HxW: the sizes of x, where HxW is the product of those that follow.
+        group: the number of groups.
+        eps: added to the variance.
+
+    Returns:
+        The shapes of x, (C,) and (C,).
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where a group is constant, the result is nan.
+
+    References:
+        ATen infinitely_differentiable_native_group_norm_backward; Wu, He, Group Normalization, arXiv:1803.08494.
+    """
+    s = standardized(_grouped(X, N, C, HxW, group), _DIMS, eps)
+    g = torch.zeros_like(s.values) if dY is None else _grouped(dY, N, C, HxW, group)
+    of_x, *parameters = norm_backward(s, g, _by_channel(gamma, C, group), summed=_SUMMED)
+    of_x = of_x + _statistics_backward(s, dmean, drstd)
+    dtype = X.dtype if gamma is None else gamma.dtype
+    return (of_x.reshape(X.shape).to(X.dtype), *[p.reshape(C).to(dtype) for p in parameters])  # type: ignore[return-value]
+
+
+@formula
+def group_norm_double_backward(
+    input: Tensor,
+    weight: Tensor | None,
+    ggI: Tensor | None,
+    ggG: Tensor | None,
+    ggB: Tensor | None,
+    grad_out: Tensor,
+    rstd: Tensor,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and grad_out of the backward, given those of its three results.
+
+    Args:
+        input: x, (N, C, *), real.
+        weight: (C,), or None.
+        ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
+        grad_out: the cotangent of group_norm that the backward was given, the shape of x.
+        rstd: as native_group_norm returns it, (N, group); a function of x here.
+        N, C, HxW, group: see `infinitely_differentiable_native_group_norm_backward`.
+
+    Returns:
+        The shapes of x, (C,), and of x.
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
+
+    References:
+        ATen native_group_norm_backward has no derivative; Wu, He, Group Normalization, arXiv:1803.08494.
+    """
+    sizes = (N, C, HxW, group)
+    s = standardized_by(_grouped(input, *sizes), _DIMS, rstd)
+    affine = [_by_channel(x, C, group) for x in (weight, ggG, ggB)]
+    of_x, of_weight, of_g = norm_double_backward(
+        s, _grouped(grad_out, *sizes), affine[0], _grouped(ggI, *sizes), *affine[1:], summed=_SUMMED
+    )
+    dtype = input.dtype if weight is None else weight.dtype
+    return (
+        of_x.reshape(input.shape).to(input.dtype),
+        of_weight.reshape(C).to(dtype),
+        of_g.reshape(input.shape).to(grad_out.dtype),
+    )
+
+
+@formula
+def group_norm_backward_jvp(
+    grad_out: Tensor,
+    grad_out_t: Tensor | None,
+    input: Tensor,
+    input_t: Tensor | None,
+    weight: Tensor | None,
+    weight_t: Tensor | None,
+    rstd: Tensor,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of the three results of the backward of group_norm.
+
+    Args:
+        grad_out, input, weight, rstd, N, C, HxW, group: see `group_norm_double_backward`.
+        grad_out_t, input_t, weight_t: tangents; None for zero.
+
+    Returns:
+        The shapes of ``input``, (C,) and (C,).
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
+
+    References:
+        The transpose of `group_norm_double_backward`.
+    """
+    sizes = (N, C, HxW, group)
+    s = standardized_by(_grouped(input, *sizes), _DIMS, rstd)
+    g, g_t, x_t = (_grouped(x, *sizes) for x in (grad_out, grad_out_t, input_t))
+    w, w_t = (_by_channel(x, C, group) for x in (weight, weight_t))
+    of_x, *parameters = norm_backward_jvp(s, g, w, g_t, x_t, w_t, summed=_SUMMED)
+    dtype = input.dtype if weight is None else weight.dtype
+    return (of_x.reshape(input.shape).to(input.dtype), *[p.reshape(C).to(dtype) for p in parameters])  # type: ignore[return-value]
+
+
+@formula
+def group_norm_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    bias_t: Tensor | None,
+    group: int,
+    eps: float,
+) -> Tensor:
+    """Tangent of group_norm: (P dx) w + x^ dw + db.
+
+    Args:
+        input_p: x, (N, C, *), real.
+        input_t: tangent of x; None for zero.
+        weight_p: w, (C,), or None.
+        weight_t, bias_t: tangents of the parameters; None for zero.
+        group: the number of groups.
+        eps: added to the variance.
+
+    Returns:
+        The shape of x.
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
+
+    References:
+        ATen group_norm_jvp.
+    """
+    sizes = (*_sizes(input_p), group)
+    s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
+    affine = [_by_channel(x, sizes[1], group) for x in (weight_p, weight_t, bias_t)]
+    return norm_jvp(s, _grouped(input_t, *sizes), *affine).reshape(input_p.shape).to(input_p.dtype)
+
+
+@formula
+def group_norm_mean_jvp(input_t: Tensor, mean_p: Tensor, group: int) -> Tensor:
+    """Tangent of the mean of each group: the mean of the tangent.
+
+    Args:
+        input_t: tangent of the input, (N, C, *).
+        mean_p: the mean, (N, group).
+        group: the number of groups.
+
+    Returns:
+        (N, group), in the dtype of the mean.
+
+    References:
+        ATen group_norm_mean_jvp.
+    """
+    return _grouped(input_t, *_sizes(input_t), group).mean(_DIMS).to(mean_p.dtype)
+
+
+@formula
+def group_norm_invstd_jvp(input_p: Tensor, input_t: Tensor, invstd_p: Tensor, group: int, eps: float) -> Tensor:
+    """Tangent of the rstd of each group: -r^2 <x^ dx>.
+
+    Args:
+        input_p: x, (N, C, *), real.
+        input_t: tangent of x.
+        invstd_p: r, (N, group); for its dtype.
+        group: the number of groups.
+        eps: added to the variance.
+
+    Returns:
+        (N, group).
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
+
+    References:
+        ATen group_norm_invstd_jvp.
+    """
+    sizes = (*_sizes(input_p), group)
+    s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
+    found = -s.rstd.square() * s.mean(s.values * _grouped(input_t, *sizes))
+    return found.reshape(invstd_p.shape).to(invstd_p.dtype)

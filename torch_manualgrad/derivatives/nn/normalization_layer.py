@@ -1,0 +1,313 @@
+"""Layer normalization: native_layer_norm and its backward. The mathematics is in `normalization`.
+
+The mean and the rstd that the operators return are constants to every derivative, as in PyTorch; what is differentiated is a
+function of the input. Plain calls in reverse mode stay with PyTorch, whose first order is right; the rule of the backward
+operator gives the higher ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .normalization import (
+    first_of,
+    norm_backward,
+    norm_backward_jvp,
+    norm_double_backward,
+    norm_jvp,
+    random,
+    standardized,
+    standardized_by,
+    wide,
+)
+
+
+def _dims(normalized_shape: Sequence[int]) -> list[int]:
+    """The last ones."""
+    return list(range(-len(normalized_shape), 0))
+
+
+def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    """The first ones, over which gradients of the parameters are summed."""
+    return list(range(input.dim() - len(normalized_shape)))
+
+
+def _wide(*tensors: Tensor | None) -> list[Any]:
+    return [None if x is None else wide(x) for x in tensors]
+
+
+@formula(kernel=("default",))
+def native_layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and bias, given that of layer_norm: P(g w), sum g x^, sum g.
+
+    Args:
+        grad_out: g, the shape of ``input``.
+        input: x, (*, *normalized_shape), real.
+        normalized_shape: the sizes of the last dims.
+        mean, rstd: as native_layer_norm returns them; where this is differentiated they are functions of ``input``.
+        weight: w, of shape ``normalized_shape``, or None for 1.
+        bias: for its dtype, or None.
+        output_mask: which of the three are wanted; the others come back empty.
+
+    Returns:
+        The gradients, of the shape of ``input`` and of ``normalized_shape`` twice; contiguous.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are equal, the result is nan.
+
+    References:
+        ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
+    """
+    s = standardized_by(input, _dims(normalized_shape), rstd)
+    found = norm_backward(s, wide(grad_out), *_wide(weight), summed=_others(input, normalized_shape))
+    like = input if weight is None else weight
+    dtypes = (input.dtype, like.dtype, like.dtype if bias is None else bias.dtype)
+    return tuple(  # type: ignore[return-value]
+        f.to(d).contiguous() if yes else input.new_zeros(0) for f, d, yes in zip(found, dtypes, output_mask)
+    )
+
+
+@native_layer_norm_backward.impl("default")
+def _(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    found = torch.ops.aten.native_layer_norm_backward(
+        grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+    )
+    return tuple(f.contiguous() if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
+
+
+@formula
+def layer_norm_double_backward(
+    input_t: Tensor,
+    gamma: Tensor | None,
+    ggI: Tensor | None,
+    ggG: Tensor | None,
+    ggB: Tensor | None,
+    gO_t: Tensor,
+    save_mean_t: Tensor,
+    save_invstd_t: Tensor,
+    normalized_shape: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and grad_out of the backward, given those of its three results.
+
+    Args:
+        input_t: x, (*, *normalized_shape), real.
+        gamma: the weight, of shape ``normalized_shape``, or None.
+        ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
+        gO_t: the cotangent of layer_norm that the backward was given, the shape of x.
+        save_mean_t, save_invstd_t: as native_layer_norm returns them; functions of x here.
+        normalized_shape: the sizes of the last dims.
+
+    Returns:
+        The shapes of x, of ``normalized_shape``, and of x.
+
+    Note:
+        Where not differentiable: as `native_layer_norm_backward`.
+
+    References:
+        ATen layer_norm_double_backward, which takes the statistics for constants.
+    """
+    s = standardized_by(input_t, _dims(normalized_shape), save_invstd_t)
+    others = _others(input_t, normalized_shape)
+    of_x, of_weight, of_g = norm_double_backward(s, *_wide(gO_t, gamma, ggI, ggG, ggB), summed=others)
+    like = input_t if gamma is None else gamma
+    return of_x.to(input_t.dtype), of_weight.to(like.dtype), of_g.to(gO_t.dtype)
+
+
+@formula
+def layer_norm_backward_jvp(
+    grad_out: Tensor,
+    grad_out_t: Tensor | None,
+    input: Tensor,
+    input_t: Tensor | None,
+    weight: Tensor | None,
+    weight_t: Tensor | None,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of the three results of the backward of layer_norm.
+
+    Args:
+        grad_out, input, weight, normalized_shape, rstd: see `native_layer_norm_backward`.
+        grad_out_t, input_t, weight_t: tangents; None for zero.
+
+    Returns:
+        The shape of ``input``, and twice ``normalized_shape``.
+
+    Note:
+        Where not differentiable: as `native_layer_norm_backward`.
+
+    References:
+        The transpose of ATen layer_norm_double_backward.
+    """
+    s = standardized_by(input, _dims(normalized_shape), rstd)
+    given = _wide(grad_out, weight, grad_out_t, input_t, weight_t)
+    of_x, of_weight, of_bias = norm_backward_jvp(s, *given, summed=_others(input, normalized_shape))
+    like = input if weight is None else weight
+    return of_x.to(input.dtype), of_weight.to(like.dtype), of_bias.to(like.dtype)
+
+
+@formula
+def layer_norm_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    bias_t: Tensor | None,
+    normalized_shape: Sequence[int],
+    eps: float,
+) -> Tensor:
+    """Tangent of layer_norm: (P dx) w + x^ dw + db.
+
+    Args:
+        input_p: x, (*, *normalized_shape), real.
+        input_t: tangent of x; None for zero.
+        weight_p: w, of shape ``normalized_shape``, or None.
+        weight_t, bias_t: tangents of the parameters; None for zero.
+        normalized_shape: the sizes of the last dims.
+        eps: added to the variance.
+
+    Returns:
+        The shape of x.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are equal, the result is nan.
+
+    References:
+        ATen layer_norm_jvp, which takes the statistics for constants.
+    """
+    s = standardized(input_p, _dims(normalized_shape), eps)
+    return norm_jvp(s, *_wide(input_t, weight_p, weight_t, bias_t)).to(input_p.dtype)
+
+
+def _vjp(
+    grad_result0: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    result1: Tensor,
+    result2: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    # PyTorch's own, which the compiler fuses, where nobody differentiates it again
+    again = torch.is_grad_enabled()
+    backward = native_layer_norm_backward if again else torch.ops.aten.native_layer_norm_backward
+    found = backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, list(output_mask))
+    return tuple(g if yes else None for g, yes in zip(found, output_mask))
+
+
+def _double_vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_result2: Tensor | None,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+) -> tuple[Any, ...]:
+    of_x, of_weight, of_g = layer_norm_double_backward(
+        input, weight, grad_result0, grad_result1, grad_result2, grad_out, mean, rstd, normalized_shape
+    )
+    return of_g, of_x, None if weight is None else of_weight
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+_EPS = 0.1
+
+
+def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
+    """Input, normalized_shape, weight, bias."""
+
+    def draw(*shape: int, seed: int = 0) -> Tensor:
+        return random(*shape, dtype=dtype, device=device, seed=seed)
+
+    if dtype.is_complex:
+        return
+    yield draw(3, 4), [4], draw(4, seed=1), draw(4, seed=2)
+    yield draw(2, 2, 3), [2, 3], draw(2, 3, seed=1), None
+    yield draw(2, 3), [3], None, draw(3, seed=2)
+    yield draw(4, 3).mT, [4], None, None
+    yield draw(3), [3], draw(3, seed=1), draw(3, seed=2)
+    yield draw(0, 3), [3], draw(3, seed=1), draw(3, seed=2)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for given in _inputs(dtype, device):
+        yield Sample(*given, _EPS)
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, shape, weight, bias in _inputs(dtype, device):
+        _, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, _EPS)
+        g = random(*x.shape, dtype=dtype, device=device, seed=3)
+        yield Sample(g, x, shape, mean, rstd, weight, bias, [True, weight is not None, bias is not None])
+
+
+def _backward_probe(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The backward with the statistics of its input, in place of any others."""
+    _, mean, rstd = torch.native_layer_norm(input, normalized_shape, None, None, _EPS)
+    found = torch.ops.aten.native_layer_norm_backward(
+        grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+    )
+    return [f for f, yes in zip(found, output_mask) if yes]
+
+
+rule(
+    "aten::native_layer_norm",
+    vjp={("input", "weight", "bias"): _vjp},
+    jvp={"result0": layer_norm_jvp},
+    uses=native_layer_norm_backward,
+    not_differentiable=("result1", "result2"),
+    defer_to_stock=lambda *_: True,
+    improves="values",
+    source="ATen native_layer_norm_backward, layer_norm_jvp; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450",
+    samples=_samples,
+    probe=first_of("native_layer_norm"),
+)
+rule(
+    "aten::native_layer_norm_backward",
+    vjp={("grad_out", "input", "weight"): _double_vjp, "bias": lambda grad_result0: None},
+    jvp={("result0", "result1", "result2"): layer_norm_backward_jvp},
+    uses=layer_norm_double_backward,
+    improves="values",
+    source="ATen layer_norm_double_backward",
+    samples=_backward_samples,
+    probe=_backward_probe,
+)

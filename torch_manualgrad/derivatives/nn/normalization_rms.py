@@ -1,0 +1,154 @@
+"""RMS normalization, x r w with r = (<x^2> + eps)^-1/2: the formulas of _fused_rms_norm, which only GPUs have.
+
+On the CPU `torch.nn.functional.rms_norm` is made of other operators, and so right in every derivative. The mathematics is in
+`normalization`, with m = 0. The rstd that the operator returns is differentiable, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+
+from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide
+
+
+def _standardized(input: Tensor, normalized_shape: Sequence[int], rstd: Tensor) -> Standardized:
+    return standardized_by(input, list(range(-len(normalized_shape), 0)), rstd, centered=False)
+
+
+def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    return list(range(input.dim() - len(normalized_shape)))
+
+
+def _wide(x: Tensor | None) -> Tensor | None:
+    return None if x is None else wide(x)
+
+
+@formula
+def infinitely_differentiable_native_rms_norm_backward(
+    dY: Tensor | None,
+    drstd: Tensor | None,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight_opt: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of input and weight, given those of rms_norm and its rstd: P(g w) - gr r^2 x^ / n, and sum g x^.
+
+    Args:
+        dY: g, the shape of ``input``; None for zero.
+        drstd: gr, (*, 1, ..., 1); None for zero.
+        input: x, (*, *normalized_shape), real.
+        normalized_shape: the sizes of the last dims, whose product is n.
+        rstd: r as _fused_rms_norm returns it; where this is differentiated it is a function of ``input``.
+        weight_opt: w, of shape ``normalized_shape``, or None for 1.
+
+    Returns:
+        The shapes of ``input`` and ``normalized_shape``.
+
+    Note:
+        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are zero, the result is nan.
+
+    References:
+        ATen infinitely_differentiable_native_rms_norm_backward; Zhang, Sennrich, Root Mean Square Layer Normalization,
+        arXiv:1910.07467.
+    """
+    s = _standardized(input, normalized_shape, rstd)
+    g = torch.zeros_like(s.values) if dY is None else wide(dY)
+    of_x, of_weight, _ = norm_backward(s, g, _wide(weight_opt), summed=_others(input, normalized_shape))
+    if drstd is not None:
+        count = s.values[(0,) * (input.dim() - len(normalized_shape))].numel() if s.values.numel() else 1
+        of_x = of_x - wide(drstd).reshape(s.rstd.shape) * s.rstd.square() * s.values / count
+    return of_x.to(input.dtype), of_weight.to(input.dtype if weight_opt is None else weight_opt.dtype)
+
+
+@formula
+def rms_norm_double_backward(
+    input: Tensor,
+    weight: Tensor | None,
+    ggI: Tensor | None,
+    ggG: Tensor | None,
+    grad_out: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and grad_out of the backward, given those of its two results.
+
+    Args:
+        input, weight, normalized_shape, rstd: see `infinitely_differentiable_native_rms_norm_backward`.
+        ggI, ggG: cotangents of the gradients of input and weight; None for zero.
+        grad_out: the cotangent of rms_norm that the backward was given, the shape of x.
+
+    Returns:
+        The shapes of x, of ``normalized_shape``, and of x.
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
+
+    References:
+        ATen _fused_rms_norm_backward has no derivative; Zhang, Sennrich, Root Mean Square Layer Normalization,
+        arXiv:1910.07467.
+    """
+    s = _standardized(input, normalized_shape, rstd)
+    found = norm_double_backward(
+        s, wide(grad_out), _wide(weight), _wide(ggI), _wide(ggG), None, summed=_others(input, normalized_shape)
+    )
+    of_x, of_weight, of_g = found
+    return of_x.to(input.dtype), of_weight.to(input.dtype if weight is None else weight.dtype), of_g.to(grad_out.dtype)
+
+
+@formula
+def rms_norm_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    saved_rstd: Tensor,
+    normalized_shape: Sequence[int],
+) -> Tensor:
+    """Tangent of rms_norm: (P dx) w + x^ dw.
+
+    Args:
+        input_p: x, (*, *normalized_shape), real.
+        input_t: tangent of x; None for zero.
+        weight_p: w, of shape ``normalized_shape``, or None.
+        weight_t: tangent of the weight; None for zero.
+        saved_rstd: r as _fused_rms_norm returns it; a function of x here.
+        normalized_shape: the sizes of the last dims.
+
+    Returns:
+        The shape of x.
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
+
+    References:
+        ATen rms_norm_jvp.
+    """
+    s = _standardized(input_p, normalized_shape, saved_rstd)
+    return norm_jvp(s, _wide(input_t), _wide(weight_p), _wide(weight_t), None).to(input_p.dtype)
+
+
+@formula
+def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, normalized_shape: Sequence[int]) -> Tensor:
+    """Tangent of the rstd: -r^2 <x^ dx>.
+
+    Args:
+        input_p, saved_rstd, normalized_shape: see `rms_norm_jvp`.
+        input_t: tangent of x.
+
+    Returns:
+        The shape of ``saved_rstd``.
+
+    Note:
+        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
+
+    References:
+        ATen rms_norm_rstd_jvp.
+    """
+    s = _standardized(input_p, normalized_shape, saved_rstd)
+    return (-s.rstd.square() * s.mean(s.values * wide(input_t))).reshape(saved_rstd.shape).to(saved_rstd.dtype)
