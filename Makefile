@@ -16,7 +16,7 @@ BENCHMARKS := $(wildcard benchmarks/*.py)
 KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch bench asan cuda-on-host lint format docs clients install clean
+.PHONY: help demo test test-slow test-torch bench asan cuda-on-host conformance lint format docs clients install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -62,6 +62,9 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU; ARGS='--kind sanitizers --every 6'
 	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)
 
+conformance: $(VENV)/installed  ## PyTorch's whole operator database in six modes, PyTorch's derivatives beside ours (an hour)
+	@OMP_NUM_THREADS=1 $(PY) tools/conformance.py $(ARGS)
+
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
 	$(VENV)/bin/ruff check --quiet || status=1; \
@@ -78,7 +81,7 @@ format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md, docs/coverage.md and docs/parity.md say
 	@$(PY) tools/composition.py
 	@$(PY) tools/nested.py
-	@$(PY) tools/coverage.py
+	@$(PY) tools/conformance.py
 	@$(PY) tools/parity.py
 
 clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)

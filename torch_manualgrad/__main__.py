@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_manualgrad list | show | check | env | composition``.
+"""The command line: ``python -m torch_manualgrad list | show | check | coverage | env | composition``.
 
 Exit status: 0 if all is well, 1 if a check failed, 2 if something named does not exist.
 """
@@ -23,9 +23,13 @@ from .core.binding import Binding
 from .core.catalogue import KINDS
 from .core.names import missing, rules_named
 from .core.rule import Rule
+from .testing import derivatives_yaml
 from .testing.report import table
 
 PROGRAM = "python -m torch_manualgrad"
+# What `coverage` says of an entry beside the kinds of the catalogue.
+RULE_KINDS = ("rule", "elementwise", "linear")
+NOTHING = "nothing"
 
 
 class Unknown(Exception):
@@ -86,6 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--modes", help=f"some of {','.join(mg.testing.MODES)}")
     one.add_argument("--checks", help=f"some of {','.join(mg.testing.ALL_CHECKS)}")
     one.set_defaults(run=_check)
+
+    one = commands.add_parser("coverage", help="what there is for each entry of PyTorch's table of derivatives")
+    one.add_argument("--kind", help=f"only entries of one kind: {', '.join([*RULE_KINDS, *KINDS, 'absent', NOTHING])}")
+    one.set_defaults(run=_coverage)
 
     one = commands.add_parser("env", help="versions, and which kernels are loaded")
     one.set_defaults(run=_env)
@@ -298,6 +306,38 @@ def _module(source: str) -> Any:
             raise Unknown(f"there is no module {module_name!r}") from None
         raise
     return module
+
+
+# -- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def _coverage(options: argparse.Namespace) -> int:
+    if not derivatives_yaml.PATH.exists():
+        raise Unknown(f"this torch comes without its table of derivatives, {derivatives_yaml.PATH}")
+    entries = derivatives_yaml.entries()
+    kinds = [entry.kind or NOTHING for entry in entries]
+    known = [*RULE_KINDS, *KINDS, "absent", NOTHING]
+    if options.kind is not None and options.kind not in known:
+        raise Unknown(f"there is no kind {options.kind!r}; expected one of {', '.join(known)}")
+    lines = [["operator", "kind", "why"]]
+    for entry, kind in zip(entries, kinds):
+        if options.kind is None or kind == options.kind:
+            lines.append([entry.name, kind, _why(entry)])
+    print(table(lines))
+    print(f"\n{len(entries)} entries of PyTorch's table of derivatives, torch {torch.__version__}:")
+    print(", ".join(f"{kind} {kinds.count(kind)}" for kind in known if kind in kinds))
+    return 1 if NOTHING in kinds else 0
+
+
+def _why(entry: derivatives_yaml.Entry) -> str:
+    for name in (entry.name, entry.functional):
+        if name in mg.rules:
+            return ", ".join(f.__name__ for f in mg.rules[name].formulas)
+        if name in mg.catalogue:
+            return mg.catalogue[name].reason or KINDS[mg.catalogue[name].kind]
+        if name in mg.rules.absent:
+            return mg.rules.absent[name]
+    return ""
 
 
 # -- env --------------------------------------------------------------------------------------------------------------

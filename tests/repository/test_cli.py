@@ -10,6 +10,7 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.__main__ import main
+from torch_manualgrad.testing import derivatives_yaml
 
 RIGHT = """
 import torch
@@ -54,6 +55,17 @@ def test_list(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
     assert all(f"| {name} " in printed for name in (*mg.rules, *mg.catalogue, *mg.ops))
+
+
+def test_coverage(capsys):
+    status = main(["coverage"])
+    printed = capsys.readouterr().out
+    entries = derivatives_yaml.entries()
+    assert all(f"| {entry.name} " in printed for entry in entries)
+    assert f"{len(entries)} entries" in printed and (status == 1) == any(not entry.kind for entry in entries)
+    assert main(["coverage", "--kind", "gap"]) in (0, 1)
+    assert "aten::sin " not in capsys.readouterr().out
+    assert main(["coverage", "--kind", "nope"]) == 2
 
 
 def test_show_every_name(capsys):
