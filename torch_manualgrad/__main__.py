@@ -191,10 +191,11 @@ def _ended(rule: Rule) -> list[str]:
 
 
 def _binding(function: Any) -> str:
-    if isinstance(function, mg.Formula):
-        return function.__name__
-    if isinstance(function, Binding):
-        return repr(function)
+    formula = getattr(function, "derivative", function)  # which an elementwise rule wraps
+    if isinstance(formula, mg.Formula):
+        return formula.__name__
+    if isinstance(formula, Binding):
+        return repr(formula)
     names = ", ".join(inspect.signature(function).parameters)
     return f"({names}) at {_place(function)}"
 

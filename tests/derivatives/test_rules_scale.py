@@ -112,7 +112,8 @@ def test_single_precision_at_every_scale_beside_double_precision(rule, dtype):
                 with mg.override(rule):
                     ours, truth = way(call, exponent), way(call, exponent, True)
                 for i, (a, b, c) in enumerate(zip(ours, stock, truth, strict=True)):
-                    if is_right(b, c, 1e-3):
+                    # PyTorch's tangent of a float32 scalar may be float64, whose overflow is elsewhere
+                    if is_right(b.to(a.dtype), c, 1e-3):
                         tried += 1
                         if not is_right(a, c, 2e-3) and not by_chance(way, call, exponent, i):
                             wrong.append((call, way.__name__, i, f"2^{exponent}", largest(c), largest(a)))

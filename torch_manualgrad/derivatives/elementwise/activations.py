@@ -114,7 +114,8 @@ def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: st
     if approximate == "none":
         return ggI * gO * ((-x * x / 2).exp() / sqrt(2 * pi) * (2 - x * x))
     t, du, ddu = _tanh_parts(x)
-    return ggI * gO * ((1 - t * t) * (du + x * (ddu / 2 - t * du * du)))
+    dt = (1 - t * t) * du  # first, as the square of du leaves the range before x does
+    return ggI * gO * (dt + x * ((1 - t * t) * ddu / 2 - t * dt * du))
 
 
 def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
