@@ -78,10 +78,11 @@ class Bound(Derivative):
 
     one_precision = True
 
-    def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
+    def __init__(self, rule: Rule, forward: Callable[..., Any] | None, *, strong_zero: bool = False) -> None:
         signature = rule.signature
         self.rule = rule
         self.forward = forward
+        self.strong_zero = strong_zero
         known = [*signature.names, *signature.output_names]
         wanted = {p for f in rule.vjp.values() for p in parameters(f)}
         if rule.compiled_vjp is not None:  # its conditions are asked of constants
@@ -101,7 +102,8 @@ class Bound(Derivative):
         self.grad_names = grads
         names = [*tensors, *constants, *facts, *grads, "output_mask"]
         self.vjps = [
-            (_Plan(rule.name, "vjp", f, names), [signature.names.index(n) for n in key]) for key, f in rule.vjp.items()
+            (_Plan(rule.name, "vjp", self._meant(f), names), [signature.names.index(n) for n in key])
+            for key, f in rule.vjp.items()
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
         self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
@@ -109,7 +111,7 @@ class Bound(Derivative):
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
         self._jvps = [
-            (_Plan(rule.name, "jvp", f, names), [signature.output_names.index(n) for n in key])
+            (_Plan(rule.name, "jvp", self._meant(f), names), [signature.output_names.index(n) for n in key])
             for key, f in rule.jvp.items()
         ]
         self._busy = _Busy()
@@ -117,6 +119,9 @@ class Bound(Derivative):
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
         self.node_name = f"{function_name(signature)}Backward"
+
+    def _meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return getattr(function, "strong", function) if self.strong_zero else function
 
     @functools.cached_property
     def _fast(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:

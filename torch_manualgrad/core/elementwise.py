@@ -20,6 +20,7 @@ from .formula import Formula
 from .rule import Rule, exists, operator, rule
 from .sample import Sample
 from .schema import Signature
+from .strong_zero import strong_product
 
 __all__ = ["Interval", "elementwise"]
 
@@ -92,24 +93,29 @@ def elementwise(
     )
 
 
-def _times(factor: Tensor, derivative: Any, *, conjugate: bool) -> Tensor:
+def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) -> Tensor:
     if derivative is None:
         return torch.zeros_like(factor)
     if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
         return torch.where(derivative, factor, 0)
     if conjugate:
         derivative = derivative.conj() if isinstance(derivative, Tensor) else derivative.conjugate()
-    return factor * derivative
+    return strong_product(factor, derivative) if strong else factor * derivative
 
 
-def _product(derivative: Callable[..., Any]) -> tuple[list[str], Callable[..., Tensor]]:
+def _product(derivative: Callable[..., Any], strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
     """What a derivative asks for beside ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
     names = parameters(derivative)
     if "grad" not in names:
-        return names, lambda factor, *known, conjugate: _times(factor, derivative(*known), conjugate=conjugate)
+        return names, lambda factor, *known, conjugate: _times(
+            factor, derivative(*known), conjugate=conjugate, strong=strong
+        )
     place = names.index("grad")
 
     def product(factor: Tensor, *known: Any, conjugate: bool) -> Tensor:
+        if strong:
+            one = derivative(*known[:place], torch.ones_like(factor), *known[place:])
+            return strong_product(factor, one if conjugate else one.conj())
         if conjugate:
             return derivative(*known[:place], factor, *known[place:])
         return derivative(*known[:place], factor.conj(), *known[place:]).conj()
@@ -117,9 +123,11 @@ def _product(derivative: Callable[..., Any]) -> tuple[list[str], Callable[..., T
     return names[:place] + names[place + 1 :], product
 
 
-def _pullback(name: str, derivative: Callable[..., Any], *, broadcasts: bool) -> Callable[..., Any]:
-    """The vjp for one input."""
-    asked, product = _product(derivative)
+def _pullback(
+    name: str, derivative: Callable[..., Any], *, broadcasts: bool, strong: bool = False
+) -> Callable[..., Any]:
+    """The vjp for one input; as ``strong`` it has that in which a cotangent of zero stays zero."""
+    asked, product = _product(derivative, strong)
 
     def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
         sizes = None
@@ -131,13 +139,17 @@ def _pullback(name: str, derivative: Callable[..., Any], *, broadcasts: bool) ->
         return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
 
     vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
+    if not strong:
+        vjp.strong = _pullback(name, derivative, broadcasts=broadcasts, strong=True)  # type: ignore[attr-defined]
     facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
     return bound_to(vjp, ["grad", *facts, *asked])
 
 
-def _pushforward(derivatives: Mapping[str, Callable[..., Any]], output: str) -> Callable[..., Any]:
-    """The jvp: the sum over all inputs."""
-    products = {x: _product(d) for x, d in derivatives.items()}
+def _pushforward(
+    derivatives: Mapping[str, Callable[..., Any]], output: str, *, strong: bool = False
+) -> Callable[..., Any]:
+    """The jvp: the sum over all inputs; as ``strong`` it has that in which a tangent of zero gives zero."""
+    products = {x: _product(d, strong) for x, d in derivatives.items()}
     everything = [p for asked, _ in products.values() for p in asked]
     names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *everything]))
     terms = [
@@ -152,6 +164,8 @@ def _pushforward(derivatives: Mapping[str, Callable[..., Any]], output: str) -> 
                 total = term if total is None else total + term
         return None if total is None else total.expand(result.shape).to(result.dtype)
 
+    if not strong:
+        jvp.strong = _pushforward(derivatives, output, strong=True)  # type: ignore[attr-defined]
     return bound_to(jvp, names)
 
 

@@ -16,7 +16,7 @@ from .internals import PLAIN, bits_unread, entry, is_below_autograd, only_autogr
 from .op import CustomOp
 from .registry import Registry
 
-__all__ = ["Formula", "Kernel", "formula", "ops"]
+__all__ = ["Formula", "Kernel", "formula", "meets_nothing", "ops"]
 
 NAMESPACE = "manualgrad"
 
@@ -157,7 +157,7 @@ class Formula(CustomOp):
             ):
                 if torch.compiler.is_dynamo_compiling():
                     return route.op(*args)
-                if route.python is not None and _meets_nothing(args):
+                if route.python is not None and meets_nothing(args):
                     return route.python(*args)
                 return route.run(*args)
         return self.reference(*args)
@@ -188,7 +188,7 @@ class Formula(CustomOp):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
-        if self.in_python and not self.transparent and _meets_nothing((*args, *kwargs.values())):
+        if self.in_python and not self.transparent and meets_nothing((*args, *kwargs.values())):
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
 
@@ -197,7 +197,7 @@ class Formula(CustomOp):
         return f"<Formula {self.signature.schema}{kernels}>"
 
 
-def _meets_nothing(values: Sequence[Any]) -> bool:
+def meets_nothing(values: Sequence[Any]) -> bool:
     """Whether a call with these values would go through the dispatcher to the kernel and meet nothing on its way.
 
     The kernel is called at once then, which saves a third of a small formula's time.

@@ -129,11 +129,12 @@ REACHES: dict[str, tuple[str, ...]] = {
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.functional.", "torch.")
 
 
-def choose(names: Sequence[Any]) -> Chosen:
+def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
     """What is meant by names.
 
     Args:
         names: as for `install`. None given: every rule that improves on stock, and all replacements; "*": all.
+        strong_zero: as for `install`: without names, the rules in which zero may be strong are meant, too.
 
     Returns:
         Rules and replacements, each once.
@@ -143,7 +144,7 @@ def choose(names: Sequence[Any]) -> Chosen:
         TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
     """
     if not names:
-        return [r for r in rules.values() if r.improves] + [*replacements.values()]
+        return [r for r in rules.values() if r.improves or strong_zero and r.has_strong_zero] + [*replacements.values()]
     chosen: dict[str, Rule | Replacements] = {}
     for name in names:
         chosen |= {one.name: one for one in _find(name)}

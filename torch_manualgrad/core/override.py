@@ -32,6 +32,7 @@ class Layer(NamedTuple):
     rules: tuple[Rule, ...]
     replacements: tuple[Replacements, ...]
     forward: bool
+    strong_zero: bool
     named: bool
 
 
@@ -61,9 +62,13 @@ def _resolved(layers: tuple[Layer, ...]) -> _State:
     table, what, code = {}, [], []
     for name, (rule, layer) in sorted(rules.items()):
         derivative = rule.derivative_with_forward if layer.forward else rule.derivative
-        defer_to_stock = None if layer.named or derivative.forward is not None else rule.defer_to_stock
+        if layer.strong_zero and derivative.forward is None:
+            derivative = rule.derivative_with_strong_zero
+        ours = layer.named or derivative.forward is not None or derivative.strong_zero
+        defer_to_stock = None if ours else rule.defer_to_stock
         table[name] = _Active(derivative, defer_to_stock)
         how = " forward" * (derivative.forward is not None) + " defers" * (defer_to_stock is not None)
+        how += " strong zero" * derivative.strong_zero
         what.append(f"{name} {rule.identity}{how}")
         code.append(f"{name} {rule.fingerprint}{how}")
     return _State(table, "; ".join(what), compile_cache.digest("; ".join(code)))
@@ -200,11 +205,13 @@ def _drop(handle: Handle, layer: Layer) -> None:
 class Handle:
     """Rules and replacements that are active until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Sequence[Rule | Replacements], forward: bool, names: Sequence[Any]) -> None:
+    def __init__(
+        self, chosen: Sequence[Rule | Replacements], forward: bool, names: Sequence[Any], strong_zero: bool = False
+    ) -> None:
         self.names = tuple(names)
         self.rules = tuple(c for c in chosen if isinstance(c, Rule))
         self.replacements = tuple(c for c in chosen if isinstance(c, Replacements))
-        self._layer = Layer(self.rules, self.replacements, forward, bool(names))
+        self._layer = Layer(self.rules, self.replacements, forward, strong_zero, bool(names))
         _put(self, self._layer)
 
     def remove(self) -> None:
@@ -213,7 +220,7 @@ class Handle:
         self.rules, self.replacements = (), ()
 
 
-def install(*names: Any, forward: bool = False) -> Handle:
+def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Handle:
     """Let rules replace the derivatives of operators until ``handle.remove()``.
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
@@ -237,6 +244,9 @@ def install(*names: Any, forward: bool = False) -> Handle:
             replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
             name means.
         forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
+        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every elementwise rule, whatever it is
+            multiplied by: the gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and
+            not nan. Without names, all these rules are active, too. Where a replacement primal is used, it has no effect.
 
     Returns:
         What takes them away again.
@@ -245,7 +255,7 @@ def install(*names: Any, forward: bool = False) -> Handle:
         KeyError: no rule of that name; the message names the nearest.
         TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a replacement.
     """
-    return Handle(choose(names), forward, names)
+    return Handle(choose(names, strong_zero), forward, names, strong_zero)
 
 
 class override:
@@ -258,15 +268,15 @@ class override:
     function: each set of rules gets its own graph, and entering again finds the graph again.
     """
 
-    def __init__(self, *names: Any, forward: bool = False) -> None:
+    def __init__(self, *names: Any, forward: bool = False, strong_zero: bool = False) -> None:
         choose(names)  # what is misspelt is refused here
-        self._names, self._forward = names, forward
+        self._names, self._how = names, {"forward": forward, "strong_zero": strong_zero}
         self._handles: list[Handle] = []
 
     def __enter__(self) -> Handle:
         if torch.compiler.is_compiling():
             raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
-        self._handles.append(install(*self._names, forward=self._forward))
+        self._handles.append(install(*self._names, **self._how))
         return self._handles[-1]
 
     def __exit__(self, *exception: object) -> None:

@@ -53,6 +53,7 @@ class Rule:
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
+        has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
     """
@@ -125,6 +126,12 @@ class Rule:
         self.formulas = self._formulas((uses,) if isinstance(uses, Formula) else uses)
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
+        self.has_strong_zero = any(hasattr(f, "strong") for f in (*self.vjp.values(), *self.jvp.values()))
+
+    @functools.cached_property
+    def derivative_with_strong_zero(self) -> Bound:
+        """The derivative in which a cotangent or tangent of zero gives zero; `derivative`, where that has no zero to keep."""
+        return Bound(self, None, strong_zero=True) if self.has_strong_zero else self.derivative
 
     def replace_primal(self, forward: Callable[..., Any]) -> None:
         """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses."""
