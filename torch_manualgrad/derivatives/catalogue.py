@@ -3,7 +3,7 @@
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.catalogue import gap, nondifferentiable, view
+from torch_manualgrad.core.catalogue import composite, gap, nondifferentiable, view
 
 view(
     "aten::_conj",
@@ -184,4 +184,30 @@ gap(
 gap(
     "aten::special_zeta.other_scalar",
     reason="the derivative of the Hurwitz zeta function in its first argument, which PyTorch does not have",
+
+# Normalizations and attention.
+gap(
+    "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update",
+    reason="writes to the running statistics; native_batch_norm, which torch.nn.functional.batch_norm calls, has a rule",
+)
+gap(
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_no_update",
+    reason="batch normalization in evaluation, affine in each input: PyTorch's derivatives are right in every order",
+)
+composite("aten::_fused_rms_norm", reason="the root of a mean of squares; a GPU has a kernel for it")
+gap(
+    "aten::rrelu_with_noise",
+    reason="writes to its noise; rrelu_with_noise_functional, which returns it, has a rule",
+)
+gap(
+    "aten::_cudnn_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_forward",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    reason="attention of GPUs, of which PyTorch has the first order in reverse mode; the CPU's operator has a rule",
 )

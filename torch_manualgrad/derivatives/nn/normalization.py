@@ -39,6 +39,7 @@ __all__ = [
     "random",
     "standardized",
     "standardized_by",
+    "uneven",
     "wide",
 ]
 
@@ -121,7 +122,7 @@ def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool
     With r0 that value, and q = r0^2 var, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
     """
     rest = _rest(x, dims, centered)
-    given = wide(rstd).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
+    given = constant(wide(rstd)).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
     q = (rest * given).square().mean(dims, keepdim=True)
     rstd = given * (1 + (q - constant(q))).rsqrt()
     return Standardized(rest * rstd, rstd, dims, centered)
@@ -218,3 +219,8 @@ def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
         return getattr(getattr(torch.ops.aten, operator), overload)(*args)[0]
 
     return probe
+
+
+def uneven(*found: Tensor) -> list[Tensor]:
+    """The results of a backward times numbers that differ: at equal cotangents its derivatives are zero, up to rounding."""
+    return [f * torch.linspace(1, 2, f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape) for f in found]

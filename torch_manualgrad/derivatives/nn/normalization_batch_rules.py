@@ -5,7 +5,8 @@ higher ones. The mean and the inverse deviation that the operators return are co
 a gradient of the running statistics raises.
 
 The operators that write to the running statistics by their schema, _native_batch_norm_legit and _batch_norm_with_update,
-can have no rule. `torch.nn.functional.batch_norm` calls native_batch_norm, whose schema says nothing of it.
+can have no rule. `torch.nn.functional.batch_norm` calls native_batch_norm, whose schema says nothing of it. Those that are
+for evaluation only, _native_batch_norm_legit_no_training and _batch_norm_no_update, have none: they are affine in each input.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .normalization import first_of, random
+from .normalization import first_of, random, uneven
 from .normalization_batch import (
     batch_norm_backward_jvp,
     batch_norm_jvp,
@@ -85,29 +86,22 @@ def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[An
     yield draw(3, 2, 2), None, None
 
 
-def _samples(
-    *modes: bool, running: bool = True, flag: bool = True, optional: bool = True
-) -> Callable[..., Iterable[Sample]]:
-    """Those of an operator that takes running statistics, the mode, and absent parameters; or not."""
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for train in modes:
-            for given in _inputs(dtype, device):
-                statistics: tuple[Any, ...] = (None, None) if train else _running(given[0])
-                if optional or all(p is not None for p in given[1:]):
-                    yield Sample(*given, *(statistics if running else ()), *([train] if flag else ()), 0.1, _EPS)
-
-    return samples
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for train in (True, False):
+        for given in _inputs(dtype, device):
+            running: tuple[Any, ...] = (None, None) if train else _running(given[0])
+            yield Sample(*given, *running, train, 0.1, _EPS)
 
 
-def _probe(operator: str) -> Callable[..., Tensor]:
+def _samples_without_statistics(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for given in _inputs(dtype, device):
+        yield Sample(*given, True, 0.1, _EPS)
+
+
+def _probe(*args: Any) -> Tensor:
     """The first output, with running statistics that are no inputs: there is no derivative in them."""
-
-    def probe(*args: Any) -> Tensor:
-        running = args[3:5] if args[3] is None else _running(args[0])
-        return first_of(operator)(*args[:3], *running, *args[5:])
-
-    return probe
+    running = args[3:5] if args[3] is None else _running(args[0])
+    return first_of("native_batch_norm")(*args[:3], *running, *args[5:])
 
 
 def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -137,7 +131,7 @@ def _backward_probe(operator: str) -> Callable[..., list[Tensor]]:
         running = (None, None) if running_mean is None else _running(x)
         _, *saved = torch.ops.aten.native_batch_norm(x, None, None, *running, train, 0.1, _EPS)
         found = getattr(torch.ops.aten, operator)(g, x, weight, *running, *saved, train, *rest)
-        return [f for f, yes in zip(found, rest[1]) if yes]
+        return uneven(*[f for f, yes in zip(found, rest[1]) if yes])
 
     return probe
 
@@ -169,8 +163,8 @@ rule(
          batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(train="training")},
     not_differentiable=("result1", "result2"),
-    samples=_samples(True, False),
-    probe=_probe("native_batch_norm"),
+    samples=_samples,
+    probe=_probe,
     **_ABOUT,
 )
 rule(
@@ -179,29 +173,9 @@ rule(
          batch_norm_vjp(grad_result0, input, weight, None, None, result1, result2, True, eps, output_mask)},
     jvp={"result0": batch_norm_jvp.bind(running_mean=None, running_var=None, train=True)},
     not_differentiable=("result1", "result2"),
-    samples=_samples(True, running=False),
+    samples=_samples_without_statistics,
     probe=first_of("_native_batch_norm_legit", "no_stats"),
     **_ABOUT,
-)
-rule(
-    "aten::_native_batch_norm_legit_no_training",
-    vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
-         batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
-    jvp={"result0": batch_norm_jvp.bind(train=False)},
-    not_differentiable=("result1", "result2"),
-    samples=_samples(False, flag=False),
-    probe=_probe("_native_batch_norm_legit_no_training"),
-    **{**_ABOUT, "improves": ()},
-)
-rule(
-    "aten::_batch_norm_no_update",
-    vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
-         batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, False, eps, output_mask)},
-    jvp={"result0": batch_norm_jvp.bind(train=False)},
-    not_differentiable=("result1", "result2", "result3"),
-    samples=_samples(False, flag=False, optional=False),  # PyTorch's fake kernel needs both parameters
-    probe=_probe("_batch_norm_no_update"),
-    **{**_ABOUT, "improves": ()},
 )
 rule(
     "aten::native_batch_norm_backward",

@@ -1,7 +1,7 @@
 """The rules of the operators that only GPUs have: batch normalization of cuDNN and MIOpen, the backward of RMS normalization.
 
-They are in the registry where a GPU is; their formulas are those of the CPU's operators. _fused_rms_norm itself can have no
-rule: PyTorch declares it composite.
+They are in the registry where a GPU is, and entries of the catalogue elsewhere; their formulas are those of the CPU's operators.
+_fused_rms_norm itself can have no rule: PyTorch declares it composite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, exists, rule
+from torch_manualgrad.core.catalogue import gap
+from torch_manualgrad.core.rule import Sample, exists, rule, rules
 
 from .normalization import first_of, random
 from .normalization_batch import (
@@ -151,3 +152,7 @@ GPU_RULES = [
     *_batch_norm("miopen"),
     *(_rms_norm() if exists("aten::_fused_rms_norm_backward") else ()),
 ]
+
+for _rule in GPU_RULES:
+    if _rule.name not in rules:
+        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .normalization import random
+from .normalization import random, uneven
 from .normalization_group import (
     group_norm_backward_jvp,
     group_norm_double_backward,
@@ -123,7 +123,7 @@ def _backward_probe(
     g, x, weight = _contiguous(g, x, weight)
     _, mean, rstd = torch.ops.aten.native_group_norm(x, None, None, *sizes, _EPS)
     found = torch.ops.aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes, mask)
-    return [f for f, yes in zip(found, mask) if yes]
+    return uneven(*[f for f, yes in zip(found, mask) if yes])
 
 
 _SOURCE = "Wu, He, Group Normalization, arXiv:1803.08494"

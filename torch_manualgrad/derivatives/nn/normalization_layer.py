@@ -25,6 +25,7 @@ from .normalization import (
     random,
     standardized,
     standardized_by,
+    uneven,
     wide,
 )
 
@@ -286,7 +287,7 @@ def _backward_probe(
     found = torch.ops.aten.native_layer_norm_backward(
         grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
     )
-    return [f for f, yes in zip(found, output_mask) if yes]
+    return uneven(*[f for f, yes in zip(found, output_mask) if yes])
 
 
 rule(
