@@ -18,7 +18,6 @@ PROOFS = {
             point(lambda: jvp(lambda x: torch.atan2(x, x), (scalar(0.0),), (scalar(1.0),))[1], 0.0),
         ]
     },
-    "aten::expm1": {"values": derivatives(lambda x: math.exp(50) * torch.expm1(x), -50.0, 1.0, 1.0)},
     "aten::pow.Tensor_Tensor": {"values": derivatives(lambda y: torch.pow(scalar(0.0), y), 2.0, 0.0, 0.0)},
     "aten::pow.Scalar": {"values": derivatives(lambda y: torch.pow(0.0, y), 2.0, 0.0, 0.0)},
     "aten::xlogy.Tensor": {"values": derivatives(lambda y: torch.xlogy(scalar(0.0), y), 0.0, 0.0, 0.0)},
@@ -46,10 +45,10 @@ PROOFS = {
     "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
     "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
     "aten::mish": {"values": derivatives(torch.nn.functional.mish, 1000.0, 1.0, 0.0, 0.0)},
-    "aten::gelu": {
-        "values": derivatives(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0)
+    "aten::hardsigmoid": {
+        "values": [point(lambda: 1e8 * (grad(torch.nn.functional.hardsigmoid)(scalar(0.0)) - 1 / 6), 0.0)],
+        "missing": [own("rev-rev"), own("fwd-rev")],
     },
-    "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
     "aten::glu": {"missing": [own("fwd-fwd")]},
     "aten::glu_backward": {"missing": [own("fwd-fwd")]},
     "aten::_safe_softmax": {
