@@ -10,6 +10,12 @@ from claims import F64, derivatives, own, point, scalar
 aten = torch.ops.aten
 MASKED = torch.tensor([-math.inf, -math.inf], dtype=F64)
 HALF = 1 / math.sqrt(math.pi)
+
+
+def norm_of_one(x):
+    return aten._foreach_norm.Scalar([x])[0]
+
+
 PROOFS = {
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
     "aten::atan2": {
@@ -62,6 +68,23 @@ PROOFS = {
         ]
     },
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
+    "aten::frexp.Tensor": {"values": derivatives(lambda x: torch.frexp(2.0**200 * x)[0], 0.75, 1.0)},
+    **{
+        f"aten::_foreach_{name}.{overload}": {"values": [own("fwd")]}
+        for name in ("maximum", "minimum")
+        for overload in ("Scalar", "ScalarList")
+    },
+    "aten::_foreach_pow.List": {
+        "values": derivatives(lambda y: aten._foreach_pow.List([scalar(0.0)], [y])[0], 2.0, 0.0, 0.0)
+    },
+    "aten::_foreach_pow.ScalarAndTensor": {"missing": [own("fwd")]},
+    "aten::_foreach_norm.Scalar": {
+        "values": [point(lambda: grad(lambda x: grad(norm_of_one)(x).sum())(torch.zeros(3, dtype=F64)), [0.0] * 3)]
+    },
+    "aten::_foreach_mm": {"missing": [own("fwd")]},
+    "aten::fake_quantize_per_tensor_affine_cachemask": {"missing": [own("fwd")]},
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": {"missing": [own("fwd")]},
+    "aten::fake_quantize_per_channel_affine_cachemask": {"missing": [own("fwd")]},
     "aten::special_i1": {"values": derivatives(torch.special.i1, 0.0, 0.5, 0.0, 0.375)},
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
 }

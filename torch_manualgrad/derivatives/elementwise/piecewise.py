@@ -7,12 +7,16 @@ Note:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
 
 from .samples import alike, both
 
@@ -67,12 +71,23 @@ def _hardswish(self: Tensor) -> Tensor:
     return torch.where(self <= -3, 0, torch.where(self < 3, self / 3 + 0.5, 1))
 
 
-def _inside(self: Tensor, low: Number, high: Number) -> Tensor:
-    return ~((self <= low) | (self >= high))  # as nan counts, too
+def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
+    """The product of the factors where x <= 0; None is zero."""
+    if any(f is None for f in factors):
+        return torch.zeros_like(self)
+    return torch.where(self > 0, 0, math.prod(factors))
 
 
-def _shrunk(self: Tensor, lambd: Number) -> Tensor:
-    return ~((self <= lambd) & (self >= -lambd))  # as nan counts, too
+def _prelu_tangent(self: Tensor, weight: Tensor, self_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
+    """The tangent of x where x > 0, else w x; the cotangent of g, too, given those of both its products."""
+    along = torch.zeros_like(self) if self_t is None else torch.where(self > 0, self_t, self_t * weight)
+    return along + _left(self, weight_t, self)
+
+
+def _prelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for s in alike(Tensor, Tensor, Tensor)(dtype, device):
+        grad, x, weight = s.args
+        yield from (s, Sample(grad, x, weight[:1])) if x.dim() else (s,)
 
 
 elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True)
@@ -84,7 +99,7 @@ elementwise(
 )
 elementwise(
     "aten::threshold_backward",
-    {"grad_output": lambda self, threshold: ~(self <= threshold), "self": lambda: None},
+    {"grad_output": lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
 )
 elementwise(
@@ -95,7 +110,10 @@ elementwise(
 )
 elementwise(
     "aten::leaky_relu_backward",
-    {"grad_output": lambda self, negative_slope: torch.where(self > 0, 1, negative_slope), "self": lambda: None},
+    {
+        "grad_output": lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, 0.25, False),
 )
 elementwise(
@@ -145,7 +163,10 @@ elementwise(
 )
 elementwise(
     "aten::hardtanh_backward",
-    {"grad_output": lambda self, min_val, max_val: _inside(self, min_val, max_val), "self": lambda: None},
+    {
+        "grad_output": lambda grad, self, min_val, max_val: aten.hardtanh_backward(grad, self, min_val, max_val),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, -1.1, 1.3),
 )
 
@@ -158,7 +179,7 @@ elementwise(
 )
 elementwise(
     "aten::hardshrink_backward",
-    {"grad_out": lambda self, lambd: _shrunk(self, lambd), "self": lambda: None},
+    {"grad_out": lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
     # a function, as opcheck finds that the operator itself does not take symbolic sizes
     probe=lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
@@ -171,7 +192,7 @@ elementwise(
 )
 elementwise(
     "aten::softshrink_backward",
-    {"grad_output": lambda self, lambd: _shrunk(self, lambd), "self": lambda: None},
+    {"grad_output": lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
     probe=lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
 )
@@ -182,4 +203,19 @@ elementwise(
         "weight": lambda grad, self: torch.where(self > 0, 0, grad * torch.where(self > 0, 0, self)),
     },
     samples=alike(Tensor, Tensor),
+)
+rule(
+    "aten::_prelu_kernel_backward",
+    vjp={
+        "grad_output": lambda grad_result0, grad_result1, self, weight, grad_output_sizes: _prelu_tangent(
+            self, weight, grad_result0, grad_result1
+        ).sum_to_size(grad_output_sizes),
+        "self": lambda grad_result1, grad_output, self: _left(self, grad_result1, grad_output),
+        "weight": lambda grad_result0, grad_output, self, weight_sizes: _left(
+            self, grad_result0, grad_output
+        ).sum_to_size(weight_sizes),
+    },
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=_prelu_samples,
 )
