@@ -200,7 +200,7 @@ def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
 def function_name(signature: Signature) -> str:
     """The autograd function's name; its node is called the same, with "Backward" after it."""
     words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
-    return "".join(word[:1].upper() + word[1:] for word in words)
+    return "".join(word.title() for word in words)
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:

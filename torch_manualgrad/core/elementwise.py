@@ -96,6 +96,8 @@ def elementwise(
 def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) -> Tensor:
     if derivative is None:
         return torch.zeros_like(factor)
+    if conjugate and type(derivative) is int and derivative == 1:
+        return factor  # a cotangent; a tangent is not to share the memory of another
     if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
         return torch.where(derivative, factor, 0)
     if conjugate:

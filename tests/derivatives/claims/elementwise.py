@@ -10,6 +10,12 @@ from claims import F64, derivatives, own, point, scalar
 aten = torch.ops.aten
 MASKED = torch.tensor([-math.inf, -math.inf], dtype=F64)
 HALF = 1 / math.sqrt(math.pi)
+
+
+def norm_of_one(x):
+    return aten._foreach_norm.Scalar([x])[0]
+
+
 PROOFS = {
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
     "aten::atan2": {
@@ -18,7 +24,6 @@ PROOFS = {
             point(lambda: jvp(lambda x: torch.atan2(x, x), (scalar(0.0),), (scalar(1.0),))[1], 0.0),
         ]
     },
-    "aten::expm1": {"values": derivatives(lambda x: math.exp(50) * torch.expm1(x), -50.0, 1.0, 1.0)},
     "aten::pow.Tensor_Tensor": {"values": derivatives(lambda y: torch.pow(scalar(0.0), y), 2.0, 0.0, 0.0)},
     "aten::pow.Scalar": {"values": derivatives(lambda y: torch.pow(0.0, y), 2.0, 0.0, 0.0)},
     "aten::xlogy.Tensor": {"values": derivatives(lambda y: torch.xlogy(scalar(0.0), y), 0.0, 0.0, 0.0)},
@@ -46,10 +51,10 @@ PROOFS = {
     "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
     "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
     "aten::mish": {"values": derivatives(torch.nn.functional.mish, 1000.0, 1.0, 0.0, 0.0)},
-    "aten::gelu": {
-        "values": derivatives(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0)
+    "aten::hardsigmoid": {
+        "values": [point(lambda: 1e8 * (grad(torch.nn.functional.hardsigmoid)(scalar(0.0)) - 1 / 6), 0.0)],
+        "missing": [own("rev-rev"), own("fwd-rev")],
     },
-    "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
     "aten::glu": {"missing": [own("fwd-fwd")]},
     "aten::glu_backward": {"missing": [own("fwd-fwd")]},
     "aten::_safe_softmax": {
@@ -63,6 +68,23 @@ PROOFS = {
         ]
     },
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
+    "aten::frexp.Tensor": {"values": derivatives(lambda x: torch.frexp(2.0**200 * x)[0], 0.75, 1.0)},
+    **{
+        f"aten::_foreach_{name}.{overload}": {"values": [own("fwd")]}
+        for name in ("maximum", "minimum")
+        for overload in ("Scalar", "ScalarList")
+    },
+    "aten::_foreach_pow.List": {
+        "values": derivatives(lambda y: aten._foreach_pow.List([scalar(0.0)], [y])[0], 2.0, 0.0, 0.0)
+    },
+    "aten::_foreach_pow.ScalarAndTensor": {"missing": [own("fwd")]},
+    "aten::_foreach_norm.Scalar": {
+        "values": [point(lambda: grad(lambda x: grad(norm_of_one)(x).sum())(torch.zeros(3, dtype=F64)), [0.0] * 3)]
+    },
+    "aten::_foreach_mm": {"missing": [own("fwd")]},
+    "aten::fake_quantize_per_tensor_affine_cachemask": {"missing": [own("fwd")]},
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": {"missing": [own("fwd")]},
+    "aten::fake_quantize_per_channel_affine_cachemask": {"missing": [own("fwd")]},
     "aten::special_i1": {"values": derivatives(torch.special.i1, 0.0, 0.5, 0.0, 0.375)},
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
 }

@@ -18,6 +18,8 @@ from torch_manualgrad.core.rule import Sample, rule
 
 from .samples import alike, both
 
+aten = torch.ops.aten
+
 
 @formula
 def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def _log_sigmoid_backward_samples(dtype: torch.dtype, device: torch.device | str
         yield Sample(grad, x, (-x.abs()).exp())
 
 
-elementwise("aten::sigmoid", lambda result: result * (1 - result))
+elementwise("aten::sigmoid", lambda grad, result: aten.sigmoid_backward(grad, result))
 elementwise("aten::silu", infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"))
 elementwise(
     "aten::mish",
@@ -162,7 +164,7 @@ elementwise(
 )
 elementwise(
     "aten::softplus",
-    lambda self, beta, threshold: _softplus(self, beta, threshold),
+    lambda grad, self, beta, threshold: aten.softplus_backward(grad, self, beta, threshold),
     real_only=True,
     arguments=[{}, {"beta": 2.0}, {"beta": 2.0, "threshold": 1.0}],
 )
@@ -179,10 +181,9 @@ elementwise(
 )
 elementwise(
     "aten::gelu",
-    lambda self, approximate: _gelu(self, approximate),
+    lambda grad, self, approximate: aten.gelu_backward(grad, self, approximate=approximate),
     real_only=True,
     arguments=[{}, {"approximate": "tanh"}],
-    improves="values",
 )
 elementwise(
     "aten::gelu_backward",

@@ -1,7 +1,5 @@
 """Arithmetic: combinations of tensors that are linear in each, complex numbers from their parts, and angles in degrees.
 
-Products and quotients have formulas only: their operators take numbers too, and every rule is made of them.
-
 Note:
     Where not differentiable: for hypot at the origin, where the derivative is 0 by convention; PyTorch's is nan.
 """
@@ -15,72 +13,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-
-
-def _real_if(dtype: torch.dtype, grad: Tensor) -> Tensor:
-    return grad.real if grad.is_complex() and not dtype.is_complex else grad
-
-
-@formula
-def mul_tensor_backward(grad: Tensor, other: Tensor, self_st: torch.dtype) -> Tensor:
-    """Cotangent of x, given that of x y: g conj(y).
-
-    Args:
-        grad: cotangent of the product.
-        other: y, broadcast with x; Python callers may give a number.
-        self_st: the dtype of x. If it is real, so is what is returned.
-
-    Returns:
-        The shape of ``grad``, not yet summed to that of x.
-
-    References:
-        ATen mul_tensor_backward.
-    """
-    return _real_if(self_st, grad * (other.conj() if isinstance(other, Tensor) else complex(other).conjugate()))
-
-
-@formula
-def div_tensor_self_backward(
-    grad: Tensor, other: Tensor, self_st: torch.dtype, rounding_mode: str | None = None
-) -> Tensor:
-    """Cotangent of x, given that of x / y: g / conj(y), or zero where the quotient is rounded.
-
-    Args:
-        grad: cotangent of the quotient.
-        other: y, broadcast with x; Python callers may give a number.
-        self_st: the dtype of x. If it is real, so is what is returned.
-        rounding_mode: None, "floor" or "trunc".
-
-    Returns:
-        The shape of ``grad``, not yet summed to that of x.
-
-    References:
-        ATen div_tensor_self_backward.
-    """
-    if rounding_mode is not None:
-        return torch.zeros_like(grad, dtype=self_st)
-    return _real_if(self_st, grad / (other.conj() if isinstance(other, Tensor) else complex(other).conjugate()))
-
-
-@formula
-def div_tensor_other_backward(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | None = None) -> Tensor:
-    """Cotangent of y, given that of x / y: -g conj(x / y / y), or zero where the quotient is rounded.
-
-    Args:
-        grad: cotangent of the quotient.
-        self: x.
-        other: y, broadcast with x.
-        rounding_mode: None, "floor" or "trunc".
-
-    Returns:
-        The shape of ``grad``, not yet summed to that of y; real for a real y.
-
-    References:
-        ATen div_tensor_other_backward.
-    """
-    if rounding_mode is not None:
-        return torch.zeros_like(grad, dtype=other.dtype)
-    return _real_if(other.dtype, -grad * (self / other / other).conj())
 
 
 @formula
@@ -142,11 +74,17 @@ def _over(x: Tensor, result: Tensor) -> Tensor:
     return x / torch.where(result == 0, inf, result)
 
 
+_ALPHA = [{}, {"alpha": 2.5}]
+
 elementwise("aten::neg", lambda: -1)
+elementwise("aten::add.Tensor", {"self": lambda: 1, "other": lambda alpha: alpha}, arguments=_ALPHA)
+elementwise("aten::add.Scalar", lambda: 1, arguments=[{"other": 2.0}])
+elementwise("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha}, arguments=_ALPHA)
+elementwise("aten::sub.Scalar", lambda: 1, arguments=[{"other": 2.0}])
 elementwise("aten::deg2rad", deg2rad_backward, real_only=True)
 elementwise("aten::rad2deg", rad2deg_backward, real_only=True)
 elementwise("aten::rsub.Scalar", lambda alpha: -alpha, arguments=[{"other": 2.0}, {"other": 1.0, "alpha": 2.5}])
-elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=[{}, {"alpha": 2.5}])
+elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=_ALPHA)
 elementwise(
     "aten::lerp.Scalar",
     {"self": lambda weight: 1 - weight, "end": lambda weight: weight},

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
+aten = torch.ops.aten
+
 
 def _parts(input: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """a, s(b), and s'(b) = s(b) s(-b)."""
@@ -39,11 +41,6 @@ def glu_jvp(self_p: Tensor, self_t: Tensor, dim: int) -> Tensor:
     a, s, ds = _parts(self_p, dim)
     a_t, b_t = self_t.chunk(2, dim)
     return a_t * s + a * ds * b_t
-
-
-def _glu_backward(grad: Tensor, self: Tensor, dim: int) -> Tensor:
-    a, s, ds = _parts(self, dim)
-    return torch.cat([grad * s, grad * a * ds], dim)
 
 
 @formula
@@ -91,7 +88,7 @@ def glu_double_backward(grad: Tensor, grad_output: Tensor, input: Tensor, dim: i
 def _glu_backward_jvp(
     grad_output_p: Tensor, self_p: Tensor, grad_output_t: Tensor | None, self_t: Tensor | None, dim: int
 ) -> Tensor:
-    found = torch.zeros_like(self_p) if grad_output_t is None else _glu_backward(grad_output_t, self_p, dim)
+    found = torch.zeros_like(self_p) if grad_output_t is None else aten.glu_backward(grad_output_t, self_p, dim)
     return found if self_t is None else found + glu_double_backward(self_t, grad_output_p, self_p, dim)
 
 
@@ -109,9 +106,10 @@ def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterabl
 
 rule(
     "aten::glu",
-    vjp={"self": _glu_backward},
+    vjp={"self": lambda grad, self, dim: aten.glu_backward(grad, self, dim)},
     jvp={"result": glu_jvp},
     improves="missing",
+    defer_to_stock=lambda *_: True,  # what is missing is a derivative of the tangent
     source="ATen glu_backward, glu_jvp; the derivatives of the latter are new",
     samples=_samples,
 )
@@ -123,6 +121,7 @@ rule(
     },
     jvp={"result": _glu_backward_jvp},
     improves="missing",
+    defer_to_stock=lambda *_: True,
     source="ATen glu_double_backward, glu_double_backward_grad_output",
     samples=_backward_samples,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
+import torch
 from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
@@ -22,7 +23,7 @@ def _acosh(self: Tensor) -> Tensor:
 
 elementwise("aten::sinh", lambda self: self.cosh())
 elementwise("aten::cosh", lambda self: self.sinh())
-elementwise("aten::tanh", lambda result: 1 - result * result)
+elementwise("aten::tanh", lambda grad, result: torch.ops.aten.tanh_backward(grad, result))
 elementwise("aten::asinh", lambda self: (self * self + 1).rsqrt())
 elementwise("aten::acosh", lambda self: _acosh(self), domain=(1, inf))
 elementwise("aten::atanh", lambda self: 1 / (1 - self * self), domain=(-1, 1))

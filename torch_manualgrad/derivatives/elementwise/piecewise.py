@@ -7,7 +7,8 @@ Note:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import operator
+from torch_manualgrad.core.rule import Sample, rule
 
 from .samples import alike, both
+
+aten = torch.ops.aten
 
 
 def _elu(self: Tensor, alpha: Number, scale: Number, input_scale: Number) -> Tensor:
@@ -64,48 +67,58 @@ def elu_double_backward(
     return grad * grad_output * torch.where(self_or_result < 0, slope, 0) * input_scale
 
 
-def _celu(self: Tensor, alpha: Number) -> Tensor:
-    return _elu(self, alpha, 1, 1 / alpha)
-
-
 def _hardswish(self: Tensor) -> Tensor:
     return torch.where(self <= -3, 0, torch.where(self < 3, self / 3 + 0.5, 1))
 
 
-def _inside(self: Tensor, low: Number, high: Number) -> Tensor:
-    return ~((self <= low) | (self >= high))  # as nan counts, too
+def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
+    """The product of the factors where x <= 0; None is zero."""
+    if any(f is None for f in factors):
+        return torch.zeros_like(self)
+    return torch.where(self > 0, 0, math.prod(factors))
 
 
-def _shrunk(self: Tensor, lambd: Number) -> Tensor:
-    return ~((self <= lambd) & (self >= -lambd))  # as nan counts, too
+def _prelu_tangent(self: Tensor, weight: Tensor, self_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
+    """The tangent of x where x > 0, else w x; the cotangent of g, too, given those of both its products."""
+    along = torch.zeros_like(self) if self_t is None else torch.where(self > 0, self_t, self_t * weight)
+    return along + _left(self, weight_t, self)
 
 
-elementwise("aten::relu", lambda result: ~(result <= 0), real_only=True)
+def _prelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for s in alike(Tensor, Tensor, Tensor)(dtype, device):
+        grad, x, weight = s.args
+        yield from (s, Sample(grad, x, weight[:1])) if x.dim() else (s,)
+
+
+elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True)
 elementwise(
     "aten::threshold",
-    lambda self, threshold: ~(self <= threshold),
+    lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold),
     real_only=True,
     arguments=[{"threshold": 0.5, "value": 2.0}],
 )
 elementwise(
     "aten::threshold_backward",
-    {"grad_output": lambda self, threshold: ~(self <= threshold), "self": lambda: None},
+    {"grad_output": lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
 )
 elementwise(
     "aten::leaky_relu",
-    lambda self, negative_slope: torch.where(self > 0, 1, negative_slope),
+    lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
     real_only=True,
     arguments=[{}, {"negative_slope": 0.3}],
 )
 elementwise(
     "aten::leaky_relu_backward",
-    {"grad_output": lambda self, negative_slope: torch.where(self > 0, 1, negative_slope), "self": lambda: None},
+    {
+        "grad_output": lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, 0.25, False),
 )
 elementwise(
     "aten::elu",
-    lambda self, alpha, scale, input_scale: _elu(self, alpha, scale, input_scale),
+    lambda grad, self, alpha, scale, input_scale: aten.elu_backward(grad, alpha, scale, input_scale, False, self),
     real_only=True,
     arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],
 )
@@ -119,16 +132,21 @@ elementwise(
     },
     samples=both(alike(Tensor, 1.5, 1.2, 0.7, False, Tensor), alike(Tensor, 1.5, 1.2, 0.7, True, Tensor, spread=0.5)),
 )
-elementwise("aten::celu", lambda self, alpha: _celu(self, alpha), real_only=True, arguments=[{}, {"alpha": 2.0}])
+elementwise(
+    "aten::celu",
+    lambda grad, self, alpha: aten.elu_backward(grad, alpha, 1, 1 / alpha, False, self),
+    real_only=True,
+    arguments=[{}, {"alpha": 2.0}],
+)
 elementwise(
     "aten::hardsigmoid",
     lambda grad, self: torch.where((self > -3) & (self < 3), grad / 6, 0),
     domain=(-4, 4),
     real_only=True,
-    improves="missing",
+    improves=("values", "missing"),  # 1/6 is rounded to float32 in PyTorch's
     source="ATen hardsigmoid_backward; its derivatives are new",
 )
-elementwise("aten::hardswish", lambda self: _hardswish(self), domain=(-4, 4), real_only=True)
+elementwise("aten::hardswish", lambda grad, self: aten.hardswish_backward(grad, self), domain=(-4, 4), real_only=True)
 elementwise(
     "aten::hardswish_backward",
     {
@@ -139,31 +157,45 @@ elementwise(
 )
 elementwise(
     "aten::hardtanh",
-    lambda self, min_val, max_val: _inside(self, min_val, max_val),
+    lambda grad, self, min_val, max_val: aten.hardtanh_backward(grad, self, min_val, max_val),
     real_only=True,
     arguments=[{"min_val": -1.1, "max_val": 1.3}],
 )
 elementwise(
     "aten::hardtanh_backward",
-    {"grad_output": lambda self, min_val, max_val: _inside(self, min_val, max_val), "self": lambda: None},
+    {
+        "grad_output": lambda grad, self, min_val, max_val: aten.hardtanh_backward(grad, self, min_val, max_val),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, -1.1, 1.3),
 )
 
 
-def _through(name: str) -> Callable[..., Tensor]:
-    """A function, as opcheck finds that the operator itself does not take symbolic sizes."""
-    op = operator(name)
-    return lambda grad, self, lambd: op(grad, self, lambd)
-
-
-for name, cotangent in (("hardshrink", "grad_out"), ("softshrink", "grad_output")):
-    elementwise(f"aten::{name}", lambda self, lambd: _shrunk(self, lambd), real_only=True, arguments=[{}, {"lambd": 1}])
-    elementwise(
-        f"aten::{name}_backward",
-        {cotangent: lambda self, lambd: _shrunk(self, lambd), "self": lambda: None},
-        samples=alike(Tensor, Tensor, 0.5),
-        probe=_through(f"aten::{name}_backward"),
-    )
+elementwise(
+    "aten::hardshrink",
+    lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
+    real_only=True,
+    arguments=[{}, {"lambd": 1}],
+)
+elementwise(
+    "aten::hardshrink_backward",
+    {"grad_out": lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd), "self": lambda: None},
+    samples=alike(Tensor, Tensor, 0.5),
+    # a function, as opcheck finds that the operator itself does not take symbolic sizes
+    probe=lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
+)
+elementwise(
+    "aten::softshrink",
+    lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
+    real_only=True,
+    arguments=[{}, {"lambd": 1}],
+)
+elementwise(
+    "aten::softshrink_backward",
+    {"grad_output": lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd), "self": lambda: None},
+    samples=alike(Tensor, Tensor, 0.5),
+    probe=lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
+)
 elementwise(
     "aten::_prelu_kernel",
     {
@@ -171,4 +203,19 @@ elementwise(
         "weight": lambda grad, self: torch.where(self > 0, 0, grad * torch.where(self > 0, 0, self)),
     },
     samples=alike(Tensor, Tensor),
+)
+rule(
+    "aten::_prelu_kernel_backward",
+    vjp={
+        "grad_output": lambda grad_result0, grad_result1, self, weight, grad_output_sizes: _prelu_tangent(
+            self, weight, grad_result0, grad_result1
+        ).sum_to_size(grad_output_sizes),
+        "self": lambda grad_result1, grad_output, self: _left(self, grad_result1, grad_output),
+        "weight": lambda grad_result0, grad_output, self, weight_sizes: _left(
+            self, grad_result0, grad_output
+        ).sum_to_size(weight_sizes),
+    },
+    kind="elementwise",
+    source="ATen derivatives.yaml",
+    samples=_prelu_samples,
 )

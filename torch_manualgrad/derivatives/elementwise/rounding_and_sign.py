@@ -85,6 +85,26 @@ def copysign_tensor_self_backward(grad: Tensor, self: Tensor, result: Tensor) ->
     return grad * (self.sign() * result.sign())
 
 
+@formula
+def frexp_backward(grad: Tensor, exponent: Tensor) -> Tensor:
+    """Cotangent of x, given that of the mantissa m of x = m 2^e: g 2^-e. The tangent is the same function.
+
+    Args:
+        grad: g, cotangent of the mantissa, or tangent of x.
+        exponent: e, of integers.
+
+    Returns:
+        The shape and dtype of ``grad``.
+
+    Note:
+        Where not differentiable: where the exponent jumps, which counts as constant.
+
+    References:
+        ATen derivatives.yaml, which takes the power in float32.
+    """
+    return grad * torch.exp2(-exponent.to(grad.dtype))
+
+
 def _abs_backward(grad: Tensor, self: Tensor) -> Tensor:
     return grad * self.sgn()
 
@@ -132,6 +152,15 @@ elementwise(
     real_only=True,
     arguments=[{"other": -2.0}, {"other": 1.0}],
     improves="values",
+)
+rule(
+    "aten::frexp.Tensor",
+    vjp={"self": frexp_backward.bind(grad="grad_mantissa")},
+    jvp={"mantissa": frexp_backward.bind(grad="self_t")},
+    kind="elementwise",
+    improves="values",
+    source="ATen derivatives.yaml",
+    samples=lambda dtype, device: [] if dtype.is_complex else _samples(dtype, device),
 )
 rule(
     "aten::abs",

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
+aten = torch.ops.aten
+
 
 @formula
 def softmax_differential(x: Tensor, output: Tensor, dim: int) -> Tensor:
@@ -37,7 +39,7 @@ def softmax_differential(x: Tensor, output: Tensor, dim: int) -> Tensor:
 
 
 def _softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.dtype) -> Tensor:
-    return softmax_differential(grad, result, dim).to(self_dtype)
+    return aten._softmax_backward_data(grad, result, dim, self_dtype)
 
 
 def _softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
@@ -62,24 +64,6 @@ def softmax_double_backward(grad: Tensor, grad_output: Tensor, dim: int, output:
     """
     along = (grad_output * output).sum(dim, keepdim=True)
     return grad * (grad_output - along) - grad_output * (grad * output).sum(dim, keepdim=True)
-
-
-@formula
-def log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of the input of l = log_softmax, given that of l: g - exp(l) <g, 1>.
-
-    Args:
-        grad: g.
-        output: l, real.
-        dim: along which exp(l) sums to 1.
-
-    Returns:
-        The shape of ``output``.
-
-    References:
-        ATen _log_softmax_backward_data.
-    """
-    return grad - output.exp() * grad.sum(dim, keepdim=True)
 
 
 @formula
@@ -138,14 +122,15 @@ rule(
     source="ATen _softmax_backward_data",
     samples=_safe_samples,
     improves="values",
+    defer_to_stock=lambda *_: True,  # its reverse mode is right in every order
 )
 rule(
     "aten::_log_softmax",
     vjp={
-        "self": lambda grad, result, dim, self_dtype: log_softmax_backward(grad, result, dim).to(self_dtype),
+        "self": lambda grad, result, dim, self_dtype: aten._log_softmax_backward_data(grad, result, dim, self_dtype),
     },
     jvp={"result": lambda self_t, result, dim: log_softmax_jvp(self_t.to(result.dtype), result, dim)},
-    uses=(log_softmax_backward, log_softmax_jvp),
+    uses=log_softmax_jvp,
     source="ATen _log_softmax_backward_data",
     samples=_samples,
 )

@@ -86,7 +86,7 @@ def _two_argument_samples(dtype: torch.dtype, device: torch.device | str) -> Ite
 elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self * self).exp(), real_only=True)
 elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self * self).exp(), real_only=True)
 elementwise("aten::special_erfcx", lambda self, result: _erfcx(self, result), real_only=True, improves="values")
-elementwise("aten::erfinv", lambda result: 0.5 * sqrt(pi) * (result * result).exp(), domain=(-1, 1), real_only=True)
+elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square().exp(), domain=(-1, 1), real_only=True)
 elementwise(
     "aten::special_ndtri", lambda result: sqrt(2 * pi) * (result * result / 2).exp(), domain=(0, 1), real_only=True
 )
