@@ -155,12 +155,8 @@ rule(
 rule(
     "aten::_foreach_mm",
     vjp={
-        "self": lambda grad, self, mat2: _each(
-            lambda g, x, y: mm_mat1_backward(g, y, x.stride()), grad, self, mat2
-        ),
-        "mat2": lambda grad, self, mat2: _each(
-            lambda g, y, x: mm_mat2_backward(g, x, y.stride()), grad, mat2, self
-        ),
+        "self": lambda grad, self, mat2: _each(lambda g, x, y: mm_mat1_backward(g, y, x.stride()), grad, self, mat2),
+        "mat2": lambda grad, self, mat2: _each(lambda g, y, x: mm_mat2_backward(g, x, y.stride()), grad, mat2, self),
     },
     uses=(mm_mat1_backward, mm_mat2_backward),
     improves="missing",

@@ -25,7 +25,7 @@ from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .common import random_definite, skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
-from .gauge import check_gauge, gauge_independent, reported
+from .gauge import MAY_RUN_TWICE, check_gauge, gauge_independent, reported
 
 WHAT = "derivative of the eigendecomposition"
 
@@ -225,7 +225,7 @@ eigh_rule = rule(
     "aten::_linalg_eigh",
     vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
     jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
-    compiled_vjp=CompiledVjp("A", eigh_pullback, _GRADS | _OUTPUTS | vars(Degeneracy()), declines=True),
+    compiled_vjp=CompiledVjp("A", eigh_pullback, _GRADS | _OUTPUTS | vars(Degeneracy()), MAY_RUN_TWICE, declines=True),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_samples,

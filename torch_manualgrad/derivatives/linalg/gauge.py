@@ -15,6 +15,7 @@ __all__ = [
     "GAUGES",
     "GaugeError",
     "GaugeWarning",
+    "MAY_RUN_TWICE",
     "check_gauge",
     "depends_on_basis",
     "gauge_independent",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 GAUGES = ("warn", "error", "ignore")
+# The largest matrices of which a compiled formula that finds something to report is run again, by the vjp that reports it.
+MAY_RUN_TWICE = 16
 
 
 class GaugeError(RuntimeError):

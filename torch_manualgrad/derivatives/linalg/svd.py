@@ -34,7 +34,7 @@ from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .common import random_conditioned, skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
-from .gauge import check_gauge, depends_on_basis, gauge_independent, reported
+from .gauge import MAY_RUN_TWICE, check_gauge, depends_on_basis, gauge_independent, reported
 
 WHAT = "derivative of the singular value decomposition"
 
@@ -315,7 +315,9 @@ def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
 svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": svd_backward},
-    compiled_vjp=CompiledVjp("A", svd_pullback, vars(Degeneracy()), only={"full_matrices": False}, declines=True),
+    compiled_vjp=CompiledVjp(
+        "A", svd_pullback, vars(Degeneracy()), MAY_RUN_TWICE, only={"full_matrices": False}, declines=True
+    ),
     jvp={("U", "S", "Vh"): linalg_svd_jvp},
     improves="values",
     source="ATen svd_backward and linalg_svd_jvp; Wan and Zhang, arXiv:1909.02659",
