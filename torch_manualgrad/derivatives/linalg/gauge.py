@@ -13,9 +13,9 @@ from torch import Tensor
 
 __all__ = [
     "GAUGES",
+    "MAY_RUN_TWICE",
     "GaugeError",
     "GaugeWarning",
-    "MAY_RUN_TWICE",
     "check_gauge",
     "depends_on_basis",
     "gauge_independent",
