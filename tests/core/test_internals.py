@@ -309,3 +309,7 @@ def test_jagged_names():
     same(found.values(), stock.values())
     assert given == {"is_causal": False}
     assert torch.nn.functional.scaled_dot_product_attention(q, q, q).is_nested
+
+
+def test_known_zeros():
+    assert internals.is_known_zero(torch._efficientzerotensor(2)) and not internals.is_known_zero(torch.zeros(2))

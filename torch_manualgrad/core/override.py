@@ -246,7 +246,8 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Ha
         forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
         strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every elementwise rule, whatever it is
             multiplied by: the gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and
-            not nan. Without names, all these rules are active, too. Where a replacement primal is used, it has no effect.
+            not nan. So does a derivative of exactly 0, which also hides a cotangent of nan. Without names, all these
+            rules are active, too. Where a replacement primal is used, it has no effect.
 
     Returns:
         What takes them away again.

@@ -1,10 +1,10 @@
-"""A product in which zero is strong: where the factor is exactly 0 the product is 0, whatever it is multiplied by.
+"""The product in which zero is strong: 0 times anything, infinite or nan, is 0.
 
 A cotangent is exactly 0 where a branch was not taken, or an element was masked. Times the derivative there, which may be
-infinite or nan, it should stay 0. To put `torch.where` around the product is right for its value, but not for its
-derivative: a second order differentiates the product with respect to the cotangent, at a cotangent of 0 too, and the
-derivative there is the other factor. So the product is an operator of its own, whose derivatives are made of itself. In
-the derivative with respect to the other factor both are cotangents or tangents, and the zeros of both are strong.
+infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
+`torch.where` around the product is right for its value, but not for its derivative: a second order differentiates the
+product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the product
+is an operator of its own, whose derivatives are made of itself.
 """
 
 from __future__ import annotations
@@ -16,52 +16,51 @@ import torch
 from torch import Tensor
 
 from .formula import meets_nothing
+from .internals import is_known_zero
 from .op import custom_op
 
 __all__ = ["strong_product", "strong_times"]
 
 
-@custom_op("manualgrad::strong_times(Tensor factor, Tensor other, bool both=False) -> Tensor")
-def strong_times(factor: Tensor, other: Tensor, both: bool = False) -> Tensor:
-    """factor * other, and 0 where ``factor`` is 0.
+@custom_op("manualgrad::strong_times(Tensor factor, Tensor other) -> Tensor")
+def strong_times(factor: Tensor, other: Tensor) -> Tensor:
+    """factor * other, and 0 where either is 0.
 
     Args:
         factor: of any shape, real or complex.
         other: broadcasts with ``factor``.
-        both: 0 where ``other`` is 0, too.
 
     Returns:
         What ``factor * other`` would be, in shape and dtype.
 
     Note:
-        Derivatives, of any order: as those of the product, with a cotangent or tangent as a factor whose zero is strong.
+        Derivatives, of any order: as those of the product, made of such products.
     """
-    zero = (factor == 0) | (other == 0) if both else factor == 0
-    return torch.where(zero, 0, factor * other)
+    return torch.where((factor == 0) | (other == 0), 0, factor * other)
 
 
 @strong_times.impl_save_for_backward
 def _save(inputs: Any, output: Any) -> Any:
-    return inputs.factor, inputs.other, inputs.both
+    return inputs.factor, inputs.other
 
 
 @strong_times.impl_backward
 def _backward(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor]:
-    factor, other, both = saved
+    factor, other = saved
     return {
-        "factor": _like(strong_times(grad, other.conj(), both), factor),
-        "other": _like(strong_times(grad, factor.conj(), True), other),
+        "factor": _like(strong_times(grad, other.conj()), factor),
+        "other": _like(strong_times(grad, factor.conj()), other),
     }
 
 
 @strong_times.impl_jvp
 def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor:
-    total = torch.zeros_like(output)
+    terms = []
     if tangents.factor is not None:
-        total = total + strong_times(tangents.factor, inputs.other, inputs.both)
+        terms.append(strong_times(tangents.factor, inputs.other))
     if tangents.other is not None:
-        total = total + strong_times(tangents.other, inputs.factor, True)
-    return total
+        terms.append(strong_times(tangents.other, inputs.factor))
+    return sum(terms[1:], terms[0])
 
 
 def _like(grad: Tensor, x: Tensor) -> Tensor:
@@ -71,6 +70,8 @@ def _like(grad: Tensor, x: Tensor) -> Tensor:
 
 def strong_product(factor: Tensor, derivative: Any) -> Tensor:
     """`strong_times` of a cotangent or tangent and a derivative: a tensor, or a number."""
+    if is_known_zero(factor):
+        return factor * derivative  # a known zero again
     if not isinstance(derivative, Tensor):
         if isinstance(derivative, (int, torch.SymInt)) or cmath.isfinite(derivative):
             return factor * derivative

@@ -27,7 +27,7 @@ def gradient(A, keep):
 
 @pytest.mark.skipif(not (calls.loaded() and CPU.loaded), reason="no library of calls, or no kernels")
 @pytest.mark.parametrize("keep", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize("shape", [(3, 3), (5, 4, 4), (2, 40, 40), (0, 3, 3), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 4, 4), (2, 16, 16), (0, 3, 3), (2, 0, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_plain_backwards_need_no_python(dtype, shape, keep):
     A = random(*shape, dtype=dtype)

@@ -22,6 +22,7 @@ __all__ = [
     "fresh_variable",
     "has_tangent",
     "in_functorch",
+    "is_known_zero",
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
@@ -48,6 +49,11 @@ forward_ad_enabled = forward_ad._set_fwd_grad_enabled
 def saved_tensors_are_hooked() -> bool:
     """Whether hooks on saved tensors are active on this thread, under which torch.func refuses to run."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_known_zero(x: Tensor) -> bool:
+    """Whether ``x`` is a zero without memory, which PyTorch's forward mode puts in the place of tangents."""
+    return x._is_zerotensor()
 
 
 # What a saved tensor is once the torch.func transform that made it has ended: torch.func refuses dead wrappers.
