@@ -70,7 +70,7 @@ def _like(grad: Tensor, x: Tensor) -> Tensor:
 
 def strong_product(factor: Tensor, derivative: Any) -> Tensor:
     """`strong_times` of a cotangent or tangent and a derivative: a tensor, or a number."""
-    if is_known_zero(factor):
+    if is_known_zero(factor) or isinstance(derivative, Tensor) and is_known_zero(derivative):
         return factor * derivative  # a known zero again
     if not isinstance(derivative, Tensor):
         if isinstance(derivative, (int, torch.SymInt)) or cmath.isfinite(derivative):

@@ -53,6 +53,8 @@ def saved_tensors_are_hooked() -> bool:
 
 def is_known_zero(x: Tensor) -> bool:
     """Whether ``x`` is a zero without memory, which PyTorch's forward mode puts in the place of tangents."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
     return x._is_zerotensor()
 
 
