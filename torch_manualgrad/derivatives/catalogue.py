@@ -3,7 +3,7 @@
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.catalogue import gap, nondifferentiable, view
+from torch_manualgrad.core.catalogue import composite, gap, nondifferentiable, view
 
 view(
     "aten::_conj",
@@ -184,4 +184,16 @@ gap(
 gap(
     "aten::special_zeta.other_scalar",
     reason="the derivative of the Hurwitz zeta function in its first argument, which PyTorch does not have",
+)
+
+composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")
+gap(
+    "aten::_fused_moving_avg_obs_fq_helper",
+    reason="it writes to its arguments, the running statistics; PyTorch has its straight-through estimate in reverse mode",
+)
+gap(
+    "aten::_fake_quantize_learnable_per_channel_affine",
+    "aten::_fake_quantize_learnable_per_tensor_affine",
+    reason="the straight-through estimates for scale and zero point, which PyTorch has in reverse mode and first order, are "
+    "the gradient of no function",
 )
