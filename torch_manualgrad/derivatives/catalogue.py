@@ -188,6 +188,10 @@ gap(
 
 composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")
 gap(
+    "aten::lift",
+    reason="it returns its argument itself, which an autograd function of Python takes for a view; PyTorch has its derivative",
+)
+gap(
     "aten::_fused_moving_avg_obs_fq_helper",
     reason="it writes to its arguments, the running statistics; PyTorch has its straight-through estimate in reverse mode",
 )

@@ -44,7 +44,7 @@ def _to_copy_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable
     yield from (Sample(x), Sample(number, dtype=torch.complex128), Sample(x.T, memory_format=torch.contiguous_format))
 
 
-for name in ("clone", "lift", "_lazy_clone"):
+for name in ("clone", "_lazy_clone"):
     linear_in(f"aten::{name}", {"self": lambda grad: grad}, samples=_samples)
 linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()}, samples=_samples)
 linear_in(
