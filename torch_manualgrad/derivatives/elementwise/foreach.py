@@ -18,7 +18,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
-from ..reduction.norm import norm_backward, norm_direction, widened
+from ..reduction.norm import norm_backward, norm_direction, widened, wrap_dims
 from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 from .products import div_tensor_other_backward, div_tensor_self_backward
 
@@ -159,7 +159,7 @@ rule(
     "aten::_foreach_norm.Scalar",
     vjp={
         "self": lambda grad, self, ord: _each(
-            lambda g, x, p: g * norm_direction(widened(x, g), p, range(x.dim())), grad, self, ord
+            lambda g, x, p: g * norm_direction(widened(x, g), p, wrap_dims(x, None)), grad, self, ord
         )
     },
     uses=norm_backward,
@@ -171,12 +171,8 @@ rule(
 rule(
     "aten::_foreach_mm",
     vjp={
-        "self": lambda grad, self, mat2: _each(
-            lambda g, x, y: mm_mat1_backward(g, y, x.stride()), grad, self, mat2
-        ),
-        "mat2": lambda grad, self, mat2: _each(
-            lambda g, y, x: mm_mat2_backward(g, x, y.stride()), grad, mat2, self
-        ),
+        "self": lambda grad, self, mat2: _each(lambda g, x, y: mm_mat1_backward(g, y, x.stride()), grad, self, mat2),
+        "mat2": lambda grad, self, mat2: _each(lambda g, y, x: mm_mat2_backward(g, x, y.stride()), grad, mat2, self),
     },
     uses=(mm_mat1_backward, mm_mat2_backward),
     improves="missing",

@@ -91,9 +91,7 @@ def _of_divisor(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | 
     return -grad * (self / other / other).conj() if rounding_mode is None else torch.zeros_like(grad)
 
 
-elementwise(
-    "aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self}, uses=(mul_tensor_backward,)
-)
+elementwise("aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self}, uses=(mul_tensor_backward,))
 elementwise("aten::mul.Scalar", lambda other: other, arguments=[{"other": 2.5}], uses=(mul_tensor_backward,))
 elementwise(
     "aten::div.Tensor",

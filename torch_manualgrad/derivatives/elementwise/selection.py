@@ -49,7 +49,12 @@ def _fill_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sa
 def _masked_samples(dtype: torch.dtype, device: torch.device | str, number: bool = False) -> Iterable[Sample]:
     x, mask = _points(dtype, device)
     value = 2.5 if number else x[1, 1]
-    yield from (Sample(x, mask, value), Sample(x, mask[0], value), Sample(x[0], mask, value), Sample(x[0, 0], mask[0, 0], value))
+    yield from (
+        Sample(x, mask, value),
+        Sample(x, mask[0], value),
+        Sample(x[0], mask, value),
+        Sample(x[0, 0], mask[0, 0], value),
+    )
 
 
 def _masked_number_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
