@@ -152,10 +152,9 @@ def at(rule, x):
     for sample in rule.samples(torch.float64, "cpu"):
         others = repr([a for a in (*sample.args, *sample.kwargs.items()) if not isinstance(a, torch.Tensor)])
         args = [
-            torch.full((2,), x, dtype=torch.float64) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-            for a in sample.args
+            torch.full_like(a, x) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in sample.args
         ]
-        args = [a.flatten()[:2] if isinstance(a, torch.Tensor) else a for a in args]
+        args = [a.flatten()[:2] if isinstance(a, torch.Tensor) and a.dim() else a for a in args]
         found.setdefault(others, mg.Sample(*args, **sample.kwargs))
     return found.values()
 

@@ -57,7 +57,7 @@ def test_entry_points(hardlib):
     code = "import hardlib, torch_manualgrad, sys\nassert 'hardlib.rules' not in sys.modules\n" + blocks("python")[1]
     run = python(folder, "-c", code)
     assert run.returncode == 0, run.stderr
-    assert "tensor([0.0556, 0.0556])" in run.stdout and "<Rule aten::hardsigmoid" in run.stdout
+    assert "tensor([0.0556, 0.0556])" in run.stdout and "<Rule hardlib::hardsigmoid" in run.stdout
     warned = (
         "brokenlib: its rules may be missing, as brokenlib.rules could not be imported (ZeroDivisionError: of its own)"
     )
@@ -69,7 +69,7 @@ def test_the_command_line(hardlib):
     folder, _ = hardlib
     for arguments, printed in (
         (["list", "--import", "hardlib.rules"], "| hardlib::hardsigmoid_backward "),
-        (["show", "hardsigmoid", "--import", "hardlib.rules"], "rule       aten::hardsigmoid"),
+        (["show", "hardlib::hardsigmoid", "--import", "hardlib.rules"], "rule       hardlib::hardsigmoid"),
         (["check", "hardlib.rules:hardsigmoid", "--modes", "rev-rev", "--checks", "duality"], ", 0 failed"),
     ):
         run = python(folder, "-m", "torch_manualgrad", *arguments)

@@ -221,13 +221,15 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
 
 def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """In the widest among them: under autocast an output may be narrower than the inputs, and formulas mix the two."""
-    floating = [t for t in (*tensors, *grads) if isinstance(t, Tensor) and is_differentiable(t)]
+    floating = [t for t in tensors_in((*tensors, *grads)) if is_differentiable(t)]
     real = {t.dtype.to_real() for t in floating}
     if len(real) < 2:
         return tensors, grads
     widest = functools.reduce(torch.promote_types, real)
 
     def wide(t: Any) -> Any:
+        if isinstance(t, list):
+            return [wide(x) for x in t]
         if not isinstance(t, Tensor) or not is_differentiable(t):
             return t
         return t.to(widest.to_complex() if t.is_complex() else widest)

@@ -67,7 +67,7 @@ class Registration:
 
     def __init__(self, op: Any, signature: Signature, key: str, at: str | None = None) -> None:
         self.name: str = op.name()
-        self.may_take_numbers = len(signature.tensor_like) > 1
+        self.may_take_numbers = bool(signature.tensor_like)
         self._key = key
         own = torch.library.get_kernel(op, at or key).call_boxed
         self.stock: Kernel = _with_tensors(signature, own) if self.may_take_numbers else own

@@ -178,7 +178,7 @@ def with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
     for i in signature.tensor_like:
         if type(number := values[i]) in _NUMBERS:
             others = list(tensors_in(values))
-            wide = any(x.dim() and _rank(x) >= _NUMBERS[type(number)] for x in others)
+            wide = not others or any(x.dim() and _rank(x) >= _NUMBERS[type(number)] for x in others)
             dtype = _WIDE[type(number)] if wide else _promoted(others, number)
             values[i] = torch.tensor(number, dtype=dtype)
     return values

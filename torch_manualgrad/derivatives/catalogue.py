@@ -223,3 +223,7 @@ gap(
     "aten::_scaled_dot_product_fused_attention_overrideable",
     reason="attention of GPUs, of which PyTorch has the first order in reverse mode; the CPU's operator has a rule",
 )
+gap(
+    "aten::lift",
+    reason="it returns its argument itself, which an autograd function of Python takes for a view; PyTorch has its derivative",
+)

@@ -123,6 +123,7 @@ elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=
 elementwise(
     "aten::polar",
     {"abs": lambda angle: torch.polar(torch.ones_like(angle), angle), "angle": lambda result: 1j * result},
+    domain={"abs": (0.2, inf)},  # at negative lengths PyTorch is wrong
     real_only=True,
     improves="values",
     uses=(polar_backward,),

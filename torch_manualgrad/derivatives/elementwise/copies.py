@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import Sample
 
@@ -17,8 +18,40 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
     yield from (Sample(x), Sample(x[0, 0]), Sample(x[:0]))
 
 
-for name in ("clone", "lift", "_lazy_clone"):
+@formula
+def _to_copy_backward(grad: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Cotangent of x, given that of x in another dtype and on another device: g in those of x.
+
+    Args:
+        grad: g, cotangent of the copy.
+        dtype: of x. If it is real and ``grad`` is not, the real part is taken.
+        device: of x.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen _to_copy_backward.
+    """
+    if grad.is_complex() and not dtype.is_complex:
+        grad = grad.real
+    return grad.to(device, dtype, copy=True)
+
+
+def _to_copy_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x, number, _ = (s.args[0] for s in _samples(dtype, device))
+    yield from (Sample(x), Sample(number, dtype=torch.complex128), Sample(x.T, memory_format=torch.contiguous_format))
+
+
+for name in ("clone", "_lazy_clone"):
     linear_in(f"aten::{name}", {"self": lambda grad: grad}, samples=_samples)
 linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()}, samples=_samples)
+linear_in(
+    "aten::_to_copy",
+    {"self": lambda grad, self_dtype, self_device: _to_copy_backward(grad, self_dtype, self_device)},
+    uses=_to_copy_backward,
+    source="ATen _to_copy_backward",
+    samples=_to_copy_samples,
+)
 elementwise("aten::zero", lambda: None)
 elementwise("aten::fill.Scalar", lambda: None, arguments=[{"value": 2.5}])

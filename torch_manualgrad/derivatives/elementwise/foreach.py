@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
+from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
-from ..reduction.norm import norm_backward
+from ..reduction.norm import norm_backward, norm_direction, widened, wrap_dims
 from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 from .products import div_tensor_other_backward, div_tensor_self_backward
 
@@ -58,14 +59,29 @@ def _from(f: Callable[[Tensor, Tensor], tuple[Any, ...]], real_only: bool = Fals
     return samples
 
 
-def _above(grad: Tensor, x: Tensor, number: Number) -> Tensor:
-    """The cotangent of x, given that of max(x, number)."""
-    return torch.where(x < number, 0, torch.where(x == number, grad / 2, grad))
+@formula
+def maximum_scalar_backward(grad: Tensor, self: Tensor, scalar: Number) -> Tensor:
+    """Cotangent of x, given that of max(x, c): g where x > c, g / 2 where x = c, else 0.
+
+    Args:
+        grad: g, cotangent of the result.
+        self: x, real.
+        scalar: c.
+
+    Returns:
+        The shape of ``grad``.
+
+    Note:
+        Where not differentiable: at x = c, where it is g / 2.
+
+    References:
+        ATen derivatives.yaml, _foreach_maximum.Scalar.
+    """
+    return torch.where(self < scalar, 0, torch.where(self == scalar, grad / 2, grad))
 
 
-def _below(grad: Tensor, x: Tensor, number: Number) -> Tensor:
-    """The cotangent of x, given that of min(x, number)."""
-    return torch.where(x > number, 0, torch.where(x == number, grad / 2, grad))
+def _minimum_scalar_backward(grad: Tensor, self: Tensor, scalar: Number) -> Tensor:
+    return maximum_scalar_backward(grad, -self, -scalar)
 
 
 _UNBATCHED = dict.fromkeys(("vmap", "vmap-grad"), "vmap takes no operator on lists of tensors")
@@ -85,11 +101,11 @@ rule(
     gaps=_UNBATCHED,
     samples=_from(lambda x, y: (x, y)),
 )
-for name, slope in (("maximum", _above), ("minimum", _below)):
+for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_scalar_backward)):
     rule(
         f"aten::_foreach_{name}.Scalar",
         vjp={"self": lambda grad, self, scalar, *, slope=slope: _each(slope, grad, self, scalar)},
-        kind="elementwise",
+        uses=maximum_scalar_backward,
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
@@ -98,7 +114,7 @@ for name, slope in (("maximum", _above), ("minimum", _below)):
     rule(
         f"aten::_foreach_{name}.ScalarList",
         vjp={"self": lambda grad, self, scalars, *, slope=slope: _each(slope, grad, self, scalars)},
-        kind="elementwise",
+        uses=maximum_scalar_backward,
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
@@ -142,8 +158,8 @@ rule(
 rule(
     "aten::_foreach_norm.Scalar",
     vjp={
-        "self": lambda grad, self, ord, result: _each(
-            lambda g, x, n, p: norm_backward(g, x, p, n), grad, self, result, ord
+        "self": lambda grad, self, ord: _each(
+            lambda g, x, p: g * norm_direction(widened(x, g), p, wrap_dims(x, None)), grad, self, ord
         )
     },
     uses=norm_backward,

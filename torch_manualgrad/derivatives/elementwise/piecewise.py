@@ -78,10 +78,27 @@ def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
     return torch.where(self > 0, 0, math.prod(factors))
 
 
-def _prelu_tangent(self: Tensor, weight: Tensor, self_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
-    """The tangent of x where x > 0, else w x; the cotangent of g, too, given those of both its products."""
-    along = torch.zeros_like(self) if self_t is None else torch.where(self > 0, self_t, self_t * weight)
-    return along + _left(self, weight_t, self)
+@formula
+def prelu_jvp(self_p: Tensor, weight_p: Tensor, self_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
+    """Tangent of x where x > 0, else w x: that of x there, else w x_t + w_t x.
+
+    Args:
+        self_p: x, real.
+        weight_p: w, broadcast with x.
+        self_t: tangent of x, or None.
+        weight_t: tangent of w, or None.
+
+    Returns:
+        The shape that the two broadcast to.
+
+    Note:
+        Where not differentiable: at x = 0, which counts as left, as in ATen _prelu_kernel_backward.
+
+    References:
+        ATen derivatives.yaml, _prelu_kernel.
+    """
+    along = torch.zeros_like(self_p) if self_t is None else torch.where(self_p > 0, self_t, self_t * weight_p)
+    return along + _left(self_p, weight_t, self_p)
 
 
 def _prelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -207,15 +224,12 @@ elementwise(
 rule(
     "aten::_prelu_kernel_backward",
     vjp={
-        "grad_output": lambda grad_result0, grad_result1, self, weight, grad_output_sizes: _prelu_tangent(
-            self, weight, grad_result0, grad_result1
-        ).sum_to_size(grad_output_sizes),
+        "grad_output": prelu_jvp.bind(self_p="self", weight_p="weight", self_t="grad_result0", weight_t="grad_result1"),
         "self": lambda grad_result1, grad_output, self: _left(self, grad_result1, grad_output),
         "weight": lambda grad_result0, grad_output, self, weight_sizes: _left(
             self, grad_result0, grad_output
         ).sum_to_size(weight_sizes),
     },
-    kind="elementwise",
     source="ATen derivatives.yaml",
     samples=_prelu_samples,
 )
