@@ -35,6 +35,9 @@ CALLS = {
     "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
         *[random(3, 4).requires_grad_()] * 3
     ),
+    "nn.functional.scaled_dot_product_attention": lambda f: [
+        f(*[random(1, 2, 3, 4).requires_grad_()] * 3, attn_mask=m) for m in (None, random(3, 3).requires_grad_())
+    ],
     "norm_except_dim": lambda f: f(random(2, 3), 2, 0),
     "nuclear_norm": lambda f: f(random(2, 3)),
     "pairwise_distance": lambda f: f(random(2, 3), random(2, 3)),

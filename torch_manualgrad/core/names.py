@@ -120,6 +120,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.normalize": ("linalg_vector_norm",),
     "nn.functional.pairwise_distance": ("norm.ScalarOpt_dim",),
     "nn.functional.pdist": ("_pdist_forward",),
+    "nn.functional.scaled_dot_product_attention": ("_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"),
     "nn.functional.softmin": ("_softmax",),
     "nn.functional.triplet_margin_loss": ("norm.ScalarOpt_dim",),
     "nn.functional.triplet_margin_with_distance_loss": ("norm.ScalarOpt_dim",),

@@ -1,4 +1,4 @@
-"""Normalizations."""
+"""Normalizations and attention."""
 
 from claims import own
 
@@ -10,4 +10,6 @@ PROOFS = {
     "aten::native_batch_norm_backward": {"values": [own("rev-rev")]},
     "aten::batch_norm_backward": {"values": [own("rev-rev")]},
     "aten::native_group_norm_backward": {"missing": [own("rev")]},
+    "aten::_scaled_dot_product_flash_attention_for_cpu": {"missing": [own("fwd")]},
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": {"missing": [own("rev")]},
 }

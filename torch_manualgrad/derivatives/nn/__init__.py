@@ -1,6 +1,7 @@
 """The families of neural network layers: importing one enters its formulas and rules in the registries."""
 
 from . import (
+    attention_rules,
     normalization_batch_rules,
     normalization_gpu,
     normalization_group_rules,
@@ -9,6 +10,7 @@ from . import (
 )
 
 __all__ = [
+    "attention_rules",
     "normalization_batch_rules",
     "normalization_gpu",
     "normalization_group_rules",
