@@ -188,7 +188,7 @@ def attention_backward(
     k, v = _heads(key, query), _heads(value, query)
     found, of_k, of_v = [], torch.zeros_like(k), torch.zeros_like(v)
     for P, q, g in zip(_weights(query, k, attn_mask, is_causal, s), _blocks(query), _blocks(grad_out)):
-        D = _change(P, g @ v.mT)
+        D: Any = _change(P, g @ v.mT)
         found.append(s * (D @ k))
         of_k = of_k + s * (D.mT @ q)
         of_v = of_v + P.mT @ g
@@ -263,7 +263,9 @@ def attention_mask_backward(
     """
     k, v = _heads(key, query), _heads(value, query)
     weights = _weights(query, k, attn_mask, is_causal, _scale(scale, query))
-    return _of_mask([_like_mask(_change(P, g @ v.mT), attn_mask) for P, g in zip(weights, _blocks(grad_out))], attn_mask)
+    return _of_mask(
+        [_like_mask(_change(P, g @ v.mT), attn_mask) for P, g in zip(weights, _blocks(grad_out))], attn_mask
+    )
 
 
 @formula
