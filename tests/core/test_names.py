@@ -27,6 +27,7 @@ MANY = 100  # samples of one entry of the database, spread evenly
 
 # What PyTorch's operator database does not call, or calls inside of another function.
 CALLS = {
+    "_weight_norm": lambda f: f(random(2, 3), random(2, 1), 0),
     "bilinear": lambda f: f(random(2, 3), random(2, 4), random(5, 3, 4), None),
     "chain_matmul": lambda f: f(random(2, 3), random(3, 4)),
     "linalg.cond": lambda f: f(random(3, 3), 1),
@@ -35,6 +36,10 @@ CALLS = {
     "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
         *[random(3, 4).requires_grad_()] * 3
     ),
+    "native_dropout": lambda f: f(random(2, 3), 0.5, True),
+    "nn.functional.scaled_dot_product_attention": lambda f: [
+        f(*[random(1, 2, 3, 4).requires_grad_()] * 3, attn_mask=m) for m in (None, random(3, 3).requires_grad_())
+    ],
     "norm_except_dim": lambda f: f(random(2, 3), 2, 0),
     "nuclear_norm": lambda f: f(random(2, 3)),
     "pairwise_distance": lambda f: f(random(2, 3), random(2, 3)),

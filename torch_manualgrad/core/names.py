@@ -25,6 +25,7 @@ Chosen = list[Rule | Replacements]
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
+    "_weight_norm": ("_weight_norm_interface",),
     "addmm": ("addmm",),
     "bilinear": ("_trilinear",),
     "cdist": ("_cdist_forward", "_euclidean_dist"),
@@ -49,6 +50,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "matrix_power": ("linalg_inv_ex", "mm"),
     "mm": ("mm",),
     "native_batch_norm": ("native_batch_norm",),
+    "native_dropout": ("native_dropout",),
     "native_group_norm": ("native_group_norm",),
     "native_layer_norm": ("native_layer_norm",),
     "norm": ("_linalg_svd", "linalg_vector_norm"),
@@ -120,6 +122,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.normalize": ("linalg_vector_norm",),
     "nn.functional.pairwise_distance": ("norm.ScalarOpt_dim",),
     "nn.functional.pdist": ("_pdist_forward",),
+    "nn.functional.scaled_dot_product_attention": ("_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"),
     "nn.functional.softmin": ("_softmax",),
     "nn.functional.triplet_margin_loss": ("norm.ScalarOpt_dim",),
     "nn.functional.triplet_margin_with_distance_loss": ("norm.ScalarOpt_dim",),

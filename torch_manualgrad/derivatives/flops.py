@@ -27,11 +27,12 @@ def _register(formula: Formula) -> None:
     register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
 
 
-# Their kernels solve with the factors of the forward, which PyTorch does not count; their bodies decompose anew.
-_SOLVES = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
+# Their kernels do what PyTorch does not count: they solve with the factors of the forward, where their bodies decompose
+# anew, or are PyTorch's own for attention.
+_UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again", "attention_backward"}
 
 for _formula in ops.entered():
-    if _formula.__name__ in _SOLVES:
+    if _formula.__name__ in _UNCOUNTED:
         continue
     if _formula.overloads or not _formula.transparent:
         _register(_formula)

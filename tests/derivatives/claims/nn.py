@@ -1,6 +1,32 @@
-"""Normalizations."""
+"""Normalizations, attention and dropout."""
 
-from claims import own
+import torch
+
+from claims import F64, own, point
+
+ONES = torch.ones(4, dtype=F64)
+
+
+def at_ones(f):
+    """The gradient of a sum, all of whose inputs are 1."""
+
+    def gradient():
+        torch.manual_seed(0)
+        x = ONES.clone().requires_grad_()
+        return torch.autograd.grad(f(x)[0].sum(), x)[0]
+
+    return gradient
+
+
+def dropped():
+    """In training, which is what no flag means: the gradient of a linear map is its result at 1."""
+    torch.manual_seed(0)
+    return torch.native_dropout(ONES, 0.5, None)[0]
+
+
+def rrelu(x):
+    return torch.ops.aten.rrelu_with_noise_functional(-x, torch.zeros_like(x), 0.2, 0.2, True)
+
 
 PROOFS = {
     "aten::native_layer_norm": {"values": [own("fwd-fwd")]},
@@ -10,4 +36,12 @@ PROOFS = {
     "aten::native_batch_norm_backward": {"values": [own("rev-rev")]},
     "aten::batch_norm_backward": {"values": [own("rev-rev")]},
     "aten::native_group_norm_backward": {"missing": [own("rev")]},
+    "aten::_scaled_dot_product_flash_attention_for_cpu": {"missing": [own("fwd")]},
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": {"missing": [own("rev")]},
+    "aten::native_dropout": {"values": [point(at_ones(lambda x: torch.native_dropout(x, 0.5, None)), dropped())]},
+    "aten::native_dropout_backward": {"missing": [own("fwd")]},
+    "aten::rrelu_with_noise_functional": {"values": [point(at_ones(rrelu), -0.2 * ONES)]},
+    "aten::_masked_softmax": {"missing": [own("fwd")]},
+    "aten::_weight_norm_interface": {"values": [own("rev-rev")]},
+    "aten::_weight_norm_interface_backward": {"missing": [own("rev")]},
 }

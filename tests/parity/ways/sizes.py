@@ -53,11 +53,15 @@ for exponent in (-1000, -600, -510, -300, 300, 510, 600, 1000):
     )
 
 
+# PyTorch's kernels divide by zero there, which ends the process.
+FATAL_WHEN_EMPTY = ("aten::_pdist_forward", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward")
+
+
 @way("empty batch", None)
 def empty_batch(c: Call) -> Numbers:
     p = c.problem
-    if c.row.name == "aten::_pdist_forward":
-        raise RuntimeError("PyTorch's kernel divides by zero there, which ends the process")
+    if c.row.name in FATAL_WHEN_EMPTY:
+        raise RuntimeError("ends the process")
     leaves = [x.new_empty((0, *x.shape)) if isinstance(x, Tensor) and x.dim() else x for x in p.leaves]
     other = p.at(leaves)
     xs = variables(other)

@@ -243,6 +243,8 @@ def deterministic(c: Call) -> Numbers:
 
 @way("state of the random generator", None)
 def generator_state(c: Call) -> Numbers:
+    if c.problem.random:
+        raise RuntimeError("draws random numbers")
     before = torch.get_rng_state()
     second(c)
     return {"untouched": bool(torch.equal(before, torch.get_rng_state()))}

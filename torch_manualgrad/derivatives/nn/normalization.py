@@ -43,7 +43,7 @@ __all__ = [
     "wide",
 ]
 
-_BITS = {8: torch.int64, 4: torch.int32}
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -215,8 +215,8 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: in
 def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
     """A probe: the first output of the operator, the only one that is differentiable."""
 
-    def probe(*args: object) -> Tensor:
-        return getattr(getattr(torch.ops.aten, operator), overload)(*args)[0]
+    def probe(*args: object, **kwargs: object) -> Tensor:
+        return getattr(getattr(torch.ops.aten, operator), overload)(*args, **kwargs)[0]
 
     return probe
 

@@ -1,0 +1,222 @@
+"""Weight normalization, w = v g / |v|, where the norm is along all dims but one.
+
+With u = v / |v| and <.> the sum along these dims, and a cotangent G of w:
+
+    dw = dg u + g du,    du = (dv - u <u dv>) / |v|;        gg = <G u>,    gv = g A / |v|,    A = G - u <G u>.
+
+The latter is a gradient, and so its derivative in v and g is symmetric: tangents of the two are cotangents of them too,
+
+    dgg = <dG u> + <G du>,    dgv = (dg - g <u dv> / |v|) A / |v| + g (dG - du <G u> - u dgg) / |v|.
+
+The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are functions of v,
+where the saved ones are the scale at which nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .normalization import constant, random, uneven, wide
+
+
+class _Weight:
+    """u, |v|, and sums along the dims of the norm."""
+
+    def __init__(self, v: Tensor, norms: Tensor, dim: int) -> None:
+        self.dims = [d for d in range(v.dim()) if d != dim % v.dim()]
+        scale = constant(wide(norms))
+        scaled = wide(v) / scale
+        relative = self.sum(scaled.square()).sqrt()
+        self.u, self.norm = scaled / relative, scale * relative
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.sum(self.dims, keepdim=True) if self.dims else x
+
+    def along(self, v_t: Tensor) -> Tensor:
+        """du."""
+        return (v_t - self.u * self.sum(self.u * v_t)) / self.norm
+
+
+def _wide(*tensors: Tensor | None) -> list[Any]:
+    return [None if x is None else wide(x) for x in tensors]
+
+
+@formula
+def weight_norm_jvp(
+    v: Tensor, v_t: Tensor | None, g: Tensor, g_t: Tensor | None, saved_norms: Tensor, dim: int
+) -> Tensor:
+    """Tangent of w: dg u + g du.
+
+    Args:
+        v: the direction, real.
+        g: the norm of w, of size 1 along all dims but ``dim``.
+        v_t, g_t: tangents; None for zero.
+        saved_norms: |v| as _weight_norm_interface returns it; a function of v here.
+        dim: the dim along which there is no norm.
+
+    Returns:
+        The shape of v.
+
+    Note:
+        Where not differentiable: at v = 0, where the result is nan.
+
+    References:
+        Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
+    """
+    w = _Weight(v, saved_norms, dim)
+    v_t, g_t, wide_g = _wide(v_t, g_t, g)
+    found = torch.zeros_like(w.u) if v_t is None else wide_g * w.along(v_t)
+    return (found if g_t is None else found + g_t * w.u).to(v.dtype)
+
+
+@formula(kernel=("default",))
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of v and g, given that of w: g (G - u <G u>) / |v|, and <G u>.
+
+    Args:
+        grad_w: G, the shape of v.
+        saved_v, saved_g, saved_norms, dim: see `weight_norm_jvp`.
+
+    Returns:
+        The shapes of v and g.
+
+    Note:
+        Where not differentiable: as `weight_norm_jvp`.
+
+    References:
+        ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
+    """
+    w = _Weight(saved_v, saved_norms, dim)
+    G, g = _wide(grad_w, saved_g)
+    of_g = w.sum(G * w.u)
+    of_v = g * (G - w.u * of_g) / w.norm
+    return of_v.to(saved_v.dtype).contiguous(), of_g.to(saved_g.dtype).contiguous()
+
+
+@weight_norm_backward.impl("default")
+def _(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> tuple[Tensor, ...]:
+    found = torch.ops.aten._weight_norm_interface_backward(grad_w.contiguous(), saved_v, saved_g, saved_norms, dim)
+    return tuple(f.contiguous() for f in found)
+
+
+@formula
+def weight_norm_backward_jvp(
+    grad_w: Tensor,
+    grad_w_t: Tensor | None,
+    saved_v: Tensor,
+    saved_v_t: Tensor | None,
+    saved_g: Tensor,
+    saved_g_t: Tensor | None,
+    saved_norms: Tensor,
+    dim: int,
+) -> tuple[Tensor, Tensor]:
+    """Tangents of the two gradients; without ``grad_w_t`` also cotangents of v and g, given those of the gradients.
+
+    Args:
+        grad_w, saved_v, saved_g, saved_norms, dim: see `weight_norm_backward`.
+        grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
+
+    Returns:
+        The shapes of v and g.
+
+    Note:
+        Where not differentiable: as `weight_norm_jvp`.
+
+    References:
+        The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for constants.
+    """
+    w = _Weight(saved_v, saved_norms, dim)
+    G, G_t, v_t, g, g_t = _wide(grad_w, grad_w_t, saved_v_t, saved_g, saved_g_t)
+    G_u = w.sum(G * w.u)
+    A = (G - w.u * G_u) / w.norm
+    of_v, of_g = torch.zeros_like(w.u), torch.zeros_like(G_u)
+    if G_t is not None:
+        of_g = w.sum(G_t * w.u)
+        of_v = g * (G_t - w.u * of_g) / w.norm
+    if v_t is not None:
+        u_t = w.along(v_t)
+        along = w.sum(G * u_t)
+        of_g = of_g + along
+        of_v = of_v - g * (w.sum(w.u * v_t) * A + u_t * G_u + w.u * along) / w.norm
+    if g_t is not None:
+        of_v = of_v + g_t * A
+    return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
+
+
+def _vjp(grad_result0: Tensor, v: Tensor, g: Tensor, result1: Tensor, dim: int) -> tuple[Tensor, ...]:
+    return weight_norm_backward(grad_result0, v, g, result1, dim)
+
+
+def _double_vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_w: Tensor,
+    saved_v: Tensor,
+    saved_g: Tensor,
+    saved_norms: Tensor,
+    dim: int,
+) -> tuple[Tensor, ...]:
+    of_v, of_g = weight_norm_backward_jvp(grad_w, None, saved_v, grad_result0, saved_g, grad_result1, saved_norms, dim)
+    return weight_norm_jvp(saved_v, grad_result0, saved_g, grad_result1, saved_norms, dim), of_v, of_g
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    v, g = (random(3, 4, dtype=dtype, device=device, seed=k) for k in (0, 1))
+    yield Sample(v, g[:, :1].contiguous(), 0)
+    yield Sample(v, g[:1], 1)
+    yield Sample(v.reshape(2, 3, 2), g[0, :2].reshape(2, 1, 1), 0)
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for v, g, dim in (s.args for s in _samples(dtype, device)):
+        norms = torch.ops.aten._weight_norm_interface(v, g, dim)[1]
+        yield Sample(random(*v.shape, dtype=dtype, device=device, seed=2), v, g, norms, dim)
+
+
+def _probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
+    """The first output, the only one that is differentiable. PyTorch's kernel reads tensors as if they were contiguous."""
+    return torch.ops.aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
+
+
+def _backward_probe(grad_w: Tensor, v: Tensor, g: Tensor, _: Tensor, dim: int) -> Any:
+    """The backward with the norms of its input, in place of any others."""
+    grad_w, v, g = grad_w.contiguous(), v.contiguous(), g.contiguous()
+    norms = torch.ops.aten._weight_norm_interface(constant(v), constant(g), dim)[1]
+    return uneven(*torch.ops.aten._weight_norm_interface_backward(grad_w, v, g, norms, dim))
+
+
+rule(
+    "aten::_weight_norm_interface",
+    vjp={("v", "g"): _vjp},
+    jvp={"result0": weight_norm_jvp.bind(saved_norms="result1")},
+    uses=weight_norm_backward,
+    not_differentiable="result1",
+    improves="values",
+    source="ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868",
+    samples=_samples,
+    probe=_probe,
+)
+rule(
+    "aten::_weight_norm_interface_backward",
+    vjp={("grad_w", "saved_v", "saved_g"): _double_vjp, "saved_norms": lambda grad_result0: None},
+    jvp={("result0", "result1"): weight_norm_backward_jvp},
+    uses=(weight_norm_jvp, weight_norm_backward_jvp),
+    improves="missing",
+    source="ATen has none; Salimans, Kingma, Weight Normalization, arXiv:1602.07868",
+    samples=_backward_samples,
+    probe=_backward_probe,
+)
