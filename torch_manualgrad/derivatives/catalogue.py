@@ -181,3 +181,12 @@ gap(
     "aten::miopen_rnn_backward",
     reason="the derivative of a derivative that only AMD devices have",
 )
+
+gap(
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+    reason="how many values there are jumps where two become equal; PyTorch has no derivative either",
+)
