@@ -1,4 +1,8 @@
-"""logsumexp: its derivative is the softmax w = exp(x - result), in every order, and 0 where the result is -inf."""
+"""logsumexp: its derivative is the softmax w = exp(x - result), in every order, and 0 where the result is -inf.
+
+Divided by its sum, w does not depend on the result, which is a constant to every derivative. Where x is large this is more
+accurate, too: its exponentials add up to 1 only to within the rounding of the result.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,21 @@ from .dims import restore_reduced_dims
 from .norm import spread
 
 
-def _weights(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    result = restore_reduced_dims(result, x.dim(), dim, keepdim)
-    empty = (result.real if result.is_complex() else result).detach() == -torch.inf
-    return torch.where(empty, 0, torch.where(empty, 0, x - result).exp())
+def _softmax(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
+    e = (x - torch.where(shift.isinf(), 0, shift)).exp()
+    empty = (shift.real if shift.is_complex() else shift) == -torch.inf
+    return e / torch.where(empty, 1, e.sum(dim, keepdim=True))
 
 
 @formula
 def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    """Cotangent of x, given that of log sum exp(x): grad conj(exp(x - result)).
+    """Cotangent of x, given that of log sum exp(x): grad conj(w).
 
     Args:
         grad: cotangent of the result.
         self: x, real or complex.
-        result: what the forward returned, with its dependence on x for higher orders.
+        result: what the forward returned.
         dim: the reduced dims.
         keepdim: whether ``grad`` and ``result`` have the reduced dims.
 
@@ -40,22 +45,22 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
     References:
         ATen logsumexp_backward.
     """
-    return restore_reduced_dims(grad, self.dim(), dim, keepdim) * _weights(self, result, dim, keepdim).conj()
+    return restore_reduced_dims(grad, self.dim(), dim, keepdim) * _softmax(self, result, dim, keepdim).conj()
 
 
 @formula
 def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    """Tangent of log sum exp(x): the sum of exp(x - result) t.
+    """Tangent of log sum exp(x): the sum of w t.
 
     Args:
         self_p: x, real or complex.
         self_t: t, its tangent.
-        result: what the forward returned, with its dependence on x for higher orders.
+        result: what the forward returned.
         dim: the reduced dims.
         keepdim: whether the result has them.
 
     Returns:
-        The shape of ``result``.
+        The shape of the result.
 
     Note:
         Where not differentiable: as `logsumexp_backward`.
@@ -63,7 +68,7 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     References:
         ATen logsumexp_jvp and safe_logsumexp_jvp.
     """
-    return (_weights(self_p, result, dim, keepdim) * self_t).sum(dim, keepdim)
+    return (_softmax(self_p, result, dim, keepdim) * self_t).sum(dim, keepdim)
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
