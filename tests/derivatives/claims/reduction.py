@@ -39,6 +39,12 @@ def large_and_complex():
     return jvp(lambda x: torch.logcumsumexp(x, 0), (x,), (torch.ones_like(x),))[1].real
 
 
+def over_an_empty_list_of_dims(deviation):
+    """It means all dims."""
+    x = random(2, 3)
+    return point(lambda: grad(lambda x: deviation(x, []))(x), grad(lambda x: deviation(x, [0, 1]))(x))
+
+
 NOTHING = torch.full((2,), -math.inf, dtype=F64)
 PROOFS = {
     "aten::linalg_vector_norm": {"values": second_at_zero(torch.linalg.vector_norm)},
@@ -76,6 +82,15 @@ PROOFS = {
         ]
     },
     "aten::logsumexp": {"values": [point(lambda: grad(lambda x: torch.logsumexp(x, 0))(NOTHING), [0.0, 0.0])]},
-    "aten::std.correction": {"values": [at_equal_entries(torch.std)]},
-    "aten::std_mean.correction": {"values": [at_equal_entries(lambda x: torch.std_mean(x)[0])]},
+    "aten::var.correction": {"values": [over_an_empty_list_of_dims(lambda x, dim: torch.var(x, dim))]},
+    "aten::var_mean.correction": {"values": [over_an_empty_list_of_dims(lambda x, dim: torch.var_mean(x, dim)[0])]},
+    "aten::std.correction": {
+        "values": [at_equal_entries(torch.std), over_an_empty_list_of_dims(lambda x, dim: torch.std(x, dim))]
+    },
+    "aten::std_mean.correction": {
+        "values": [
+            at_equal_entries(lambda x: torch.std_mean(x)[0]),
+            over_an_empty_list_of_dims(lambda x, dim: torch.std_mean(x, dim)[0]),
+        ]
+    },
 }  # fmt: skip

@@ -43,14 +43,14 @@ def recurrence(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([pairs, even[..., half:]], -1)
 
 
-def _before(x: Tensor, first: float) -> Tensor:
-    """The entry before each one along the last dim."""
-    return torch.cat([torch.full_like(x[..., :1], first), x[..., :-1]], -1)
+def _before(x: Tensor) -> Tensor:
+    """The entry before each one along the last dim, and 1 before the first."""
+    return torch.cat([torch.ones_like(x[..., :1]), x[..., :-1]], -1)
 
 
 def _pull(a: Tensor, g: Tensor) -> Tensor:
     """S_k = g_k + conj(a_(k+1)) S_(k+1) along the last dim."""
-    return recurrence(_before(a.conj().flip(-1), 1.0), g.flip(-1)).flip(-1)
+    return recurrence(_before(a.conj().flip(-1)), g.flip(-1)).flip(-1)
 
 
 @formula
@@ -72,7 +72,7 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
     if grad.dim() == 0:
         return grad
     x, P, g = (widened(y, grad).movedim(dim, -1) for y in (input, output, grad))
-    return (_before(P, 1.0).conj() * _pull(x, g)).movedim(-1, dim).to(grad.dtype)
+    return (_before(P).conj() * _pull(x, g)).movedim(-1, dim).to(grad.dtype)
 
 
 @formula
@@ -94,12 +94,12 @@ def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Ten
     if result.dim() == 0:
         return self_t.to(result.dtype)
     t, x, P = (widened(y, result).movedim(dim, -1) for y in (self_t, self_p, result))
-    return recurrence(x, _before(P, 1.0) * t).movedim(-1, dim).to(result.dtype)
+    return recurrence(x, _before(P) * t).movedim(-1, dim).to(result.dtype)
 
 
 def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
     """(a, w) of log cumsum exp, along the last dim; w = 0 where l is -inf, as by convention nothing depends on x there."""
-    before = _before(l, 0.0)
+    before = torch.cat([l[..., :1], l[..., :-1]], -1)
     level = l.real if l.is_complex() else l
     level_before = before.real if l.is_complex() else before
     same = level.isinf() & (level == level_before)

@@ -5,14 +5,15 @@
 Where not differentiable: std of equal entries, whose derivatives are 0 in every order. With no more entries than c, the
 variance is infinite or nan, and so is its derivative.
 
-PyTorch's reverse mode of std is right in every order, and keeps plain calls; forward mode and reverse mode together give nan
-for equal entries.
+PyTorch's reverse mode is right in every order, and keeps plain calls; but for an empty list of dims, which means all, where it
+takes N for 1. Its reverse over forward mode of std gives nan for equal entries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -217,18 +218,23 @@ def _mean_jvp(self_t: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tenso
     return self_t.mean(dim or [], keepdim)
 
 
+def _pytorch_is_right(self: Tensor, dim: Sequence[int] | None, *_: Any) -> bool:
+    return dim is None or len(dim) > 0
+
+
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     x = spread((2, 3, 2), dtype, device)
     yield Sample(x)
     yield Sample(x, [1], correction=0)
     yield Sample(x.mT, [0, -1], correction=1.5, keepdim=True)
-    yield Sample(x, [], keepdim=True)
 
 
 rule(
     "aten::var.correction",
     vjp={"self": var_backward},
     jvp={"result": var_jvp},
+    improves="values",
+    defer_to_stock=_pytorch_is_right,
     source="ATen var_backward",
     samples=_samples,
 )
@@ -237,7 +243,7 @@ rule(
     vjp={"self": std_backward},
     jvp={"result": std_jvp},
     improves="values",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=_pytorch_is_right,
     source="ATen std_backward",
     samples=_samples,
 )
@@ -245,6 +251,8 @@ rule(
     "aten::var_mean.correction",
     vjp={"self": var_mean_backward.bind(gvar="grad_result0", gmean="grad_result1")},
     jvp={"result0": var_jvp, "result1": _mean_jvp},
+    improves="values",
+    defer_to_stock=_pytorch_is_right,
     source="ATen var_mean_backward",
     samples=_samples,
 )
@@ -253,7 +261,7 @@ rule(
     vjp={"self": std_mean_backward.bind(gstd="grad_result0", gmean="grad_result1", std="result0")},
     jvp={"result0": std_jvp.bind(result="result0"), "result1": _mean_jvp},
     improves="values",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=_pytorch_is_right,
     source="ATen std_mean_backward",
     samples=_samples,
 )
