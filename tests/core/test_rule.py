@@ -347,10 +347,18 @@ def test_refused(name, about, message):
 
 
 def test_a_name_that_means_two_things_is_refused():
-    op = define("(Tensor grad) -> Tensor", lambda grad: 2 * grad)
-    with pytest.raises(ValueError, match="asks for 'grad', which names two things here"):
-        local(op.name, vjp={"grad": lambda grad: 7 * grad})
+    op = define("(Tensor grad_result, Tensor grad) -> Tensor", lambda grad_result, grad: 2 * grad)
+    with pytest.raises(ValueError, match="asks for 'grad_result', which names two things here"):
+        local(op.name, vjp={"grad": lambda grad_result: 7 * grad_result})
     local(op.name, vjp={"grad": lambda output_mask: 0})  # not asked for, no conflict
+
+
+def test_the_cotangent_beside_an_input_that_is_called_grad():
+    op = define("(Tensor grad) -> Tensor", lambda grad: grad.square())
+    rule = local(op.name, vjp={"grad": lambda grad_result, grad: 2 * grad * grad_result})
+    x = torch.tensor(3.0, requires_grad=True)
+    with mg.override(rule):
+        assert torch.autograd.grad(op(x), x)[0] == 6
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------

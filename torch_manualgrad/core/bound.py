@@ -99,9 +99,8 @@ class Bound(Derivative):
         self.tensor_places = [known.index(n) for n in tensors]
         self.constant_places = [known.index(n) for n in constants]
         self._lists = [i for i, n in enumerate(tensors) if entries[n].is_tensor_list]
-        grads = ["grad"] if len(signature.returns) == 1 else [f"grad_{n}" for n in signature.output_names]
-        self.grad_names = grads
-        names = [*tensors, *constants, *facts, *grads, "output_mask"]
+        self.grad_names = signature.cotangent_names
+        names = [*tensors, *constants, *facts, *self.grad_names, "output_mask"]
         self.vjps = [
             (_Plan(rule.name, "vjp", self._meant(f), names), [signature.names.index(n) for n in key])
             for key, f in rule.vjp.items()

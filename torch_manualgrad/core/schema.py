@@ -75,6 +75,8 @@ class Signature:
         ]
         self.names = [a.name for a in self.arguments]
         self.output_names = [r.name for r in self.returns]
+        short = len(self.returns) == 1 and "grad" not in self.names
+        self.cotangent_names = ["grad"] if short else [f"grad_{n}" for n in self.output_names]
         self.tensor_like = [i for i, a in enumerate(self.arguments) if a.is_tensor_like]
         self.tensor_names = [self.names[i] for i in self.tensor_like]
         self.lists = [i for i, a in enumerate(self.arguments) if a.is_tensor_list]

@@ -227,3 +227,12 @@ gap(
     "aten::lift",
     reason="it returns its argument itself, which an autograd function of Python takes for a view; PyTorch has its derivative",
 )
+
+gap(
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+    reason="how many values there are jumps where two become equal; PyTorch has no derivative either",
+)

@@ -1,5 +1,29 @@
 """Every family of reductions: importing one enters its formulas and rules in the registries."""
 
-from . import distance, norm, renorm
+from . import (
+    cumulative,
+    distance,
+    distance_backward,
+    extrema,
+    logsumexp,
+    norm,
+    products,
+    renorm,
+    selection,
+    sums,
+    variance,
+)
 
-__all__ = ["distance", "norm", "renorm"]
+__all__ = [
+    "cumulative",
+    "distance",
+    "distance_backward",
+    "extrema",
+    "logsumexp",
+    "norm",
+    "products",
+    "renorm",
+    "selection",
+    "sums",
+    "variance",
+]

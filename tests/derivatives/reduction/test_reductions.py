@@ -1,0 +1,331 @@
+"""Reductions at their special points, and to third order: zeros, infinities, ties, nan, empty tensors, conventions."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from ops_for_tests import random
+from torch import nan, tensor
+from torch.func import grad, jvp
+
+import torch_manualgrad as mg
+
+F64 = torch.float64
+INF = math.inf
+
+
+def weighted(f):
+    """A number made of the real and imaginary parts of what f returns, each with another weight."""
+
+    def number(x):
+        y = f(x)
+        y = torch.view_as_real(y.resolve_conj()) if y.is_complex() else y
+        return (y * torch.arange(1, y.numel() + 1, dtype=F64).sin().reshape(y.shape)).sum()
+
+    return number
+
+
+def along(f, t, mode):
+    """The derivative of a number in the direction t, as a function of the place."""
+    if mode == "fwd":
+        return lambda x: jvp(f, (x,), (t,))[1]
+    return lambda x: (grad(f)(x).conj() * t).real.sum() if x.is_complex() else (grad(f)(x) * t).sum()
+
+
+def third_orders(f, x):
+    """The third derivative along three directions, in all eight nestings."""
+    directions = [random(*x.shape, dtype=x.dtype, seed=9 + i) for i in range(3)]
+    for modes in itertools.product(("rev", "fwd"), repeat=3):
+        g = f
+        for t, mode in zip(directions, modes):
+            g = along(g, t, mode)
+        yield modes, g(x)
+
+
+def by_differences(f, x, step=0.02):
+    """The same from the first derivatives, which are tested by themselves, and differences of fourth order of these."""
+    a, b, c = [random(*x.shape, dtype=x.dtype, seed=9 + i) for i in range(3)]
+    first = along(f, a, "rev")
+
+    def difference(g, t):
+        return lambda x: (
+            (8 * (g(x + step * t) - g(x - step * t)) - (g(x + 2 * step * t) - g(x - 2 * step * t))) / (12 * step)
+        )
+
+    return difference(difference(first, b), c)(x)
+
+
+NONLINEAR = {
+    "prod": torch.prod,
+    "prod along a dim": lambda x: torch.prod(x, 1),
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 1),
+    "logsumexp": lambda x: torch.logsumexp(x, 1),
+    "var": lambda x: torch.var(x, 1),
+    "std": lambda x: torch.std(x, 1, correction=0),
+    "std_mean": lambda x: torch.cat(torch.std_mean(x, 1)).real,
+}
+ZEROS = tensor([[0.0, 0.0, 1.5, 0.7], [0.8, 0.0, -1.2, 0.5]], dtype=F64)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_third_order_in_all_nestings(name, dtype):
+    f = weighted(NONLINEAR[name])
+    for x in [random(2, 4, dtype=dtype), ZEROS.to(dtype)] if "prod" in name else [random(2, 4, dtype=dtype)]:
+        with mg.override("*"):
+            expected = by_differences(f, x)
+            for modes, found in third_orders(f, x):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=modes: f"{n}: {m}")
+
+
+def distances(x):
+    """Those of cdist's and pdist's backward operators, as functions of points."""
+    d = torch.cdist(x.detach(), x.detach() + 1, 3.0, compute_mode="donot_use_mm_for_euclid_dist")
+    g = torch.ops.aten._cdist_backward(x.new_ones(3, 3), x.contiguous(), x.contiguous() + 1, 3.0, d)
+    return g, torch.ops.aten._pdist_backward(x.new_ones(3), x.contiguous(), 2.5, torch.pdist(x.detach(), 2.5))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["cdist", "pdist"])
+def test_third_order_of_the_backward_of_distances(which):
+    f, x = weighted(lambda x: distances(x)[which]), random(3, 2)
+    with mg.override("*"):
+        expected = by_differences(f, x, 2e-3)
+        for modes, found in third_orders(f, x):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=modes: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, 4.0, INF])
+def test_the_backward_of_distances_at_points_that_coincide_is_finite(p):
+    x = tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 5.0]], dtype=F64)
+    g = torch.ones(3, 3, dtype=F64)
+
+    def f(x):
+        cdist = torch.ops.aten._cdist_backward(g, x, x.detach(), p, torch.cdist(x.detach(), x.detach(), p))
+        return (cdist + torch.ops.aten._pdist_backward(g[0], x, p, torch.pdist(x.detach(), p))).sin().sum()
+
+    with mg.override("*"):
+        for mode in ("rev", "fwd"):
+            assert grad(along(f, torch.ones_like(x), mode))(x).isfinite().all()
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+def others(x, dim):
+    """By leaving out one entry at a time."""
+    n = x.shape[dim]
+    index = torch.arange(n)
+    return torch.stack([x.index_select(dim, index[index != i]).prod(dim) for i in range(n)], dim)
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("zeros", [0, 1, 2, 5])
+def test_products_of_the_others(n, zeros):
+    x = random(2, n, 3)
+    x[:, : min(zeros, n)] = 0
+    found = mg.ops.prod_backward(torch.ones(2, 3, dtype=F64), x, 1)
+    torch.testing.assert_close(found, others(x, 1))
+    torch.testing.assert_close(mg.ops.prod_backward(torch.ones(2, 1, 3, dtype=F64), x, -2, True), found)
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+def test_cumulative_products_of_any_length(n):
+    x, g = random(3, n), random(3, n, seed=1)
+    x[1, n // 2] = 0
+    P = x.cumprod(1)
+    expected = torch.autograd.functional.vjp(lambda x: x.cumprod(1), x, g)[1]
+    torch.testing.assert_close(mg.ops.cumprod_backward(g, x, 1, P), expected)
+    torch.testing.assert_close(
+        (mg.ops.cumprod_jvp(g, x, P, 1) * g).sum(), (mg.ops.cumprod_backward(g, x, 1, P) * g).sum()
+    )
+
+
+def test_a_long_cumulative_product_beside_pytorchs():
+    x = (1 + 0.01 * random(20_000)).float()
+    g = random(20_000, seed=1).float()
+    expected = torch.autograd.functional.vjp(lambda x: x.double().cumprod(0).float(), x, g)[1]
+    torch.testing.assert_close(mg.ops.cumprod_backward(g, x, 0, x.cumprod(0)), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("product", [torch.prod, lambda x: torch.prod(x, 0), lambda x: torch.cumprod(x, 0)[-1]])
+def test_products_that_leave_the_range(product):
+    for x in ([1e-200, 2e-200], [1e200, 2e200]):
+        x = tensor(x, dtype=F64, requires_grad=True)
+        with mg.override():
+            (first,) = torch.autograd.grad(product(x), x, create_graph=True)
+            assert torch.equal(first.detach(), x.detach().flip(0))
+            assert torch.autograd.grad(first[0], x)[0].tolist() == [0, 1]
+
+
+# -- exponentials -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduce", [lambda x: torch.logsumexp(x, -1), lambda x: torch.logcumsumexp(x, -1)[..., -1]])
+@pytest.mark.parametrize("given", [[-INF, -INF], [-INF, 1.0, 2.0], [1.0, -INF], [-INF, -INF, 3.0, -INF, 800.0]])
+def test_minus_infinity_counts_for_nothing(reduce, given):
+    x = tensor(given, dtype=F64)
+    finite = x.isfinite()
+    expected = torch.zeros_like(x)
+    expected[finite] = x[finite].softmax(0)
+    with mg.override():
+        found = grad(reduce)(x)
+        torch.testing.assert_close(found, expected)
+        t = torch.arange(1.0, 1 + len(x), dtype=F64)
+        torch.testing.assert_close(jvp(reduce, (x,), (t,))[1], (expected * t).sum())
+        second = torch.diag(expected) - torch.outer(expected, expected)
+        for mode in ("rev", "fwd"):
+            torch.testing.assert_close(grad(along(reduce, t, mode))(x), second @ t)
+            torch.testing.assert_close(jvp(along(reduce, t, mode), (x,), (t,))[1], t @ second @ t)
+
+
+def test_plus_infinity_is_as_in_pytorch():
+    for x in ([INF, 1.0], [1.0, INF, 2.0]):
+        x = tensor(x, dtype=F64)
+        for reduce in (lambda x: torch.logsumexp(x, 0), lambda x: torch.logcumsumexp(x, 0)[0]):
+            expected = grad(reduce)(x)
+            with mg.override():
+                torch.testing.assert_close(grad(reduce)(x), expected, equal_nan=True)
+
+
+def test_complex_exponentials_that_overflow():
+    x = tensor([1e4 + 1j, 0.5j, 1e4 - 1j, 2.0], dtype=torch.complex128)
+    t = random(4, dtype=torch.complex128)
+    w = (x - x[0]).exp()
+    with mg.override():
+        found = jvp(lambda x: torch.logcumsumexp(x, 0), (x,), (t,))[1]
+        torch.testing.assert_close(found, (w * t).cumsum(0) / w.cumsum(0))
+
+
+# -- variances --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, dtype=F64), torch.full((2, 3), 0.5, dtype=F64), tensor(2.0, dtype=F64)])
+@pytest.mark.parametrize("deviation", [torch.std, lambda x, **c: torch.std_mean(x, **c)[0]])
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_equal_entries_have_no_derivative_in_any_order(x, deviation, which):
+    def f(x):
+        return deviation(x, correction=0)
+
+    t = torch.ones_like(x).cumsum(0) if x.dim() else x
+    with mg.override(*which):
+        assert grad(f)(x).eq(0).all()
+        for modes in itertools.product(("rev", "fwd"), repeat=2):
+            g = along(along(f, t, modes[0]), t, modes[1])
+            assert g(x) == 0 and grad(g)(x).eq(0).all()
+
+
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_an_empty_list_of_dims_means_all(which, keepdim):
+    x, t = random(2, 3), random(2, 3, seed=1)
+    for f in (
+        torch.var,
+        torch.std,
+        lambda *a, **k: torch.std_mean(*a, **k)[0],
+        lambda *a, **k: torch.var_mean(*a, **k)[0],
+    ):
+        every = [weighted(lambda x, f=f, dim=dim: f(x, dim, correction=1, keepdim=keepdim)) for dim in ([0, 1], [])]
+        with mg.override(*which):
+            for modes in itertools.product(("rev", "fwd"), repeat=2):
+                expected, found = (along(along(g, t, modes[0]), t, modes[1])(x) for g in every)
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dim", [None, [0], [0, 1]])
+@pytest.mark.parametrize("correction", [0, 1, 2, 3, 6])
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_degrees_of_freedom(dim, correction):
+    x = random(2, 3)
+    x[:, 1] = 4
+    for f in (torch.var, torch.std):
+        sizes = 2 if dim == [0] else 6
+        expected = torch.func.jacrev(lambda x, f=f: f(x, dim, correction=correction))(x)
+        with mg.override("*"):
+            found = torch.func.jacrev(lambda x, f=f: f(x, dim, correction=correction))(x)
+        if correction < sizes:
+            torch.testing.assert_close(found, expected)
+        else:
+            assert not found.isfinite().any() or (found[found.isfinite()] == 0).all()
+
+
+# -- ties and nan -----------------------------------------------------------------------------------------------------
+
+TIES = tensor([[2.0, 5.0, 2.0, 5.0], [5.0, 2.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]], dtype=F64)
+ALL = [torch.amax, torch.amin, torch.max, torch.min, torch.median, torch.nanmedian]
+ALL += [lambda x: torch.aminmax(x)[0], lambda x: torch.aminmax(x)[1]]
+PAIRS = [torch.max, torch.min, torch.median, torch.nanmedian, torch.mode, torch.sort, torch.cummax, torch.cummin]
+ALONG = [lambda x, d, f=f: f(x, d)[0] for f in PAIRS]
+ALONG += [torch.amax, torch.amin, lambda x, d: torch.kthvalue(x, 2, d)[0], lambda x, d: torch.topk(x, 2, d)[0]]
+ALONG += [lambda x, d, i=i: torch.aminmax(x, dim=d)[i] for i in range(2)]
+
+
+def with_nan():
+    x = TIES.clone()
+    x[0, 1] = nan
+    return x
+
+
+@pytest.mark.parametrize("x", [TIES, with_nan()], ids=["ties", "nan"])
+@pytest.mark.parametrize("reduce", [*ALL, *[lambda x, f=f, d=d: f(x, d) for f in ALONG for d in (0, -1)]])
+def test_who_gets_the_cotangent_is_as_in_pytorch(reduce, x):
+    f = weighted(reduce)
+    t = random(*x.shape)
+    expected = grad(f)(x), jvp(f, (x,), (t,))[1]
+    with mg.override("*"):
+        found = grad(f)(x), jvp(f, (x,), (t,))[1]
+        assert grad(along(f, t, "rev"))(x).nan_to_num().eq(0).all()
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a[b.isfinite()], b[b.isfinite()])
+    torch.testing.assert_close(found[0], expected[0], equal_nan=True)
+
+
+def test_nansum_of_an_infinite_cotangent():
+    x = tensor([1.0, nan], dtype=F64, requires_grad=True)
+    with mg.override("*"):
+        assert torch.autograd.grad(x.nansum(), x, tensor(INF, dtype=F64))[0].tolist() == [INF, 0]
+
+
+# -- shapes and dtypes ------------------------------------------------------------------------------------------------
+
+CALLS = {
+    "sum": lambda x, **dtype: x.sum((0, -1), keepdim=True, **dtype),
+    "sum of all": lambda x, **dtype: x.sum(**dtype),
+    "nansum": lambda x, **dtype: x.real.nansum(1, **dtype),
+    "mean": lambda x, **dtype: x.mean([], **dtype),
+    "mean of all": lambda x, **dtype: x.mean(**dtype),
+    "prod": lambda x, **dtype: x.prod(1, **dtype),
+    "prod of all": lambda x, **dtype: x.prod(**dtype),
+    "cumsum": lambda x, **dtype: x.cumsum(0, **dtype),
+    "cumprod": lambda x, **dtype: x.cumprod(1, **dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.complex64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_the_gradient_has_the_dtype_of_its_input(name, dtype):
+    if name == "nansum" and dtype.is_complex:
+        return
+    x = random(2, 3, 2).float().requires_grad_()
+    found = []
+    # PyTorch raises where a complex cotangent meets a real input
+    for which, given in (([], torch.float64 if dtype.is_complex else dtype), (["*"], dtype)):
+        with mg.override(*which) if which else torch.enable_grad():
+            y = CALLS[name](x, dtype=given)
+            found.append(torch.autograd.grad(y, x, torch.ones_like(y)))
+    assert found[1][0].dtype == torch.float32
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
+def test_empty(shape):
+    x = torch.zeros(shape, dtype=F64, requires_grad=True)
+    calls = [torch.sum, torch.nansum, torch.mean, torch.prod, torch.std, torch.var]
+    calls += [lambda x, f=f: f(x, 0) for f in (torch.sum, torch.prod, torch.cumsum, torch.cumprod, torch.logcumsumexp)]
+    calls += [lambda x: torch.logsumexp(x, [0]), lambda x: torch.sort(x)[0], lambda x: torch.cummax(x, 0)[0]]
+    for call in calls:
+        with mg.override("*"):
+            y = call(x)
+            (first,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        assert first.shape == x.shape

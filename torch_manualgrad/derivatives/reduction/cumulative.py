@@ -1,0 +1,198 @@
+"""Cumulative products, and logarithms of cumulative sums of exponentials.
+
+Both tangents, and both cotangents from the last entry to the first, obey a linear recurrence y_m = a_m y_(m-1) + b_m. With P
+the result, for the product
+
+    jvp: y_m = x_m y_(m-1) + P_(m-1) t_m,       vjp: G_k = conj(P_(k-1)) S_k,  S_k = g_k + conj(x_(k+1)) S_(k+1),
+
+and for l = log cumsum exp(x)
+
+    jvp: y_m = a_m y_(m-1) + w_m t_m,           vjp: G_k = conj(w_k) S_k,      S_k = g_k + conj(a_(k+1)) S_(k+1),
+    a_m = exp(l_(m-1) - l_m),  w_m = exp(x_m - l_m).
+
+Nothing is divided by x, so that zeros are no special case, and the exponentials of real numbers are at most 1. The
+recurrence is solved by pairs, in O(n) operations and O(log n) steps: Blelloch, Prefix sums and their applications,
+CMU-CS-90-190, section 1.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .dims import cast
+from .norm import spread, widened
+
+
+def recurrence(a: Tensor, b: Tensor) -> Tensor:
+    """y_m = a_m y_(m-1) + b_m along the last dim, with y_(-1) = 0."""
+    n = b.shape[-1]
+    if n <= 1:
+        return b
+    half = n // 2
+    a_even, a_odd, b_even, b_odd = a[..., ::2], a[..., 1::2], b[..., ::2], b[..., 1::2]
+    odd = recurrence(a_odd * a_even[..., :half], a_odd * b_even[..., :half] + b_odd)
+    later = a_even[..., 1:] * odd[..., : n - half - 1] + b_even[..., 1:]
+    even = torch.cat([b_even[..., :1], later], -1)
+    pairs = torch.stack([even[..., :half], odd], -1).flatten(-2)
+    return torch.cat([pairs, even[..., half:]], -1)
+
+
+def _before(x: Tensor) -> Tensor:
+    """The entry before each one along the last dim, and 1 before the first."""
+    return torch.cat([torch.ones_like(x[..., :1]), x[..., :-1]], -1)
+
+
+def _pull(a: Tensor, g: Tensor) -> Tensor:
+    """S_k = g_k + conj(a_(k+1)) S_(k+1) along the last dim."""
+    return recurrence(_before(a.conj().flip(-1)), g.flip(-1)).flip(-1)
+
+
+@formula
+def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+    """Cotangent of x, given that of its cumulative products P: conj(P_(k-1)) S_k, see the module.
+
+    Args:
+        grad: cotangent of P.
+        input: x, real or complex.
+        dim: along which the products run.
+        output: P, with its dependence on x for higher orders.
+
+    Returns:
+        The shape of ``input``, in the dtype of ``grad``.
+
+    References:
+        ATen cumprod_backward, which divides by x.
+    """
+    if grad.dim() == 0:
+        return grad
+    x, P, g = (widened(y, grad).movedim(dim, -1) for y in (input, output, grad))
+    return (_before(P).conj() * _pull(x, g)).movedim(-1, dim).to(grad.dtype)
+
+
+@formula
+def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Tensor:
+    """Tangent of the cumulative products P of x: y_m = x_m y_(m-1) + P_(m-1) t_m.
+
+    Args:
+        self_t: t, tangent of x.
+        self_p: x, real or complex.
+        result: P, with its dependence on x for higher orders.
+        dim: along which the products run.
+
+    Returns:
+        The shape and dtype of ``result``.
+
+    References:
+        ATen cumprod_jvp, which divides by x, and whose derivative is wrong at zeros.
+    """
+    if result.dim() == 0:
+        return self_t.to(result.dtype)
+    t, x, P = (widened(y, result).movedim(dim, -1) for y in (self_t, self_p, result))
+    return recurrence(x, _before(P) * t).movedim(-1, dim).to(result.dtype)
+
+
+def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """(a, w) of log cumsum exp, along the last dim; w = 0 where l is -inf, as by convention nothing depends on x there."""
+    before = torch.cat([l[..., :1], l[..., :-1]], -1)
+    level = l.real if l.is_complex() else l
+    level_before = before.real if l.is_complex() else before
+    same = level.isinf() & (level == level_before)
+    empty = level.detach() == -torch.inf
+    a = torch.where(same, 0, before - l).exp()
+    return a, torch.where(empty, 0, torch.where(empty, 0, x - l).exp())
+
+
+@formula
+def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that of l = log cumsum exp(x): conj(w_k) S_k, see the module.
+
+    Args:
+        grad: cotangent of l.
+        self: x, real or complex.
+        result: l, with its dependence on x for higher orders.
+        dim: along which the sums run.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: where l is -inf; the derivative there is 0. Where x is inf it is nan.
+
+    References:
+        ATen logcumsumexp_backward.
+    """
+    x, l, g = (y.unsqueeze(0) if y.dim() == 0 else y.movedim(dim, -1) for y in (self, result, grad))  # noqa: E741
+    a, w = _ratios(x, l)
+    G = w.conj() * _pull(a, g)
+    return G.squeeze(0) if self.dim() == 0 else G.movedim(-1, dim)
+
+
+@formula
+def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -> Tensor:
+    """Tangent of l = log cumsum exp(x): y_m = exp(l_(m-1) - l_m) y_(m-1) + exp(x_m - l_m) t_m.
+
+    Args:
+        self_p: x, real or complex.
+        self_t: t, tangent of x.
+        result: l, with its dependence on x for higher orders.
+        dim: along which the sums run.
+
+    Returns:
+        The shape of ``result``.
+
+    Note:
+        Where not differentiable: as `logcumsumexp_backward`.
+
+    References:
+        ATen logcumsumexp_jvp, which is nan for some complex x.
+    """
+    x, t, l = (y.unsqueeze(0) if y.dim() == 0 else y.movedim(dim, -1) for y in (self_p, self_t, result))  # noqa: E741
+    a, w = _ratios(x, l)
+    y = recurrence(a, w * t)
+    return y.squeeze(0) if result.dim() == 0 else y.movedim(-1, dim)
+
+
+def _cumprod_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 5), dtype, device)
+    yield Sample(x, 1)
+    yield Sample(x.mT, -2, dtype=torch.promote_types(dtype, torch.float64))
+    yield Sample(torch.where((x == x[0, 1]) | (x == x[0, 3]), 0, x), 1)
+    yield Sample(spread((), dtype, device), 0)
+    yield Sample(spread((2, 0), dtype, device), -1)
+
+
+def _logcumsumexp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 5), dtype, device)
+    yield Sample(x, 1)
+    yield Sample(x.mT, -1)
+    yield Sample(spread((), dtype, device), 0)
+    yield Sample(spread((2, 0), dtype, device), -1)
+
+
+rule(
+    "aten::cumprod",
+    vjp={
+        "self": lambda grad, self, dim, result: cast(
+            cumprod_backward(grad, self.to(grad.dtype), dim, result), self.dtype
+        )
+    },
+    jvp={"result": cumprod_jvp},
+    uses=cumprod_backward,
+    improves="values",
+    source="Blelloch, CMU-CS-90-190, section 1.4, for ATen cumprod_backward and cumprod_jvp",
+    samples=_cumprod_samples,
+)
+rule(
+    "aten::logcumsumexp",
+    vjp={"self": logcumsumexp_backward},
+    jvp={"result": logcumsumexp_jvp},
+    improves="values",
+    source="Blelloch, CMU-CS-90-190, section 1.4, for ATen logcumsumexp_backward and logcumsumexp_jvp",
+    samples=_logcumsumexp_samples,
+)

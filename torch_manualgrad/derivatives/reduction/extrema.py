@@ -1,0 +1,214 @@
+"""Largest, smallest and middle entries, as values: amax, amin, aminmax, and max, min, median, nanmedian of all entries.
+
+All entries that attain the value share its cotangent equally, and its tangent is the mean of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .dims import restore_reduced_dims
+from .norm import spread
+
+
+@formula
+def scale_grad_by_count(grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tensor:
+    """Cotangent of x, given that of a value that some entries attain: an equal share for each of these.
+
+    Args:
+        grad: cotangent of the value, with the reduced dims kept.
+        mask: the entries that attain it, (*).
+        dims: the reduced dims; empty for all.
+
+    Returns:
+        The shape of ``mask``; nan where no entry attains the value, as with nan.
+
+    References:
+        ATen scale_grad_by_count.
+    """
+    return torch.where(mask, grad, 0) / mask.sum(dims, True)
+
+
+@formula
+def amaxamin_jvp(x: Tensor, dx: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    """Tangent of the largest or smallest entries: the mean of the tangents of those that attain the value.
+
+    Args:
+        x: (*), real.
+        dx: its tangent.
+        result: the values.
+        dim: the reduced dims; empty for all.
+        keepdim: whether ``result`` has them.
+
+    Returns:
+        The shape of ``result``; nan where no entry attains the value, as with nan.
+
+    References:
+        ATen amaxamin_jvp.
+    """
+    mask = x == restore_reduced_dims(result, x.dim(), dim, keepdim)
+    return torch.where(mask, dx, 0).sum(dim, keepdim) / mask.sum(dim, keepdim)
+
+
+@formula
+def aminmax_backward(
+    self: Tensor,
+    dim: int | None,
+    keepdim: bool,
+    grad_min: Tensor | None,
+    grad_max: Tensor | None,
+    min: Tensor,
+    max: Tensor,
+) -> Tensor:
+    """Cotangent of x, given those of its smallest and largest entries: of each, an equal share for what attains it.
+
+    Args:
+        self: x, (*), real.
+        dim: the reduced dim; None for all.
+        keepdim: whether the values have the reduced dims.
+        grad_min, grad_max: cotangents of the values; None for zero.
+        min, max: the values.
+
+    Returns:
+        The shape of ``self``.
+
+    References:
+        ATen aminmax_backward.
+    """
+    dims = [] if dim is None else [dim]
+    found = None
+    for grad, value in ((grad_min, min), (grad_max, max)):
+        if grad is not None:
+            grad, value = (restore_reduced_dims(y, self.dim(), dims, keepdim) for y in (grad, value))
+            share = scale_grad_by_count(grad, value == self, dims)
+            found = share if found is None else found + share
+    return torch.zeros_like(self) if found is None else found
+
+
+@formula
+def aminmax_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    """Tangent of the smallest or the largest entries: the mean of the tangents of those that attain the value.
+
+    Args:
+        self_p: x, (*), real.
+        self_t: its tangent.
+        result: the values.
+        dim: the reduced dim; None for all.
+        keepdim: whether ``result`` has the reduced dims.
+
+    Returns:
+        The shape of ``result``; nan where no entry attains the value, as with nan.
+
+    References:
+        ATen aminmax_jvp.
+    """
+    return amaxamin_jvp(self_p, self_t, result, [] if dim is None else [dim], keepdim)
+
+
+def _attains(input: Tensor, value: Tensor) -> Tensor:
+    return (input == value) | (input.isnan() & value.isnan())
+
+
+@formula
+def evenly_distribute_backward(grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
+    """Cotangent of x, given that of one of its values: an equal share for each entry that has the value.
+
+    Args:
+        grad: cotangent of the value, 0-dim.
+        input: x, (*), real.
+        value: 0-dim; nan is the value of all entries that are nan.
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen evenly_distribute_backward.
+    """
+    mask = _attains(input, value)
+    return torch.where(mask, grad / mask.sum(), 0)
+
+
+@formula
+def evenly_read_jvp(fw_grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
+    """Tangent of one of the values of x: the mean of the tangents of the entries that have the value.
+
+    Args:
+        fw_grad: tangent of x.
+        input: x, (*), real.
+        value: 0-dim; nan is the value of all entries that are nan.
+
+    Returns:
+        0-dim.
+
+    References:
+        ATen evenly_read_jvp.
+    """
+    mask = _attains(input, value)
+    return torch.where(mask, fw_grad / mask.sum(), 0).sum()
+
+
+def _amax_vjp(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    grad, value = (restore_reduced_dims(y, self.dim(), dim, keepdim) for y in (grad, result))
+    return scale_grad_by_count(grad, value == self, dim)
+
+
+def _dims_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x = spread((2, 3, 2), dtype, device)
+    yield Sample(x, [1])
+    yield Sample(x.mT, [0, -1], True)
+    yield Sample(x)
+    yield Sample(spread((), dtype, device), [-1])
+    yield Sample(spread((0, 2), dtype, device), [1])
+
+
+def _aminmax_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x = spread((2, 3), dtype, device)
+    yield Sample(x, dim=1)
+    yield Sample(x.mT, dim=-1, keepdim=True)
+    yield Sample(x)
+    yield Sample(spread((), dtype, device), dim=0)
+    yield Sample(spread((0, 2), dtype, device), dim=1)
+
+
+def _all_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    yield Sample(spread((2, 4), dtype, device))
+    yield Sample(spread((3, 3), dtype, device).mT)
+    yield Sample(spread((), dtype, device))
+
+
+for name in ("amax", "amin"):
+    rule(
+        f"aten::{name}",
+        vjp={"self": _amax_vjp},
+        jvp={"result": amaxamin_jvp.bind(x="self_p", dx="self_t")},
+        uses=scale_grad_by_count,
+        source="ATen scale_grad_by_count, amaxamin_jvp",
+        samples=_dims_samples,
+    )
+rule(
+    "aten::aminmax",
+    vjp={"self": aminmax_backward},
+    jvp={"min": aminmax_jvp.bind(result="min"), "max": aminmax_jvp.bind(result="max")},
+    source="ATen aminmax_backward, aminmax_jvp",
+    samples=_aminmax_samples,
+)
+for name in ("max", "min", "median", "nanmedian"):
+    rule(
+        f"aten::{name}",
+        vjp={"self": evenly_distribute_backward.bind(input="self", value="result")},
+        jvp={"result": evenly_read_jvp.bind(fw_grad="self_t", input="self_p", value="result")},
+        source="ATen evenly_distribute_backward, evenly_read_jvp",
+        samples=_all_samples,
+    )

@@ -1,0 +1,90 @@
+"""logsumexp: its derivative is the softmax w = exp(x - result), in every order, and 0 where the result is -inf.
+
+Divided by its sum, w does not depend on the result, which is a constant to every derivative. Where x is large this is more
+accurate, too: its exponentials add up to 1 only to within the rounding of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .dims import restore_reduced_dims
+from .norm import spread
+
+
+def _softmax(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
+    e = (x - torch.where(shift.isinf(), 0, shift)).exp()
+    empty = (shift.real if shift.is_complex() else shift) == -torch.inf
+    return e / torch.where(empty, 1, e.sum(dim, keepdim=True))
+
+
+@formula
+def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    """Cotangent of x, given that of log sum exp(x): grad conj(w).
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real or complex.
+        result: what the forward returned.
+        dim: the reduced dims.
+        keepdim: whether ``grad`` and ``result`` have the reduced dims.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: where the result is -inf; the derivative there is 0. Where x is inf it is nan.
+
+    References:
+        ATen logsumexp_backward.
+    """
+    return restore_reduced_dims(grad, self.dim(), dim, keepdim) * _softmax(self, result, dim, keepdim).conj()
+
+
+@formula
+def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    """Tangent of log sum exp(x): the sum of w t.
+
+    Args:
+        self_p: x, real or complex.
+        self_t: t, its tangent.
+        result: what the forward returned.
+        dim: the reduced dims.
+        keepdim: whether the result has them.
+
+    Returns:
+        The shape of the result.
+
+    Note:
+        Where not differentiable: as `logsumexp_backward`.
+
+    References:
+        ATen logsumexp_jvp and safe_logsumexp_jvp.
+    """
+    return (_softmax(self_p, result, dim, keepdim) * self_t).sum(dim, keepdim)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 3, 2), dtype, device)
+    yield Sample(x, [1])
+    yield Sample(x.mT, [0, -1], True)
+    yield Sample(torch.where(x == x[0, 1, 1], -torch.inf, x), [-2]) if not dtype.is_complex else Sample(x, [0])
+    yield Sample(spread((), dtype, device), [-1])
+    yield Sample(spread((0, 2), dtype, device), [1])
+
+
+rule(
+    "aten::logsumexp",
+    vjp={"self": logsumexp_backward},
+    jvp={"result": logsumexp_jvp},
+    improves="values",
+    source="ATen logsumexp_backward, logsumexp_jvp",
+    samples=_samples,
+)

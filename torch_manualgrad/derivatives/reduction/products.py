@@ -1,0 +1,133 @@
+"""Products of all entries, or of those along a dim.
+
+The derivative with respect to an entry is the product e of the others, which is found without a division: it is right where
+entries are zero, however many, and where the product over- or underflows. It is made of products only, and so right in
+every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .dims import cast, restore_reduced_dims
+from .norm import spread
+
+
+def products_of_others(x: Tensor) -> Tensor:
+    """e along the last dim, by a tree: what pairs lack is what their product lacks, times the partner."""
+    n = x.shape[-1]
+    if n <= 1:
+        return torch.ones_like(x)
+    half = n // 2
+    even, odd = x[..., : 2 * half : 2], x[..., 1::2]
+    others = products_of_others(torch.cat([even * odd, x[..., 2 * half :]], -1))
+    of_pairs = others[..., :half]
+    pairs = torch.stack([of_pairs * odd, of_pairs * even], -1).flatten(-2)
+    return torch.cat([pairs, others[..., half:]], -1)
+
+
+def _products_of_others(x: Tensor, dim: int | None) -> Tensor:
+    if x.dim() == 0:
+        return torch.ones_like(x)
+    if dim is None:
+        return products_of_others(x.flatten()).reshape(x.shape)
+    return products_of_others(x.movedim(dim, -1)).movedim(-1, dim)
+
+
+@formula
+def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that of the product along ``dim``: grad conj(e), with e the product of the others.
+
+    Args:
+        grad: cotangent of the product, with ``dim`` kept.
+        inp: x, real or complex.
+        dim: along which the product is taken.
+
+    Returns:
+        The shape of ``inp``.
+
+    References:
+        ATen prod_safe_zeros_backward.
+    """
+    return grad * _products_of_others(inp, dim).conj()
+
+
+@formula
+def prod_backward(grad: Tensor, input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Cotangent of x, given that of its product: grad conj(e), with e the product of the others.
+
+    Args:
+        grad: cotangent of the product.
+        input: x, real or complex.
+        dim: along which the product is taken; None for that of all entries.
+        keepdim: whether ``grad`` has ``dim``.
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen prod_backward, both overloads, which divide the product by x where no entry is zero.
+    """
+    if dim is None:
+        return grad * _products_of_others(input, None).conj()
+    return prod_safe_zeros_backward(restore_reduced_dims(grad, input.dim(), [dim], keepdim), input, dim)
+
+
+def _vjp(grad: Tensor, self: Tensor) -> Tensor:
+    return cast(prod_backward(grad, self.to(grad.dtype)), self.dtype)
+
+
+def _dim_vjp(grad: Tensor, self: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return cast(prod_backward(grad, self.to(grad.dtype), dim, keepdim), self.dtype)
+
+
+def _jvp(self_p: Tensor, self_t: Tensor, result: Tensor) -> Tensor:
+    return (_products_of_others(self_p.to(result.dtype), None) * self_t).sum()
+
+
+def _dim_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return (_products_of_others(self_p.to(result.dtype), dim) * self_t).sum(dim, keepdim)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 3), dtype, device)
+    yield Sample(x)
+    yield Sample(x.mT, dtype=torch.promote_types(dtype, torch.float64))
+    yield Sample(torch.where(x == x.flatten()[2], 0, x))
+    yield Sample(spread((), dtype, device))
+    yield Sample(spread((0, 2), dtype, device))
+
+
+def _dim_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 5), dtype, device)
+    yield Sample(x, 1)
+    yield Sample(x.mT, -2, True, dtype=torch.promote_types(dtype, torch.float64))
+    yield Sample(torch.where(x == x[0, 2], 0, x), 0)
+    yield Sample(spread((), dtype, device), -1)
+    yield Sample(spread((2, 0), dtype, device), 1)
+
+
+rule(
+    "aten::prod",
+    vjp={"self": _vjp},
+    jvp={"result": _jvp},
+    uses=prod_backward,
+    improves="values",
+    source="ATen prod_backward; products of the others by a tree",
+    samples=_samples,
+)
+rule(
+    "aten::prod.dim_int",
+    vjp={"self": _dim_vjp},
+    jvp={"result": _dim_jvp},
+    uses=(prod_backward, prod_safe_zeros_backward),
+    improves="values",
+    source="ATen prod_backward, prod_safe_zeros_backward; products of the others by a tree",
+    samples=_dim_samples,
+)

@@ -1,0 +1,205 @@
+"""Sums and means, over some dims or along one, and the trace.
+
+All but nansum are linear: a tangent takes the place of the input, and each entry of the input gets the cotangent of the sum
+that it is in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import Sample, rule
+
+from .dims import cast, restore_reduced_dims
+from .norm import spread
+
+
+@formula
+def sum_backward(grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """Cotangent of x, given that of its sum over ``dim``: the same for every entry that was summed.
+
+    Args:
+        grad: cotangent of the sum.
+        sizes: the shape of x.
+        dim: the reduced dims; None or empty for all.
+        keepdim: whether ``grad`` has the reduced dims.
+
+    Returns:
+        ``sizes``, in the dtype of ``grad``; its entries share memory.
+
+    References:
+        ATen sum_backward, both overloads.
+    """
+    return restore_reduced_dims(grad, len(sizes), dim, keepdim).expand(sizes)
+
+
+@formula
+def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """Cotangent of x, given that of the sum of what is not nan: that of the sum, and 0 where x is nan.
+
+    Args:
+        grad: cotangent of the sum.
+        self: x, (*).
+        dim: the reduced dims; None or empty for all.
+        keepdim: whether ``grad`` has the reduced dims.
+
+    Returns:
+        The shape of ``self``, in the dtype of ``grad``.
+
+    References:
+        ATen nansum_backward.
+    """
+    return torch.where(self.isnan(), 0, sum_backward(grad, self.shape, dim, keepdim))
+
+
+@formula
+def mean_backward(grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None, numel: int, keepdim: bool) -> Tensor:
+    """Cotangent of x, given that of its mean over ``dim``: that of the sum, over the number of entries.
+
+    Args:
+        grad: cotangent of the mean.
+        shape: that of x.
+        dim: the reduced dims; None or empty for all.
+        numel: the number of entries of x.
+        keepdim: whether ``grad`` has the reduced dims.
+
+    Returns:
+        ``shape``, in the dtype of ``grad``.
+
+    References:
+        ATen mean_backward.
+    """
+    n = math.prod(shape[d] for d in dim) if dim and shape else numel
+    return sum_backward(grad, shape, dim, keepdim) / n
+
+
+@formula
+def cumsum_backward(grad: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that of its cumulative sums: the sums of the cotangents from each entry to the last.
+
+    Args:
+        grad: cotangent of the sums.
+        dim: along which they run.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen cumsum_backward.
+    """
+    return grad.flip(dim).cumsum(dim).flip(dim) if grad.dim() else grad
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float64)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 3), dtype, device)
+    yield Sample(x)
+    yield Sample(x.mT, dtype=_wider(dtype))
+    yield Sample(spread((), dtype, device))
+    yield Sample(spread((0, 2), dtype, device))
+
+
+def _dim_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 3, 2), dtype, device)
+    yield Sample(x, [1])
+    yield Sample(x.mT, [0, -1], True)
+    yield Sample(x, [], dtype=_wider(dtype))
+    yield Sample(x, None)
+    yield Sample(spread((), dtype, device), [-1])
+    yield Sample(spread((2, 0), dtype, device), [1])
+
+
+def _nansum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    for sample in _dim_samples(dtype, device):
+        if sample.args[1] != []:  # PyTorch's fake kernel takes it for no dims
+            yield sample
+    yield Sample(torch.where(spread((2, 3), dtype, device) > 1, torch.nan, 1.5), [0], dtype=_wider(dtype))
+
+
+def _cumsum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = spread((2, 3), dtype, device)
+    yield Sample(x, 1)
+    yield Sample(x.mT, -2, dtype=_wider(dtype))
+    yield Sample(spread((), dtype, device), 0)
+    yield Sample(spread((2, 0), dtype, device), -1)
+
+
+def _trace_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for m, n in ((2, 3), (3, 3), (0, 2)):
+        yield Sample(spread((m, n), dtype, device))
+
+
+linear_in(
+    "aten::sum",
+    {"self": lambda grad, self_sizes, self_dtype: cast(grad.expand(self_sizes), self_dtype)},
+    samples=_samples,
+)
+linear_in(
+    "aten::sum.dim_IntList",
+    {
+        "self": lambda grad, self_sizes, self_dtype, dim, keepdim: cast(
+            sum_backward(grad, self_sizes, dim, keepdim), self_dtype
+        )
+    },
+    uses=sum_backward,
+    samples=_dim_samples,
+)
+linear_in(
+    "aten::mean",
+    {
+        "self": lambda grad, self_sizes, self_dtype: cast(
+            mean_backward(grad, self_sizes, None, math.prod(self_sizes), False), self_dtype
+        )
+    },
+    uses=mean_backward,
+    samples=_samples,
+)
+linear_in(
+    "aten::mean.dim",
+    {
+        "self": lambda grad, self_sizes, self_dtype, dim, keepdim: cast(
+            mean_backward(grad, self_sizes, dim, math.prod(self_sizes), keepdim), self_dtype
+        )
+    },
+    uses=mean_backward,
+    samples=_dim_samples,
+)
+linear_in(
+    "aten::cumsum",
+    {"self": lambda grad, self_dtype, dim: cumsum_backward(cast(grad, self_dtype), dim)},
+    uses=cumsum_backward,
+    samples=_cumsum_samples,
+)
+linear_in(
+    "aten::trace",
+    {"self": lambda grad, self_sizes: grad * torch.eye(*self_sizes, dtype=grad.dtype, device=grad.device)},
+    samples=_trace_samples,
+)
+rule(
+    "aten::nansum",
+    vjp={
+        "self": lambda grad, self, dim, keepdim: nansum_backward(cast(grad, self.dtype), self, dim, keepdim),
+    },
+    jvp={
+        "result": lambda self_p, self_t, dim, keepdim, dtype: torch.where(self_p.isnan(), 0, self_t).sum(
+            dim, keepdim, dtype=dtype
+        )
+    },
+    uses=nansum_backward,
+    source="ATen nansum_backward",
+    samples=_nansum_samples,
+)
