@@ -52,6 +52,7 @@ PROOFS = {
     "aten::hardsigmoid": {"missing": [own("rev-rev"), own("fwd-rev")]},
     "aten::glu": {"missing": [own("fwd-fwd")]},
     "aten::glu_backward": {"missing": [own("fwd-fwd")]},
+    "aten::_log_softmax": {"missing": [own("rev-fwd")]},
     "aten::_safe_softmax": {
         "values": [
             point(

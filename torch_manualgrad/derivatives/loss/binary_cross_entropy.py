@@ -285,7 +285,6 @@ rule(
     },
     jvp={"result": _jvp},
     uses=binary_cross_entropy_target_backward,
-    defer_to_stock=lambda target: not target.requires_grad,
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
     samples=_samples,

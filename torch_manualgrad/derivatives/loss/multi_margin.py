@@ -268,6 +268,12 @@ def _multilabel_samples(dtype: torch.dtype, device: torch.device | str) -> Itera
         yield Sample(x, labels, reduction)
 
 
+def _multilabel_backward_probe(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Any:
+    """The backward with its own labels, in place of any others."""
+    _, is_target = aten.multilabel_margin_loss_forward(self.detach(), target, reduction)
+    return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target.detach())
+
+
 def _multilabel_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     for x, labels, reduction in _multilabel_inputs(dtype, device):
         loss, is_target = aten.multilabel_margin_loss_forward(x, labels, reduction)
@@ -305,6 +311,8 @@ rule(
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
     samples=_backward_samples,
+    # not the operator itself, whose fake kernel does not trace with dynamic shapes
+    probe=lambda *args, **kwargs: aten.multi_margin_loss_backward(*args, **kwargs),
 )
 rule(
     "aten::multilabel_margin_loss_forward",
@@ -333,4 +341,5 @@ rule(
     improves="missing",
     source="the derivative of ATen multilabel_margin_loss_backward",
     samples=_multilabel_backward_samples,
+    probe=_multilabel_backward_probe,
 )

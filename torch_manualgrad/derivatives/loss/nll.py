@@ -1,6 +1,7 @@
 """The negative log likelihood of given classes: linear in the log-probabilities.
 
-What the operators return beside the loss, the sum of the weights, depends on the classes only.
+What the operators return beside the loss, the sum of the weights, depends on the classes only. PyTorch's backward in two
+dimensions refuses log-probabilities that are not contiguous.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | s
     yield x, target, None, SUM, _IGNORED
 
 
-def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, *shape: int) -> None:
+def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, *shape: int, **about: Any) -> None:
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         for x, target, weight, reduction, ignored in _inputs(shape, dtype, device):
-            yield Sample(leaf(x), target, weight=weight, reduction=reduction, ignore_index=ignored)
+            yield Sample(leaf(x), target=target, weight=weight, reduction=reduction, ignore_index=ignored)
 
     def backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         for x, target, weight, reduction, ignored in _inputs(shape, dtype, device):
             loss, total = forward(x, target, weight, reduction, ignored)
             g = leaf(random(*loss.shape, dtype=dtype, device=device, seed=2))
             rest = {"weight": weight, "reduction": reduction, "ignore_index": ignored, "total_weight": total}
-            yield Sample(g, leaf(x), target, **rest)
+            yield Sample(g, leaf(x), target=target, **rest)
 
     rule(
         f"aten::{name}_forward",
         vjp={
             "self": lambda grad_output, self, target, weight, reduction, ignore_index, total_weight: backward(
-                grad_output, self, target, weight, reduction, ignore_index, total_weight
+                grad_output, self.contiguous(), target, weight, reduction, ignore_index, total_weight
             )
         },
         jvp={
@@ -61,6 +62,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         source="ATen derivatives.yaml",
         samples=samples,
         probe=lambda *args, **kwargs: forward(*args, **kwargs)[0],
+        **about,
     )
     rule(
         f"aten::{name}_backward",
@@ -73,13 +75,22 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         jvp={
             "result": lambda grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight: None
             if grad_output_t is None
-            else backward(grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight)
+            else backward(grad_output_t, self_p.contiguous(), target, weight, reduction, ignore_index, total_weight)
         },
         kind="linear",
         source="ATen derivatives.yaml",
         samples=backward_samples,
+        probe=lambda grad_output, self, *args, **kwargs: backward(grad_output, self.contiguous(), *args, **kwargs),
     )
 
 
 _bind(aten.nll_loss_forward, aten.nll_loss_backward, "nll_loss")
-_bind(aten.nll_loss2d_forward, aten.nll_loss2d_backward, "nll_loss2d", 1, 2)
+_bind(
+    aten.nll_loss2d_forward,
+    aten.nll_loss2d_backward,
+    "nll_loss2d",
+    1,
+    2,
+    defer_to_stock=lambda self, *_: self.is_contiguous(),
+    improves="missing",
+)
