@@ -288,6 +288,8 @@ rule(
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
     samples=_samples,
+    # of probabilities at every scale of the samples
+    probe=lambda self, target, **kwargs: aten.binary_cross_entropy(self / (1 + self), target / (1 + target), **kwargs),
 )
 rule(
     "aten::binary_cross_entropy_backward",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["NONE", "MEAN", "SUM", "fitted", "leaf", "paired", "random", "reduced", "scaled"]
+__all__ = ["NONE", "MEAN", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -39,3 +42,15 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: in
 def leaf(x: Tensor) -> Tensor:
     """For samples: one of the inputs that are differentiated, where others are not."""
     return x.requires_grad_()
+
+
+def in_one_precision(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A probe: the function with its constants, given by keyword, in the dtype of its first tensor."""
+
+    def probe(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        same = {
+            k: v.to(first.dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in kwargs.items()
+        }
+        return f(first, *args, **same)
+
+    return probe

@@ -21,7 +21,7 @@ from torch.types import Number
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, leaf, random, reduced, scaled
+from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -288,6 +288,7 @@ rule(
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
     samples=_samples,
+    probe=in_one_precision(aten.multi_margin_loss),
 )
 rule(
     "aten::multi_margin_loss_backward",
@@ -311,8 +312,7 @@ rule(
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
     samples=_backward_samples,
-    # not the operator itself, whose fake kernel does not trace with dynamic shapes
-    probe=lambda *args, **kwargs: aten.multi_margin_loss_backward(*args, **kwargs),
+    probe=in_one_precision(aten.multi_margin_loss_backward),
 )
 rule(
     "aten::multilabel_margin_loss_forward",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, leaf, random
+from .common import MEAN, NONE, SUM, in_one_precision, leaf, random
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         kind="linear",
         source="ATen derivatives.yaml",
         samples=samples,
-        probe=lambda *args, **kwargs: forward(*args, **kwargs)[0],
+        probe=in_one_precision(lambda *args, **kwargs: forward(*args, **kwargs)[0]),
         **about,
     )
     rule(
@@ -80,7 +80,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         kind="linear",
         source="ATen derivatives.yaml",
         samples=backward_samples,
-        probe=lambda grad_output, self, *args, **kwargs: backward(grad_output, self.contiguous(), *args, **kwargs),
+        probe=in_one_precision(lambda grad_output, self, **kwargs: backward(grad_output, self.contiguous(), **kwargs)),
     )
 
 
