@@ -162,7 +162,11 @@ class Rule:
             raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.names}, the vjp for {list(self.vjp)}")
         outputs = self.signature.output_names
         asked = {p for f in self.vjp.values() for p in parameters(f)}
-        known = asked & {*self.signature.names, *outputs} | {*self.signature.cotangent_names} | {f"needs_{n}" for n in compiled.names}
+        known = (
+            asked & {*self.signature.names, *outputs}
+            | {*self.signature.cotangent_names}
+            | {f"needs_{n}" for n in compiled.names}
+        )
         for parameter in compiled.formula.signature.names:
             source = compiled.bind.get(parameter, parameter)
             name = source[0] if isinstance(source, tuple) else source

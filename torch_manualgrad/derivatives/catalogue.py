@@ -236,3 +236,52 @@ gap(
     "aten::unique_dim_consecutive",
     reason="how many values there are jumps where two become equal; PyTorch has no derivative either",
 )
+
+# What is drawn at random.
+nondifferentiable(
+    "aten::bernoulli",
+    "aten::bernoulli.Tensor",
+    "aten::bernoulli.float",
+    "aten::bernoulli.p",
+    "aten::cauchy",
+    "aten::exponential",
+    "aten::geometric",
+    "aten::log_normal",
+    "aten::normal",
+    "aten::normal.Tensor_Tensor",
+    "aten::normal.Tensor_float",
+    "aten::normal.float_Tensor",
+    "aten::poisson",
+    "aten::random",
+    "aten::random.from",
+    "aten::random.to",
+    "aten::uniform",
+    reason="the result is drawn at random, and PyTorch's gradient is zero; torch.distributions has those of samples",
+)
+gap(
+    "aten::_standard_gamma",
+    "aten::_standard_gamma_grad",
+    "aten::_sample_dirichlet",
+    "aten::_dirichlet_grad",
+    reason="samples are drawn by rejection; PyTorch's derivative is that of the quantile at one probability, of first order, "
+    "and a second one asks for the incomplete gamma function's in its first argument",
+)
+gap(
+    "aten::_ctc_loss_backward",
+    "aten::_ctc_loss_backward.Tensor",
+    reason="the rule of _ctc_loss has a gradient of its own, which is differentiated again",
+)
+gap(
+    "aten::_segment_reduce_backward",
+    reason="the rule of segment_reduce has a gradient of its own, which is differentiated again",
+)
+gap(
+    "aten::embedding_renorm",
+    reason="PyTorch renormalizes the rows in place, and outside of autograd; it has no derivative",
+)
+gap(
+    "aten::_test_autograd_multiple_dispatch.fullcoverage",
+    "aten::_test_autograd_multiple_dispatch.ntonly",
+    "aten::_test_warn_in_autograd",
+    reason="an operator of PyTorch's own tests, whose gradient is made up",
+)

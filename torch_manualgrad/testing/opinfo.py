@@ -87,12 +87,17 @@ _LAYERS = """
     nn.functional.batch_norm nn.functional.group_norm nn.functional.instance_norm nn.functional.layer_norm
     native_batch_norm native_layer_norm
 """
+_LOSSES = """
+    nn.functional.binary_cross_entropy nn.functional.ctc_loss nn.functional.huber_loss nn.functional.mse_loss
+    nn.functional.multi_margin_loss nn.functional.multilabel_margin_loss nn.functional.nll_loss
+    nn.functional.smooth_l1_loss nn.functional.soft_margin_loss
+"""
 
 
 def reached() -> list[str]:
     """The database's names of the operators that reach one of this package's rules."""
     linalg = {op.name for op in op_db() if op.name.startswith("linalg.") and op.supports_autograd}
-    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split(), *_LAYERS.split()]
+    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split(), *_LAYERS.split(), *_LOSSES.split()]
 
 
 def op_samples(

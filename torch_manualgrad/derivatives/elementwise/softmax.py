@@ -131,6 +131,8 @@ rule(
     },
     jvp={"result": lambda self_t, result, dim: log_softmax_jvp(self_t.to(result.dtype), result, dim)},
     uses=log_softmax_jvp,
+    defer_to_stock=lambda *_: True,
+    improves="missing",
     source="ATen _log_softmax_backward_data",
     samples=_samples,
 )

@@ -1,0 +1,63 @@
+"""Losses."""
+
+import math
+
+import torch
+from ops_for_tests import random
+from torch.func import grad
+
+from claims import F64, derivatives, own, point, scalar
+
+aten = torch.ops.aten
+
+
+def of_the_target(x):
+    """The gradient of binary_cross_entropy for its target at a probability, where the loss is finite."""
+    return grad(lambda t: aten.binary_cross_entropy(scalar(x), t))(scalar(0.5))
+
+
+
+def from_columns():
+    """A gradient of log-probabilities that are not contiguous."""
+    x, target = random(1, 2, 2, 3).movedim(3, 1), torch.zeros(1, 2, 2).long()
+    return grad(lambda x: torch.nn.functional.nll_loss(x, target, reduction="sum"))(x)[:, 0]
+
+
+def aligned(x):
+    """The probability of "1" in two steps, of unnormalised exponentials of x: alignments 11, 01, 10."""
+    return torch.nn.functional.ctc_loss(x[:, None], torch.tensor([[1]]), [2], [1], reduction="sum")
+
+
+X = torch.tensor([[0.0, math.log(2.0)], [0.0, math.log(3.0)]], dtype=F64)
+SLOPES = [[-3 / 11, -8 / 11], [-2 / 11, -9 / 11]]  # Z = 2 * 3 + 1 * 3 + 2 * 1 = 11
+
+PROOFS = {
+    "aten::binary_cross_entropy": {"values": [point(lambda: of_the_target(0.0), 100.0)]},
+    "aten::binary_cross_entropy_backward": {
+        "values": [
+            point(
+                lambda: grad(lambda x: aten.binary_cross_entropy_backward(scalar(1.0), x, scalar(0.0)))(scalar(0.0)),
+                1.0,
+            )
+        ]
+    },
+    "aten::huber_loss_backward": {"missing": [own("fwd")]},
+    "aten::soft_margin_loss": {
+        "values": derivatives(lambda x: aten.soft_margin_loss(x, scalar(1.0)), -1000.0, -1.0, 0.0),
+        "missing": [own("fwd-rev"), own("fwd-fwd")],
+    },
+    "aten::soft_margin_loss_backward": {
+        "values": derivatives(lambda x: aten.soft_margin_loss_backward(scalar(1.0), x, scalar(1.0), 1), -1000.0, 0.0),
+        "missing": [own("fwd")],
+    },
+    "aten::multi_margin_loss": {"missing": [own("fwd"), own("rev-rev")]},
+    "aten::multi_margin_loss_backward": {"missing": [own("rev")]},
+    "aten::multilabel_margin_loss_forward": {"missing": [own("fwd"), own("rev-rev")]},
+    "aten::multilabel_margin_loss_backward": {"missing": [own("rev")]},
+    "aten::nll_loss2d_forward": {"missing": [point(from_columns, torch.full((1, 2, 2), -1.0))]},
+    "aten::_ctc_loss": {
+        "values": [point(lambda: grad(aligned)(X), SLOPES)],
+        "missing": [own("fwd"), own("rev-rev")],
+    },
+    "aten::_ctc_loss.Tensor": {"values": [own("rev")], "missing": [own("fwd"), own("rev-rev")]},
+}

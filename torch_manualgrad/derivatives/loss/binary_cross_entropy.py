@@ -1,0 +1,325 @@
+"""Binary cross entropy of a probability x, or of a logit, and a target t, one loss for each entry, weighted and reduced.
+
+With g the cotangent times the weight, divided by the number n of entries where the mean is taken:
+
+    probability  -t log x - (1 - t) log(1 - x), where a logarithm is at least -100,
+                 for x: g (x - t) / (x (1 - x)), for t: g (log(1 - x) - log x);
+    logit        -p t log s(x) - (1 - t) log s(-x), with s the sigmoid and p the weight of what is true,
+                 for x: g ((1 - t) s(x) - p t s(-x)), for t: g (log s(-x) - p log s(x)).
+
+PyTorch's derivative for x takes max(x (1 - x), 1e-12) for x (1 - x), and so do these rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled
+
+aten = torch.ops.aten
+
+_EPS = 1e-12
+_LOWEST = -100.0  # of a logarithm
+
+
+def _weighted(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x * weight
+
+
+def _spread(grad: Tensor, input: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """The cotangent of each entry's loss."""
+    return scaled(_weighted(grad, weight), reduction, input)
+
+
+def _log(x: Tensor) -> Tensor:
+    return x.log().clamp(min=_LOWEST)
+
+
+@formula
+def binary_cross_entropy_target_backward(
+    grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of t, given that of the loss: g (log(1 - x) - log x), each logarithm at least -100.
+
+    Args:
+        grad: cotangent of the loss, (*) or a number.
+        self: x, (*), from 0 to 1.
+        target: t, (*).
+        weight: of the losses, or None.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: at x = 0 and x = 1, and where a logarithm is -100; the derivative there is 0.
+
+    References:
+        ATen binary_cross_entropy_target_backward, which is infinite at x = 0 and x = 1.
+    """
+    # PyTorch's derivative of a clamped logarithm at 0 is 0 times infinity
+    inside = (self > 0) & (self < 1)
+    x = torch.where(inside, self, 0.5)
+    slope = torch.where(inside, _log(1 - x) - _log(x), torch.where(self < 0.5, -_LOWEST, _LOWEST).to(self.dtype))
+    return _spread(grad, self, weight, reduction) * slope
+
+
+@formula
+def binary_cross_entropy_double_backward(
+    grad_output: Tensor, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of x, given h, that of its gradient: h g (t / x^2 + (1 - t) / (1 - x)^2).
+
+    Args:
+        grad_output: cotangent of the loss, (*) or a number.
+        grad: h, (*).
+        input: x, (*), from 0 to 1; x and 1 - x count as 1e-12 where they are below it.
+        target: t, (*).
+        weight: of the losses, or None.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen binary_cross_entropy_double_backward, which is 0 at x = t = 0.
+    """
+    x, rest = input.clamp(min=_EPS), (1 - input).clamp(min=_EPS)
+    return _spread(grad_output * grad, input, weight, reduction) * (target / (x * x) + (1 - target) / (rest * rest))
+
+
+@formula
+def binary_cross_entropy_double_backward_target(
+    grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of t, given h, that of the gradient of x: -h g / (x (1 - x)).
+
+    Args:
+        grad: h, (*).
+        grad_output: cotangent of the loss, (*) or a number.
+        self: x, (*), from 0 to 1; x (1 - x) counts as 1e-12 where it is below it.
+        target: t, (*).
+        weight: of the losses, or None.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``self``.
+
+    References:
+        ATen binary_cross_entropy_double_backward_target.
+    """
+    return -_spread(grad * grad_output, self, weight, reduction) / (self * (1 - self)).clamp(min=_EPS)
+
+
+@formula
+def binary_cross_entropy_double_backward_grad_output(
+    grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of that of the loss, given h, that of the gradient of x: h (x - t) / (x (1 - x)), reduced as the loss.
+
+    Args:
+        grad: h, (*).
+        input: x, (*), from 0 to 1.
+        target: t, (*).
+        weight: of the losses, or None.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of the loss.
+
+    References:
+        ATen binary_cross_entropy_double_backward_grad_output.
+    """
+    return reduced(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
+
+
+@formula
+def binary_cross_entropy_with_logits_backward(
+    grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of the logit x, given that of the loss: g ((1 - t) s(x) - p t s(-x)).
+
+    Args:
+        grad: cotangent of the loss, (*) or a number.
+        input: x, (*), real.
+        target: t, (*).
+        weight: of the losses, or None.
+        pos_weight: p, or None for 1.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``input``.
+
+    References:
+        ATen binary_cross_entropy_with_logits_backward.
+    """
+    slope = (1 - target) * input.sigmoid() - _weighted(target, pos_weight) * (-input).sigmoid()
+    return _spread(grad, input, weight, reduction) * slope
+
+
+@formula
+def binary_cross_entropy_with_logits_target_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
+) -> Tensor:
+    """Cotangent of t, given that of the loss of the logit x: g (log s(-x) - p log s(x)), which is -g x for p = 1.
+
+    Args:
+        grad_output: cotangent of the loss, (*) or a number.
+        self: x, (*), real.
+        target: t, (*).
+        weight: of the losses, or None.
+        pos_weight: p, or None for 1.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``target``.
+
+    References:
+        ATen binary_cross_entropy_with_logits_target_backward.
+    """
+    slope = -self if pos_weight is None else logsigmoid(-self) - pos_weight * logsigmoid(self)
+    return _spread(grad_output, self, weight, reduction) * slope
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target_p: Tensor,
+    target_t: Tensor | None,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    found = torch.zeros_like(self_p)
+    if self_t is not None:
+        found = found + aten.binary_cross_entropy_backward(self_t, self_p, target_p, weight, NONE)
+    if target_t is not None:
+        found = found + binary_cross_entropy_target_backward(target_t, self_p, target_p, weight, NONE)
+    return reduced(found, reduction)
+
+
+def _backward_jvp(
+    grad_output_p: Tensor,
+    grad_output_t: Tensor | None,
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target_p: Tensor,
+    target_t: Tensor | None,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    found, known = torch.zeros_like(self_p), (self_p, target_p, weight, reduction)
+    if grad_output_t is not None:
+        found = found + aten.binary_cross_entropy_backward(grad_output_t, *known)
+    if self_t is not None:
+        found = found + binary_cross_entropy_double_backward(grad_output_p, self_t, *known)
+    if target_t is not None:
+        found = found + binary_cross_entropy_double_backward_target(target_t, grad_output_p, *known)
+    return found
+
+
+def _with_logits_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target_p: Tensor,
+    target_t: Tensor | None,
+    weight: Tensor | None,
+    pos_weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    found, known = torch.zeros_like(self_p), (self_p, target_p, weight, pos_weight, NONE)
+    if self_t is not None:
+        found = found + binary_cross_entropy_with_logits_backward(self_t, *known)
+    if target_t is not None:
+        found = found + binary_cross_entropy_with_logits_target_backward(target_t, *known)
+    return reduced(found, reduction)
+
+
+def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
+    """Logits, targets, weights, reduction."""
+    if dtype.is_complex:
+        return
+    x, t, w = (random(2, 3, dtype=dtype, device=device, seed=k) for k in range(3))
+    yield x, t.sigmoid(), None, NONE
+    yield x, t.sigmoid(), w.abs(), MEAN
+    yield x, t.sigmoid(), w[0].abs(), SUM
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, t, weight, reduction in _inputs(dtype, device):
+        yield Sample(leaf(x.sigmoid()), leaf(t), weight=weight, reduction=reduction)
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, t, weight, reduction in _inputs(dtype, device):
+        g = random(2, 3, dtype=dtype, device=device, seed=3)
+        g = leaf(g if reduction == NONE else g[0, 0])
+        yield Sample(g, leaf(x.sigmoid()), leaf(t), weight=weight, reduction=reduction)
+
+
+def _with_logits_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, t, weight, reduction in _inputs(dtype, device):
+        p = None if weight is None else random(3, dtype=dtype, device=device, seed=4).abs()
+        yield Sample(leaf(x), leaf(t), weight=weight, pos_weight=p, reduction=reduction)
+
+
+rule(
+    "aten::binary_cross_entropy",
+    vjp={
+        "self": lambda grad, self, target, weight, reduction: aten.binary_cross_entropy_backward(
+            grad, self, target, weight, reduction
+        ),
+        "target": lambda grad, self, target, weight, reduction: fitted(
+            binary_cross_entropy_target_backward(grad, self, target, weight, reduction), target
+        ),
+    },
+    jvp={"result": _jvp},
+    uses=binary_cross_entropy_target_backward,
+    improves="values",
+    source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
+    samples=_samples,
+    # of probabilities at every scale of the samples
+    probe=lambda self, target, **kwargs: aten.binary_cross_entropy(self / (1 + self), target / (1 + target), **kwargs),
+)
+rule(
+    "aten::binary_cross_entropy_backward",
+    vjp={
+        "grad_output": lambda grad, grad_output, self, target, weight, reduction: fitted(
+            binary_cross_entropy_double_backward_grad_output(grad, self, target, weight, reduction), grad_output
+        ),
+        "self": binary_cross_entropy_double_backward.bind(input="self"),
+        "target": lambda grad, grad_output, self, target, weight, reduction: fitted(
+            binary_cross_entropy_double_backward_target(grad, grad_output, self, target, weight, reduction), target
+        ),
+    },
+    jvp={"result": _backward_jvp},
+    uses=(binary_cross_entropy_double_backward_grad_output, binary_cross_entropy_double_backward_target),
+    improves="values",
+    source="ATen binary_cross_entropy_double_backward",
+    samples=_backward_samples,
+)
+rule(
+    "aten::binary_cross_entropy_with_logits",
+    vjp={
+        "self": lambda grad, self, target, weight, pos_weight, reduction: fitted(
+            binary_cross_entropy_with_logits_backward(grad, self, target, weight, pos_weight, reduction), self
+        ),
+        "target": lambda grad, self, target, weight, pos_weight, reduction: fitted(
+            binary_cross_entropy_with_logits_target_backward(grad, self, target, weight, pos_weight, reduction), target
+        ),
+    },
+    jvp={"result": _with_logits_jvp},
+    uses=(binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward),
+    source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",
+    samples=_with_logits_samples,
+)

@@ -1,0 +1,141 @@
+"""soft_margin_loss: log(1 + exp(-y x)) for x and y = 1 or -1, one for each entry, which are then reduced.
+
+With s the sigmoid and u = y x the derivatives for x are -y s(-u) and y^2 s(u) s(-u). PyTorch's are quotients of exp(-u), nan
+where that overflows: beyond u = -88 in single precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled
+
+
+@formula
+def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """Cotangent of x, given that of log(1 + exp(-y x)): -g y s(-y x), with s the sigmoid.
+
+    Args:
+        grad_output: g, (*), or a number for all where they are reduced.
+        self: x, (*), real.
+        target: y, (*).
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``self``.
+
+    References:
+        ATen soft_margin_loss_backward, which has no forward derivative.
+    """
+    return scaled(grad_output * (-target * (-target * self).sigmoid()), reduction, self)
+
+
+@formula
+def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """Cotangent of x, given the product of that of the gradient and of that of the loss: h y^2 s(y x) s(-y x).
+
+    Args:
+        grad: h, (*), real.
+        input: x, (*).
+        target: y, (*).
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen soft_margin_loss_double_backward.
+    """
+    u = target * input
+    return scaled(grad * (target * target * u.sigmoid() * (-u).sigmoid()), reduction, input)
+
+
+@formula
+def soft_margin_loss_double_backward_grad_output(
+    grad: Tensor, grad_output: Tensor, input: Tensor, target: Tensor, reduction: int
+) -> Tensor:
+    """Cotangent of g, given h, that of the gradient: -h y s(-y x), reduced as the loss.
+
+    Args:
+        grad: h, (*), real.
+        grad_output: g, of which only the shape is read.
+        input: x, (*).
+        target: y, (*).
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``grad_output``.
+
+    References:
+        ATen soft_margin_loss_double_backward_grad_output.
+    """
+    return fitted(soft_margin_loss_backward(grad, input, target, reduction), grad_output)
+
+
+def _jvp(self_p: Tensor, self_t: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return reduced(soft_margin_loss_backward(self_t, self_p, target, NONE), reduction)
+
+
+def _backward_jvp(
+    grad_output_p: Tensor,
+    grad_output_t: Tensor | None,
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target: Tensor,
+    reduction: int,
+) -> Tensor:
+    found = torch.zeros_like(self_p)
+    if grad_output_t is not None:
+        found = found + soft_margin_loss_backward(grad_output_t, self_p, target, reduction)
+    if self_t is not None:
+        found = found + soft_margin_loss_double_backward(grad_output_p * self_t, self_p, target, reduction)
+    return found
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x, y = (random(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
+    for reduction in (NONE, MEAN, SUM):
+        yield Sample(leaf(x), target=y.sign(), reduction=reduction)
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for sample in _samples(dtype, device):
+        g = random(2, 3, dtype=dtype, device=device, seed=2)
+        yield Sample(leaf(g if sample.kwargs["reduction"] == NONE else g[0, 0]), *sample.args, **sample.kwargs)
+
+
+rule(
+    "aten::soft_margin_loss",
+    vjp={
+        "self": lambda grad, self, target, reduction: fitted(
+            soft_margin_loss_backward(grad, self, target, reduction), self
+        )
+    },
+    jvp={"result": _jvp},
+    uses=soft_margin_loss_backward,
+    improves=("values", "missing"),
+    source="ATen soft_margin_loss_backward",
+    samples=_samples,
+)
+rule(
+    "aten::soft_margin_loss_backward",
+    vjp={
+        "grad_output": soft_margin_loss_double_backward_grad_output.bind(input="self"),
+        "self": lambda grad, grad_output, self, target, reduction: fitted(
+            soft_margin_loss_double_backward(grad * grad_output, self, target, reduction), self
+        ),
+    },
+    jvp={"result": _backward_jvp},
+    uses=(soft_margin_loss_backward, soft_margin_loss_double_backward),
+    improves=("values", "missing"),
+    source="ATen soft_margin_loss_double_backward",
+    samples=_backward_samples,
+)

@@ -1,0 +1,347 @@
+"""Hinge losses over classes: multi_margin_loss and multilabel_margin_loss.
+
+Each row of x has the loss sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p, over all
+j != k = y for the first, and all labels k and all j that are none for the second. For one row, with z the arguments,
+
+    backward         g sum w phi'(z) (e_j - e_k) / C,
+    double backward  g sum w phi''(z) (h_j - h_k) (e_j - e_k) / C, given h, the cotangent of that.
+
+For p = 1, and with labels, phi'' is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced, scaled
+
+aten = torch.ops.aten
+
+
+def _less(x: Tensor, target: Tensor) -> Tensor:
+    """x_j - x_y for each row."""
+    return x - x.gather(1, target)
+
+
+def _less_transposed(x: Tensor, target: Tensor) -> Tensor:
+    """sum x_j (e_j - e_y) for each row."""
+    return x.scatter_add(1, target, -x.sum(1, keepdim=True))
+
+
+def _rows(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """One row for each loss: x, (N, C), and y, (N, 1)."""
+    return self.reshape(-1, self.shape[-1] if self.dim() else 1), target.reshape(-1, 1)
+
+
+def _weights(x: Tensor, y: Tensor, margin: Number, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The arguments z, and w / C where they are positive and j is not y, else 0."""
+    z = margin + _less(x, y)
+    counted = (z > 0) & (torch.arange(x.shape[1], device=x.device) != y)
+    factor = counted.to(x.dtype) / x.shape[1]
+    return z, factor if weight is None else factor * weight[y]
+
+
+def _slopes(x: Tensor, y: Tensor, p: Number, margin: Number, weight: Tensor | None) -> Tensor:
+    """w phi'(z) / C."""
+    z, factor = _weights(x, y, margin, weight)
+    return factor if p == 1 else 2 * z * factor
+
+
+@formula(kernel=("default",))
+def multi_margin_loss_gradient(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    """Cotangent of x, given that of multi_margin_loss: g w sum over j of phi'(m - x_y + x_j) (e_j - e_y) / C.
+
+    Args:
+        grad_output: g, (N,), or a number where the losses are reduced.
+        self: x, (N, C) or (C,), real.
+        target: y, (N,) or (): the class of each row.
+        p: 1 or 2.
+        margin: m.
+        weight: w of each class, (C,), or None for 1.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: at z = 0 for p = 1, where the derivative of max(z, 0) is 0.
+
+    References:
+        ATen multi_margin_loss_backward, which has no derivative.
+    """
+    x, y = _rows(self, target)
+    found = _less_transposed(grad_output.reshape(-1, 1) * _slopes(x, y, p, margin, weight), y)
+    return scaled(found, reduction, y).reshape(self.shape)
+
+
+@multi_margin_loss_gradient.impl("default")
+def _(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    return aten.multi_margin_loss_backward(grad_output, self, target, p, margin, weight, reduction)
+
+
+@formula
+def multi_margin_loss_jvp(
+    self_p: Tensor,
+    self_t: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    """Tangent of multi_margin_loss: w sum over j of phi'(m - x_y + x_j) (t_j - t_y) / C, reduced as the loss.
+
+    Args:
+        self_p: x, (N, C) or (C,), real.
+        self_t: t, the shape of x.
+        target: y, (N,) or ().
+        p: 1 or 2.
+        margin: m.
+        weight: w of each class, (C,), or None for 1.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of the loss.
+
+    Note:
+        Where not differentiable: as `multi_margin_loss_gradient`.
+
+    References:
+        The transpose of ATen multi_margin_loss_backward.
+    """
+    x, y = _rows(self_p, target)
+    found = (_slopes(x, y, p, margin, weight) * _less(self_t.reshape(x.shape), y)).sum(1)
+    return reduced(found.reshape(self_p.shape[:-1]), reduction)
+
+
+@formula
+def multi_margin_loss_double_backward(
+    grad: Tensor,
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    """Cotangent of x, given h, that of its gradient; or tangent of the gradient, h that of x: zero for p = 1.
+
+    Args:
+        grad: h, the shape of ``self``.
+        grad_output: cotangent of the loss, (N,), or a number.
+        self: x, (N, C) or (C,), real.
+        target: y, (N,) or ().
+        p: 1 or 2.
+        margin: m.
+        weight: w of each class, (C,), or None for 1.
+        reduction: 0, 1 or 2 for none, mean, sum.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: at z = 0, where the second derivative of max(z, 0)^2 is 0.
+
+    References:
+        The derivative of ATen multi_margin_loss_backward.
+    """
+    if p == 1:
+        return torch.zeros_like(self)
+    x, y = _rows(self, target)
+    _, factor = _weights(x, y, margin, weight)
+    found = _less_transposed(2 * grad_output.reshape(-1, 1) * factor * _less(grad.reshape(x.shape), y), y)
+    return scaled(found, reduction, y).reshape(self.shape)
+
+
+@formula(kernel=("default",))
+def multilabel_margin_loss_gradient(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Tensor:
+    """Cotangent of x, given that of multilabel_margin_loss: g sum of e_j - e_k, over the pairs with x_k < 1 + x_j, over C.
+
+    Args:
+        grad_output: g, (N,), or a number where the losses are reduced.
+        self: x, (N, C) or (C,), real.
+        target: the labels k of each row up to the first -1, the shape of ``self``.
+        reduction: 0, 1 or 2 for none, mean, sum.
+        is_target: whether a class is a label, as multilabel_margin_loss_forward returns it.
+
+    Returns:
+        The shape of ``self``.
+
+    Note:
+        Where not differentiable: at 1 - x_k + x_j = 0, where the derivative of max(z, 0) is 0.
+
+    References:
+        ATen multilabel_margin_loss_backward, which has no derivative.
+    """
+    x = self.reshape(-1, self.shape[-1] if self.dim() else 1)
+    given = target.reshape(x.shape)
+    labels = given.clamp(min=0)
+    valid = (given >= 0).cumprod(1).to(x.dtype)
+    z = 1 - x.gather(1, labels)[:, :, None] + x[:, None]
+    pairs = (z > 0).to(x.dtype) * valid[:, :, None] * (1 - is_target.reshape(x.shape))[:, None]
+    slope = pairs.sum(1).scatter_add(1, labels, -pairs.sum(2)) / x.shape[1]
+    return scaled(grad_output.reshape(-1, 1) * slope, reduction, x[:, 0]).reshape(self.shape)
+
+
+@multilabel_margin_loss_gradient.impl("default")
+def _(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
+    return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target)
+
+
+def _multilabel_jvp(self_p: Tensor, self_t: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
+    ones = torch.ones(self_p.shape[:-1], dtype=self_p.dtype, device=self_p.device)
+    slope = multilabel_margin_loss_gradient(ones, self_p, target, NONE, is_target)
+    return reduced((slope * self_t).sum(-1), reduction)
+
+
+def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """Of two terms; None is zero."""
+    return y if x is None else x if y is None else x + y
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
+    """x, y, and further arguments."""
+    if dtype.is_complex:
+        return
+    x = random(3, 4, dtype=dtype, device=device)
+    y = torch.tensor([1, 3, 0], device=device)
+    weight = random(4, dtype=dtype, device=device, seed=1).abs()
+    yield x, y, 1, 1.0, {"weight": weight, "reduction": MEAN}
+    yield x, y, 2, 0.6, {"weight": weight, "reduction": NONE}
+    yield x[0], y[0], 2, 1.0, {"reduction": SUM}
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, y, p, margin, rest in _inputs(dtype, device):
+        yield Sample(leaf(x), y, p, margin, **rest)
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, y, p, margin, rest in _inputs(dtype, device):
+        g = random(*y.shape, dtype=dtype, device=device, seed=2)
+        yield Sample(leaf(g if rest["reduction"] == NONE else g.sum()), leaf(x), y, p, margin, **rest)
+
+
+def _multilabel_inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
+    """x, the labels, the reduction."""
+    if dtype.is_complex:
+        return
+    x = random(3, 4, dtype=dtype, device=device)
+    labels = torch.tensor([[1, 3, -1, 0], [0, -1, -1, -1], [2, 2, 1, -1]], device=device)
+    yield x, labels, MEAN
+    yield x, labels, NONE
+    yield x[0], labels[0], SUM
+
+
+def _multilabel_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, labels, reduction in _multilabel_inputs(dtype, device):
+        yield Sample(x, labels, reduction)
+
+
+def _multilabel_backward_probe(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Any:
+    """The backward with its own labels, in place of any others."""
+    _, is_target = aten.multilabel_margin_loss_forward(self.detach(), target, reduction)
+    return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target.detach())
+
+
+def _multilabel_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, labels, reduction in _multilabel_inputs(dtype, device):
+        loss, is_target = aten.multilabel_margin_loss_forward(x, labels, reduction)
+        g = leaf(random(*loss.shape, dtype=dtype, device=device, seed=2))
+        yield Sample(g, leaf(x), labels, reduction=reduction, is_target=is_target)
+
+
+rule(
+    "aten::multi_margin_loss",
+    vjp={"self": multi_margin_loss_gradient.bind(grad_output="grad")},
+    jvp={"result": multi_margin_loss_jvp},
+    improves="missing",
+    source="ATen multi_margin_loss_backward; its derivatives are new",
+    samples=_samples,
+    probe=in_one_precision(aten.multi_margin_loss),
+)
+rule(
+    "aten::multi_margin_loss_backward",
+    vjp={
+        "grad_output": multi_margin_loss_jvp.bind(self_p="self", self_t="grad"),
+        "self": multi_margin_loss_double_backward,
+    },
+    jvp={
+        "result": lambda grad_output_p, grad_output_t, self_p, self_t, target, p, margin, weight, reduction: _sum(
+            None
+            if grad_output_t is None
+            else multi_margin_loss_gradient(grad_output_t, self_p, target, p, margin, weight, reduction),
+            None
+            if self_t is None
+            else multi_margin_loss_double_backward(self_t, grad_output_p, self_p, target, p, margin, weight, reduction),
+        )
+    },
+    uses=(multi_margin_loss_gradient, multi_margin_loss_double_backward),
+    improves="missing",
+    source="the derivative of ATen multi_margin_loss_backward",
+    samples=_backward_samples,
+    probe=in_one_precision(aten.multi_margin_loss_backward),
+)
+rule(
+    "aten::multilabel_margin_loss_forward",
+    vjp={"self": multilabel_margin_loss_gradient.bind(grad_output="grad_output")},
+    jvp={"output": _multilabel_jvp},
+    not_differentiable="is_target",
+    improves="missing",
+    source="ATen multilabel_margin_loss_backward; its derivatives are new",
+    samples=_multilabel_samples,
+    probe=lambda *args: aten.multilabel_margin_loss_forward(*args)[0],
+)
+rule(
+    "aten::multilabel_margin_loss_backward",
+    vjp={
+        "grad_output": lambda grad, self, target, reduction, is_target: _multilabel_jvp(
+            self, grad, target, reduction, is_target
+        ),
+        "self": lambda: None,
+    },
+    jvp={
+        "result": lambda grad_output_t, self_p, target, reduction, is_target: (
+            None
+            if grad_output_t is None
+            else multilabel_margin_loss_gradient(grad_output_t, self_p, target, reduction, is_target)
+        )
+    },
+    uses=multilabel_margin_loss_gradient,
+    improves="missing",
+    source="the derivative of ATen multilabel_margin_loss_backward",
+    samples=_multilabel_backward_samples,
+    probe=_multilabel_backward_probe,
+)

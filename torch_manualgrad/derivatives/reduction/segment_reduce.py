@@ -1,0 +1,156 @@
+"""segment_reduce: the sum, mean, product, maximum or minimum of each of several segments of a dim.
+
+Each entry x_i is in one segment s, so that with w_i = d y_s / d x_i
+
+    vjp: w_i g_s,        jvp: the sum of w_i t_i over each segment.
+
+w is 1 for a sum, 1 / n_s for a mean, the product of the others for a product, and for extrema 1 over the number of entries
+that have it, where x_i does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+
+def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> tuple[Tensor, Tensor]:
+    """The segment of each entry, in the shape of ``data``, and the lengths of the segments."""
+    if lengths is None:
+        assert offsets is not None
+        ends, lengths = offsets[..., 1:], offsets.diff(dim=-1)
+    else:
+        ends = lengths.cumsum(-1)
+    place = torch.arange(data.shape[axis], device=data.device)
+    found = (place[:, None] >= ends[..., None, :]).sum(-1)
+    return _as_wide(found, data), lengths
+
+
+def _as_wide(x: Tensor, data: Tensor) -> Tensor:
+    """With the last dims of ``data``."""
+    rest = data.shape[x.dim() :]
+    return x.reshape(*x.shape, *[1] * len(rest)).expand(*x.shape, *rest)
+
+
+def _others(data: Tensor, segment: Tensor, axis: int) -> Tensor:
+    """The product of the other entries of the same segment."""
+    place = torch.arange(data.shape[axis], device=data.device)
+    apart = (place[:, None] != place).reshape(*place.shape, *place.shape, *[1] * (data.dim() - axis - 1))
+    together = segment.unsqueeze(axis) == segment.unsqueeze(axis + 1)
+    return torch.where(together & apart, data.unsqueeze(axis), 1).prod(axis + 1)
+
+
+@formula(kernel=("default",))
+def segment_reduce_backward(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    initial: Number | None,
+) -> Tensor:
+    """Cotangent of x, given that of its reduction over segments: w_i g_s.
+
+    Args:
+        grad: g, (*, segments, *).
+        output: the reduction, as segment_reduce returns it; where this is differentiated it is a function of ``data``.
+        data: x, real; its dim ``axis`` has the segments.
+        reduce: "sum", "mean", "prod", "max" or "min".
+        lengths: of the segments, (*, segments), with the dims of x before ``axis``; or None.
+        offsets: where the segments start, and the last one ends, if ``lengths`` is None.
+        axis: the dim, not negative.
+        initial: what each reduction starts with, or None.
+
+    Returns:
+        The shape of ``data``.
+
+    Note:
+        Where not differentiable: at a tie of a maximum or minimum, whose cotangent is shared equally.
+
+    References:
+        ATen _segment_reduce_backward, which has no derivative.
+    """
+    segment, sizes = _segments(data, lengths, offsets, axis)
+    inside = segment < sizes.shape[-1]
+    place = torch.where(inside, segment, 0)
+    slope = torch.ones_like(data)
+    if reduce == "mean":
+        slope = 1 / _as_wide(sizes, grad).gather(axis, place).to(data.dtype)
+    elif reduce == "prod":
+        slope = _others(data, segment, axis) * (1 if initial is None else initial)
+    elif reduce != "sum":
+        chosen = (data == output.gather(axis, place)).to(data.dtype)
+        count = torch.zeros_like(output).scatter_add(axis, place, torch.where(inside, chosen, 0)).gather(axis, place)
+        slope = chosen / count.clamp(min=1)
+    return torch.where(inside, slope * grad.gather(axis, place), 0)
+
+
+@segment_reduce_backward.impl("default")
+def _(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    initial: Number | None,
+) -> Tensor:
+    return torch.ops.aten._segment_reduce_backward(
+        grad.contiguous(), output, data, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial
+    )
+
+
+def _jvp(
+    data_p: Tensor,
+    data_t: Tensor,
+    result: Tensor,
+    reduce: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    initial: Number | None,
+) -> Tensor:
+    axis = axis % data_p.dim()
+    ones = torch.ones_like(result)
+    slope = segment_reduce_backward(ones, result, data_p, reduce, lengths, offsets, axis, initial)
+    segment, sizes = _segments(data_p, lengths, offsets, axis)
+    place = torch.where(segment < sizes.shape[-1], segment, 0)
+    return torch.zeros_like(result).scatter_add(axis, place, slope * data_t)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x = torch.linspace(0.3, 2.9, 10, dtype=dtype, device=device).reshape(5, 2).sin() + 0.2
+    lengths = torch.tensor([2, 0, 3], device=device)
+    offsets = torch.tensor([[0, 2, 3], [0, 1, 3]], device=device)
+    yield Sample(x, "sum", lengths=lengths)
+    yield Sample(x, "mean", lengths=lengths[::2])
+    yield Sample(x, "max", lengths=lengths[::2])
+    yield Sample(x[:3].mT.contiguous(), "min", offsets=offsets, axis=1, initial=9)
+    yield Sample(x, "prod", lengths=lengths, initial=2)
+
+
+rule(
+    "aten::segment_reduce",
+    vjp={
+        "data": lambda grad, result, data, reduce, lengths, offsets, axis, initial: segment_reduce_backward(
+            grad, result, data, reduce, lengths, offsets, axis % data.dim(), initial
+        )
+    },
+    jvp={"result": _jvp},
+    uses=segment_reduce_backward,
+    improves="missing",
+    source="ATen _segment_reduce_backward; its derivatives are new",
+    samples=_samples,
+)
