@@ -63,6 +63,7 @@ class _Plan:
 _FACTS: dict[str, Callable[[Tensor], Any]] = {
     "sizes": lambda x: x.shape,
     "strides": lambda x: x.stride() if x.layout is torch.strided else None,
+    "storage_offset": lambda x: x.storage_offset() if x.layout is torch.strided else None,
     "dtype": lambda x: x.dtype,
 }
 

@@ -193,14 +193,14 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     arguments = signature.schema.arguments
     n = len(arguments)
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
+    simple = simple and all(what in _FACTS for _, what in derivative.facts)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
     to_stock = [2, *defers] if isinstance(defers, ButManySmall) else [int(defers is not None), 0, 0]
     numbers: list[int] = [in_python, *to_stock, derivative.selective]
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]
-    numbers.append(len(derivative.facts))
-    for place, what in derivative.facts:
-        numbers += [place, _FACTS.index(what)]
+    facts = [(place, _FACTS.index(what)) for place, what in derivative.facts if what in _FACTS]
+    numbers += [len(facts), *[x for fact in facts for x in fact]]
     numbers += [len(derivative.differentiable), *derivative.differentiable]
     numbers.append(len(derivative.uses))
     for read, inputs in derivative.uses:

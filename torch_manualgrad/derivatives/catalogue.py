@@ -3,7 +3,7 @@
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.catalogue import gap, nondifferentiable, view
+from torch_manualgrad.core.catalogue import composite, gap, nondifferentiable, view
 
 view(
     "aten::_conj",
@@ -180,4 +180,27 @@ gap(
 gap(
     "aten::miopen_rnn_backward",
     reason="the derivative of a derivative that only AMD devices have",
+)
+
+# Indices and shapes.
+composite("aten::chunk", reason="split, a view")
+gap(
+    "aten::to_padded_tensor",
+    "aten::_nested_from_padded",
+    "aten::_nested_from_padded_tensor",
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_tensor_list",
+    reason="rules are for dense tensors; on nested ones mg.nested takes the place of whole calls, as of to_padded_tensor",
+)
+gap(
+    "aten::_mkldnn_reshape",
+    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch has reverse mode",
+)
+gap(
+    "aten::_pin_memory",
+    reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode",
+)
+gap(
+    "aten::embedding_renorm",
+    reason="PyTorch has no derivative, and calls it without one, before the rows are read",
 )

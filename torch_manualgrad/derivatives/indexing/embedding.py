@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
 
-from .common import samples
+from ..shape.common import samples
 
 __all__ = ["embedding_dense_double_backward_symint"]
 

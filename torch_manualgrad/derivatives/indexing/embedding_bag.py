@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import rule
 
-from .common import random, samples
+from ..shape.common import random, samples
 
 __all__ = ["embedding_bag_adjoint", "embedding_bag_linear", "embedding_bag_weights"]
 
@@ -161,6 +161,28 @@ def embedding_bag_weights(
     return found.masked_fill(indices == padding_idx, 0)
 
 
+def _weight_vjp(
+    grad_result0: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    result1: Tensor,
+    result2: Tensor,
+    result3: Tensor,
+    weight_sizes: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
+) -> Tensor:
+    more = (weight_sizes[0], scale_grad_by_freq, mode)
+    if sparse:
+        saved = (indices, offsets, result1, result2, result3)
+        return aten._embedding_bag_backward(grad_result0, *saved, *more, True, per_sample_weights, padding_idx)
+    bag = _bag_of(indices, offsets)
+    return embedding_bag_adjoint(grad_result0, indices, bag, result3, *more, per_sample_weights, padding_idx)
+
+
 def _jvp(
     weight_p: Tensor,
     weight_t: Tensor | None,
@@ -210,7 +232,7 @@ def _only_dense(sparse: bool) -> None:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 _INDICES, _OFFSETS = [0, 2, 3, 2, 1], [0, 0, 2]  # the first bag is empty
-_BAGS = [-1, -1, 1, 1, 2, 2, 2]
+_AT_THE_END = [0, 1, 3, 3, 2]  # the last row twice: PyTorch takes the frequency of another row otherwise
 aten = torch.ops.aten
 
 _samples = samples(
@@ -221,9 +243,28 @@ _samples = samples(
 )
 
 
+def _defer(weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, *_: Any) -> bool:
+    return not scale_grad_by_freq
+
+
+def _probe(name: str) -> Any:
+    """The operator on indices that are contiguous, as it reads others wrongly; of the forward, what is differentiable."""
+    operator = getattr(aten, name)
+
+    def probe(*args: Any) -> Any:
+        args = tuple(
+            torch.stack(list(x)) if isinstance(x, Tensor) and not x.is_floating_point() and x.dim() == 1 else x
+            for x in args
+        )
+        found = operator(*args)
+        return found[0] if isinstance(found, tuple) else found
+
+    return probe
+
+
 def _backward_samples(with_offsets: bool) -> Any:
     def call(draw: Any, index: Any, mode: int, scale: bool, weighted: bool, padding_idx: int) -> tuple[Any, ...]:
-        weight, indices, offsets = random(4, 2, dtype=torch.float64), index(_INDICES), index(_OFFSETS)
+        weight, indices, offsets = random(4, 2, dtype=torch.float64), index(_AT_THE_END), index(_OFFSETS)
         _, _, size, maxima = aten._embedding_bag(
             weight.to(indices.device), indices, offsets, False, mode, padding_idx=padding_idx
         )
@@ -247,18 +288,18 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
     rule(
         f"aten::{_name}",
         vjp={
-            "weight": lambda grad_result0, indices, offsets, result1, result2, result3, weight_sizes, scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx:
-                aten._embedding_bag_backward(grad_result0, indices, offsets, result1, result2, result3, weight_sizes[0], scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx),
-            "per_sample_weights": lambda grad_result0, weight, indices, offsets, result1, mode, padding_idx:
-                aten._embedding_bag_per_sample_weights_backward(grad_result0, weight, indices, offsets, result1, mode, padding_idx),
+            "weight": _weight_vjp,
+            "per_sample_weights": lambda grad_result0, weight, indices, offsets, padding_idx:
+                embedding_bag_weights(grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx),
         },
         jvp={"result0": _jvp},
-        uses=embedding_bag_linear,
+        uses=(embedding_bag_adjoint, embedding_bag_linear, embedding_bag_weights),
         not_differentiable=("result1", "result2", "result3"),
-        defer_to_stock=(lambda *_: True) if _name == "_embedding_bag" else None,
-        improves="missing",
+        defer_to_stock=_defer if _name == "_embedding_bag" else None,
+        improves=("values", "missing") if _name == "_embedding_bag" else "missing",
         source="ATen derivatives.yaml; the derivatives of the backward are new",
         samples=_samples,
+        probe=_probe(_name),
     )
 rule(
     "aten::_embedding_bag_backward",
@@ -268,6 +309,7 @@ rule(
     improves="missing",
     source="the transpose of ATen _embedding_bag_backward",
     samples=_backward_samples(with_offsets=True),
+    probe=_probe("_embedding_bag_backward"),
 )
 rule(
     "aten::_embedding_bag_dense_backward",
@@ -277,6 +319,7 @@ rule(
     improves="missing",
     source="the transpose of ATen _embedding_bag_dense_backward",
     samples=_backward_samples(with_offsets=False),
+    probe=_probe("_embedding_bag_dense_backward"),
 )
 rule(
     "aten::_embedding_bag_per_sample_weights_backward",
@@ -293,5 +336,6 @@ rule(
         lambda draw, index: (draw(3, 2), draw(4, 2), index(_INDICES), index(_OFFSETS), index([1, 1, 2, 2, 2]), SUM, 2),
         real_only=True,
     ),
+    probe=_probe("_embedding_bag_per_sample_weights_backward"),
 )
 # fmt: on

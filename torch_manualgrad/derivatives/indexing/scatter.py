@@ -15,7 +15,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import rule
 
-from .common import in_corner, samples
+from ..shape.common import in_corner, samples
 
 __all__ = ["scatter_src_backward", "take_backward"]
 

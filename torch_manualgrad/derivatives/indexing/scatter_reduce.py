@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import rule
 
-from .common import corner, in_corner, samples
+from ..shape.common import corner, in_corner, samples
 from .products import scatter_prod_factors
 
 __all__ = ["index_reduce_backward", "index_reduce_jvp", "scatter_reduce_backward", "scatter_reduce_jvp"]
@@ -271,7 +271,7 @@ rule(
     jvp={"result": index_reduce_jvp},
     uses=scatter_prod_factors,
     defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(reduce, include_self),
-    improves="missing",
+    improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
     samples=samples(
         lambda draw, index: (draw(3, 2), 0, index([0, 2, 0, 0]), _zeros(draw(4, 2), (0, 0), (2, 0)), "prod"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import rule
 
-from .common import of_dtype, samples
+from ..shape.common import of_dtype, samples
 
 __all__: list[str] = []
 
