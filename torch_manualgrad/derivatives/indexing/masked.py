@@ -34,7 +34,8 @@ def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[i
     References:
         ATen masked_scatter_backward_symint; with the places counted, so that no shape depends on the mask.
     """
-    grad, mask = (x.reshape(-1) for x in torch.broadcast_tensors(grad_output, mask))
+    shape = torch.broadcast_shapes(grad_output.shape, mask.shape)
+    grad, mask = grad_output.expand(shape).reshape(-1), mask.expand(shape).reshape(-1)
     n = prod(sizes)
     places = torch.where(mask, mask.cumsum(0) - 1, n)  # what is not read goes to one more place
     return grad.new_zeros(n + 1).index_add(0, places, grad).narrow(0, 0, n).reshape(sizes)
