@@ -3,6 +3,8 @@
 A new rule is covered by being registered: nothing here names one.
 """
 
+from operator import eq
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -41,7 +43,7 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
 
 
 def leaf(x):
-    return x.detach().requires_grad_()
+    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -55,7 +57,9 @@ def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch
         outputs = [rule.probe(*tree_map_only(torch.Tensor, leaf, s.args), **s.kwargs) for s in found]
     stock = [rule.probe(*tree_map_only(torch.Tensor, leaf, s.args), **s.kwargs) for s in found]
     nodes = [[(o if isinstance(o, torch.Tensor) else o[0]).grad_fn.name() for o in os] for os in (outputs, stock)]
-    assert nodes[0] == nodes[1], "samples are small: what is left is what is checked"
+    values = [rule.signature.bind(tree_map_only(torch.Tensor, leaf, s.args), s.kwargs) for s in found]
+    left = [same for same, of_sample in zip(map(eq, *nodes), values) if rule.defer_to_stock(*of_sample)]
+    assert all(left), "samples are small: what is left is what is checked"
 
 
 def same(ours, stock):

@@ -29,10 +29,7 @@ def changed(outputs):
 
 
 def outputs_of(call, inputs):
-    args = list(call.sample.args)
-    for place, x in zip(call.places, inputs):
-        args[place] = x
-    found = call.rule.aten(*args, **call.sample.kwargs)
+    found = call.rule.aten(*call.arguments(inputs), **call.sample.kwargs)
     return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
 
 

@@ -63,9 +63,15 @@ class _Plan:
 _FACTS: dict[str, Callable[[Tensor], Any]] = {
     "sizes": lambda x: x.shape,
     "strides": lambda x: x.stride() if x.layout is torch.strided else None,
+    "storage_offset": lambda x: x.storage_offset() if x.layout is torch.strided else None,
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
 }
+
+
+def _of_each(fact: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
+    """The fact of each tensor in a list."""
+    return lambda xs: None if xs is None else [None if x is None else fact(x) for x in xs]
 
 
 class _Busy(threading.local):
@@ -90,10 +96,11 @@ class Bound(Derivative):
             wanted |= set(rule.compiled_vjp.only)
         self.saved = [n for n in known if n in wanted]
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
-        facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor for fact in _FACTS}
+        facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor_like for fact in _FACTS}
         facts = {n: fact for n, fact in facts.items() if n in wanted}
         self.facts = list(facts.values())
-        self.fact_functions = [(i, _FACTS[fact]) for i, fact in self.facts]
+        lists = [known.index(n) for n in known if entries[n].is_tensor_list]
+        self.fact_functions = [(i, _of_each(_FACTS[fact]) if i in lists else _FACTS[fact]) for i, fact in self.facts]
         tensors = [n for n in self.saved if entries[n].is_tensor_like]
         constants = [n for n in self.saved if not entries[n].is_tensor_like]
         self.tensor_places = [known.index(n) for n in tensors]

@@ -200,9 +200,7 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]
     facts = [(place, _FACTS.index(what)) for place, what in derivative.facts if what in _FACTS]
-    numbers.append(len(facts))
-    for fact in facts:
-        numbers += fact
+    numbers += [len(facts), *[x for fact in facts for x in fact]]
     numbers += [len(derivative.differentiable), *derivative.differentiable]
     numbers.append(len(derivative.uses))
     for read, inputs in derivative.uses:

@@ -252,10 +252,12 @@ def rule(
     """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
-    where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
-    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides``,
-    ``<name>_dtype`` and ``<name>_device`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
-    backward only if a formula for an input that requires grad names it. A missing cotangent or tangent is None.
+    where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
+    grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
+    its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype`` and
+    ``<name>_device`` of an input or output, of each tensor in a list, are to be had in a vjp without keeping the tensor. A
+    tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
+    tangent is None.
 
     Args:
         name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.

@@ -5,3 +5,8 @@ from . import catalogue, elementwise, linalg, loss, nn, reduction
 from . import flops  # isort: skip  # last: it counts the formulas of the others
 
 __all__ = ["catalogue", "elementwise", "flops", "linalg", "loss", "nn", "reduction"]
+from . import catalogue, elementwise, indexing, linalg, nn, reduction, shape
+
+from . import flops  # isort: skip  # last: it counts the formulas of the others
+
+__all__ = ["catalogue", "elementwise", "flops", "indexing", "linalg", "nn", "reduction", "shape"]

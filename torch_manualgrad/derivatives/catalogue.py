@@ -285,3 +285,26 @@ gap(
     "aten::_test_warn_in_autograd",
     reason="an operator of PyTorch's own tests, whose gradient is made up",
 )
+
+# Indices and shapes.
+composite("aten::chunk", reason="split, a view")
+gap(
+    "aten::to_padded_tensor",
+    "aten::_nested_from_padded",
+    "aten::_nested_from_padded_tensor",
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_tensor_list",
+    reason="rules are for dense tensors; on nested ones mg.nested takes the place of whole calls, as of to_padded_tensor",
+)
+gap(
+    "aten::_mkldnn_reshape",
+    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch has reverse mode",
+)
+gap(
+    "aten::_pin_memory",
+    reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode",
+)
+gap(
+    "aten::embedding_renorm",
+    reason="PyTorch has no derivative, and calls it without one, before the rows are read",
+)

@@ -1,0 +1,341 @@
+"""embedding_bag: sums, means or maxima of rows of a table over bags, and its two backwards.
+
+With rows W, bag b of entry i, and coefficients c_i, which are the per-sample weight, or one over the number of entries
+for a mean, or 0 for padding, the result is y_b = sum of c_i W[indices_i] over i in b. Gradients are linear in the cotangent:
+sum of c_i G_b for each row, and <G_b, W[indices_i]> for each weight; each of the three is the derivative of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import rule
+
+from ..shape.common import random, samples
+
+__all__ = ["embedding_bag_adjoint", "embedding_bag_linear", "embedding_bag_weights"]
+
+SUM, MEAN, MAX = range(3)
+
+
+def _bag_of(indices: Tensor, offsets: Tensor) -> Tensor:
+    """The bag of each entry; one more offset at the end changes nothing."""
+    starts = indices.new_zeros(indices.shape[0] + 1, dtype=torch.int64)
+    starts = starts.index_add(0, offsets, torch.ones_like(offsets, dtype=torch.int64))
+    return starts.narrow(0, 0, indices.shape[0]).cumsum(0) - 1
+
+
+def _coefficients(
+    like: Tensor, indices: Tensor, bag: Tensor, mode: int, weights: Tensor | None, padding_idx: int, bags: Any
+) -> Tensor:
+    """c, one for each entry."""
+    counts = indices != padding_idx
+    if mode == MEAN:
+        sizes = counts.new_zeros(bags, dtype=torch.int64).index_add(0, bag, counts.long()).clamp(min=1)
+        return counts.to(like.dtype) / sizes.index_select(0, bag)
+    return counts.to(like.dtype) if weights is None else weights.masked_fill(~counts, 0)
+
+
+def _frequencies(indices: Tensor, n: Any) -> Tensor:
+    """Of each entry, how often its row is read."""
+    found = indices.new_zeros(n, dtype=torch.int64).index_add(0, indices, torch.ones_like(indices, dtype=torch.int64))
+    return found.index_select(0, indices)
+
+
+def _full(indices: Tensor, bag: Tensor, padding_idx: int, bags: Any) -> Tensor:
+    """Whether a bag has an entry that is no padding, (bags, 1)."""
+    counts = (indices != padding_idx).long()
+    return (counts.new_zeros(bags).index_add(0, bag, counts) > 0)[:, None]
+
+
+@formula
+def embedding_bag_linear(
+    weight: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    maximum_indices: Tensor,
+    bags: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
+) -> Tensor:
+    """embedding_bag as a function of the table: the sums of c_i W[indices_i] in each bag, or the rows of the maxima.
+
+    Args:
+        weight: W, (n, d), real; or a tangent of it, or a cotangent of its gradient.
+        indices: (k,), integers.
+        offset2bag: (k,), the bag of each.
+        maximum_indices: (bags, d), which row has the maximum, for mode 2 only.
+        bags: how many.
+        scale_grad_by_freq: whether entries are divided by how often their row is read, as its gradient is by convention.
+        mode: 0 for sums, 1 for means, 2 for maxima.
+        per_sample_weights: (k,), for sums, or None.
+        padding_idx: entries with this index count for nothing; negative for none.
+
+    Returns:
+        (bags, d).
+
+    Note:
+        Where not differentiable: where a maximum is attained twice, one of the rows has all of the derivative.
+
+    References:
+        The transpose of ATen _embedding_bag_dense_backward.
+    """
+    if mode == MAX:
+        full = _full(indices, offset2bag, padding_idx, bags)
+        return torch.where(full, weight.gather(0, maximum_indices.clamp(min=0)), 0)
+    c = _coefficients(weight, indices, offset2bag, mode, per_sample_weights, padding_idx, bags)
+    if scale_grad_by_freq:
+        c = c / _frequencies(indices, weight.shape[0])
+    rows = weight.index_select(0, indices).masked_fill((indices == padding_idx)[:, None], 0)
+    return weight.new_zeros(bags, weight.shape[1]).index_add(0, offset2bag, rows * c[:, None])
+
+
+@formula
+def embedding_bag_adjoint(
+    grad: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
+) -> Tensor:
+    """Cotangent of the table, given that of embedding_bag: the sum of c_i G_b over the entries of each row.
+
+    Args:
+        grad: G, (bags, d), real.
+        num_weights: n, rows of the table.
+        indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: see
+            `embedding_bag_linear`.
+
+    Returns:
+        (n, d).
+
+    Note:
+        Where not differentiable: as `embedding_bag_linear`.
+
+    References:
+        ATen _embedding_bag_dense_backward, which has no derivative.
+    """
+    zeros = grad.new_zeros(num_weights, grad.shape[1])
+    if mode == MAX:
+        full = _full(indices, offset2bag, padding_idx, grad.shape[0])
+        return zeros.scatter_add(0, maximum_indices.clamp(min=0), torch.where(full, grad, 0))
+    c = _coefficients(grad, indices, offset2bag, mode, per_sample_weights, padding_idx, grad.shape[0])
+    if scale_grad_by_freq:
+        c = c / _frequencies(indices, num_weights)
+    return zeros.index_add(0, indices, grad.index_select(0, offset2bag) * c[:, None])
+
+
+@formula
+def embedding_bag_weights(
+    grad: Tensor, weight: Tensor, indices: Tensor, offset2bag: Tensor, scale_grad_by_freq: bool, padding_idx: int
+) -> Tensor:
+    """Cotangent of the per-sample weights, given that of embedding_bag: <G_b, W[indices_i]> for each entry.
+
+    Args:
+        grad: G, (bags, d), real.
+        weight: W, (n, d).
+        indices, offset2bag, scale_grad_by_freq, padding_idx: see `embedding_bag_linear`.
+
+    Returns:
+        (k,).
+
+    Note:
+        Where not differentiable: nowhere; it is bilinear.
+
+    References:
+        ATen _embedding_bag_per_sample_weights_backward, which has no derivative.
+    """
+    found = (grad.index_select(0, offset2bag) * weight.index_select(0, indices)).sum(1)
+    if scale_grad_by_freq:
+        found = found / _frequencies(indices, weight.shape[0])
+    return found.masked_fill(indices == padding_idx, 0)
+
+
+def _weight_vjp(
+    grad_result0: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    result1: Tensor,
+    result2: Tensor,
+    result3: Tensor,
+    weight_sizes: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
+) -> Tensor:
+    more = (weight_sizes[0], scale_grad_by_freq, mode)
+    if sparse:
+        saved = (indices, offsets, result1, result2, result3)
+        return aten._embedding_bag_backward(grad_result0, *saved, *more, True, per_sample_weights, padding_idx)
+    bag = _bag_of(indices, offsets)
+    return embedding_bag_adjoint(grad_result0, indices, bag, result3, *more, per_sample_weights, padding_idx)
+
+
+def _jvp(
+    weight_p: Tensor,
+    weight_t: Tensor | None,
+    per_sample_weights_p: Tensor | None,
+    per_sample_weights_t: Tensor | None,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: int,
+    padding_idx: int,
+    result0: Tensor,
+    result3: Tensor,
+) -> Tensor | None:
+    bag, bags = _bag_of(indices, offsets), result0.shape[0]
+    total = None
+    for table, weights in ((weight_t, per_sample_weights_p), (weight_p, per_sample_weights_t)):
+        if table is not None and (weights is not None or table is weight_t):
+            term = embedding_bag_linear(table, indices, bag, result3, bags, False, mode, weights, padding_idx)
+            total = term if total is None else total + term
+    return total
+
+
+def _of_backward(
+    of_result: Tensor,
+    grad: Tensor,
+    indices: Tensor,
+    bag: Tensor,
+    maximum_indices: Tensor,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Cotangents of what the backward is given, G and the weights of samples, given that of its result."""
+    of_grad = embedding_bag_linear(
+        of_result, indices, bag, maximum_indices, grad.shape[0], scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    )
+    if per_sample_weights is None:
+        return of_grad, None
+    return of_grad, embedding_bag_weights(grad, of_result, indices, bag, scale_grad_by_freq, padding_idx)
+
+
+def _only_dense(sparse: bool) -> None:
+    if sparse:
+        raise NotImplementedError("embedding_bag with sparse=True: the derivative of a sparse gradient is not implemented")
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+_INDICES, _OFFSETS = [0, 2, 3, 2, 1], [0, 0, 2]  # the first bag is empty
+_AT_THE_END = [0, 1, 3, 3, 2]  # the last row twice: PyTorch takes the frequency of another row otherwise
+aten = torch.ops.aten
+
+_samples = samples(
+    lambda draw, index: (draw(4, 2), index(_INDICES), index(_OFFSETS), False, SUM, False, draw(5), False, 2),
+    lambda draw, index: (draw(4, 2), index(_INDICES), index([0, 2, 2, 5]), False, MEAN, False, None, True, 2),
+    lambda draw, index: (draw(4, 2), index(_INDICES), index(_OFFSETS), False, MAX),
+    real_only=True,
+)
+
+
+def _defer(weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, *_: Any) -> bool:
+    return not scale_grad_by_freq
+
+
+def _probe(name: str) -> Any:
+    """The operator on indices that are contiguous, as it reads others wrongly; of the forward, what is differentiable."""
+    operator = getattr(aten, name)
+
+    def probe(*args: Any) -> Any:
+        args = tuple(
+            torch.stack(list(x)) if isinstance(x, Tensor) and not x.is_floating_point() and x.dim() == 1 else x
+            for x in args
+        )
+        found = operator(*args)
+        return found[0] if isinstance(found, tuple) else found
+
+    return probe
+
+
+def _backward_samples(with_offsets: bool) -> Any:
+    def call(draw: Any, index: Any, mode: int, scale: bool, weighted: bool, padding_idx: int) -> tuple[Any, ...]:
+        weight, indices, offsets = random(4, 2, dtype=torch.float64), index(_AT_THE_END), index(_OFFSETS)
+        _, _, size, maxima = aten._embedding_bag(
+            weight.to(indices.device), indices, offsets, False, mode, padding_idx=padding_idx
+        )
+        bag = index([1, 1, 2, 2, 2])
+        places = (indices, offsets, bag) if with_offsets else (indices, bag)
+        sparse = (False,) if with_offsets else ()
+        weights = draw(5) if weighted else None
+        return draw(3, 2), *places, size, maxima, 4, scale, mode, *sparse, weights, padding_idx
+
+    return samples(
+        lambda draw, index: call(draw, index, SUM, False, True, 2),
+        lambda draw, index: call(draw, index, SUM, True, False, -1),
+        lambda draw, index: call(draw, index, MEAN, False, False, 2),
+        lambda draw, index: call(draw, index, MAX, False, False, -1),
+        real_only=True,
+    )
+
+
+# fmt: off
+for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
+    rule(
+        f"aten::{_name}",
+        vjp={
+            "weight": _weight_vjp,
+            "per_sample_weights": lambda grad_result0, weight, indices, offsets, padding_idx:
+                embedding_bag_weights(grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx),
+        },
+        jvp={"result0": _jvp},
+        uses=(embedding_bag_adjoint, embedding_bag_linear, embedding_bag_weights),
+        not_differentiable=("result1", "result2", "result3"),
+        defer_to_stock=_defer if _name == "_embedding_bag" else None,
+        improves=("values", "missing") if _name == "_embedding_bag" else "missing",
+        source="ATen derivatives.yaml; the derivatives of the backward are new",
+        samples=_samples,
+        probe=_probe(_name),
+    )
+rule(
+    "aten::_embedding_bag_backward",
+    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx:
+         _only_dense(sparse) or _of_backward(grad_result, grad, indices, _bag_of(indices, offsets), maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
+    uses=(embedding_bag_linear, embedding_bag_weights),
+    improves="missing",
+    source="the transpose of ATen _embedding_bag_backward",
+    samples=_backward_samples(with_offsets=True),
+    probe=_probe("_embedding_bag_backward"),
+)
+rule(
+    "aten::_embedding_bag_dense_backward",
+    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
+         _of_backward(grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
+    uses=(embedding_bag_linear, embedding_bag_weights),
+    improves="missing",
+    source="the transpose of ATen _embedding_bag_dense_backward",
+    samples=_backward_samples(with_offsets=False),
+    probe=_probe("_embedding_bag_dense_backward"),
+)
+rule(
+    "aten::_embedding_bag_per_sample_weights_backward",
+    vjp={
+        "grad": lambda grad_result, grad_sizes, weight, indices, offsets, padding_idx:
+            embedding_bag_linear(weight, indices, _bag_of(indices, offsets), indices, grad_sizes[0], False, SUM, grad_result, padding_idx),
+        "weight": lambda grad_result, grad, weight_sizes, indices, offsets, padding_idx:
+            embedding_bag_adjoint(grad, indices, _bag_of(indices, offsets), indices, weight_sizes[0], False, SUM, grad_result, padding_idx),
+    },
+    uses=(embedding_bag_linear, embedding_bag_adjoint),
+    improves="missing",
+    source="ATen derivatives.yaml, _embedding_bag; the operator is bilinear",
+    samples=samples(
+        lambda draw, index: (draw(3, 2), draw(4, 2), index(_INDICES), index(_OFFSETS), index([1, 1, 2, 2, 2]), SUM, 2),
+        real_only=True,
+    ),
+    probe=_probe("_embedding_bag_per_sample_weights_backward"),
+)
+# fmt: on

@@ -1,0 +1,89 @@
+"""What a mask selects: masked_select, masked_scatter and its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+
+from ..shape.common import samples
+
+__all__ = ["masked_scatter_backward"]
+
+
+@formula
+def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Cotangent of the source, given that of x.masked_scatter(mask, source): the cotangent where the mask is True, in order.
+
+    Args:
+        grad_output: cotangent of the result.
+        mask: boolean, broadcasts with it.
+        sizes: of the source, of which as many entries are read as the mask has True.
+
+    Returns:
+        Of shape ``sizes``.
+
+    Note:
+        Where not differentiable: nowhere; the operator is linear.
+
+    References:
+        ATen masked_scatter_backward_symint; with the places counted, so that no shape depends on the mask.
+    """
+    shape = torch.broadcast_shapes(grad_output.shape, mask.shape)
+    grad, mask = grad_output.expand(shape).reshape(-1), mask.expand(shape).reshape(-1)
+    n = prod(sizes)
+    places = torch.where(mask, mask.cumsum(0) - 1, n)  # what is not read goes to one more place
+    return grad.new_zeros(n + 1).index_add(0, places, grad).narrow(0, 0, n).reshape(sizes)
+
+# fmt: off
+linear_in(
+    "aten::masked_select",
+    {
+        "self": lambda grad, mask, self_sizes: grad.new_zeros(torch.broadcast_shapes(self_sizes, mask.shape))
+            .masked_scatter(mask, grad).sum_to_size(self_sizes),
+    },
+    gaps={
+        "fake": "the shape of the result depends on the mask",
+        "vmap/over args[1]": "the shapes of the results are those of masks",
+        "vmap/over all": "the shapes of the results are those of masks",
+    },
+    samples=samples(
+        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]])),
+        lambda draw, index: (draw(2, 1), index([True, False, True])),
+        lambda draw, index: (draw(2, 3), index([False])),
+        lambda draw, index: (draw(), index(True)),
+    ),
+)
+linear_in(
+    "aten::masked_scatter",
+    {
+        "self": lambda grad, mask, self_sizes: grad.masked_fill(mask, 0).sum_to_size(self_sizes),
+        "source": lambda grad, mask, source_sizes: masked_scatter_backward(grad, mask, source_sizes),
+    },
+    uses=masked_scatter_backward,
+    samples=samples(
+        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), draw(4)),
+        lambda draw, index: (draw(2, 3), index([True, False, True]), draw(2, 3)),
+        lambda draw, index: (draw(3), index([[True], [False]]), draw(5)),
+    ),
+)
+linear_in(
+    "aten::masked_scatter_backward",
+    {
+        "grad_output": lambda grad, mask, grad_output_sizes:
+            grad.new_zeros(grad_output_sizes).masked_scatter(mask, grad).sum_to_size(grad_output_sizes),
+    },
+    improves="missing",
+    defer_to_stock=lambda *_: True,
+    samples=samples(
+        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), [4]),
+        lambda draw, index: (draw(2, 3), index([[True, False, True], [False, False, True]]), [2, 3]),
+        lambda draw, index: (draw(3), index([False, True, False]), [2, 2]),
+    ),
+)
+# fmt: on

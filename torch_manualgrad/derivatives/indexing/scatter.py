@@ -1,0 +1,148 @@
+"""Scatter, gather, take and put: entries at the places that an index says, along a dim or in the flattened tensor.
+
+An index may be smaller than what it is about: what it does not reach gets no gradient. Where several entries of scatter.src
+or put without accumulation go to one place, one of them stays, PyTorch does not say which, and each gets the cotangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import rule
+
+from ..shape.common import in_corner, samples
+
+__all__ = ["scatter_src_backward", "take_backward"]
+
+
+@formula
+def scatter_src_backward(grad: Tensor, dim: int, index: Tensor, src_sizes: Sequence[int]) -> Tensor:
+    """Cotangent of what is scattered: the cotangent at the places of the index, and zero where the index has none.
+
+    Args:
+        grad: cotangent of the result.
+        dim: along which entries go.
+        index: integers; its sizes are at most those of ``src_sizes``.
+        src_sizes: of what is scattered.
+
+    Returns:
+        Of shape ``src_sizes``.
+
+    Note:
+        Where not differentiable: nowhere; the operators are linear.
+
+    References:
+        derivatives.yaml, scatter.src, which takes the index to have the sizes of src.
+    """
+    return in_corner(grad.gather(dim, index), src_sizes)
+
+
+@formula
+def take_backward(grad: Tensor, self_sizes: Sequence[int], index: Tensor) -> Tensor:
+    """Cotangent of x, given that of x.take(index): the sum of the cotangents of the copies of each entry.
+
+    Args:
+        grad: the shape of ``index``.
+        self_sizes: of x.
+        index: integers, negative ones count from the end.
+
+    Returns:
+        Of shape ``self_sizes``.
+
+    Note:
+        Where not differentiable: nowhere; the operator is linear.
+
+    References:
+        ATen take_backward.
+    """
+    return grad.new_zeros(self_sizes).put(index, grad, accumulate=True)
+
+
+def _gather_vjp(grad: Tensor, dim: int, index: Tensor, sparse_grad: bool, self_sizes: Sequence[int]) -> Tensor:
+    if sparse_grad:
+        return torch.ops.aten.gather_backward(grad, grad.new_zeros(()).expand(self_sizes), dim, index, True)
+    return grad.new_zeros(self_sizes).scatter_add(dim, index, grad)
+
+
+def _same_sizes(self: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
+    return index.shape == src.shape
+
+
+# fmt: off
+linear_in(
+    "aten::scatter.src",
+    {
+        "self": lambda grad, dim, index: grad.scatter(dim, index, 0),
+        "src": scatter_src_backward,
+    },
+    improves="missing",
+    defer_to_stock=_same_sizes,
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 0, index([[0, 1, 2, 0], [2, 0, 1, 1]]), draw(2, 4)),
+        lambda draw, index: (draw(3, 4), 1, index([[3, 1], [0, 2]]), draw(3, 5)),
+        lambda draw, index: (draw(), 0, index(0), draw()),
+        lambda draw, index: (draw(3), 0, index([]), draw(2)),
+    ),
+)
+rule(
+    "aten::scatter.value",
+    vjp={"self": lambda grad, dim, index: grad.scatter(dim, index, 0)},
+    jvp={"result": lambda self_t, dim, index: self_t.scatter(dim, index, 0)},
+    kind="linear",
+    source="ATen derivatives.yaml",
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 1, index([[0, 2], [1, 1]]), 2.5),
+        lambda draw, index: (draw(), 0, index([0]), 2.5),
+    ),
+)
+linear_in(
+    "aten::scatter_add",
+    {"self": lambda grad: grad, "src": scatter_src_backward},
+    improves="missing",
+    defer_to_stock=_same_sizes,
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 0, index([[0, 0, 2, 0], [0, 0, 1, 1]]), draw(2, 4)),
+        lambda draw, index: (draw(3, 4), -1, index([[3, 3], [0, 2]]), draw(3, 5)),
+        lambda draw, index: (draw(), 0, index(0), draw()),
+        lambda draw, index: (draw(3), 0, index([0, 0]), draw(2)),
+    ),
+)
+linear_in(
+    "aten::gather",
+    {"self": _gather_vjp},
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 0, index([[0, 0, 2], [0, 1, 2]])),
+        lambda draw, index: (draw(3, 2), -1, index([[1, 1, 0]])),
+        lambda draw, index: (draw(), 0, index(0)),
+        lambda draw, index: (draw(3), 0, index([])),
+    ),
+)
+linear_in(
+    "aten::take",
+    {"self": take_backward},
+    samples=samples(
+        lambda draw, index: (draw(2, 3), index([[0, -1], [5, 2]])),
+        lambda draw, index: (draw(2, 3).mT, index(4)),
+        lambda draw, index: (draw(), index([0, 0])),
+        lambda draw, index: (draw(2), index([])),
+    ),
+)
+linear_in(
+    "aten::put",
+    {
+        "self": lambda grad, index, accumulate, source_sizes:
+            grad if accumulate else grad.put(index, grad.new_zeros(source_sizes)),
+        "source": lambda grad, index, source_sizes: grad.take(index).reshape(source_sizes),
+    },
+    samples=samples(
+        lambda draw, index: (draw(2, 3), index([[0, -1]]), draw(2)),
+        lambda draw, index: (draw(2, 3), index([4, 4, -2]), draw(3, 1), True),
+        lambda draw, index: (draw(), index(0), draw()),
+    ),
+)
+# fmt: on

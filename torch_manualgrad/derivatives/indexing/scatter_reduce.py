@@ -1,0 +1,285 @@
+"""scatter_reduce and index_reduce: sums, means, products and extrema of what an index sends to the same place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import rule
+
+from ..shape.common import corner, in_corner, samples
+from .products import scatter_prod_factors
+
+__all__ = ["index_reduce_backward", "index_reduce_jvp", "scatter_reduce_backward", "scatter_reduce_jvp"]
+
+
+class _Scatter(NamedTuple):
+    """Where entries go: tensors with at least one dim, those of the source with the sizes of the index."""
+
+    dim: int
+    index: Tensor
+    reached: Tensor  # of the shape of the result: whether an entry goes there
+    counted: bool  # whether the entries of the result's own count everywhere
+
+    def add(self, x: Tensor) -> Tensor:
+        """Sums of what goes to each place."""
+        return x.new_zeros(self.reached.shape).scatter_add(self.dim, self.index, x)
+
+    def read(self, x: Tensor) -> Tensor:
+        """For each entry, what is at its place."""
+        return x.gather(self.dim, self.index)
+
+    def own(self, x: Tensor) -> Tensor:
+        """x where the entries of the result's own count, else zero."""
+        return x if self.counted else x.masked_fill(self.reached, 0)
+
+    def mean_of(self) -> Tensor:
+        """How many entries the mean at each place is of."""
+        count = self.add(torch.ones_like(self.index, dtype=torch.int64))
+        return (count + 1 if self.counted else count).clamp(min=1)
+
+    def attained(self, self_: Tensor, src: Tensor, result: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which entries attain the extremum, and how many there are at each place."""
+        own, sent = self.own(self_ == result), src == self.read(result)
+        return own, sent, own.long() + self.add(sent.long())
+
+
+def _scatter(self: Tensor, dim: int, index: Tensor, include_self: bool) -> _Scatter:
+    dim, index = dim % max(self.dim(), 1), torch.atleast_1d(index)
+    reached = torch.zeros_like(torch.atleast_1d(self), dtype=torch.bool).scatter(dim, index, True)
+    return _Scatter(dim, index, reached, include_self)
+
+
+@formula
+def scatter_reduce_backward(
+    grad: Tensor,
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    include_self: bool,
+    result: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of self and src, given that of scatter_reduce.
+
+    For a product, the cotangent times the product of the other factors; for an extremum, shared equally among the entries
+    that attain it.
+
+    Args:
+        grad: cotangent of the result, the shape of ``self``.
+        self: what is there before, (*).
+        dim: along which the entries of src go.
+        index: where to, integers; at most as large as ``src``.
+        src: what is sent.
+        reduce: "sum", "prod", "mean", "amax" or "amin".
+        include_self: whether ``self`` counts where something is sent.
+        result: as scatter_reduce returns it.
+
+    Returns:
+        The shapes of ``self`` and ``src``.
+
+    Note:
+        Where not differentiable: at ties of extrema, where each entry has an equal share.
+
+    References:
+        ATen scatter_reduce_backward, whose product is a quotient.
+    """
+    if index.numel() == 0:
+        return grad, torch.zeros_like(src)
+    s = _scatter(self, dim, index, include_self)
+    g, x, sent = (torch.atleast_1d(t) for t in (grad, self, src))
+    sent = corner(sent, s.index.shape)
+    if reduce == "sum":
+        of_self, of_src = s.own(g), s.read(g)
+    elif reduce == "mean":
+        g = g / s.mean_of()
+        of_self, of_src = s.own(g), s.read(g)
+    elif reduce == "prod":
+        product, others = scatter_prod_factors(sent, s.dim, s.index, x.shape)
+        of_self = g * product.conj() if include_self else s.own(g)
+        of_src = s.read(g * x.conj() if include_self else g) * others.conj()
+    else:
+        own_attains, sent_attains, count = s.attained(x, sent, torch.atleast_1d(result))
+        g = g / count
+        of_self, of_src = g * own_attains, s.read(g) * sent_attains
+    return of_self.reshape(self.shape), in_corner(of_src, src.shape)
+
+
+@formula
+def scatter_reduce_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    dim: int,
+    index: Tensor,
+    src_p: Tensor,
+    src_t: Tensor | None,
+    reduce: str,
+    include_self: bool,
+    result: Tensor,
+) -> Tensor:
+    """Tangent of scatter_reduce.
+
+    Args:
+        self_p, src_p, dim, index, reduce, include_self, result: see `scatter_reduce_backward`.
+        self_t, src_t: tangents; None for zero.
+
+    Returns:
+        The shape of ``self_p``.
+
+    Note:
+        Where not differentiable: as `scatter_reduce_backward`.
+
+    References:
+        ATen scatter_reduce_jvp, which has no product.
+    """
+    dx = torch.zeros_like(self_p) if self_t is None else self_t
+    if index.numel() == 0:
+        return dx
+    s = _scatter(self_p, dim, index, include_self)
+    dsent = torch.zeros_like(src_p) if src_t is None else src_t
+    dx, x, sent, dsent = (torch.atleast_1d(t) for t in (dx, self_p, src_p, dsent))
+    sent, dsent = (corner(t, s.index.shape) for t in (sent, dsent))
+    if reduce == "sum":
+        found = s.own(dx) + s.add(dsent)
+    elif reduce == "mean":
+        found = (s.own(dx) + s.add(dsent)) / s.mean_of()
+    elif reduce == "prod":
+        product, others = scatter_prod_factors(sent, s.dim, s.index, x.shape)
+        found = dx * product if include_self else s.own(dx)
+        found = found + s.add(others * dsent * s.read(x) if include_self else others * dsent)
+    else:
+        own_attains, sent_attains, count = s.attained(x, sent, torch.atleast_1d(result))
+        found = (dx * own_attains + s.add(dsent * sent_attains)) / count
+    return found.reshape(self_p.shape)
+
+
+def _expanded(dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """An index for each slice as one for each entry."""
+    sizes = [1] * source.dim()
+    if sizes:
+        sizes[dim] = -1
+    return index.reshape(sizes).expand(source.shape)
+
+
+@formula
+def index_reduce_backward(
+    grad: Tensor,
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    include_self: bool,
+    result: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of self and source, given that of index_reduce: those of scatter_reduce with the index of each slice.
+
+    Args:
+        grad: cotangent of the result, the shape of ``self``.
+        self, dim, reduce, include_self, result: see `scatter_reduce_backward`.
+        index: one integer for each slice of the source.
+        source: what is sent.
+
+    Returns:
+        The shapes of ``self`` and ``source``.
+
+    Note:
+        Where not differentiable: as `scatter_reduce_backward`.
+
+    References:
+        ATen index_reduce_backward.
+    """
+    index = _expanded(dim, index, source)
+    return scatter_reduce_backward(grad, self, dim, index, source, reduce, include_self, result)
+
+
+@formula
+def index_reduce_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    dim: int,
+    index: Tensor,
+    source_p: Tensor,
+    source_t: Tensor | None,
+    reduce: str,
+    include_self: bool,
+    result: Tensor,
+) -> Tensor:
+    """Tangent of index_reduce.
+
+    Args:
+        self_p, source_p, dim, index, reduce, include_self, result: see `index_reduce_backward`.
+        self_t, source_t: tangents; None for zero.
+
+    Returns:
+        The shape of ``self_p``.
+
+    Note:
+        Where not differentiable: as `scatter_reduce_backward`.
+
+    References:
+        As scatter_reduce_jvp; ATen has none.
+    """
+    index = _expanded(dim, index, source_p)
+    return scatter_reduce_jvp(self_p, self_t, dim, index, source_p, source_t, reduce, include_self, result)
+
+
+def _plain(reduce: str, include_self: bool) -> bool:
+    """Whether PyTorch is right in reverse mode: not at several zeros, nor where an entry that does not count is the extremum."""
+    return reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+_PLACES = [[0, 2, 0], [0, 2, 1], [0, 0, 1]]
+
+
+def _zeros(x: Tensor, *places: tuple[int, ...]) -> Tensor:
+    for place in places:
+        x[place] = 0
+    return x
+
+
+# fmt: off
+rule(
+    "aten::scatter_reduce.two",
+    vjp={("self", "src"): scatter_reduce_backward},
+    jvp={"result": scatter_reduce_jvp},
+    uses=scatter_prod_factors,
+    defer_to_stock=lambda self, dim, index, src, reduce, include_self:
+        index.shape == src.shape and _plain(reduce, include_self),
+    improves=("values", "missing"),
+    source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
+    samples=samples(
+        lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(3, 3), (0, 0), (1, 0)), "prod"),
+        lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(4, 3), (0, 1)), "prod", {"include_self": False}),
+        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(3), "sum", {"include_self": False}),
+        lambda draw, index: (draw(2, 3), 1, index([[0, 0], [2, 0]]), draw(2, 2), "mean"),
+        lambda draw, index: (draw(2, 3), -1, index([[0, 0], [2, 0]]), draw(3, 2), "mean", {"include_self": False}),
+        lambda draw, index: (draw(4), 0, index([1, 1, 3]), 3 * draw(3), "amax"),
+        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(4), "amin", {"include_self": False}),
+        lambda draw, index: (draw(), 0, index(0), draw(), "prod"),
+    ),
+)
+rule(
+    "aten::index_reduce",
+    vjp={("self", "source"): index_reduce_backward},
+    jvp={"result": index_reduce_jvp},
+    uses=scatter_prod_factors,
+    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(reduce, include_self),
+    improves=("values", "missing"),
+    source="ATen index_reduce_backward; products by prefixes and suffixes",
+    samples=samples(
+        lambda draw, index: (draw(3, 2), 0, index([0, 2, 0, 0]), _zeros(draw(4, 2), (0, 0), (2, 0)), "prod"),
+        lambda draw, index: (draw(2, 3), 1, index([1, 1]), _zeros(draw(2, 2), (0, 0)), "prod", {"include_self": False}),
+        lambda draw, index: (draw(2, 3), -1, index([0, 2, 0]), draw(2, 3), "mean"),
+        lambda draw, index: (draw(4), 0, index([1, 1, 3]), 3 * draw(3), "amax"),
+        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(3), "amin", {"include_self": False}),
+        lambda draw, index: (draw(), 0, index(0), draw(), "mean"),
+    ),
+)
+# fmt: on

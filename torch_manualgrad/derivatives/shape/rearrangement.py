@@ -1,0 +1,176 @@
+"""Entries moved, repeated, or set to zero in a pattern: roll, flip, repeat, triangles, diagonals, shuffles, copied views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+
+from .common import samples
+
+__all__ = ["repeat_backward", "slice_backward_wrapper"]
+
+
+@formula
+def repeat_backward(grad: Tensor, repeats: Sequence[int], input_shape: Sequence[int]) -> Tensor:
+    """Cotangent of x, given that of x.repeat(repeats): the sum over the copies.
+
+    Args:
+        grad: cotangent of the result.
+        repeats: how many copies there are along each dim of the result.
+        input_shape: of x, which may have fewer dims.
+
+    Returns:
+        Of shape ``input_shape``.
+
+    Note:
+        Where not differentiable: nowhere; the operator is linear.
+
+    References:
+        ATen repeat_backward.
+    """
+    if not repeats:
+        return grad
+    sizes = [1] * (len(repeats) - len(input_shape)) + list(input_shape)
+    copies = grad.reshape([n for pair in zip(repeats, sizes) for n in pair])
+    return copies.sum(list(range(0, copies.dim(), 2))).reshape(input_shape)
+
+
+@formula
+def slice_backward_wrapper(
+    grad: Tensor, input_sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
+) -> Tensor:
+    """Cotangent of x, given that of a slice of it: zeros with the cotangent in that slice.
+
+    Args:
+        grad: cotangent of the slice.
+        input_sizes: of x.
+        dim, start, end, step: of the slice; None is the first, or one after the last.
+
+    Returns:
+        Of shape ``input_sizes``.
+
+    Note:
+        Where not differentiable: nowhere; the operator is linear.
+
+    References:
+        ATen slice_backward_wrapper.
+    """
+    start = 0 if start is None else start
+    end = input_sizes[dim] if end is None else end
+    return torch.ops.aten.slice_backward(grad, input_sizes, dim, start, end, step)
+
+
+def _narrow_vjp(grad: Tensor, self_sizes: Sequence[int], dim: int, start: int, length: int) -> Tensor:
+    start = start + self_sizes[dim] if start < 0 else start  # or a slice that ends with the last entry would end at 0
+    return slice_backward_wrapper(grad, self_sizes, dim, start, start + length, 1)
+
+
+# fmt: off
+linear_in(
+    "aten::roll",
+    {"self": lambda grad, shifts, dims: grad.roll([-n for n in shifts], dims)},
+    samples=samples(
+        lambda draw, index: (draw(3, 4), [1, -2], [0, 1]),
+        lambda draw, index: (draw(2, 3), [2]),
+    ),
+)
+linear_in(
+    "aten::flip",
+    {"self": lambda grad, dims: grad.flip(dims)},
+    samples=samples(
+        lambda draw, index: (draw(3, 4), [0, -1]),
+        lambda draw, index: (draw(3), [-1]),
+    ),
+)
+linear_in(
+    "aten::rot90",
+    {"self": lambda grad, k, dims: grad.rot90(-k, dims)},
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 1, [0, 1]),
+        lambda draw, index: (draw(2, 3, 2), 3, [2, 0]),
+    ),
+)
+linear_in(
+    "aten::tril",
+    {"self": lambda grad, diagonal: grad.tril(diagonal)},
+    samples=samples(
+        lambda draw, index: (draw(3, 4),),
+        lambda draw, index: (draw(2, 3, 2), -1),
+    ),
+)
+linear_in(
+    "aten::triu",
+    {"self": lambda grad, diagonal: grad.triu(diagonal)},
+    samples=samples(
+        lambda draw, index: (draw(3, 4),),
+        lambda draw, index: (draw(2, 3, 2), 1),
+    ),
+)
+linear_in(
+    "aten::diag_embed",
+    {"self": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)},
+    samples=samples(
+        lambda draw, index: (draw(2, 3),),
+        lambda draw, index: (draw(2, 2), -1, 0, 2),
+    ),
+)
+linear_in(
+    "aten::repeat",
+    {"self": lambda grad, repeats, self_sizes: repeat_backward(grad, repeats, self_sizes)},
+    uses=repeat_backward,
+    samples=samples(
+        lambda draw, index: (draw(2, 3), [2, 1, 2]),
+        lambda draw, index: (draw(2), [0]),
+        lambda draw, index: (draw(), []),
+        lambda draw, index: (draw(), [3]),
+    ),
+)
+linear_in(
+    "aten::channel_shuffle",
+    {"self": lambda grad, groups: torch.channel_shuffle(grad, grad.shape[1] // groups)},
+    samples=samples(lambda draw, index: (draw(1, 6, 2), 2)),
+)
+linear_in(
+    "aten::pixel_shuffle",
+    {"self": lambda grad, upscale_factor: torch.pixel_unshuffle(grad, upscale_factor)},
+    samples=samples(lambda draw, index: (draw(2, 4, 1, 2), 2)),
+)
+linear_in(
+    "aten::pixel_unshuffle",
+    {"self": lambda grad, downscale_factor: torch.pixel_shuffle(grad, downscale_factor)},
+    samples=samples(lambda draw, index: (draw(2, 2, 4), 2)),
+)
+linear_in(
+    "aten::narrow_copy",
+    {"self": _narrow_vjp},
+    uses=slice_backward_wrapper,
+    improves="missing",
+    defer_to_stock=lambda self, dim, start, length: start >= 0,
+    samples=samples(
+        lambda draw, index: (draw(3, 4), 1, 1, 2),
+        lambda draw, index: (draw(3, 2), -2, -2, 2),
+    ),
+)
+linear_in(
+    "aten::_reshape_copy",
+    {"self": lambda grad, self_sizes: grad.reshape(self_sizes)},
+    samples=samples(
+        lambda draw, index: (draw(2, 3), [3, -1]),
+        lambda draw, index: (draw(), [1]),
+    ),
+)
+linear_in(
+    "aten::_unsafe_view",
+    {"self": lambda grad, self_sizes: grad.reshape(self_sizes)},
+    probe=lambda self, size: torch.ops.aten._unsafe_view(self.contiguous(), size),
+    samples=samples(
+        lambda draw, index: (draw(2, 3), [3, -1]),
+        lambda draw, index: (draw(), [1]),
+    ),
+)
+# fmt: on

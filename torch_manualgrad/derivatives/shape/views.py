@@ -1,0 +1,201 @@
+"""The backwards of views, and scatters of views: zeros, or a copy, in which what a view shows is written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import rule
+
+from .common import of_dtype, samples
+
+__all__ = ["as_strided_scatter_backward", "as_strided_scatter_jvp"]
+
+
+def _places(
+    size: Sequence[int], stride: Sequence[int], storage_offset: int | None, start: int, like: Tensor
+) -> Tensor:
+    """Where the entries of a strided view lie in the flattened tensor, which is contiguous and starts at ``start``."""
+    found = torch.full((), 0 if storage_offset is None else storage_offset - start, device=like.device)
+    for n, step in zip(size, stride):
+        found = found[..., None] + step * torch.arange(n, device=like.device)
+    return found.reshape(-1)
+
+
+@formula
+def as_strided_scatter_backward(
+    grad: Tensor,
+    self_offset: int,
+    src_sizes: Sequence[int],
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of x and y, given that of x with y written to a strided view of it: each where it shows.
+
+    Args:
+        grad: cotangent of the result.
+        self_offset: where x, which is contiguous, starts in its storage.
+        src_sizes: of y.
+        size, stride, storage_offset: of the view of the storage; without an offset it starts as x does.
+
+    Returns:
+        The shape of ``grad``, and ``src_sizes``.
+
+    Note:
+        Where not differentiable: where two entries of y lie in one place, one stays, and both get the cotangent.
+
+    References:
+        ATen as_strided_scatter_backward, which returns for x what belongs to y.
+    """
+    places = _places(size, stride, storage_offset, self_offset, grad)
+    flat = grad.reshape(-1)
+    of_self = flat.index_fill(0, places, 0).reshape(grad.shape)
+    return of_self, flat.index_select(0, places).reshape(src_sizes)
+
+
+@formula
+def as_strided_scatter_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    src_p: Tensor,
+    src_t: Tensor | None,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None,
+) -> Tensor:
+    """Tangent of x with y written to a strided view of it: that of x with that of y written there.
+
+    Args:
+        self_p: x, contiguous.
+        src_p: y, of shape ``size``.
+        self_t, src_t: tangents; None for zero.
+        size, stride, storage_offset: see `as_strided_scatter_backward`.
+
+    Returns:
+        The shape of x.
+
+    Note:
+        Where not differentiable: as `as_strided_scatter_backward`.
+
+    References:
+        derivatives.yaml, as_strided_scatter, which is linear.
+    """
+    dx = torch.zeros_like(self_p) if self_t is None else self_t
+    dy = torch.zeros_like(src_p) if src_t is None else src_t.to(self_p.dtype)
+    places = _places(size, stride, storage_offset, self_p.storage_offset(), self_p)
+    return dx.reshape(-1).index_copy(0, places, dy.to(dx.dtype).reshape(-1)).reshape(self_p.shape)
+
+
+def _as_strided_scatter_vjp(
+    grad: Tensor,
+    self_storage_offset: int,
+    src_sizes: Any,
+    src_dtype: torch.dtype,
+    size: Any,
+    stride: Any,
+    storage_offset: int | None,
+) -> tuple[Tensor, Tensor]:
+    of_self, of_src = as_strided_scatter_backward(grad, self_storage_offset, src_sizes, size, stride, storage_offset)
+    return of_self, of_dtype(of_src, src_dtype)
+
+
+def _real(self: Tensor, *_: Any) -> bool:
+    return not self.is_complex()
+
+
+# fmt: off
+linear_in(
+    "aten::select_backward",
+    {"grad_output": lambda grad, dim, index: grad.select(dim, index)},
+    samples=samples(
+        lambda draw, index: (draw(3), [2, 3], 0, -1),
+        lambda draw, index: (draw(), [3], 0, 1),
+    ),
+)
+linear_in(
+    "aten::slice_backward",
+    {"grad_output": lambda grad, dim, start, end, step: torch.ops.aten.slice(grad, dim, start, end, step)},
+    samples=samples(
+        lambda draw, index: (draw(2, 2), [2, 4], 1, 1, 4, 2),
+        lambda draw, index: (draw(2), [4], -1, -3, -1, 1),
+    ),
+)
+linear_in(
+    "aten::diagonal_backward",
+    {"grad_output": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)},
+    samples=samples(
+        lambda draw, index: (draw(2), [3, 2], 0, 0, 1),
+        lambda draw, index: (draw(3, 2), [2, 3, 3], 1, 0, 2),
+    ),
+)
+linear_in(
+    "aten::unfold_backward",
+    {"grad_in": lambda grad, dim, size, step: grad.unfold(dim, size, step)},
+    samples=samples(
+        lambda draw, index: (draw(3, 3), [5], 0, 3, 1),
+        lambda draw, index: (draw(2, 2, 2), [2, 5], 1, 2, 3),
+    ),
+)
+linear_in(
+    "aten::select_scatter",
+    {
+        "self": lambda grad, dim, index, src_sizes: grad.select_scatter(grad.new_zeros(src_sizes), dim, index),
+        "src": lambda grad, dim, index, src_dtype: of_dtype(grad.select(dim, index), src_dtype),
+    },
+    improves="missing",
+    defer_to_stock=_real,
+    samples=samples(
+        lambda draw, index: (draw(2, 3), draw(2), 1, -1),
+        lambda draw, index: (draw(3), draw(), 0, 1),
+    ),
+)
+linear_in(
+    "aten::slice_scatter",
+    {
+        "self": lambda grad, dim, start, end, step, src_sizes:
+            grad.slice_scatter(grad.new_zeros(src_sizes), dim, start, end, step),
+        "src": lambda grad, dim, start, end, step, src_dtype:
+            of_dtype(torch.ops.aten.slice(grad, dim, start, end, step), src_dtype),
+    },
+    improves="missing",
+    defer_to_stock=_real,
+    samples=samples(
+        lambda draw, index: (draw(2, 4), draw(2, 2), 1, None, None, 2),
+        lambda draw, index: (draw(3, 2), draw(1, 2), 0, 1, 2),
+    ),
+)
+linear_in(
+    "aten::diagonal_scatter",
+    {
+        "self": lambda grad, offset, dim1, dim2, src_sizes:
+            grad.diagonal_scatter(grad.new_zeros(src_sizes), offset, dim1, dim2),
+        "src": lambda grad, offset, dim1, dim2, src_dtype:
+            of_dtype(grad.diagonal(offset, dim1, dim2), src_dtype),
+    },
+    samples=samples(
+        lambda draw, index: (draw(3, 2), draw(2)),
+        lambda draw, index: (draw(2, 2, 3), draw(2, 2), 1, 0, 2),
+    ),
+)
+rule(
+    "aten::as_strided_scatter",
+    vjp={("self", "src"): _as_strided_scatter_vjp},
+    jvp={"result": as_strided_scatter_jvp},
+    uses=as_strided_scatter_backward,
+    kind="linear",
+    improves="values",
+    source="ATen derivatives.yaml; the cotangent of self is that of a copy in which the view is written to",
+    gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
+    probe=lambda self, *more: torch.ops.aten.as_strided_scatter(self.contiguous(), *more),
+    samples=samples(
+        lambda draw, index: (draw(3, 4), draw(2, 2), [2, 2], [1, 4], 1),
+        lambda draw, index: (draw(6), draw(3), [3], [2]),
+    ),
+)
+# fmt: on
