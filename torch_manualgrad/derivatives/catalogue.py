@@ -3,7 +3,7 @@
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.catalogue import gap, nondifferentiable, view
+from torch_manualgrad.core.catalogue import composite, gap, nondifferentiable, view
 
 view(
     "aten::_conj",
@@ -180,4 +180,24 @@ gap(
 gap(
     "aten::miopen_rnn_backward",
     reason="the derivative of a derivative that only AMD devices have",
+)
+
+# Convolution and pooling.
+composite("aten::max_pool2d", reason="max_pool2d_with_indices; MPS has a kernel of its own")
+gap(
+    "aten::max_pool2d_backward",
+    reason="only MPS implements it, and has no places of the maxima to gather by; PyTorch differentiates it once",
+)
+gap(
+    "aten::mkldnn_adaptive_avg_pool2d",
+    "aten::mkldnn_adaptive_avg_pool2d_backward",
+    "aten::mkldnn_max_pool2d",
+    "aten::mkldnn_max_pool2d_backward",
+    "aten::mkldnn_max_pool3d",
+    "aten::mkldnn_max_pool3d_backward",
+    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch differentiates it once",
+)
+gap(
+    "aten::cudnn_affine_grid_generator_backward",
+    reason="only cuDNN implements it, and no derivative calls it: affine_grid_generator_backward takes its place",
 )

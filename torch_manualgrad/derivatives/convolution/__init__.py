@@ -1,6 +1,7 @@
 """Convolution, pooling, upsampling and grid sampling: importing one enters its formulas and rules in the registries."""
 
 from . import (
+    backends,
     convolution,
     convolution_slow,
     grid_sampler_rules,
@@ -11,6 +12,7 @@ from . import (
 )
 
 __all__ = [
+    "backends",
     "convolution",
     "convolution_slow",
     "grid_sampler_rules",

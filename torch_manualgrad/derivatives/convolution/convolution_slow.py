@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import random
+from .common import as_function, laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
 
 _aten = torch.ops.aten
@@ -46,11 +46,6 @@ def _slow_backward_samples(dtype: torch.dtype, device: torch.device | str) -> It
         yield Sample(g, x, w, kernel, *rest, [True, True, bias is not None])
 
 
-def _wanted(*args: Any) -> list[Tensor]:
-    """The gradients that are asked for, the other results being None."""
-    return [g for g, yes in zip(_aten._slow_conv2d_backward.output_mask(*args), args[-1]) if yes]
-
-
 _IN_2D = _samples(2, ([1, 1], [0, 0]), ([2, 1], [1, 0]))
 _IN_3D = _samples(3, ([1, 1, 1], [0, 0, 0]), ([1, 2, 1], [0, 1, 0]))
 _DILATED = {
@@ -63,17 +58,20 @@ _TRANSPOSED = {
 }
 _PLAIN: dict[str, Any] = {"transposed": False, "output_padding": [0], "groups": 1}
 
-convolution_like("aten::_slow_conv2d_forward", samples=_IN_2D, dilation=[1, 1], **_PLAIN, **_ABOUT)
-convolution_like("aten::slow_conv3d_forward", samples=_IN_3D, dilation=[1, 1, 1], **_PLAIN, **_ABOUT)
+
+def _rule(name: str, samples: Callable[..., Iterable[Sample]], **constants: Any) -> None:
+    convolution_like(f"aten::{name}", samples=samples, probe=as_function(getattr(_aten, name)), **constants, **_ABOUT)
+
+
+_rule("_slow_conv2d_forward", _IN_2D, dilation=[1, 1], **_PLAIN)
+_rule("slow_conv3d_forward", _IN_3D, dilation=[1, 1, 1], **_PLAIN)
 for _dims in (2, 3):
-    convolution_like(f"aten::slow_conv_dilated{_dims}d", samples=_DILATED[_dims], **_PLAIN, **_ABOUT)
-    convolution_like(
-        f"aten::slow_conv_transpose{_dims}d", samples=_TRANSPOSED[_dims], transposed=True, groups=1, **_ABOUT
-    )
+    _rule(f"slow_conv_dilated{_dims}d", _DILATED[_dims], **_PLAIN)
+    _rule(f"slow_conv_transpose{_dims}d", _TRANSPOSED[_dims], transposed=True, groups=1)
 backward_like(
     "aten::_slow_conv2d_backward.output_mask",
     samples=_slow_backward_samples,
-    probe=_wanted,
+    probe=laid_out(_aten._slow_conv2d_backward.output_mask),
     dilation=[1, 1],
     improves="missing",
     **_PLAIN,
@@ -91,7 +89,17 @@ def _conv_tbc_vjp(
     grad: Tensor, self: Tensor, weight: Tensor, pad: int, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     found = _aten.convolution_backward(
-        _to_bct(grad), _to_bct(self), weight.permute(2, 1, 0), [grad.shape[2]], [1], [pad], [1], False, [0], 1, output_mask
+        _to_bct(grad),
+        _to_bct(self),
+        weight.permute(2, 1, 0),
+        [grad.shape[2]],
+        [1],
+        [pad],
+        [1],
+        False,
+        [0],
+        1,
+        output_mask,
     )
     x, w, b = (g if yes else None for g, yes in zip(found, output_mask))
     return None if x is None else x.permute(2, 0, 1), None if w is None else w.permute(2, 1, 0), b
@@ -124,5 +132,6 @@ rule(
     uses=convolution_jvp,
     source="ATen conv_tbc_backward, which is a convolution of permuted dims; the jvp is new",
     samples=_tbc_samples,
+    probe=laid_out(_aten.conv_tbc),
     **_ABOUT,
 )

@@ -34,7 +34,10 @@ def _vjp(
 
 
 def double_vjps(
-    double_backward: Any, image: str = "input", cotangents: Sequence[str] = ("grad_result0", "grad_result1"), **modes: Any
+    double_backward: Any,
+    image: str = "input",
+    cotangents: Sequence[str] = ("grad_result0", "grad_result1"),
+    **modes: Any,
 ) -> dict[str, Callable[..., Any]]:
     """The vjps of a backward operator.
 
@@ -73,7 +76,8 @@ def _inputs(
         if given.is_complex:
             return
         for interpolation, padding, align_corners in modes:
-            sizes = (3, 4) if dims == 2 else (2, 3, 2)
+            # as wide as the batches of the check of vmap: PyTorch's batching rule takes this for the size of the batch
+            sizes = (4, 3) if dims == 2 else (2, 2, 3)
             image = random(1, 2, *sizes, dtype=dtype or given, device=device)
             points = [[-0.53, 0.37], [0.28, -0.81], [1.39, -0.17], [-1.22, 1.45]]
             coordinates = torch.tensor(points, dtype=dtype or given, device=device)
@@ -114,6 +118,7 @@ def _rules(
     inputs: Callable[..., Any],
     *mask: Any,
     in_double: str | None = None,
+    **about: Any,
 ) -> None:
     """Those of an operator and its backward.
 
@@ -123,6 +128,7 @@ def _rules(
         inputs: for the samples.
         mask: the last argument of the backward, if it has it.
         in_double: the operator that takes double precision, where these do not.
+        about: arguments of `rule`.
     """
 
     def vjp(grad: Tensor, input: Tensor, grid: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
@@ -152,6 +158,7 @@ def _rules(
         source="ATen grid_sampler_2d_backward; the jvp is new",
         samples=_forward(inputs),
         probe=probe(forward, in_double),
+        **about,
     )
     rule(
         f"aten::{backward_name}",
@@ -162,6 +169,7 @@ def _rules(
         source="ATen grid_sampler_2d_double_backward; the jvp is new",
         samples=_backward(inputs, *mask),
         probe=probe(backward_name, in_double and f"{in_double}_backward", [True, True]),
+        **about,
     )
 
 
@@ -170,4 +178,11 @@ _of_3d = (grid_sampler_3d_backward, grid_sampler_3d_double_backward)
 _rules("grid_sampler_2d", "grid_sampler_2d_backward", *_of_2d, _IN_2D, [True, True])
 _rules("grid_sampler_3d", "grid_sampler_3d_backward", *_of_3d, _IN_3D, [True, True])
 _fallback = "_grid_sampler_2d_cpu_fallback"
-_rules(_fallback, f"{_fallback}_backward", *_of_2d, _IN_SINGLE, in_double="grid_sampler_2d")
+_rules(
+    _fallback,
+    f"{_fallback}_backward",
+    *_of_2d,
+    _IN_SINGLE,
+    in_double="grid_sampler_2d",
+    gaps={"fake": "the operator has no fake kernel"},
+)

@@ -6,7 +6,7 @@ whole gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import random
+from .common import laid_out, random
 from .pooling import linear_backward
 
 _aten = torch.ops.aten
@@ -118,6 +118,8 @@ def _pool(name: str) -> None:
         arguments=(*kept, "indices"),
         samples=_backward_samples(name),
         kind="rule",
+        # PyTorch's reads other than contiguous indices wrongly
+        probe=laid_out(backward) if name.startswith("fractional") or name == "adaptive_max_pool3d" else None,
     )
 
 

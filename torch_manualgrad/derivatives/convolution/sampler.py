@@ -86,7 +86,11 @@ def _polynomials(f: Tensor, mode: int) -> tuple[Tensor, Tensor, Tensor]:
 
     def near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Within one pixel."""
-        return ((_A + 2) * x - (_A + 3)) * x * x + 1, (3 * (_A + 2) * x - 2 * (_A + 3)) * x, 6 * (_A + 2) * x - 2 * (_A + 3)
+        return (
+            ((_A + 2) * x - (_A + 3)) * x * x + 1,
+            (3 * (_A + 2) * x - 2 * (_A + 3)) * x,
+            6 * (_A + 2) * x - 2 * (_A + 3),
+        )
 
     def far(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From one pixel to two."""
@@ -222,7 +226,7 @@ def in_grid(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
         terms = [] if dg is None else [(dg * at.sample(pixels, k)).sum(1)]
         if g is not None:
             terms += [] if moved is None else [(g * at.sample(moved, k)).sum(1)]
-            terms += [dc * (g * at.sample(pixels, k, l)).sum(1) for l, dc in enumerate(steps)]
+            terms += [dc * (g * at.sample(pixels, k, j)).sum(1) for j, dc in enumerate(steps)]
         found.append(total(*terms))
     if found[0] is None:
         return torch.zeros_like(d.grid)

@@ -12,11 +12,12 @@ from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import Sample
 
-from .common import random
+from .common import as_function, random
 
 _SIZES = ((3,), (3, 2), (2, 3, 2))  # of the input, in one to three dims
 _LARGER = ((5,), (4, 3), (3, 4, 3))
 _SMALLER = ((2,), (2, 3), (3, 2, 1))
+_FAIL_OPCHECK = ("upsample_linear1d", "upsample_trilinear3d", "_upsample_bicubic2d_aa")
 
 
 def _samples(dims: int, corners: bool) -> Callable[..., Iterable[Sample]]:
@@ -53,6 +54,7 @@ def _upsampling(name: str, dims: int, corners: bool, **about: Any) -> None:
         corners: whether it has an argument align_corners.
         about: arguments of `rule`.
     """
+    probe = as_function(getattr(torch.ops.aten, name)) if name in _FAIL_OPCHECK else None
     scales = ["scales"] if dims == 1 else [f"scales_{d}" for d in "dhw"[-dims:]]
     rest = ["align_corners"] * corners + scales
     forward, backward = (getattr(torch.ops.aten, n, None) for n in (name, f"{name}_backward"))
@@ -67,6 +69,7 @@ def _upsampling(name: str, dims: int, corners: bool, **about: Any) -> None:
         f"aten::{name}",
         {"self": bound_to(vjp, ["grad", "output_size", "self_sizes", *rest])},
         samples=_samples(dims, corners),
+        probe=probe,
         **about,
     )
     linear_in(
