@@ -60,10 +60,23 @@ _PLAIN: dict[str, Any] = {"transposed": False, "output_padding": [0], "groups": 
 
 
 def _rule(name: str, samples: Callable[..., Iterable[Sample]], **constants: Any) -> None:
-    convolution_like(f"aten::{name}", samples=samples, probe=as_function(getattr(_aten, name)), **constants, **_ABOUT)
+    about = {**_ABOUT, "probe": as_function(getattr(_aten, name)), **constants}
+    convolution_like(f"aten::{name}", samples=samples, **about)
 
 
-_rule("_slow_conv2d_forward", _IN_2D, dilation=[1, 1], **_PLAIN)
+def _is_contiguous(self: Tensor, weight: Tensor, *_: Any) -> bool:
+    """PyTorch's backward reads other tensors as if they were."""
+    return self.is_contiguous() and weight.is_contiguous()
+
+
+_rule(
+    "_slow_conv2d_forward",
+    _IN_2D,
+    dilation=[1, 1],
+    defer_to_stock=_is_contiguous,
+    improves=("values", "missing"),
+    **_PLAIN,
+)
 _rule("slow_conv3d_forward", _IN_3D, dilation=[1, 1, 1], **_PLAIN)
 for _dims in (2, 3):
     _rule(f"slow_conv_dilated{_dims}d", _DILATED[_dims], **_PLAIN)

@@ -6,6 +6,7 @@ whole gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -43,7 +44,13 @@ def max_pool_double_backward(grad: Tensor, indices: Tensor, dim: int) -> Tensor:
     References:
         ATen max_pool_double_backward.
     """
-    return grad.flatten(-dim).gather(-1, indices.flatten(-dim)).reshape(indices.shape)
+    found = _flat(grad, dim).gather(-1, _flat(indices, dim))
+    return found.reshape(indices.shape)
+
+
+def _flat(x: Tensor, dim: int) -> Tensor:
+    """The last dims as one; not by flatten, which PyTorch's vmap of batched gradients refuses."""
+    return x.reshape([*x.shape[:-dim], math.prod(x.shape[-dim:])])
 
 
 # name -> the number of dims, the names of the arguments after self, and of those its backward takes; their values

@@ -17,6 +17,7 @@ and the grid. The derivatives of all operators are parts of the product of the H
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -129,6 +130,21 @@ def _dim(c: Tensor, size: int, mode: int, padding_mode: int, align_corners: bool
 # -- points -----------------------------------------------------------------------------------------------------------
 
 
+def _rows(x: Tensor, first: int) -> Tensor:
+    """x with all its dims from ``first`` on as one."""
+    return x.reshape([*x.shape[:first], math.prod(x.shape[first:])])
+
+
+def _spread(x: Tensor, k: int) -> Tensor:
+    """(N, P, T) as (N, P, 1, ..., T), with k ones."""
+    return x.reshape([*x.shape[:2], *[1] * k, x.shape[2]])
+
+
+def steps(grid: Tensor) -> Sequence[Tensor]:
+    """Each of the coordinates, (N, P)."""
+    return grid.reshape([grid.shape[0], math.prod(grid.shape[1:-1]), grid.shape[-1]]).unbind(-1)
+
+
 class Sampler:
     """The pixels around each point of a grid, and their weights: the sample, its derivatives in the grid, and transposes.
 
@@ -140,11 +156,11 @@ class Sampler:
 
     def __init__(self, grid: Tensor, sizes: Sequence[int], modes: tuple[int, int, bool]) -> None:
         self.sizes, self.points = list(sizes), list(grid.shape[1:-1])
-        coordinates = grid.flatten(1, -2).unbind(-1)
+        coordinates = steps(grid)
         self.dims = [_dim(c, size, *modes) for c, size in zip(reversed(coordinates), sizes)]
         index = self.dims[0].index
         for k, dim in enumerate(self.dims[1:], 1):
-            index = index[..., None] * sizes[k] + dim.index.unflatten(-1, [*[1] * k, -1])
+            index = index[..., None] * sizes[k] + _spread(dim.index, k)
         self.index = index
 
     def _weights(self, *differentiated: int) -> list[Tensor]:
@@ -152,18 +168,15 @@ class Sampler:
         orders = [0] * len(self.dims)
         for k in differentiated:
             orders[-1 - k] += 1
-        return [
-            dim.weights[order][:, None].unflatten(-1, [*[1] * k, -1])
-            for k, (dim, order) in enumerate(zip(self.dims, orders))
-        ]
+        return [_spread(dim.weights[order], k)[:, None] for k, (dim, order) in enumerate(zip(self.dims, orders))]
 
     def _flat_index(self, channels: int) -> Tensor:
-        return self.index.flatten(1)[:, None].expand(-1, channels, -1)
+        return _rows(self.index, 1)[:, None].expand(-1, channels, -1)
 
     def pixels(self, x: Tensor) -> Tensor:
         """The pixels around each point, (N, C, P, T, ..., T), of an image (N, C, *)."""
-        found = x.flatten(2).gather(2, self._flat_index(x.shape[1]))
-        return found.unflatten(2, self.index.shape[1:])
+        found = _rows(x, 2).gather(2, self._flat_index(x.shape[1]))
+        return found.reshape([*x.shape[:2], *self.index.shape[1:]])
 
     def sample(self, pixels: Tensor, *differentiated: int) -> Tensor:
         """The sample, or its derivative in some of the coordinates, (N, C, P)."""
@@ -175,9 +188,9 @@ class Sampler:
         """The transpose of `sample` of `pixels`: an image, given (N, C, P)."""
         for w in self._weights(*differentiated):
             g = g[..., None] * w
-        shape = [*g.shape[:2], *self.sizes]
-        flat = g.new_zeros(shape).flatten(2)
-        return flat.scatter_add(2, self._flat_index(g.shape[1]), g.flatten(2)).unflatten(2, self.sizes)
+        flat = g.new_zeros([*g.shape[:2], math.prod(self.sizes)])
+        found = flat.scatter_add(2, self._flat_index(g.shape[1]), _rows(g, 2))
+        return found.reshape([*g.shape[:2], *self.sizes])
 
 
 class Directions(NamedTuple):
@@ -191,43 +204,44 @@ class Directions(NamedTuple):
     dgrid: Tensor | None
 
 
+def _moves(d: Directions, modes: tuple[int, int, bool]) -> Sequence[Tensor]:
+    """The directions of the coordinates; none where nothing depends on them."""
+    return () if d.dgrid is None or modes[0] == _NEAREST else steps(d.dgrid)
+
+
 def in_samples(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
     """The part in g of the Hessian of <g, s> times the directions: the tangent of the samples, (N, C, *)."""
     at = Sampler(d.grid, d.x.shape[2:], modes)
+    pixels = at.pixels(d.x)
     found = None if d.dx is None else at.sample(at.pixels(d.dx))
-    if d.dgrid is not None:
-        pixels = at.pixels(d.x)
-        for k, dc in enumerate(d.dgrid.flatten(1, -2).unbind(-1)):
-            found = total(found, at.sample(pixels, k) * dc[:, None])
-    if found is None:
-        found = d.x.new_zeros([*d.x.shape[:2], *at.points]).flatten(2)
-    return found.unflatten(2, at.points)
+    for k, dc in enumerate(_moves(d, modes)):
+        found = total(found, at.sample(pixels, k) * dc[:, None])
+    shape = [*d.x.shape[:2], *at.points]
+    return d.x.new_zeros(shape) if found is None else found.reshape(shape)
 
 
 def in_image(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
     """The part in x: the shape of the image."""
     at = Sampler(d.grid, d.x.shape[2:], modes)
-    found = None if d.dg is None else at.transposed(d.dg.flatten(2))
-    if d.dgrid is not None and d.g is not None:
-        for k, dc in enumerate(d.dgrid.flatten(1, -2).unbind(-1)):
-            found = total(found, at.transposed(d.g.flatten(2) * dc[:, None], k))
+    found = None if d.dg is None else at.transposed(_rows(d.dg, 2))
+    if d.g is not None:
+        for k, dc in enumerate(_moves(d, modes)):
+            found = total(found, at.transposed(_rows(d.g, 2) * dc[:, None], k))
     return torch.zeros_like(d.x) if found is None else found
 
 
 def in_grid(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
     """The part in the grid: its shape."""
     at = Sampler(d.grid, d.x.shape[2:], modes)
-    g, dg = (None if t is None else t.flatten(2) for t in (d.g, d.dg))
+    g, dg = (None if t is None else _rows(t, 2) for t in (d.g, d.dg))
     pixels = at.pixels(d.x)
     moved = None if d.dx is None else at.pixels(d.dx)
-    steps = [] if d.dgrid is None else d.dgrid.flatten(1, -2).unbind(-1)
     found = []
-    for k in range(len(at.dims)):
+    for k in range(0 if modes[0] == _NEAREST else len(at.dims)):
         terms = [] if dg is None else [(dg * at.sample(pixels, k)).sum(1)]
         if g is not None:
             terms += [] if moved is None else [(g * at.sample(moved, k)).sum(1)]
-            terms += [dc * (g * at.sample(pixels, k, j)).sum(1) for j, dc in enumerate(steps)]
-        found.append(total(*terms))
-    if found[0] is None:
-        return torch.zeros_like(d.grid)
-    return torch.stack(found, -1).unflatten(1, at.points)  # type: ignore[arg-type]
+            terms += [dc * (g * at.sample(pixels, k, j)).sum(1) for j, dc in enumerate(_moves(d, modes))]
+        if terms:
+            found.append(sum(terms[1:], terms[0]))
+    return torch.stack(found, -1).reshape(d.grid.shape) if found else torch.zeros_like(d.grid)
