@@ -30,9 +30,13 @@ CALLS = {
     "_weight_norm": lambda f: f(random(2, 3), random(2, 1), 0),
     "bilinear": lambda f: f(random(2, 3), random(2, 4), random(5, 3, 4), None),
     "chain_matmul": lambda f: f(random(2, 3), random(3, 4)),
+    "conv_tbc": lambda f: f(random(3, 1, 2), random(2, 2, 2), random(2)),
     "linalg.cond": lambda f: f(random(3, 3), 1),
     "cosine_similarity": lambda f: f(random(2, 3), random(2, 3)),
     "frobenius_norm": lambda f: f(random(2, 3), [0, 1]),
+    "grid_sampler": lambda f: [f(random(1, 1, *[2] * d), random(1, *[1] * d, d), 0, 0, False) for d in (2, 3)],
+    "nn.functional.fractional_max_pool2d": lambda f: f(random(1, 3, 3), 2, [1, 1]),
+    "nn.functional.fractional_max_pool3d": lambda f: f(random(1, 3, 3, 3), 2, [1, 1, 1]),
     "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
         *[random(3, 4).requires_grad_()] * 3
     ),

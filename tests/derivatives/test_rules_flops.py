@@ -26,7 +26,7 @@ def test_a_gradient_counts_as_pytorchs(rule):
     for call in calls(rule, torch.float64):
         try:
             stock = count(call, nullcontext())
-        except RuntimeError:
+        except (RuntimeError, TypeError):  # its formula of _slow_conv2d_forward lacks an argument
             continue
         ours = count(call, mg.override(rule))
         # as products; a triangular solve, which takes the place of two in some formulas, counts for nothing

@@ -10,3 +10,8 @@ from . import catalogue, elementwise, indexing, linalg, nn, reduction, shape
 from . import flops  # isort: skip  # last: it counts the formulas of the others
 
 __all__ = ["catalogue", "elementwise", "flops", "indexing", "linalg", "nn", "reduction", "shape"]
+from . import catalogue, convolution, elementwise, linalg, nn, reduction
+
+from . import flops  # isort: skip  # last: it counts the formulas of the others
+
+__all__ = ["catalogue", "convolution", "elementwise", "flops", "linalg", "nn", "reduction"]

@@ -308,3 +308,23 @@ gap(
     "aten::embedding_renorm",
     reason="PyTorch has no derivative, and calls it without one, before the rows are read",
 )
+
+# Convolution and pooling.
+composite("aten::max_pool2d", reason="max_pool2d_with_indices; MPS has a kernel of its own")
+gap(
+    "aten::max_pool2d_backward",
+    reason="only MPS implements it, and has no places of the maxima to gather by; PyTorch differentiates it once",
+)
+gap(
+    "aten::mkldnn_adaptive_avg_pool2d",
+    "aten::mkldnn_adaptive_avg_pool2d_backward",
+    "aten::mkldnn_max_pool2d",
+    "aten::mkldnn_max_pool2d_backward",
+    "aten::mkldnn_max_pool3d",
+    "aten::mkldnn_max_pool3d_backward",
+    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch differentiates it once",
+)
+gap(
+    "aten::cudnn_affine_grid_generator_backward",
+    reason="only cuDNN implements it, and no derivative calls it: affine_grid_generator_backward takes its place",
+)

@@ -1,0 +1,282 @@
+"""Convolution and its backward operator.
+
+With x * w the convolution of an input and a weight, of any stride, padding, dilation, groups, transposed or not, and
+<g, x * w> linear in each of three tensors, write X(g, w), W(g, x) for its gradients in x and w: one operator,
+convolution_backward, has both, and the sum B(g) of g for the bias. Then
+
+    vjp of the convolution    X(g, w), W(g, x), B(g)
+    its jvp                   dx * w + x * dw + db
+    vjp of the backward, of cotangents a, b, c of its results
+                              in g: a * w + x * b + c,  in x: X(g, b),  in w: W(g, a)
+    its jvp                   X(dg, w) + X(g, dw), W(dg, x) + W(g, dx), B(dg).
+
+PyTorch splits a convolution of complex tensors into real ones before autograd sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.binding import bound_to
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Rule, Sample, operator, rule
+
+from .common import random, total
+
+__all__ = ["backward_like", "convolution_like"]
+
+_aten = torch.ops.aten
+_ARGUMENTS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+@formula
+def convolution_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor,
+    weight_t: Tensor | None,
+    bias_p: Tensor | None,
+    bias_t: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Tangent of a convolution with a bias: dx * w + x * dw + db.
+
+    Args:
+        input_p: x, (N, C, *).
+        input_t: its tangent; None for zero.
+        weight_p: w, (D, C / groups, *), or (C, D / groups, *) if transposed.
+        weight_t: its tangent; None for zero.
+        bias_p: (D,), or None; its tangent does not depend on it.
+        bias_t: tangent of the bias; None for zero.
+        stride, padding, dilation, transposed, output_padding, groups: of aten::convolution.
+
+    Returns:
+        The shape of the result.
+
+    References:
+        ATen convolution_jvp.
+    """
+    rest = (stride, padding, dilation, transposed, output_padding, groups)
+    if input_t is None:
+        x = torch.zeros_like(input_p) if weight_t is None else input_p
+        return _aten.convolution(x, weight_p if weight_t is None else weight_t, bias_t, *rest)
+    found = _aten.convolution(input_t, weight_p, bias_t, *rest)
+    return found if weight_t is None else found + _aten.convolution(input_p, weight_t, None, *rest)
+
+
+@formula
+def _convolution_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor,
+    weight_t: Tensor | None,
+    bias_p: Tensor | None,
+    bias_t: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    cudnn_enabled: bool,
+    allow_tf32: bool,
+) -> Tensor:
+    """Tangent of a convolution with a bias, of which the caller chooses how cuDNN computes it.
+
+    Args:
+        input_p, input_t, weight_p, weight_t, bias_p, bias_t: see `convolution_jvp`.
+        stride, padding, dilation, transposed, output_padding, groups: of aten::_convolution.
+        benchmark, deterministic, cudnn_enabled, allow_tf32: of aten::_convolution; what the global settings say is used
+            in their place, as in its backward.
+
+    Returns:
+        The shape of the result.
+
+    References:
+        ATen _convolution_jvp.
+    """
+    tensors = (input_p, input_t, weight_p, weight_t, bias_p, bias_t)
+    return convolution_jvp(*tensors, stride, padding, dilation, transposed, output_padding, groups)
+
+
+@formula
+def convolution_backward_jvp_grad_bias(grad_out_t: Tensor, grad_bias: Tensor) -> Tensor:
+    """Tangent of the gradient of the bias: the sum of dg over all dims but that of channels.
+
+    Args:
+        grad_out_t: dg, (N, D, *).
+        grad_bias: the gradient of the bias, (D,); its tangent does not depend on it.
+
+    Returns:
+        (D,).
+
+    References:
+        ATen convolution_backward_jvp_grad_bias.
+    """
+    return _summed(grad_out_t)
+
+
+def _summed(grad: Tensor) -> Tensor:
+    return grad.sum([d for d in range(grad.dim()) if d != 1])
+
+
+def _arguments(about: dict[str, Any]) -> tuple[list[str], Callable[[Sequence[Any]], list[Any]]]:
+    """The arguments of aten::convolution that an operator has; and from their values those of all six.
+
+    Takes the values of the others out of ``about``.
+    """
+    constants = {a: about.pop(a) for a in _ARGUMENTS if a in about}
+    asked = [a for a in _ARGUMENTS if a not in constants]
+
+    def complete(given: Sequence[Any]) -> list[Any]:
+        values = {**constants, **dict(zip(asked, given))}
+        return [values[a] for a in _ARGUMENTS]
+
+    return asked, complete
+
+
+def convolution_like(name: str, *, input: str = "self", bias: bool = True, **about: Any) -> Rule:
+    """The rule of an operator that is a convolution under another name.
+
+    Args:
+        name: the operator.
+        input: the name of its input.
+        bias: whether it takes one.
+        about: the value of each argument of aten::convolution that the operator lacks, and arguments of `rule`.
+    """
+    output = operator(name)._schema.returns[0].name or "result"
+    constants = {a: about[a] for a in _ARGUMENTS if a in about} | ({} if bias else {"bias_p": None, "bias_t": None})
+    asked, complete = _arguments(about)
+
+    def vjp(grad: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool], *given: Any) -> tuple[Tensor | None, ...]:
+        wanted = [*mask, False][:3]
+        found = _aten.convolution_backward(grad, x, weight, [grad.shape[1]], *complete(given), wanted)
+        return tuple(g if yes else None for g, yes in zip(found, mask))
+
+    inputs = (input, "weight", "bias") if bias else (input, "weight")
+    return rule(
+        name,
+        **{
+            "vjp": {inputs: bound_to(vjp, ["grad", input, "weight", "output_mask", *asked])},
+            "jvp": {output: convolution_jvp.bind(input_p=f"{input}_p", input_t=f"{input}_t", **constants)},
+            "source": "ATen convolution_backward, convolution_jvp",
+            **about,
+        },
+    )
+
+
+def backward_like(name: str, *, input: str = "self", bias: bool = True, **about: Any) -> Rule:
+    """The rule of an operator that returns the gradients of a convolution.
+
+    Args:
+        name: the operator.
+        input: the name of the convolution's input.
+        bias: whether the gradient of the bias is among the results.
+        about: the value of each argument of aten::convolution that the operator lacks, and arguments of `rule`.
+    """
+    asked, complete = _arguments(about)
+    outputs = [r.name or f"result{i}" for i, r in enumerate(operator(name)._schema.returns)]
+    cotangents = [f"grad_{o}" for o in outputs]
+
+    def gradient(place: int, g: Tensor, x: Tensor, w: Tensor, given: Sequence[Any]) -> Tensor:
+        mask = [place == 0, place == 1, False]
+        return _aten.convolution_backward(g, x, w, None, *complete(given), mask)[place]
+
+    def of_grad_output(x: Tensor, w: Tensor, *others: Any) -> Tensor | None:
+        (a, b, *c), given = others[: len(outputs)], others[len(outputs) :]
+        if all(t is None for t in (a, b, *c)):
+            return None
+        return convolution_jvp(x, a, w, b, None, c[0] if c else None, *complete(given))
+
+    def of_input(g: Tensor, x: Tensor, b: Tensor | None, *given: Any) -> Tensor | None:
+        return None if b is None else gradient(0, g, x, b, given)
+
+    def of_weight(g: Tensor, w: Tensor, a: Tensor | None, *given: Any) -> Tensor | None:
+        return None if a is None else gradient(1, g, a, w, given)
+
+    def jvp(*known: Any) -> tuple[Tensor | None, ...]:
+        (g, dg, x, dx, w, dw, mask, bias_gradient), given = known[:8], known[8:]
+        found: list[Tensor | None] = [None] * len(outputs)
+        if mask[0]:
+            found[0] = total(dg if dg is None else gradient(0, dg, x, w, given), of_input(g, x, dw, *given))
+        if mask[1]:
+            found[1] = total(dg if dg is None else gradient(1, dg, x, w, given), of_weight(g, w, dx, *given))
+        if bias and mask[2] and dg is not None:
+            found[2] = convolution_backward_jvp_grad_bias(dg, bias_gradient)
+        return tuple(found)
+
+    primals = [f"{n}_{kind}" for n in ("grad_output", input, "weight") for kind in "pt"]
+    return rule(
+        name,
+        vjp={
+            "grad_output": bound_to(of_grad_output, [input, "weight", *cotangents, *asked]),
+            input: bound_to(of_input, ["grad_output", input, cotangents[1], *asked]),
+            "weight": bound_to(of_weight, ["grad_output", "weight", cotangents[0], *asked]),
+        },
+        jvp={tuple(outputs): bound_to(jvp, [*primals, "output_mask", outputs[-1], *asked])},
+        uses=(convolution_jvp, convolution_backward_jvp_grad_bias),
+        **{"source": "ATen _convolution_double_backward, convolution_backward_jvp_grad_bias", **about},
+    )
+
+
+# -- samples and rules ------------------------------------------------------------------------------------------------
+
+# Of the input and the weight: sizes; stride, padding, dilation, transposed, output_padding, groups; with a bias or not.
+_CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], list[Any], bool], ...] = (
+    ((2, 2, 5), (3, 2, 2), [[2], [1], [1], False, [0], 1], True),
+    ((1, 2, 3, 4), (2, 1, 2, 2), [[1, 2], [0, 1], [2, 1], False, [0, 0], 2], True),
+    ((1, 2, 3, 2), (2, 1, 2, 2), [[2, 2], [0, 1], [1, 1], True, [1, 0], 1], False),
+    ((1, 1, 2, 3, 2), (2, 1, 1, 2, 2), [[1, 1, 1], [0, 0, 0], [1, 1, 1], False, [0, 0, 0], 1], True),
+)
+
+
+def _samples(*flags: bool) -> Callable[..., Iterable[Sample]]:
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        if dtype.is_complex:
+            return
+        for x, w, rest, with_bias in _CASES:
+            x, w, bias = _tensors(x, w, dtype, device, rest[3] and rest[5])
+            yield Sample(x, w, bias if with_bias else None, *rest, *flags)
+        x, w, bias = _tensors((0, 2, 5), (3, 2, 2), dtype, device)
+        yield Sample(x, w, bias, *_CASES[0][2], *flags)
+
+    return samples
+
+
+def _tensors(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, device: Any, transposed: int = 0) -> list[Tensor]:
+    channels = w[1] * transposed if transposed else w[0]
+    return [random(*s, dtype=dtype, device=device, seed=i) for i, s in enumerate((x, w, (channels,)))]
+
+
+def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for sample in _samples()(dtype, device):
+        x, w, bias, *rest = sample.args
+        result = _aten.convolution(x, w, bias, *rest)
+        g = random(*result.shape, dtype=dtype, device=device, seed=3)
+        yield Sample(g, x, w, [result.shape[1]], *rest, [True, bias is not None, bias is not None])
+
+
+def _wanted(*args: Any) -> list[Tensor]:
+    return [g for g in _aten.convolution_backward(*args) if g is not None]
+
+
+convolution_like("aten::convolution", input="input", samples=_samples())
+convolution_like(
+    "aten::_convolution",
+    input="input",
+    jvp={"result": _convolution_jvp},
+    uses=convolution_jvp,
+    samples=_samples(False, False, True, True),
+)
+backward_like("aten::convolution_backward", input="input", samples=_backward_samples, probe=_wanted)
