@@ -64,6 +64,7 @@ _FACTS: dict[str, Callable[[Tensor], Any]] = {
     "sizes": lambda x: x.shape,
     "strides": lambda x: x.stride() if x.layout is torch.strided else None,
     "dtype": lambda x: x.dtype,
+    "layout": lambda x: x.layout,
 }
 
 
