@@ -97,11 +97,7 @@ def _c2r_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sam
 
 linear_in(
     "aten::_fft_c2c",
-    {
-        "self": lambda grad, dim, normalization, forward: torch.ops.aten._fft_c2c(
-            grad, dim, normalization, not forward
-        )
-    },
+    {"self": lambda grad, dim, normalization, forward: torch.ops.aten._fft_c2c(grad, dim, normalization, not forward)},
     samples=_c2c_samples,
 )
 linear_in(

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, operator, rule
 
-from .entries import OF_COMPRESSED, OF_SPARSE_RESULTS, compressed_entries, entries_at, made_dense, no_tangent, times_identity
+from .entries import (
+    OF_COMPRESSED,
+    OF_SPARSE_RESULTS,
+    compressed_entries,
+    entries_at,
+    made_dense,
+    no_tangent,
+    times_identity,
+)
 
 
 @formula

@@ -13,7 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["OF_COMPRESSED", "OF_SPARSE_RESULTS", "coalesced", "compressed_entries", "entries", "entries_at", "made_dense", "no_tangent", "product_of_entries", "times_identity", "to_dense_at", "wanted", "with_values"]
+__all__ = [
+    "OF_COMPRESSED",
+    "OF_SPARSE_RESULTS",
+    "as_coo",
+    "compressed_entries",
+    "entries",
+    "entries_at",
+    "made_dense",
+    "no_tangent",
+    "product_of_entries",
+    "times_identity",
+    "to_dense_at",
+    "wanted",
+    "with_values",
+]
 
 # What cannot work, by the names of modes and checks.
 OF_SPARSE_RESULTS = {
@@ -75,7 +89,9 @@ def entries(x: Tensor) -> tuple[Tensor, ...]:
     return compressed_entries(compressed, plain, x.values().shape, x.layout)
 
 
-def compressed_entries(compressed: Tensor, plain: Tensor, sizes: Sequence[int], layout: torch.layout) -> tuple[Tensor, ...]:
+def compressed_entries(
+    compressed: Tensor, plain: Tensor, sizes: Sequence[int], layout: torch.layout
+) -> tuple[Tensor, ...]:
     """The same of a compressed sparse tensor's parts, whose values have these sizes; batches have the index of the batch before the others."""
     lengths = compressed.diff(dim=-1)
     at = torch.arange(lengths.shape[-1], device=plain.device)
@@ -96,9 +112,12 @@ def compressed_entries(compressed: Tensor, plain: Tensor, sizes: Sequence[int], 
     return (*batch, outer, plain) if layout in _ROWS else (*batch, plain, outer)
 
 
-def coalesced(x: Tensor) -> Tensor:
-    """A sparse tensor that stores each entry once."""
-    return x.coalesce() if x.layout is torch.sparse_coo else x
+def as_coo(x: Tensor) -> Tensor:
+    """A sparse tensor in the layout COO, with each entry stored once.
+
+    ``values`` of a compressed tensor cannot be differentiated twice in PyTorch; those of COO can.
+    """
+    return (x if x.layout is torch.sparse_coo else x.to_sparse()).coalesce()
 
 
 def _positions(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -119,18 +138,17 @@ def entries_at(x: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
     Returns:
         The shape to which ``indices`` broadcast, and the dims of x that they do not index.
     """
+    if x.layout in _BLOCKS or x.layout is not torch.sparse_coo and len(indices) > 2:
+        x = x.to_dense(masked_grad=False)
     if x.layout is torch.strided:
         return x[indices]
-    x = coalesced(x)
-    known = torch.broadcast_tensors(*entries(x))
-    values = x.values()
-    values = values.reshape(-1, *values.shape[known[0].dim() :])
-    stored, order = _positions(known, x.shape).flatten().sort()
+    x = as_coo(x)
+    stored, values = _positions(entries(x), x.shape), x.values()
     asked = _positions(torch.broadcast_tensors(*indices), x.shape)
     if not stored.numel():
         return values.new_zeros(*asked.shape, *values.shape[1:])
     place = torch.searchsorted(stored, asked).clamp(max=stored.numel() - 1)
-    found, hit = values[order[place]], stored[place] == asked
+    found, hit = values[place], stored[place] == asked
     return torch.where(hit.reshape(*hit.shape, *[1] * (found.dim() - hit.dim())), found, 0)
 
 
@@ -144,10 +162,7 @@ def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Ten
     return dense.new_zeros(height, dense.shape[1]).index_add(0, rows, values.unsqueeze(-1) * dense[columns])
 
 
-def with_values(x: Tensor, values: Tensor) -> Tensor:
-    """A sparse tensor with the entries of another, and these values."""
-    if x.layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(x._indices(), values, x.shape, is_coalesced=x.is_coalesced())
-    rows = x.layout in _ROWS
-    compressed, plain = (x.crow_indices(), x.col_indices()) if rows else (x.ccol_indices(), x.row_indices())
-    return torch.sparse_compressed_tensor(compressed, plain, values, x.shape, layout=x.layout)
+def with_values(x: Tensor, values: Tensor, layout: torch.layout = torch.sparse_coo) -> Tensor:
+    """A sparse tensor with the entries of another (COO), and these values."""
+    found = torch.sparse_coo_tensor(x._indices(), values, x.shape, is_coalesced=x.is_coalesced())
+    return found if layout is torch.sparse_coo else found.to_sparse(layout=layout)

@@ -10,7 +10,16 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .entries import OF_SPARSE_RESULTS, entries, entries_at, no_tangent, times_identity, to_dense_at, with_values
+from .entries import (
+    OF_SPARSE_RESULTS,
+    as_coo,
+    entries,
+    entries_at,
+    no_tangent,
+    times_identity,
+    to_dense_at,
+    with_values,
+)
 
 
 @formula
@@ -29,9 +38,12 @@ def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], 
     References:
         ATen sparse_mask_backward, which cannot be differentiated again, and is for COO only.
     """
+    layout = mask.layout
+    if sparse:
+        mask = as_coo(mask)
     at = entries(mask)
     found = entries_at(grad, at)
-    return with_values(mask, found) if sparse else to_dense_at(found, at, self_sizes)
+    return with_values(mask, found, layout) if sparse else to_dense_at(found, at, self_sizes)
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

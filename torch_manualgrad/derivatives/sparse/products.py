@@ -17,10 +17,11 @@ from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.common import random, summed_to, total
 from ..linalg.matmul import scaled
+from .construction import to_sparse_backward
 from .entries import (
     OF_COMPRESSED,
     OF_SPARSE_RESULTS,
-    coalesced,
+    as_coo,
     entries,
     entries_at,
     no_tangent,
@@ -29,6 +30,7 @@ from .entries import (
     wanted,
     with_values,
 )
+from .sums import sparse_sparse_matmul_backward
 
 __all__ = ["adjoint_product", "products_at"]
 
@@ -40,6 +42,7 @@ def products_at(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def adjoint_product(A: Tensor, G: Tensor) -> Tensor:
     """A^H G for a sparse A, without products of sparse tensors, which PyTorch may not differentiate again."""
+    A = as_coo(A)
     rows, columns = entries(A)
     return product_of_entries(A.values().conj(), columns, rows, G, A.shape[1])
 
@@ -54,7 +57,7 @@ def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Num
     Args:
         grad: G, (m, n), dense.
         mat1: A, (m, k), sparse.
-        mat2: B, (k, n), dense.
+        mat2: B, (k, n), dense or sparse.
         alpha: a Python number.
 
     Returns:
@@ -63,8 +66,18 @@ def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Num
     References:
         ATen mm_mat1_sparse_backward, which has no conjugate of alpha, and takes no CSC.
     """
-    mat1 = coalesced(mat1)
-    return with_values(mat1, scaled(products_at(grad, mat2, *entries(mat1)), alpha.conjugate()))
+    A = as_coo(mat1)
+    if mat2.layout is not torch.strided:
+        found = sparse_sparse_matmul_backward(grad, A, as_coo(mat2), 0)
+        return to_sparse_backward(scaled(found, alpha.conjugate()), mat1.layout)
+    return with_values(A, scaled(products_at(grad, mat2, *entries(A)), alpha.conjugate()), mat1.layout)
+
+
+def _mat2_vjp(grad: Tensor, mat1: Tensor, mat2: Tensor, mat2_layout: torch.layout, alpha: Number) -> Tensor:
+    if mat2_layout is torch.strided:
+        return scaled(adjoint_product(mat1, grad), alpha.conjugate())
+    found = sparse_sparse_matmul_backward(grad, as_coo(mat1), as_coo(mat2), 1)
+    return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout)
 
 
 def _sparse_addmm_jvp(
@@ -109,10 +122,11 @@ def sparse_sampled_addmm_backward(
     References:
         ATen sparse_sampled_addmm_backward.
     """
-    rows, columns = entries(self)
+    S = as_coo(self)
+    rows, columns = entries(S)
     G = entries_at(grad, (rows, columns))
     return (
-        with_values(self, scaled(G, beta.conjugate())) if grad_input_mask[0] else G.new_zeros(0),
+        with_values(S, scaled(G, beta.conjugate()), self.layout) if grad_input_mask[0] else G.new_zeros(0),
         scaled(product_of_entries(G, rows, columns, mat2.mH, mat1.shape[0]), alpha.conjugate()),
         scaled(product_of_entries(G, columns, rows, mat1.conj(), mat2.shape[1]).mT, alpha.conjugate()),
     )
@@ -145,10 +159,10 @@ rule(
     vjp={
         "self": lambda grad, self_sizes, beta: summed_to(scaled(grad, beta.conjugate()), self_sizes),
         "mat1": mm_mat1_sparse_backward,
-        "mat2": lambda grad, mat1, alpha: scaled(adjoint_product(coalesced(mat1), grad), alpha.conjugate()),
+        "mat2": _mat2_vjp,
     },
     jvp={"result": _sparse_addmm_jvp},
-    uses=mm_mat1_sparse_backward,
+    uses=(mm_mat1_sparse_backward, sparse_sparse_matmul_backward),
     sparse=True,
     improves=("missing", "values"),
     source="ATen mm_mat1_sparse_backward; its jvp is new",

@@ -15,19 +15,19 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.common import random
-from .entries import OF_COMPRESSED, entries, product_of_entries, to_dense_at, wanted, with_values
+from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, wanted, with_values
 from .products import products_at
 
 
 def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
     """By what the entries are multiplied: 1, or 1 / n for the mean of n."""
-    count = self.crow_indices().diff()[rows] if reduce == "mean" else torch.ones_like(rows)
+    count = rows.bincount(minlength=self.shape[0])[rows] if reduce == "mean" else torch.ones_like(rows)
     return 1 / count.to(self.dtype)
 
 
-def _like(self: Tensor, values: Tensor | None) -> Tensor:
+def _csr(A: Tensor, values: Tensor | None) -> Tensor:
     """The gradient of A with these values; empty without."""
-    return self.values().new_zeros(0) if values is None else with_values(self, values)
+    return torch.zeros(0) if values is None else with_values(A, values, torch.sparse_csr)
 
 
 def _chosen(values: Tensor, rows: Tensor, columns: Tensor, other: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,22 +65,23 @@ def sparse_mm_reduce_backward(
     References:
         ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
     """
-    rows, columns = entries(self)
+    A = as_coo(self)
+    rows, columns = entries(A)
+    values = A.values()
     if reduce in ("sum", "mean"):
-        weights = _weights(self, rows, reduce)
-        of_other = product_of_entries(self.values() * weights, columns, rows, grad, self.shape[1])
+        weights = _weights(A, rows, reduce)
+        of_other = product_of_entries(values * weights, columns, rows, grad, A.shape[1])
         of_values = products_at(grad, other, rows, columns) * weights if output_mask[0] else None
-        return _like(self, of_values), of_other
-    values = self.values()
+        return _csr(A, of_values), of_other
     if not len(rows):
-        return _like(self, torch.zeros_like(values) if output_mask[0] else None), torch.zeros_like(other)
+        return _csr(A, torch.zeros_like(values) if output_mask[0] else None), torch.zeros_like(other)
     chosen, valid = _chosen(values, rows, columns, other, result)
     kept = torch.where(valid, grad, 0)
     at = (columns[chosen], torch.arange(grad.shape[1], device=grad.device).expand_as(chosen))
     of_values = None
     if output_mask[0]:
         of_values = values.new_zeros(values.shape).index_put((chosen,), kept * other[at], accumulate=True)
-    return _like(self, of_values), to_dense_at(kept * values[chosen], at, other.shape)
+    return _csr(A, of_values), to_dense_at(kept * values[chosen], at, other.shape)
 
 
 @formula
@@ -101,11 +102,12 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
     References:
         The transpose of `sparse_mm_reduce_backward`.
     """
-    rows, columns = entries(self_p)
-    values = self_p.values()
+    A = as_coo(self_p)
+    rows, columns = entries(A)
+    values = A.values()
     if reduce in ("sum", "mean"):
-        weighted = values * _weights(self_p, rows, reduce)
-        return product_of_entries(weighted, rows, columns, other_t, self_p.shape[0])
+        weighted = values * _weights(A, rows, reduce)
+        return product_of_entries(weighted, rows, columns, other_t, A.shape[0])
     if not len(rows):
         return torch.zeros_like(result0)
     chosen, valid = _chosen(values, rows, columns, other_p, result0)
