@@ -66,6 +66,7 @@ _FACTS: dict[str, Callable[[Tensor], Any]] = {
     "storage_offset": lambda x: x.storage_offset() if x.layout is torch.strided else None,
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
+    "layout": lambda x: x.layout,
 }
 
 

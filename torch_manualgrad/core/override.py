@@ -84,7 +84,7 @@ def _changed() -> None:
 
 def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, Callable[..., bool] | None]]:
     for name, active in table.items():
-        yield name, active.derivative, active.defer_to_stock
+        yield name, None if active.derivative.rule.sparse else active.derivative, active.defer_to_stock
         if (operator := _operators.get(name)) is not None and operator.in_place is not None:
             yield operator.in_place.name, None, None
 
@@ -147,7 +147,7 @@ class _Operator:
                 return derivative.run_below(values)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
-            if not _all_dense(values):
+            if not (derivative.rule.sparse or _all_dense(values)) or _any_nested(values):
                 args, kwargs = split(values)
                 return stock(keyset, *args, **kwargs)
             return apply(derivative, keyset, mode, values)
@@ -175,8 +175,12 @@ def _dense(x: Tensor) -> bool:
 
 
 def _all_dense(values: Sequence[Any]) -> bool:
-    """What the formulas are for: sparse and nested tensors keep PyTorch's derivatives."""
+    """What most formulas are for: nested tensors, and sparse ones but in `Rule.sparse`, keep PyTorch's derivatives."""
     return all(_dense(x) for x in tensors_in(values))
+
+
+def _any_nested(values: Sequence[Any]) -> bool:
+    return any(x.is_nested for x in tensors_in(values))
 
 
 def _put(handle: Handle, layer: Layer) -> None:

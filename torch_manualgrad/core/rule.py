@@ -54,6 +54,7 @@ class Rule:
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`.
+        sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
     """
@@ -74,6 +75,7 @@ class Rule:
         defer_to_stock: Callable[..., bool] | None = None,
         compiled_vjp: CompiledVjp | None = None,
         uses: Formula | Sequence[Formula] = (),
+        sparse: bool = False,
         kind: str = "rule",
     ) -> None:
         self.name = name.removesuffix(".default")
@@ -107,6 +109,7 @@ class Rule:
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
+        self.sparse = sparse
         self.kind = kind
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)

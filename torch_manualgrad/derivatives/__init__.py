@@ -5,13 +5,12 @@ from . import catalogue, elementwise, linalg, loss, nn, reduction
 from . import flops  # isort: skip  # last: it counts the formulas of the others
 
 __all__ = ["catalogue", "elementwise", "flops", "linalg", "loss", "nn", "reduction"]
-from . import catalogue, elementwise, indexing, linalg, nn, reduction, shape
-
-from . import flops  # isort: skip  # last: it counts the formulas of the others
+from . import indexing, shape
 
 __all__ = ["catalogue", "elementwise", "flops", "indexing", "linalg", "nn", "reduction", "shape"]
-from . import catalogue, convolution, elementwise, linalg, nn, reduction
-
-from . import flops  # isort: skip  # last: it counts the formulas of the others
+from . import convolution
 
 __all__ = ["catalogue", "convolution", "elementwise", "flops", "linalg", "nn", "reduction"]
+from . import fft, recurrent, sparse
+
+__all__ = ["catalogue", "elementwise", "fft", "flops", "linalg", "nn", "recurrent", "reduction", "sparse"]

@@ -328,3 +328,42 @@ gap(
     "aten::cudnn_affine_grid_generator_backward",
     reason="only cuDNN implements it, and no derivative calls it: affine_grid_generator_backward takes its place",
 )
+
+# Products, sparse tensors, recurrent layers.
+composite(
+    "aten::linear", "aten::matmul", reason="mm, bmm, mv, dot, addmm; PyTorch's table is for nested tensors and MPS"
+)
+gap(
+    "aten::linear_backward",
+    reason="a kernel for nested tensors and MPS only; linear_backward and linear_double_backward are formulas here",
+)
+gap(
+    "aten::_mkldnn_reshape",
+    "aten::mkldnn_linear",
+    "aten::to_mkldnn",
+    reason="tensors of the layout mkldnn, which have neither tangents nor, in PyTorch, second derivatives",
+)
+gap(
+    "aten::_coalesce",
+    "aten::_to_dense",
+    reason="PyTorch's reverse mode is right, and what it calls has rules; a sparse tensor has no tangent",
+)
+gap(
+    "aten::mkldnn_rnn_layer_backward",
+    reason="PyTorch calls it where nothing is differentiated again, and the rule of mkldnn_rnn_layer where it is",
+)
+gap(
+    "aten::_cudnn_rnn",
+    "aten::_cudnn_rnn_backward",
+    "aten::miopen_rnn",
+    reason="all layers of a network in one opaque buffer; without cuDNN or MIOpen PyTorch calls cells that have rules",
+)
+gap(
+    "aten::_lstm_mps",
+    "aten::lstm_mps_backward",
+    reason="all layers of a network in one operator, which only Apple's devices have",
+)
+gap(
+    "aten::geqrf",
+    reason="PyTorch raises; the derivative of the reflectors is not implemented, that of Q and R is linalg_qr's",
+)

@@ -40,7 +40,7 @@ class Problem:
     """The loss ``sum_j Re <w_j, o_j> + sum q_j |o_j|**2 / 2`` of the outputs o_j, scaled to about one, w and q random.
 
     The quadratic term makes the cotangent depend on the input, so that a second derivative also goes through the
-    derivative of a vjp in its cotangent. For the same reason second orders are computed through ``x + z + k z**2 / 2``
+    derivative of a vjp in its cotangent. Sparse tensors are held constant. For the same reason second orders are computed through ``x + z + k z**2 / 2``
     at z = 0: the tangent that reaches `fn` then has a tangent of its own.
 
     Attributes:
@@ -70,7 +70,9 @@ class Problem:
         marked = any(isinstance(x, Tensor) and x.requires_grad for _, x in found)
         self.leaves: list[Any] = [x.detach() if isinstance(x, Tensor) else x for _, x in found]
         self.index = [
-            i for i, (_, x) in enumerate(found) if tree.is_differentiable(x) and (x.requires_grad or not marked)
+            i
+            for i, (_, x) in enumerate(found)
+            if tree.is_differentiable(x) and not tree.is_sparse(x) and (x.requires_grad or not marked)
         ]
         self.paths = [_readable(path) for path, _ in found]
         self.names = [self.paths[i] for i in self.index]

@@ -94,7 +94,7 @@ def _differs(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> str:
 def vmap(c: Context) -> None:
     """`torch.func.vmap` against a loop, over each tensor argument by itself and over all of them."""
     p = c.problem
-    tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor)]
+    tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor) and not tree.is_sparse(x)]
     choices = [[i] for i in tensors[:6]] + ([tensors] if len(tensors) > 1 else [])
     for chosen in choices:
         # over all of them, alternate between the first and the last dimension
@@ -207,13 +207,13 @@ def noncontiguous(c: Context) -> None:
     base = c.run(
         "noncontiguous",
         "contiguous",
-        lambda: results([x.contiguous() if isinstance(x, Tensor) else x for x in p.leaves]),
+        lambda: results([x.contiguous() if isinstance(x, Tensor) and not tree.is_sparse(x) else x for x in p.leaves]),
     )
     if base is None:
         return
     for engine, relayout in layouts.items():
         changed = [relayout(x) if isinstance(x, Tensor) else x for x in p.leaves]
-        if all(x.is_contiguous() for x in changed if isinstance(x, Tensor)):
+        if all(x.is_contiguous() for x in changed if isinstance(x, Tensor) and not tree.is_sparse(x)):
             continue
 
         def pairs(changed: list[Any] = changed) -> list[tuple[str, Any, Any]]:

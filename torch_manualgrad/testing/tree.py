@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.internals import pytree
@@ -28,3 +29,8 @@ def tensors(tree: Any) -> list[Tensor]:
 def is_differentiable(x: Any) -> bool:
     """Whether `x` is a tensor that can have a derivative: floating point or complex."""
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Whether `x` is of a sparse layout: it has no strides, and cannot be moved along a direction."""
+    return x.layout not in (torch.strided, torch.jagged)

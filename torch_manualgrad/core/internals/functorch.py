@@ -67,6 +67,8 @@ def primal(x: Tensor) -> Tensor:
 
     Not ``forward_ad.unpack_dual``: its Python level counter is unset while a compiled graph runs.
     """
+    if x.layout is not torch.strided and not x.is_nested:  # sparse: it cannot carry a tangent, and unpacking it raises
+        return x
     return torch._VF._unpack_dual(x, level=0)[0]
 
 

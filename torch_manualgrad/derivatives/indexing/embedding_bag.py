@@ -217,7 +217,15 @@ def _of_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Cotangents of what the backward is given, G and the weights of samples, given that of its result."""
     of_grad = embedding_bag_linear(
-        of_result, indices, bag, maximum_indices, grad.shape[0], scale_grad_by_freq, mode, per_sample_weights, padding_idx
+        of_result,
+        indices,
+        bag,
+        maximum_indices,
+        grad.shape[0],
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
     )
     if per_sample_weights is None:
         return of_grad, None
@@ -226,7 +234,9 @@ def _of_backward(
 
 def _only_dense(sparse: bool) -> None:
     if sparse:
-        raise NotImplementedError("embedding_bag with sparse=True: the derivative of a sparse gradient is not implemented")
+        raise NotImplementedError(
+            "embedding_bag with sparse=True: the derivative of a sparse gradient is not implemented"
+        )
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from torch_manualgrad.core.rule import Sample, rule
 from .common import random, total
 
 
-def _scaled(x: Tensor, by: Number) -> Tensor:
+def scaled(x: Tensor, by: Number) -> Tensor:
+    """The tensor times a Python number."""
     return x if by == 1 else x * by
 
 
@@ -32,20 +33,20 @@ def mm_mat1_backward(
     """Cotangent of A, given that of alpha A B: conj(alpha) G B^H.
 
     Args:
-        grad: G, (m, n).
-        mat2: B, (k, n).
-        mat1_strides: those of A, whose gradient is column-major if A is. None for row-major.
+        grad: G, (*, m, n).
+        mat2: B, (*, k, n).
+        mat1_strides: those of A, one matrix, whose gradient is column-major if A is. None for row-major.
         alpha: a Python number, real or complex.
 
     Returns:
-        (m, k).
+        (*, m, k).
 
     References:
         ATen mm_mat1_backward.
     """
     if mat1_strides is not None and list(mat1_strides) == [1, grad.shape[0]]:
-        return _scaled((mat2.conj() @ grad.mT).mT, alpha.conjugate())
-    return _scaled(grad @ mat2.mH, alpha.conjugate())
+        return scaled((mat2.conj() @ grad.mT).mT, alpha.conjugate())
+    return scaled(grad @ mat2.mH, alpha.conjugate())
 
 
 @formula
@@ -55,20 +56,20 @@ def mm_mat2_backward(
     """Cotangent of B, given that of alpha A B: conj(alpha) A^H G.
 
     Args:
-        grad: G, (m, n).
-        mat1: A, (m, k).
-        mat2_strides: those of B, whose gradient is column-major if B is. None for row-major.
+        grad: G, (*, m, n).
+        mat1: A, (*, m, k).
+        mat2_strides: those of B, one matrix, whose gradient is column-major if B is. None for row-major.
         alpha: a Python number, real or complex.
 
     Returns:
-        (k, n).
+        (*, k, n).
 
     References:
         ATen mm_mat2_backward.
     """
     if mat2_strides is not None and list(mat2_strides) == [1, mat1.shape[1]]:
-        return _scaled((grad.mT @ mat1.conj()).mT, alpha.conjugate())
-    return _scaled(mat1.mH @ grad, alpha.conjugate())
+        return scaled((grad.mT @ mat1.conj()).mT, alpha.conjugate())
+    return scaled(mat1.mH @ grad, alpha.conjugate())
 
 
 def _mm_jvp(self_p: Tensor, self_t: Tensor | None, mat2_p: Tensor, mat2_t: Tensor | None) -> Tensor | None:
@@ -87,7 +88,7 @@ def _addmm_jvp(
 ) -> Tensor:
     product = _mm_jvp(mat1_p, mat1_t, mat2_p, mat2_t)
     tangent = total(
-        None if product is None else _scaled(product, alpha), None if self_t is None else _scaled(self_t, beta)
+        None if product is None else scaled(product, alpha), None if self_t is None else scaled(self_t, beta)
     )
     assert tangent is not None  # nobody asks for a tangent where no input has one
     return tangent.expand(result.shape)
@@ -294,7 +295,7 @@ rule(
 rule(
     "aten::addmm",
     vjp={
-        "self": lambda grad, self_sizes, beta: _scaled(grad, beta.conjugate()).sum_to_size(self_sizes),
+        "self": lambda grad, self_sizes, beta: scaled(grad, beta.conjugate()).sum_to_size(self_sizes),
         "mat1": mm_mat1_backward,
         "mat2": mm_mat2_backward,
     },

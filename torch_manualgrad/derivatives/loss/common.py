@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NONE", "MEAN", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
+__all__ = ["MEAN", "NONE", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
 
 NONE, MEAN, SUM = 0, 1, 2
 

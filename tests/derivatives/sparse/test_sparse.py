@@ -1,0 +1,253 @@
+"""Derivatives through sparse tensors, in the values that they are made of."""
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from ops_for_tests import random
+
+import torch_manualgrad as mg
+from torch_manualgrad.testing import Sample, check
+
+COO, CSR, CSC = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
+PATTERN = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 0, 1]])
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# What torch.func cannot wrap is proven to raise.
+ONLY_EAGER = dict.fromkeys(("rev/func", "rev-rev/func"), "torch.func wraps tensors that have strides")
+
+
+def matrix(values, layout=COO):
+    """A 3 x 3 matrix of 4 entries, made of its values."""
+    p = PATTERN.to_sparse(layout=layout)
+    if layout is COO:
+        return torch.sparse_coo_tensor(p.indices(), values, (3, 3), is_coalesced=True)
+    parts = (p.crow_indices(), p.col_indices()) if layout is CSR else (p.ccol_indices(), p.row_indices())
+    return torch.sparse_compressed_tensor(*parts, values, (3, 3), layout=layout)
+
+
+def full(values):
+    """The same, dense."""
+    at = PATTERN.nonzero().unbind(1)
+    return torch.zeros(3, 3, dtype=values.dtype).index_put(at, values)
+
+
+def twice(values):
+    """Stores one entry twice."""
+    return torch.sparse_coo_tensor(torch.tensor([[0, 0, 1, 0], [1, 2, 2, 1]]), values, (3, 3))
+
+
+B = random(3, 2, seed=1)
+BIAS = random(3, 2, seed=2)
+OF_COO = {
+    "mm": lambda v, b: torch.sparse.mm(matrix(v), b),
+    "matmul": lambda v, b: matrix(v) @ b,
+    "addmm": lambda v, b: torch.sparse.addmm(BIAS.to(b.dtype), matrix(v), b, beta=2, alpha=0.5),
+    "uncoalesced": lambda v, b: torch.sparse.mm(twice(v), b),
+    "to_dense": lambda v, b: matrix(v).to_dense() @ b,
+    "values": lambda v, b: matrix(v).values() * b.sum(),
+    "coalesce": lambda v, b: twice(v).coalesce().values() * b.sum(),
+    "sum": lambda v, b: torch.sparse.sum(matrix(v), 0).to_dense() @ b,
+    "sum of all": lambda v, b: torch.sparse.sum(matrix(v)) * b,
+    "sum of sparse dims": lambda v, b: torch.sparse.sum(matrix(v), [0, 1]) * b,
+    "sparse_mask": lambda v, b: matrix(v).sparse_mask(PATTERN.tril().to(v.dtype).to_sparse()).to_dense() @ b,
+    "dense sparse_mask": lambda v, b: (full(v) @ full(v)).sparse_mask(PATTERN.to(v.dtype).to_sparse()).to_dense() @ b,
+    "sparse product": lambda v, b: torch.sparse.mm(matrix(v), matrix(v * v)).to_dense() @ b,
+    "to_csr": lambda v, b: matrix(v).to_sparse_csr().to_sparse() @ b,
+}
+OF_REALS = {
+    "softmax": lambda v, b: torch.sparse.softmax(matrix(v), 1).to_dense() @ b,
+    "softmax of columns": lambda v, b: torch.sparse.softmax(matrix(v), 0).to_dense() @ b,
+    "log_softmax": lambda v, b: torch.sparse.log_softmax(matrix(v), 1).to_dense() @ b,
+}
+OF_COMPRESSED = {
+    "mm": lambda v, b, layout: torch.sparse.mm(matrix(v, layout), b),
+    "matmul": lambda v, b, layout: matrix(v, layout) @ b,
+    "addmm": lambda v, b, layout: torch.sparse.addmm(BIAS.to(b.dtype), matrix(v, layout), b, beta=2, alpha=0.5),
+    "to_dense": lambda v, b, layout: matrix(v, layout).to_dense() @ b,
+    "sparse_mask": lambda v, b, layout: (
+        full(v).sparse_mask(PATTERN.to(v.dtype).to_sparse(layout=layout)).to_dense() @ b
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", [*OF_COO, *OF_REALS])
+def test_reverse_mode_of_both_orders(name, dtype):
+    if name in OF_REALS and dtype.is_complex:
+        return
+    function = {**OF_COO, **OF_REALS}[name]
+    gaps = ONLY_EAGER if name == "to_csr" else None
+    with mg.override():
+        check(function, [Sample(random(4, dtype=dtype), B.to(dtype))], modes=("rev", "rev-rev"), checks=(), gaps=gaps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("layout", [CSR, CSC], ids=str)
+@pytest.mark.parametrize("name", OF_COMPRESSED)
+def test_reverse_mode_of_compressed_layouts(name, layout, dtype):
+    if layout is CSC and name in ("mm", "addmm"):
+        gaps = ONLY_EAGER | {"rev-rev": "PyTorch cannot add two gradients of layout CSC"}
+    else:
+        gaps = ONLY_EAGER
+    sample = Sample(random(4, dtype=dtype), B.to(dtype), layout)
+    with mg.override():
+        check(OF_COMPRESSED[name], [sample], modes=("rev", "rev-rev"), checks=(), gaps=gaps)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_reduced_products(reduce):
+    with mg.override():
+        check(
+            lambda v, b: torch.sparse.mm(matrix(v, CSR), b, reduce),
+            [Sample(random(4), B)],
+            modes=("rev", "rev-rev"),
+            checks=(),
+            gaps=ONLY_EAGER,
+        )
+
+
+def test_sampled_products():
+    with mg.override():
+        check(
+            lambda v, a, b: torch.sparse.sampled_addmm(matrix(v, CSR), a, b, beta=2, alpha=0.5).to_dense(),
+            [Sample(random(4), random(3, 2, seed=3), random(2, 3, seed=4))],
+            modes=("rev", "rev-rev"),
+            checks=(),
+            gaps=ONLY_EAGER,
+        )
+
+
+def third(f, v):
+    """The third derivative along three directions, by nested gradients."""
+    v = v.clone().requires_grad_()
+    value = f(v).square().sum()
+    for seed in (5, 6, 7):
+        (value,) = torch.autograd.grad(value, v, create_graph=True)
+        value = (value * random(4, seed=seed)).sum()
+    return value
+
+
+@pytest.mark.parametrize(
+    "sparse, dense",
+    [
+        (lambda v: torch.sparse.mm(matrix(v), full(v)), lambda v: full(v) @ full(v)),
+        (lambda v: torch.sparse.mm(matrix(v, CSR), full(v)), lambda v: full(v) @ full(v)),
+        (lambda v: torch.sparse.mm(matrix(v), matrix(v)).to_dense(), lambda v: full(v) @ full(v)),
+        (lambda v: torch.sparse.mm(matrix(v, CSR), full(v), "sum"), lambda v: full(v) @ full(v)),
+        (lambda v: torch.sparse.sum(matrix(v.exp()), 0).to_dense(), lambda v: full(v.exp()).sum(0)),
+        (
+            lambda v: torch.sparse.softmax(matrix(v), 1).to_dense(),
+            lambda v: torch.where(PATTERN.bool(), full(v), -torch.inf).softmax(1).nan_to_num(),
+        ),
+    ],
+    ids=["mm", "csr mm", "sparse product", "reduced", "sum", "softmax"],
+)
+def test_third_order(sparse, dense):
+    v = random(4)
+    with mg.override():
+        torch.testing.assert_close(third(sparse, v), third(dense, v))
+
+
+def test_pytorchs_second_derivative_is_silently_wrong():
+    v = random(4).requires_grad_()
+
+    def second():
+        (first,) = torch.autograd.grad(matrix(v).to_dense().pow(3).sum(), v, create_graph=True)
+        return torch.autograd.grad(first.sum() + v.sum(), v)[0]
+
+    assert torch.equal(second(), torch.ones(4, dtype=torch.float64))
+    with mg.override():
+        torch.testing.assert_close(second(), 6 * v.detach() + 1)
+
+
+@pytest.mark.parametrize("layout", [COO, CSR], ids=str)
+@pytest.mark.parametrize("dual", [True, False], ids=["dual numbers", "torch.func"])
+def test_forward_mode_through_a_constant_sparse_matrix(layout, dual):
+    S, t = matrix(random(4), layout), random(3, 2, seed=3)
+    if layout is CSR and not dual:
+        return  # torch.func wraps tensors that have strides
+    with mg.override():
+        if not dual:
+            tangent = torch.func.jvp(lambda b: torch.sparse.mm(S, b).sin(), (B,), (t,))[1]
+        else:
+            with fwAD.dual_level():
+                tangent = fwAD.unpack_dual(torch.sparse.mm(S, fwAD.make_dual(B, t)).sin()).tangent
+    torch.testing.assert_close(tangent, (S.to_dense() @ B).cos() * (S.to_dense() @ t))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda v: matrix(v),
+        lambda v: matrix(v, CSR),
+        lambda v: full(v).to_sparse(),
+        lambda v: full(v).sparse_mask(PATTERN.to(v.dtype).to_sparse()),
+    ],
+)
+def test_a_sparse_result_has_no_tangent(f):
+    with mg.override(), fwAD.dual_level():
+        with pytest.raises(NotImplementedError, match="dual tensors cannot be sparse"):
+            f(fwAD.make_dual(random(4), random(4, seed=1)))
+
+
+def test_the_first_of_equal_products_has_the_gradient():
+    A = torch.tensor([[2.0, 2.0, 0.0]], dtype=torch.float64).to_sparse_csr().requires_grad_()
+    b = torch.ones(3, 1, dtype=torch.float64).requires_grad_()
+    for names in (("aten::_sparse_addmm",), ()):  # PyTorch's and ours
+        with mg.override(*names):
+            of_A, of_b = torch.autograd.grad(torch.sparse.mm(A, b, "amax").sum(), (A, b))
+        assert of_A.to_dense().tolist() == [[1, 0, 0]] and of_b.tolist() == [[2], [0], [0]]
+
+
+def test_without_entries():
+    b = B.clone().requires_grad_()
+    with mg.override():
+        for S in (torch.zeros(2, 3, dtype=torch.float64).to_sparse(layout=layout) for layout in (COO, CSR)):
+            S.requires_grad_()
+            of_S, of_b = torch.autograd.grad(torch.sparse.mm(S, b).exp().sum(), (S, b), create_graph=True)
+            assert of_S._nnz() == 0 and of_S.shape == S.shape and of_b.eq(0).all()
+        for reduce in ("sum", "amax"):
+            of_S, of_b = torch.autograd.grad(torch.sparse.mm(S, b, reduce).exp().sum(), (S, b))
+            assert of_S._nnz() == 0 and of_b.eq(0).all()
+
+
+@pytest.mark.parametrize("dims", [[0], [2], [0, 1], [0, 2], [1, 2]], ids=str)
+def test_sums_of_hybrid_tensors(dims):
+    def f(v):
+        x = torch.sparse_coo_tensor(torch.tensor([[0, 1, 0], [1, 1, 0]]), v, (2, 2, 2))
+        y = torch.sparse.sum(x, dims)
+        return (y if y.layout is torch.strided else y.to_dense()).sin()
+
+    with mg.override():
+        check(f, [Sample(random(3, 2))], modes=("rev", "rev-rev"), checks=())
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_softmax_of_hybrid_tensors(dim):
+    def f(v):
+        x = torch.sparse_coo_tensor(torch.tensor([[0, 1, 0], [1, 1, 0]]), v, (2, 2, 2))
+        return torch.sparse.softmax(x, dim).to_dense().sin()
+
+    with mg.override():
+        check(f, [Sample(random(3, 2))], modes=("rev", "rev-rev"), checks=())
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_bsr, torch.sparse_bsc], ids=str)
+def test_blocks(layout):
+    shape, size = ((2, 2, 1), (4, 2)) if layout is torch.sparse_bsr else ((2, 1, 2), (2, 4))
+
+    def f(v):
+        ends, at = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+        return torch.sparse_compressed_tensor(ends, at, v, size, layout=layout).to_dense().sin()
+
+    with mg.override():
+        check(f, [Sample(random(*shape))], modes=("rev", "rev-rev"), checks=(), gaps=ONLY_EAGER)
+
+
+def test_a_product_of_two_matrices_in_rows():
+    v = random(4).requires_grad_()
+    with mg.override():
+        y = torch.sparse.mm(matrix(v, CSR), matrix(v * v, CSR)).to_dense()
+        (found,) = torch.autograd.grad(y.square().sum(), v)
+    (expected,) = torch.autograd.grad((full(v) @ full(v * v)).square().sum(), v)
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,114 @@
+"""Discrete Fourier transforms: _fft_c2c, _fft_r2c, _fft_c2r.
+
+F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform in
+the other direction with the same s. What maps from or to real signals has half of a spectrum in the last of its dims. Dims
+are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import Sample
+
+
+@formula
+def fft_r2c_backward(
+    grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
+) -> Tensor:
+    """Cotangent of a real signal, given that of its spectrum: Re F^H G, where G has zeros for the half left out.
+
+    Args:
+        grad: G, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where n is in the last of ``dim``.
+        dim: the dims that are transformed, at least one.
+        normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
+        onesided: whether the spectrum has only the frequencies from 0 to n // 2 in the last of ``dim``.
+        last_dim_size: n.
+
+    Returns:
+        (*, n, *), real.
+
+    References:
+        ATen fft_r2c_backward.
+    """
+    if onesided:
+        last = dim[-1]
+        ends = [0, 0] * (grad.dim() - last - 1)
+        grad = torch.constant_pad_nd(grad, [*ends, 0, last_dim_size - grad.shape[last]])
+    return torch.ops.aten._fft_c2c(grad, dim, normalization, False).real
+
+
+@formula
+def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor:
+    """Cotangent of half of a spectrum, given that of the real signal: F g, twice where a frequency stands for two.
+
+    Args:
+        grad: g, real, (*, n, *).
+        dim: the dims that are transformed, at least one; the spectrum is halved in the last.
+        normalization: see `fft_r2c_backward`.
+
+    Returns:
+        (*, n // 2 + 1, *), complex.
+
+    References:
+        ATen fft_c2r_backward.
+    """
+    found = torch.ops.aten._fft_r2c(grad, dim, normalization, True)
+    last = dim[-1]
+    n, half = grad.shape[last], found.shape[last]
+    frequency = torch.arange(half, device=grad.device)
+    times = torch.where((frequency > 0) & (frequency <= n - half), 2, 1)  # all but 0, and n / 2 where n is even
+    return found * times.reshape([-1] + [1] * (grad.dim() - last - 1))
+
+
+def _random(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def _c2c_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    dtype = dtype.to_complex()
+    yield Sample(_random(5, dtype=dtype, device=device), [0], 0, True)
+    yield Sample(_random(2, 3, 2, dtype=dtype, device=device), [0, 2], 1, True)
+    yield Sample(_random(3, 4, dtype=dtype, device=device), [1], 2, False)
+
+
+def _r2c_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    yield Sample(_random(5, dtype=dtype, device=device), [0], 0, True)
+    yield Sample(_random(4, 3, dtype=dtype, device=device), [1, 0], 1, True)
+    yield Sample(_random(2, 4, 2, dtype=dtype, device=device), [0, 1], 2, True)
+    yield Sample(_random(3, 4, dtype=dtype, device=device), [1], 2, False)
+    yield Sample(_random(1, dtype=dtype, device=device), [0], 0, True)
+
+
+def _c2r_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    dtype = dtype.to_complex()
+    yield Sample(_random(3, dtype=dtype, device=device), [0], 0, 5)
+    yield Sample(_random(3, 2, dtype=dtype, device=device), [1, 0], 1, 4)
+    yield Sample(_random(2, 2, 3, dtype=dtype, device=device), [0, 2], 2, 5)
+    yield Sample(_random(1, dtype=dtype, device=device), [0], 0, 1)
+
+
+linear_in(
+    "aten::_fft_c2c",
+    {"self": lambda grad, dim, normalization, forward: torch.ops.aten._fft_c2c(grad, dim, normalization, not forward)},
+    samples=_c2c_samples,
+)
+linear_in(
+    "aten::_fft_r2c",
+    {
+        "self": lambda grad, dim, normalization, onesided, self_sizes: fft_r2c_backward(
+            grad, dim, normalization, onesided, self_sizes[dim[-1]]
+        )
+    },
+    uses=fft_r2c_backward,
+    source="ATen fft_r2c_backward",
+    samples=_r2c_samples,
+)
+linear_in("aten::_fft_c2r", {"self": fft_c2r_backward}, source="ATen fft_c2r_backward", samples=_c2r_samples)

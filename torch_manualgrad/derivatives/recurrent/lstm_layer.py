@@ -1,0 +1,228 @@
+"""One layer of an LSTM in one direction: mkldnn_rnn_layer, which torch.nn.LSTM calls on the CPU in single precision.
+
+With x the input over time, and h and c the states, of which h is the output: the gates a_t = W x_t + U h_(t-1) + b of all
+times are products of matrices; the rest is a step of `cells` after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
+
+_LSTM = 2  # among the numbers that PyTorch gives to kinds of recurrent layers
+
+
+def _check(mode: int, batch_sizes: Sequence[int]) -> None:
+    if mode != _LSTM or len(batch_sizes):
+        raise NotImplementedError(
+            f"mode={mode}, batch_sizes={list(batch_sizes)}: expected an LSTM (mode={_LSTM}) and no batch_sizes"
+        )
+
+
+def _in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
+    """In the order in which they are met; a second call undoes it."""
+    return tuple(x.flip(0) if reverse and x is not None else x for x in tensors)
+
+
+def _steps(
+    input: Tensor, weights: Sequence[Tensor], has_biases: bool, hx: Tensor, cx: Tensor, output: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The gates of each step and the c that it starts from, as lists, and the h that each starts from."""
+    h = torch.cat((hx.reshape(1, *output.shape[1:]), output.narrow(0, 0, output.shape[0] - 1)))
+    a = input @ weights[0].mT + h @ weights[1].mT
+    gates = (a + (weights[2] + weights[3]) if has_biases else a).unbind(0)
+    c = [cx.reshape(output.shape[1:])]
+    for a in gates[:-1]:
+        c.append(lstm_cell(a, c[-1])[1])
+    return list(gates), c, h
+
+
+@formula
+def mkldnn_rnn_layer_differentiable_backward(
+    input: Tensor,
+    weight0: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    weight3: Tensor,
+    hx_: Tensor,
+    cx_tmp: Tensor,
+    output: Tensor,
+    grad_output_r_opt: Tensor | None,
+    grad_hy_r_opt: Tensor | None,
+    grad_cy_r_opt: Tensor | None,
+    reverse: bool,
+    mode: int,
+    has_biases: bool,
+    batch_sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Cotangents of the input, the weights, the biases and the first states, given those of the output and the last states.
+
+    Args:
+        input: x, (t, b, m).
+        weight0, weight1: W, (4 n, m), and U, (4 n, n).
+        weight2, weight3: the biases, (4 n,); anything without biases.
+        hx_, cx_tmp: the first states, (b, n) or (1, b, n).
+        output: h after each step, (t, b, n).
+        grad_output_r_opt: cotangent of the output. None for zero.
+        grad_hy_r_opt, grad_cy_r_opt: cotangents of the last states. None for zero.
+        reverse: whether time runs backward.
+        mode: 2, for an LSTM.
+        has_biases: whether there are biases.
+        batch_sizes: empty.
+
+    Returns:
+        The shapes of the first seven arguments.
+
+    Raises:
+        NotImplementedError: it is no LSTM, or sequences are packed.
+
+    References:
+        ATen mkldnn_rnn_layer_differentiable_backward; Hochreiter, Schmidhuber, doi:10.1162/neco.1997.9.8.1735.
+    """
+    _check(mode, batch_sizes)
+    input, output, grad = _in_time(reverse, input, output, grad_output_r_opt)
+    weights = (weight0, weight1, weight2, weight3)
+    gates, c, h = _steps(input, weights, has_biases, hx_, cx_tmp, output)
+    states = output.shape[1:]
+    of_h, of_c = (None if g is None else g.reshape(states) for g in (grad_hy_r_opt, grad_cy_r_opt))
+    of_gates = []
+    for t in range(len(gates) - 1, -1, -1):
+        if grad is not None:
+            of_h = grad[t] if of_h is None else of_h + grad[t]
+        of_a, of_c = lstm_cell_backward(of_h, of_c, gates[t], c[t])
+        of_h = of_a @ weight1
+        of_gates.append(of_a)
+    assert of_h is not None and of_c is not None  # there is a step
+    a = torch.stack(of_gates[::-1])
+    (of_input,) = _in_time(reverse, a @ weight0)
+    flat = a.flatten(0, 1)
+    of_weights = (flat.mT @ input.flatten(0, 1), flat.mT @ h.flatten(0, 1))
+    of_biases = [flat.sum(0) if has_biases else torch.zeros_like(b) for b in (weight2, weight3)]
+    return of_input, *of_weights, *of_biases, of_h.reshape(hx_.shape), of_c.reshape(cx_tmp.shape)
+
+
+@formula
+def mkldnn_rnn_layer_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight0_p: Tensor,
+    weight0_t: Tensor | None,
+    weight1_p: Tensor,
+    weight1_t: Tensor | None,
+    weight2_p: Tensor,
+    weight2_t: Tensor | None,
+    weight3_p: Tensor,
+    weight3_t: Tensor | None,
+    hx__p: Tensor,
+    hx__t: Tensor | None,
+    cx__p: Tensor,
+    cx__t: Tensor | None,
+    result0: Tensor,
+    reverse: bool,
+    mode: int,
+    has_biases: bool,
+    batch_sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of the output and of the last states.
+
+    Args:
+        input_p, weight0_p, weight1_p, weight2_p, weight3_p, hx__p, cx__p, reverse, mode, has_biases, batch_sizes:
+            see `mkldnn_rnn_layer_differentiable_backward`.
+        input_t, weight0_t, weight1_t, weight2_t, weight3_t, hx__t, cx__t: tangents; None for zero.
+        result0: the output, (t, b, n).
+
+    Returns:
+        (t, b, n), and the shapes of the states.
+
+    Raises:
+        NotImplementedError: see `mkldnn_rnn_layer_differentiable_backward`.
+
+    References:
+        The transpose of ATen mkldnn_rnn_layer_differentiable_backward.
+    """
+    _check(mode, batch_sizes)
+    x, x_t, output = _in_time(reverse, input_p, input_t, result0)
+    gates, c, h = _steps(x, (weight0_p, weight1_p, weight2_p, weight3_p), has_biases, hx__p, cx__p, output)
+    terms = [torch.zeros_like(gates[0]).expand(len(gates), *gates[0].shape)]
+    terms += [] if x_t is None else [x_t @ weight0_p.mT]
+    terms += [term @ w_t.mT for term, w_t in ((x, weight0_t), (h, weight1_t)) if w_t is not None]
+    terms += [b_t for b_t in (weight2_t, weight3_t) if has_biases and b_t is not None]
+    fixed = sum(terms[1:], terms[0])  # what does not depend on the tangent of h
+    states = output.shape[1:]
+    h_t, c_t = (None if s is None else s.reshape(states) for s in (hx__t, cx__t))
+    found = []
+    for t, a in enumerate(gates):
+        a_t = fixed[t] if h_t is None else fixed[t] + h_t @ weight1_p.mT
+        h_t, c_t = lstm_cell_jvp(a, a_t, c[t], c_t)
+        found.append(h_t)
+    assert h_t is not None and c_t is not None  # there is a step
+    (output_t,) = _in_time(reverse, torch.stack(found))
+    return output_t, h_t.reshape(hx__p.shape), c_t.reshape(cx__p.shape)
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """In single precision, the highest that the operator takes."""
+    if dtype.is_complex:
+        return
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    t, b, m, n = 3, 2, 2, 1
+    for reverse, biases in ((False, True), (True, False)):
+        weights = [draw(4 * n, m), draw(4 * n, n), draw(4 * n), draw(4 * n)]
+        rest = (reverse, [], _LSTM, n, 1, biases, False, False, True)
+        yield Sample(draw(t, b, m), *weights, draw(1, b, n), draw(1, b, n), *rest)
+
+
+def _probe(
+    input: Tensor, w: Tensor, u: Tensor, v: Tensor, b: Tensor, hx: Tensor, cx: Tensor, reverse: bool, *rest: Any
+) -> Any:
+    """The operator on contiguous tensors, as it reads all as such; in double precision, for finite differences, its definition."""
+    if input.dtype != torch.float64:
+        given = [x.contiguous() for x in (input, w, u, v, b, hx, cx)]
+        return torch.ops.aten.mkldnn_rnn_layer(*given, reverse, *rest)[:3]
+    has_biases = rest[4]
+    (x,) = _in_time(reverse, input)
+    h, c = hx.squeeze(0), cx.squeeze(0)
+    found = []
+    for step in x:
+        h, c = lstm_cell(step @ w.mT + h @ u.mT + (v + b if has_biases else 0), c)
+        found.append(h)
+    (output,) = _in_time(reverse, torch.stack(found))
+    return output, h.unsqueeze(0), c.unsqueeze(0)
+
+
+rule(
+    "aten::mkldnn_rnn_layer",
+    vjp={
+        ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_"): (
+            mkldnn_rnn_layer_differentiable_backward.bind(
+                cx_tmp="cx_",
+                output="result0",
+                grad_output_r_opt="grad_result0",
+                grad_hy_r_opt="grad_result1",
+                grad_cy_r_opt="grad_result2",
+            )
+        )
+    },
+    jvp={("result0", "result1", "result2"): mkldnn_rnn_layer_jvp},
+    not_differentiable="result3",
+    defer_to_stock=lambda *_: True,
+    improves="missing",
+    source="ATen mkldnn_rnn_layer_differentiable_backward; its jvp is new",
+    samples=_samples,
+    probe=_probe,
+)

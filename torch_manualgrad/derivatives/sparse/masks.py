@@ -1,0 +1,71 @@
+"""sparse_mask: the entries of a tensor that a sparse tensor stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from .entries import (
+    OF_SPARSE_RESULTS,
+    as_coo,
+    entries,
+    entries_at,
+    no_tangent,
+    times_identity,
+    to_dense_at,
+    with_values,
+)
+
+
+@formula
+def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> Tensor:
+    """Cotangent of x, given that of its entries at those of a mask: the cotangent there, zero elsewhere.
+
+    Args:
+        grad: cotangent, sparse or dense.
+        mask: sparse.
+        self_sizes: of x.
+        sparse: whether x is sparse.
+
+    Returns:
+        The shape of x, with the entries of ``mask`` if x is sparse, else dense.
+
+    References:
+        ATen sparse_mask_backward, which cannot be differentiated again, and is for COO only.
+    """
+    layout = mask.layout
+    if sparse:
+        mask = as_coo(mask)
+    at = entries(mask)
+    found = entries_at(grad, at)
+    return with_values(mask, found, layout) if sparse else to_dense_at(found, at, self_sizes)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = torch.randn(2, 3, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]], dtype=dtype, device=device)
+    yield Sample(x.requires_grad_(), mask.to_sparse())
+
+
+rule(
+    "aten::sparse_mask",
+    vjp={
+        "self": lambda grad, mask, self_sizes, self_layout: sparse_mask_backward(
+            grad, mask, self_sizes, self_layout is not torch.strided
+        ),
+        "mask": lambda grad: None,
+    },
+    jvp={"result": no_tangent},
+    uses=sparse_mask_backward,
+    sparse=True,
+    gaps=OF_SPARSE_RESULTS,
+    improves="missing",
+    source="ATen sparse_mask_backward",
+    samples=_samples,
+    probe=times_identity(torch.ops.aten.sparse_mask),
+)

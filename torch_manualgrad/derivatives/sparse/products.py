@@ -1,0 +1,187 @@
+"""Products with a sparse matrix: _sparse_addmm, sparse_sampled_addmm. See `reduced` for other reductions than the sum.
+
+The cotangent of the sparse matrix is that of its entries: the product of two dense rows for each. A tangent of a dense factor
+works where the result is dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from ..linalg.common import random, summed_to, total
+from ..linalg.matmul import scaled
+from .construction import to_sparse_backward
+from .entries import (
+    OF_COMPRESSED,
+    OF_SPARSE_RESULTS,
+    as_coo,
+    entries,
+    entries_at,
+    no_tangent,
+    product_of_entries,
+    times_identity,
+    wanted,
+    with_values,
+)
+from .sums import sparse_sparse_matmul_backward
+
+__all__ = ["adjoint_product", "products_at"]
+
+
+def products_at(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Entries of x y^H: sum_k x[i, k] conj(y[j, k])."""
+    return (x[rows] * y[columns].conj()).sum(-1)
+
+
+def adjoint_product(A: Tensor, G: Tensor) -> Tensor:
+    """A^H G for a sparse A, without products of sparse tensors, which PyTorch may not differentiate again."""
+    A = as_coo(A)
+    rows, columns = entries(A)
+    return product_of_entries(A.values().conj(), columns, rows, G, A.shape[1])
+
+
+# -- _sparse_addmm ----------------------------------------------------------------------------------------------------
+
+
+@formula
+def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Number = 1) -> Tensor:
+    """Cotangent of a sparse A, given that of alpha A B: conj(alpha) G B^H at the entries of A.
+
+    Args:
+        grad: G, (m, n), dense.
+        mat1: A, (m, k), sparse.
+        mat2: B, (k, n), dense or sparse.
+        alpha: a Python number.
+
+    Returns:
+        (m, k), with the entries of A.
+
+    References:
+        ATen mm_mat1_sparse_backward, which has no conjugate of alpha, and takes no CSC.
+    """
+    A = as_coo(mat1)
+    if mat2.layout is not torch.strided:
+        found = sparse_sparse_matmul_backward(grad, A, as_coo(mat2), 0)
+        return to_sparse_backward(scaled(found, alpha.conjugate()), mat1.layout)
+    return with_values(A, scaled(products_at(grad, mat2, *entries(A)), alpha.conjugate()), mat1.layout)
+
+
+def _mat2_vjp(grad: Tensor, mat1: Tensor, mat2: Tensor, mat2_layout: torch.layout, alpha: Number) -> Tensor:
+    if mat2_layout is torch.strided:
+        return scaled(adjoint_product(mat1, grad), alpha.conjugate())
+    found = sparse_sparse_matmul_backward(grad, as_coo(mat1), as_coo(mat2), 1)
+    return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout)
+
+
+def _sparse_addmm_jvp(
+    self_t: Tensor | None, mat1_p: Tensor, mat2_t: Tensor | None, beta: Number, alpha: Number, result: Tensor
+) -> Tensor:
+    tangent = total(
+        None if mat2_t is None else scaled(torch.sparse.mm(mat1_p, mat2_t), alpha),
+        None if self_t is None else scaled(self_t, beta),
+    )
+    assert tangent is not None  # nobody asks for a tangent where no input has one
+    return tangent.expand(result.shape)
+
+
+# -- sparse_sampled_addmm ---------------------------------------------------------------------------------------------
+
+
+@formula
+def sparse_sampled_addmm_backward(
+    grad: Tensor,
+    self: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    alpha: Number,
+    beta: Number,
+    grad_input_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of S, A and B, given that of alpha A B + beta S at the entries of S.
+
+    With G the cotangent at these entries: conj(beta) G, conj(alpha) G B^H, conj(alpha) A^H G.
+
+    Args:
+        grad: cotangent, (m, n), sparse or dense.
+        self: S, (m, n), sparse (CSR).
+        mat1: A, (m, k).
+        mat2: B, (k, n).
+        alpha, beta: Python numbers.
+        grad_input_mask: which of the three are wanted; the first comes back empty where it is not.
+
+    Returns:
+        (m, n), with the entries of S; (m, k); (k, n).
+
+    References:
+        ATen sparse_sampled_addmm_backward.
+    """
+    S = as_coo(self)
+    rows, columns = entries(S)
+    G = entries_at(grad, (rows, columns))
+    return (
+        with_values(S, scaled(G, beta.conjugate()), self.layout) if grad_input_mask[0] else G.new_zeros(0),
+        scaled(product_of_entries(G, rows, columns, mat2.mH, mat1.shape[0]), alpha.conjugate()),
+        scaled(product_of_entries(G, columns, rows, mat1.conj(), mat2.shape[1]).mT, alpha.conjugate()),
+    )
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _matrix(layout: torch.layout, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    pattern = torch.tensor([[0, 1, 1], [1, 0, 0]], device=device)
+    return (random(2, 3, dtype=dtype, device=device) * pattern).to_sparse(layout=layout)
+
+
+def _sparse_addmm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """Of the dense inputs: finite differences cannot move a sparse one."""
+    bias = random(2, 2, dtype=dtype, device=device, seed=1).requires_grad_()
+    B = random(3, 2, dtype=dtype, device=device, seed=2).requires_grad_()
+    other = 0.5j - 1 if dtype.is_complex else 0.5
+    yield Sample(bias, _matrix(torch.sparse_coo, dtype, device), B, beta=other, alpha=other)
+
+
+def _sampled_addmm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    A, B = (random(*s, dtype=dtype, device=device, seed=1).requires_grad_() for s in ((2, 2), (2, 3)))
+    other = 0.5j - 1 if dtype.is_complex else 0.5
+    yield Sample(_matrix(torch.sparse_csr, dtype, device), A, B, alpha=other, beta=2)
+
+
+rule(
+    "aten::_sparse_addmm",
+    vjp={
+        "self": lambda grad, self_sizes, beta: summed_to(scaled(grad, beta.conjugate()), self_sizes),
+        "mat1": mm_mat1_sparse_backward,
+        "mat2": _mat2_vjp,
+    },
+    jvp={"result": _sparse_addmm_jvp},
+    uses=(mm_mat1_sparse_backward, sparse_sparse_matmul_backward),
+    sparse=True,
+    improves=("missing", "values"),
+    source="ATen mm_mat1_sparse_backward; its jvp is new",
+    samples=_sparse_addmm_samples,
+    probe=lambda *args, **kwargs: torch.ops.aten._sparse_addmm(*args, **kwargs),
+)
+rule(
+    "aten::sparse_sampled_addmm",
+    vjp={
+        ("self", "mat1", "mat2"): lambda grad, self, mat1, mat2, alpha, beta, output_mask: wanted(
+            sparse_sampled_addmm_backward(grad, self, mat1, mat2, alpha, beta, output_mask), output_mask
+        )
+    },
+    jvp={"result": no_tangent},
+    uses=sparse_sampled_addmm_backward,
+    sparse=True,
+    gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,
+    improves="missing",
+    source="ATen sparse_sampled_addmm_backward",
+    samples=_sampled_addmm_samples,
+    probe=times_identity(torch.ops.aten.sparse_sampled_addmm),
+)

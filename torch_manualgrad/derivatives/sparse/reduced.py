@@ -1,0 +1,142 @@
+"""_sparse_mm_reduce_impl: the product of a sparse matrix and a dense one, with a mean, maximum or minimum for the sum.
+
+For a mean the entries of row i are divided by their number. A maximum is one product of an entry and its row of the dense matrix,
+and has the derivative of that product; the first of several that are equal counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from ..linalg.common import random
+from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, wanted, with_values
+from .products import products_at
+
+
+def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
+    """By what the entries are multiplied: 1, or 1 / n for the mean of n."""
+    count = rows.bincount(minlength=self.shape[0])[rows] if reduce == "mean" else torch.ones_like(rows)
+    return 1 / count.to(self.dtype)
+
+
+def _csr(A: Tensor, values: Tensor | None) -> Tensor:
+    """The gradient of A with these values; empty without."""
+    return torch.zeros(0) if values is None else with_values(A, values, torch.sparse_csr)
+
+
+def _chosen(values: Tensor, rows: Tensor, columns: Tensor, other: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    """The entry that each result is of, and whether there is one."""
+    with torch.no_grad():
+        products = values.detach().unsqueeze(-1) * other.detach()[columns]
+        hit = (products == result.detach()[rows]) | products.isnan()
+        number = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
+        none = torch.full_like(result, len(rows), dtype=torch.int64)
+        numbers = torch.where(hit, number, len(rows))
+        found = none.scatter_reduce(0, rows.unsqueeze(-1).expand_as(numbers), numbers, "amin")
+    return found.clamp(max=max(len(rows) - 1, 0)), found < len(rows)
+
+
+@formula
+def sparse_mm_reduce_backward(
+    self: Tensor, grad: Tensor, other: Tensor, reduce: str, result: Tensor, output_mask: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of a sparse A and of B, given that of the reduced products.
+
+    Args:
+        self: A, (m, k), CSR, real.
+        grad: cotangent, (m, n).
+        other: B, (k, n).
+        reduce: "sum", "mean", "amax" or "amin".
+        result: the reduced products, (m, n).
+        output_mask: which of the two are wanted; the first comes back empty where it is not.
+
+    Returns:
+        (m, k), with the entries of A; (k, n).
+
+    Note:
+        Where not differentiable: where products are equal, of which the first has all of the cotangent.
+
+    References:
+        ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
+    """
+    A = as_coo(self)
+    rows, columns = entries(A)
+    values = A.values()
+    if reduce in ("sum", "mean"):
+        weights = _weights(A, rows, reduce)
+        of_other = product_of_entries(values * weights, columns, rows, grad, A.shape[1])
+        of_values = products_at(grad, other, rows, columns) * weights if output_mask[0] else None
+        return _csr(A, of_values), of_other
+    if not len(rows):
+        return _csr(A, torch.zeros_like(values) if output_mask[0] else None), torch.zeros_like(other)
+    chosen, valid = _chosen(values, rows, columns, other, result)
+    kept = torch.where(valid, grad, 0)
+    at = (columns[chosen], torch.arange(grad.shape[1], device=grad.device).expand_as(chosen))
+    of_values = None
+    if output_mask[0]:
+        of_values = values.new_zeros(values.shape).index_put((chosen,), kept * other[at], accumulate=True)
+    return _csr(A, of_values), to_dense_at(kept * values[chosen], at, other.shape)
+
+
+@formula
+def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduce: str, result0: Tensor) -> Tensor:
+    """Tangent of the reduced products A B, for a tangent of B.
+
+    Args:
+        self_p, other_p, reduce: see `sparse_mm_reduce_backward`.
+        other_t: tangent of B, (k, n).
+        result0: the reduced products, (m, n).
+
+    Returns:
+        (m, n).
+
+    Note:
+        Where not differentiable: see `sparse_mm_reduce_backward`.
+
+    References:
+        The transpose of `sparse_mm_reduce_backward`.
+    """
+    A = as_coo(self_p)
+    rows, columns = entries(A)
+    values = A.values()
+    if reduce in ("sum", "mean"):
+        weighted = values * _weights(A, rows, reduce)
+        return product_of_entries(weighted, rows, columns, other_t, A.shape[0])
+    if not len(rows):
+        return torch.zeros_like(result0)
+    chosen, valid = _chosen(values, rows, columns, other_p, result0)
+    at = (columns[chosen], torch.arange(result0.shape[1], device=rows.device).expand_as(chosen))
+    return torch.where(valid, values[chosen] * other_t[at], 0)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """Of the dense factor: finite differences cannot move a sparse one."""
+    pattern = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]], device=device)
+    A = (random(3, 3, dtype=dtype, device=device) * pattern).to_sparse_csr()
+    for reduce in () if dtype.is_complex else ("sum", "mean", "amax", "amin"):
+        yield Sample(A, random(3, 2, dtype=dtype, device=device, seed=1).requires_grad_(), reduce)
+
+
+rule(
+    "aten::_sparse_mm_reduce_impl",
+    vjp={
+        ("self", "other"): lambda grad_result0, self, other, reduce, result0, output_mask: wanted(
+            sparse_mm_reduce_backward(self, grad_result0, other, reduce, result0, output_mask), output_mask
+        )
+    },
+    jvp={"result0": sparse_mm_reduce_jvp},
+    uses=sparse_mm_reduce_backward,
+    sparse=True,
+    gaps=OF_COMPRESSED,
+    not_differentiable="result1",
+    improves="missing",
+    source="ATen _sparse_mm_reduce_impl_backward; its derivatives are new",
+    samples=_samples,
+    probe=lambda *args: torch.ops.aten._sparse_mm_reduce_impl(*args)[0],
+)

@@ -1,0 +1,176 @@
+"""_sparse_sum.dim, _sparse_softmax, _sparse_log_softmax, _sparse_sparse_matmul: functions of sparse (COO) tensors alone.
+
+Entries that are not stored are left out of a softmax, as if they were -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, rule
+
+from ..linalg.common import random
+from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, no_tangent, with_values
+
+# -- sums -------------------------------------------------------------------------------------------------------------
+
+
+@formula
+def _sparse_sum_backward(grad: Tensor, self: Tensor, dim: Sequence[int]) -> Tensor:
+    """Cotangent of a sparse tensor, given that of its sum over some dims: the same for all that were added.
+
+    Args:
+        grad: cotangent, dense if all sparse dims are summed over, else sparse or dense.
+        self: (*), sparse (COO).
+        dim: the dims that are summed over.
+
+    Returns:
+        (*), with the entries of ``self``.
+
+    References:
+        ATen _sparse_sum_backward, which cannot be differentiated.
+    """
+    x = as_coo(self)
+    summed = {d % x.dim() for d in dim}
+    indices = tuple(i for d, i in enumerate(entries(x)) if d not in summed)
+    values = entries_at(grad, indices) if indices else grad.unsqueeze(0)
+    for d in range(x.sparse_dim(), x.dim()):
+        if d in summed:
+            values = values.unsqueeze(d - x.sparse_dim() + 1)
+    return with_values(x, values.expand(x._values().shape))
+
+
+# -- softmax ----------------------------------------------------------------------------------------------------------
+
+
+def _sums_over(x: Tensor, values: Tensor, dim: int) -> Tensor:
+    """For each entry, the sum of the values of all that differ from it in the index ``dim`` only."""
+    if dim >= x.sparse_dim():
+        return values.sum(dim - x.sparse_dim() + 1, keepdim=True)
+    others = torch.stack([i for d, i in enumerate(entries(x)) if d != dim] or [torch.zeros_like(entries(x)[0])])
+    lines, line = others.unique(dim=1, return_inverse=True)
+    return values.new_zeros(lines.shape[1], *values.shape[1:]).index_add(0, line, values)[line]
+
+
+@formula
+def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that g of y = softmax(x): y (g - sum y g).
+
+    Args:
+        grad: g, sparse or dense.
+        output: y, sparse (COO).
+        dim: the dim over which y sums to 1.
+
+    Returns:
+        The shape and the entries of y.
+
+    References:
+        ATen _sparse_softmax_backward_data, which cannot be differentiated.
+    """
+    x = as_coo(output)
+    y, g = x.values(), entries_at(grad, entries(x))
+    return with_values(x, y * (g - _sums_over(x, y * g, dim % x.dim())))
+
+
+@formula
+def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that g of y = log_softmax(x): g - exp(y) sum g.
+
+    Args:
+        grad: g, sparse or dense.
+        output: y, sparse (COO).
+        dim: the dim over which exp(y) sums to 1.
+
+    Returns:
+        The shape and the entries of y.
+
+    References:
+        ATen _sparse_log_softmax_backward_data, which cannot be differentiated.
+    """
+    x = as_coo(output)
+    y, g = x.values(), entries_at(grad, entries(x))
+    return with_values(x, g - y.exp() * _sums_over(x, g, dim % x.dim()))
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+@formula
+def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order: int) -> Tensor:
+    """Cotangent of A (``grad_order`` 0) or B (1), given that G of A B: G B^H or A^H G, at the entries of A or B.
+
+    Args:
+        grad: G, (m, n), sparse or dense.
+        a: A, (m, k), sparse (COO).
+        b: B, (k, n), sparse (COO).
+        grad_order: which of the two.
+
+    Returns:
+        The shape and the entries of A or of B.
+
+    References:
+        ATen sparse_sparse_matmul_backward, which cannot be differentiated again.
+    """
+    G = grad if grad.layout is torch.sparse_coo else grad.to_sparse()
+    found = torch.sparse.mm(G, b.conj().t()) if grad_order == 0 else torch.sparse.mm(a.conj().t(), G)
+    x = as_coo(b if grad_order else a)
+    return with_values(x, entries_at(found, entries(x)))
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _samples(*args: Any, count: int = 1) -> Callable[..., Iterable[Sample]]:
+    """Finite differences cannot move a sparse tensor: tests/derivatives/test_sparse.py makes it of its values."""
+
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        pattern = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]], device=device)
+        x = [(random(3, 3, dtype=dtype, device=device, seed=i) * pattern).to_sparse() for i in range(count)]
+        yield Sample(*x, *args)
+
+    return samples
+
+
+def _real(samples: Callable[..., Iterable[Sample]]) -> Callable[..., Iterable[Sample]]:
+    return lambda dtype, device: () if dtype.is_complex else samples(dtype, device)
+
+
+rule(
+    "aten::_sparse_sum.dim",
+    vjp={"self": _sparse_sum_backward},
+    jvp={"result": no_tangent},
+    sparse=True,
+    gaps=OF_SPARSE_RESULTS,
+    improves="missing",
+    source="ATen _sparse_sum_backward; differentiable, and for complex numbers",
+    samples=_samples([0]),
+)
+for _name, _backward in (("softmax", _sparse_softmax_backward), ("log_softmax", _sparse_log_softmax_backward)):
+    rule(
+        f"aten::_sparse_{_name}",
+        vjp={"self": _backward.bind(output="result")},
+        jvp={"result": no_tangent},
+        sparse=True,
+        gaps=OF_SPARSE_RESULTS,
+        improves="missing",
+        source=f"ATen _sparse_{_name}_backward_data; differentiable",
+        samples=_real(_samples(1, False)),
+    )
+rule(
+    "aten::_sparse_sparse_matmul",
+    vjp={
+        "self": sparse_sparse_matmul_backward.bind(a="self", b="other", grad_order=0),
+        "other": sparse_sparse_matmul_backward.bind(a="self", b="other", grad_order=1),
+    },
+    jvp={"result": no_tangent},
+    sparse=True,
+    gaps=OF_SPARSE_RESULTS,
+    improves="missing",
+    source="ATen sparse_sparse_matmul_backward",
+    samples=_samples(count=2),
+)
