@@ -297,16 +297,8 @@ gap(
     reason="rules are for dense tensors; on nested ones mg.nested takes the place of whole calls, as of to_padded_tensor",
 )
 gap(
-    "aten::_mkldnn_reshape",
-    reason="takes tensors in the layout of oneDNN only, and rules are for dense ones; PyTorch has reverse mode",
-)
-gap(
     "aten::_pin_memory",
     reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode",
-)
-gap(
-    "aten::embedding_renorm",
-    reason="PyTorch has no derivative, and calls it without one, before the rows are read",
 )
 
 # Convolution and pooling.

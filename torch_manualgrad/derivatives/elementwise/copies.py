@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
