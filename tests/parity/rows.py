@@ -24,7 +24,7 @@ class Row:
         function: what is differentiated; where the operator's output has a free sign or phase, what does not depend on it.
         bare: the operator itself, whose output is its own and can be written to.
         claims: what the rule says that it has over stock; None for a public function.
-        in_turn: one of many that are alike, which take turns in the fast tests.
+        turns: the fast tests have one in so many of the ways: with other rows for the next way.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Row:
     bare: Callable[..., Any]
     samples: Callable[[torch.dtype], Sequence[Sample]]
     claims: tuple[str, ...] | None = None
-    in_turn: bool = False  # one of many that are alike
+    turns: int = 1
 
     def calls(self, dtype: torch.dtype, limit: int | None = None) -> list[Call]:
         """Its calls in this dtype, those that the operator itself accepts; with a limit, spread over the list."""
@@ -96,7 +96,8 @@ def _rule_row(rule: Any) -> Row:
             _rounded(s, dtype) for s in rule.samples(torch.float32, "cpu")
         ]  # not all samples are made in every dtype
 
-    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, in_turn=rule.kind == "elementwise")
+    # a rule that claims nothing acts where it is named only
+    return Row(rule.name, rule.probe, rule.aten, samples, rule.improves, turns=3 if rule.improves else 8)
 
 
 def _rounded(sample: Sample, dtype: torch.dtype) -> Sample:
