@@ -193,6 +193,8 @@ def _probe(
     input: Tensor, w: Tensor, u: Tensor, v: Tensor, b: Tensor, hx: Tensor, cx: Tensor, reverse: bool, *rest: Any
 ) -> Any:
     """The operator on contiguous tensors, as it reads all as such; in double precision, for finite differences, its definition."""
+    if not input.numel():
+        raise ValueError("an empty batch, for which PyTorch's kernel ends the process")
     if input.dtype != torch.float64:
         given = [x.contiguous() for x in (input, w, u, v, b, hx, cx)]
         return torch.ops.aten.mkldnn_rnn_layer(*given, reverse, *rest)[:3]

@@ -73,10 +73,10 @@ def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Num
     return with_values(A, scaled(products_at(grad, mat2, *entries(A)), alpha.conjugate()), mat1.layout)
 
 
-def _mat2_vjp(grad: Tensor, mat1: Tensor, mat2: Tensor, mat2_layout: torch.layout, alpha: Number) -> Tensor:
+def _mat2_vjp(grad: Tensor, mat1: Tensor, mat2_layout: torch.layout, alpha: Number) -> Tensor:
     if mat2_layout is torch.strided:
         return scaled(adjoint_product(mat1, grad), alpha.conjugate())
-    found = sparse_sparse_matmul_backward(grad, as_coo(mat1), as_coo(mat2), 1)
+    found = torch.sparse.mm(as_coo(mat1).conj().t(), grad if grad.layout is torch.sparse_coo else grad.to_sparse())
     return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout)
 
 
