@@ -96,7 +96,7 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _samples(*shapes: Sequence[int]) -> Callable[..., Iterable[Sample]]:
+def _samples(*shapes: Sequence[Sequence[int]]) -> Callable[..., Iterable[Sample]]:
     """Two factors, also transposed in memory, and empty."""
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
