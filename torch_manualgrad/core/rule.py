@@ -246,8 +246,8 @@ def rule(
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
     where unnamed), ``grad`` or ``grad_<output>``, ``<input>_p`` and ``<input>_t`` for primal and tangent, and
-    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides`` and
-    ``<name>_dtype`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
+    ``output_mask``, which says which of the inputs of its key need a gradient. ``<name>_sizes``, ``<name>_strides``,
+    ``<name>_dtype`` and ``<name>_layout`` of an input or output are to be had in a vjp without keeping the tensor. A tensor is kept for the
     backward only if a formula for an input that requires grad names it. A missing cotangent or tangent is None.
 
     Args:
