@@ -21,7 +21,8 @@ def count(call, scope):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+# what multiplies the entries of a sparse matrix one by one counts for nothing there
+@pytest.mark.parametrize("rule", [r for r in RULES if not r.sparse], ids=lambda r: r.name)
 def test_a_gradient_counts_as_pytorchs(rule):
     for call in calls(rule, torch.float64):
         try:

@@ -59,6 +59,8 @@ def batched(call, order):
 
 def forward_batched(call, order):
     inputs = tuple(call.inputs)
+    if any(x.is_complex() for x in inputs) and not all(o.is_complex() for o in call.outputs):
+        return [], []  # the derivative of a real number in a complex one is no complex number
     f = call if order == 1 else plain(call, 1)
     found = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs, vectorize=True, strategy="forward-mode")
     expected = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs)
@@ -123,6 +125,8 @@ def test_where_no_value_may_be_read(rule, way):
                 if works(WAYS[way], call, order):
                     with mg.override(rule):
                         found, expected = WAYS[way](call, order)
+                    single = any(x.dtype is torch.float32 for x in expected)  # what PyTorch has in no other precision
+                    tolerance = 1e-5 if single else 1e-9
                     torch.testing.assert_close(
-                        found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{call}, {order}: {m}"
+                        found, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{call}, {order}: {m}"
                     )

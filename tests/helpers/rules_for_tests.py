@@ -10,7 +10,8 @@ RULES = list(mg.rules.values())
 
 
 def is_differentiable(x):
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+    """A sparse tensor is held constant."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
 
 
 def random_like(tensors, seed=1, batch=()):

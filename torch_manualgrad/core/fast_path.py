@@ -50,7 +50,7 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
             known = (*values, *result)
             ctx.set_materialize_grads(False)
             if fixed:
-                ctx.mark_non_differentiable(*[result[i] for i in fixed])
+                ctx.mark_non_differentiable(*[result[i] for i in fixed if result[i] is not None])
         saved = tensors(known)
         ctx.save_for_backward(*(derivative.kept(saved, ctx.needs_input_grad[1:]) if selective else saved))
         ctx.static = constants(known)

@@ -257,8 +257,8 @@ def rule(
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
     where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
     grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
-    its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype`` and
-    ``<name>_device`` of an input or output, of each tensor in a list, are to be had in a vjp without keeping the tensor. A
+    its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
+    ``<name>_device`` and ``<name>_layout`` of an input or output, of each tensor in a list, are to be had in a vjp without keeping the tensor. A
     tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
     tangent is None.
 

@@ -1,6 +1,6 @@
 """More products: bmm, baddbmm, addbmm of batches of matrices, mv, addmv, addr, dot, vdot of vectors.
 
-The mathematics is that of `matmul`: a product is linear in each factor, and a vector is a matrix of one column.
+The mathematics is that of `matmul`: a product is linear in each factor.
 """
 
 from __future__ import annotations
@@ -57,14 +57,46 @@ def _of_added(grad: Tensor, self_sizes: Sequence[int], beta: Number) -> Tensor:
     return summed_to(scaled(grad, beta.conjugate()), self_sizes)
 
 
-def _column(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1)
+@formula
+def mv_mat_backward(grad: Tensor, vec: Tensor, alpha: Number = 1) -> Tensor:
+    """Cotangent of A, given that of alpha A x: conj(alpha) g x^H.
+
+    Args:
+        grad: g, (m,).
+        vec: x, (n,).
+        alpha: a Python number.
+
+    Returns:
+        (m, n).
+
+    References:
+        ATen derivatives.yaml, addmv.
+    """
+    return scaled(torch.outer(grad, vec.conj()), alpha.conjugate())
+
+
+@formula
+def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
+    """Cotangent of x, given that of alpha A x: conj(alpha) A^H g.
+
+    Args:
+        grad: g, (m,).
+        mat: A, (m, n).
+        alpha: a Python number.
+
+    Returns:
+        (n,).
+
+    References:
+        ATen derivatives.yaml, addmv.
+    """
+    return scaled(torch.mv(mat.mH, grad), alpha.conjugate())
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _samples(*shapes: Sequence[int]) -> Callable[..., Iterable[Sample]]:
+def _samples(*shapes: Sequence[Sequence[int]]) -> Callable[..., Iterable[Sample]]:
     """Two factors, also transposed in memory, and empty."""
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -140,11 +172,10 @@ rule(
 rule(
     "aten::mv",
     vjp={
-        "self": lambda grad, vec: mm_mat1_backward(_column(grad), _column(vec)),
-        "vec": lambda grad, self: mm_mat2_backward(_column(grad), self).squeeze(-1),
+        "self": mv_mat_backward.bind(alpha=1),
+        "vec": mv_vec_backward.bind(mat="self", alpha=1),
     },
     jvp={"result": lambda self_p, self_t, vec_p, vec_t: _product(torch.mv, self_p, self_t, vec_p, vec_t)},
-    uses=(mm_mat1_backward, mm_mat2_backward),
     source="ATen derivatives.yaml",
     samples=_samples(((2, 3), (3,)), ((2, 0), (0,))),
 )
@@ -152,15 +183,14 @@ rule(
     "aten::addmv",
     vjp={
         "self": _of_added,
-        "mat": lambda grad, vec, alpha: mm_mat1_backward(_column(grad), _column(vec), alpha=alpha),
-        "vec": lambda grad, mat, alpha: mm_mat2_backward(_column(grad), mat, alpha=alpha).squeeze(-1),
+        "mat": mv_mat_backward,
+        "vec": mv_vec_backward,
     },
     jvp={
         "result": lambda self_t, mat_p, mat_t, vec_p, vec_t, beta, alpha, result: _added(
             self_t, _product(torch.mv, mat_p, mat_t, vec_p, vec_t), beta, alpha, result
         )
     },
-    uses=(mm_mat1_backward, mm_mat2_backward),
     source="ATen derivatives.yaml",
     samples=_added_samples((2,), (2, 3), (3,)),
 )
@@ -168,15 +198,15 @@ rule(
     "aten::addr",
     vjp={
         "self": _of_added,
-        "vec1": lambda grad, vec2, alpha: mm_mat1_backward(grad, _column(vec2).mT, alpha=alpha).squeeze(-1),
-        "vec2": lambda grad, vec1, alpha: mm_mat2_backward(grad, _column(vec1), alpha=alpha).squeeze(0),
+        "vec1": lambda grad, vec2, alpha: mv_vec_backward(vec2.conj(), grad.mH, alpha),
+        "vec2": lambda grad, vec1, alpha: mv_vec_backward(vec1.conj(), grad.conj(), alpha),
     },
     jvp={
         "result": lambda self_t, vec1_p, vec1_t, vec2_p, vec2_t, beta, alpha, result: _added(
             self_t, _product(torch.outer, vec1_p, vec1_t, vec2_p, vec2_t), beta, alpha, result
         )
     },
-    uses=(mm_mat1_backward, mm_mat2_backward),
+    uses=mv_vec_backward,
     source="ATen derivatives.yaml",
     samples=_added_samples((2, 3), (2,), (3,)),
 )

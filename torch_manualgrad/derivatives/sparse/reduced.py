@@ -30,21 +30,24 @@ def _csr(A: Tensor, values: Tensor | None) -> Tensor:
     return torch.zeros(0) if values is None else with_values(A, values, torch.sparse_csr)
 
 
-def _chosen(values: Tensor, rows: Tensor, columns: Tensor, other: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+def _chosen(A: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
     """The entry that each result is of, and whether there is one."""
+    rows, columns = entries(A)
     with torch.no_grad():
-        products = values.detach().unsqueeze(-1) * other.detach()[columns]
-        hit = (products == result.detach()[rows]) | products.isnan()
+        products = A.values().detach().unsqueeze(-1) * other.detach()[columns]
+        at = rows.unsqueeze(-1).expand_as(products)
+        size = (A.shape[0], other.shape[1])
+        result = products.new_zeros(size).scatter_reduce(0, at, products, reduce, include_self=False)
+        hit = (products == result[rows]) | products.isnan()
         number = torch.arange(len(rows), device=rows.device).unsqueeze(-1)
-        none = torch.full_like(result, len(rows), dtype=torch.int64)
-        numbers = torch.where(hit, number, len(rows))
-        found = none.scatter_reduce(0, rows.unsqueeze(-1).expand_as(numbers), numbers, "amin")
+        none = torch.full(size, len(rows), device=rows.device)
+        found = none.scatter_reduce(0, at, torch.where(hit, number, len(rows)), "amin")
     return found.clamp(max=max(len(rows) - 1, 0)), found < len(rows)
 
 
 @formula
 def sparse_mm_reduce_backward(
-    self: Tensor, grad: Tensor, other: Tensor, reduce: str, result: Tensor, output_mask: Sequence[bool]
+    self: Tensor, grad: Tensor, other: Tensor, reduce: str, output_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of a sparse A and of B, given that of the reduced products.
 
@@ -53,7 +56,6 @@ def sparse_mm_reduce_backward(
         grad: cotangent, (m, n).
         other: B, (k, n).
         reduce: "sum", "mean", "amax" or "amin".
-        result: the reduced products, (m, n).
         output_mask: which of the two are wanted; the first comes back empty where it is not.
 
     Returns:
@@ -75,7 +77,7 @@ def sparse_mm_reduce_backward(
         return _csr(A, of_values), of_other
     if not len(rows):
         return _csr(A, torch.zeros_like(values) if output_mask[0] else None), torch.zeros_like(other)
-    chosen, valid = _chosen(values, rows, columns, other, result)
+    chosen, valid = _chosen(A, other, reduce)
     kept = torch.where(valid, grad, 0)
     at = (columns[chosen], torch.arange(grad.shape[1], device=grad.device).expand_as(chosen))
     of_values = None
@@ -85,13 +87,12 @@ def sparse_mm_reduce_backward(
 
 
 @formula
-def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduce: str, result0: Tensor) -> Tensor:
+def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduce: str) -> Tensor:
     """Tangent of the reduced products A B, for a tangent of B.
 
     Args:
         self_p, other_p, reduce: see `sparse_mm_reduce_backward`.
         other_t: tangent of B, (k, n).
-        result0: the reduced products, (m, n).
 
     Returns:
         (m, n).
@@ -109,9 +110,9 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
         weighted = values * _weights(A, rows, reduce)
         return product_of_entries(weighted, rows, columns, other_t, A.shape[0])
     if not len(rows):
-        return torch.zeros_like(result0)
-    chosen, valid = _chosen(values, rows, columns, other_p, result0)
-    at = (columns[chosen], torch.arange(result0.shape[1], device=rows.device).expand_as(chosen))
+        return other_t.new_zeros(A.shape[0], other_t.shape[1])
+    chosen, valid = _chosen(A, other_p, reduce)
+    at = (columns[chosen], torch.arange(other_t.shape[1], device=rows.device).expand_as(chosen))
     return torch.where(valid, values[chosen] * other_t[at], 0)
 
 
@@ -120,14 +121,14 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
     pattern = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]], device=device)
     A = (random(3, 3, dtype=dtype, device=device) * pattern).to_sparse_csr()
     for reduce in () if dtype.is_complex else ("sum", "mean", "amax", "amin"):
-        yield Sample(A, random(3, 2, dtype=dtype, device=device, seed=1).requires_grad_(), reduce)
+        yield Sample(A, random(3, 2, dtype=dtype, device=device, seed=1), reduce)
 
 
 rule(
     "aten::_sparse_mm_reduce_impl",
     vjp={
-        ("self", "other"): lambda grad_result0, self, other, reduce, result0, output_mask: wanted(
-            sparse_mm_reduce_backward(self, grad_result0, other, reduce, result0, output_mask), output_mask
+        ("self", "other"): lambda grad_result0, self, other, reduce, output_mask: wanted(
+            sparse_mm_reduce_backward(self, grad_result0, other, reduce, output_mask), output_mask
         )
     },
     jvp={"result0": sparse_mm_reduce_jvp},

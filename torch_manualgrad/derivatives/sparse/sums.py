@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, operator, rule
 
 from ..linalg.common import random
-from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, no_tangent, with_values
+from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, made_dense, no_tangent, with_values
 
 # -- sums -------------------------------------------------------------------------------------------------------------
 
@@ -149,6 +149,7 @@ rule(
     improves="missing",
     source="ATen _sparse_sum_backward; differentiable, and for complex numbers",
     samples=_samples([0]),
+    probe=made_dense(torch.ops.aten._sparse_sum.dim),
 )
 for _name, _backward in (("softmax", _sparse_softmax_backward), ("log_softmax", _sparse_log_softmax_backward)):
     rule(
@@ -160,6 +161,7 @@ for _name, _backward in (("softmax", _sparse_softmax_backward), ("log_softmax", 
         improves="missing",
         source=f"ATen _sparse_{_name}_backward_data; differentiable",
         samples=_real(_samples(1, False)),
+        probe=made_dense(operator(f"aten::_sparse_{_name}")),
     )
 rule(
     "aten::_sparse_sparse_matmul",
@@ -173,4 +175,5 @@ rule(
     improves="missing",
     source="ATen sparse_sparse_matmul_backward",
     samples=_samples(count=2),
+    probe=made_dense(torch.ops.aten._sparse_sparse_matmul),
 )
