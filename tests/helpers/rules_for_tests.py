@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import torch_manualgrad as mg
 
@@ -26,25 +27,30 @@ class Call:
 
     def __init__(self, rule, sample):
         self.rule, self.sample = rule, sample
-        self.places = [i for i, a in enumerate(sample.args) if is_differentiable(a)]
-        self.inputs = [sample.args[i].detach() for i in self.places]
+        self.leaves, self.structure = tree_flatten(sample.args)
+        self.places = [i for i, a in enumerate(self.leaves) if is_differentiable(a)]
+        self.inputs = [self.leaves[i].detach() for i in self.places]
         self.outputs = [o.detach() for o in self(*self.inputs)]
 
     def __repr__(self):
         return f"{self.rule.name}{self.sample}"
 
     def __call__(self, *inputs):
-        args = list(self.sample.args)
+        return self.outputs_of(self.rule.probe, inputs)
+
+    def outputs_of(self, function, inputs):
+        """The differentiable outputs of a function that takes what the operator takes."""
+        leaves = list(self.leaves)
         for i, x in zip(self.places, inputs):
-            args[i] = x
-        found = self.rule.probe(*args, **self.sample.kwargs)
+            leaves[i] = x
+        found = function(*tree_unflatten(leaves, self.structure), **self.sample.kwargs)
         return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
 
 
 def calls(rule, dtype):
     """A `Call` for each of the rule's samples that has entries and that the operator takes in this dtype."""
     for sample in rule.samples(dtype, "cpu"):
-        tensors = [x for x in (*sample.args, *sample.kwargs.values()) if isinstance(x, Tensor)]
+        tensors = [x for x in tree_leaves((sample.args, sample.kwargs)) if isinstance(x, Tensor)]
         if any(not x.numel() for x in tensors if x.is_floating_point() or x.is_complex()):
             continue
         try:
