@@ -41,7 +41,7 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
 
 
 def leaf(x):
-    return x.detach().requires_grad_()
+    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -150,18 +150,15 @@ def layout(x):
 def test_layouts_are_known_without_data(rule, dtype):
     for sample in samples(rule, dtype):
         with mg.override(rule), Layouts():
-            args = [
-                a.detach().requires_grad_()
-                if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex())
-                else a
-                for a in sample.args
-            ]
-            inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+            args = tree_map_only(torch.Tensor, leaf, sample.args)
+            inputs = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
             outputs = [o for o in tree_leaves(rule.probe(*args, **sample.kwargs)) if o.requires_grad]
             torch.autograd.grad(outputs, inputs, [torch.randn_like(o) for o in outputs], allow_unused=True)
             if "fwd" not in rule.gaps:
                 with fwAD.dual_level():
-                    duals = [fwAD.make_dual(a.detach(), a.detach()) if any(a is x for x in inputs) else a for a in args]
+                    duals = tree_map_only(
+                        torch.Tensor, lambda a: fwAD.make_dual(a.detach(), a.detach()) if a.requires_grad else a, args
+                    )
                     rule.probe(*duals, **sample.kwargs)
 
 

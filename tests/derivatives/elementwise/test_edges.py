@@ -76,6 +76,8 @@ EDGES = {
     "logaddexp of two -inf": (beside(torch.logaddexp, -inf), -inf, 0.5, 0.0, 0.0),
     "logaddexp2 of two inf": (beside(torch.logaddexp2, inf), inf, 0.5, 0.0, 0.0),
     "masked.logaddexp": (masked_logaddexp, 0.5, 1.0, 0.0, 0.0),
+    "softmax of a number": (lambda x: torch.softmax(x, 0), 0.5, 0.0, 0.0, 0.0),
+    "log_softmax of a number": (lambda x: torch.log_softmax(x, 0), 0.5, 0.0, 0.0, 0.0),
     "softmax beside -inf": (first(torch.softmax), 0.5, 0.0, 0.0, 0.0),
     "log_softmax beside -inf": (first(torch.log_softmax), 0.5, 0.0, 0.0, 0.0),
     "_safe_softmax beside -inf": (first(aten._safe_softmax), 0.5, 0.0, 0.0, 0.0),
