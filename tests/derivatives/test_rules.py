@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import internals
@@ -168,15 +168,17 @@ def layout(x):
 def test_layouts_are_known_without_data(rule, dtype):
     for sample in samples(rule, dtype):
         with mg.override(rule), Layouts():
-            args = [a.detach().requires_grad_() if is_differentiable(a) else a for a in sample.args]
-            inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+            args = tree_map(lambda a: leaf(a) if is_differentiable(a) else a, sample.args)
+            inputs = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
             if not inputs:  # all are sparse
                 continue
             outputs = [o for o in tree_leaves(rule.probe(*args, **sample.kwargs)) if o.requires_grad]
             torch.autograd.grad(outputs, inputs, [torch.randn_like(o) for o in outputs], allow_unused=True)
             if "fwd" not in rule.gaps:
                 with fwAD.dual_level():
-                    duals = [fwAD.make_dual(a.detach(), a.detach()) if any(a is x for x in inputs) else a for a in args]
+                    duals = tree_map_only(
+                        torch.Tensor, lambda a: fwAD.make_dual(a.detach(), a.detach()) if a.requires_grad else a, args
+                    )
                     rule.probe(*duals, **sample.kwargs)
 
 

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from rules_for_tests import RULES, calls, is_differentiable, random_like
-from torch import Tensor
+from rules_for_tests import RULES, calls, random_like
 
 import torch_manualgrad as mg
 
@@ -28,17 +27,12 @@ def changed(outputs):
     return found
 
 
-def outputs_of(call, inputs):
-    found = call.rule.aten(*call.arguments(inputs), **call.sample.kwargs)
-    return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
-
-
 def observed(call):
     """The same of outputs, gradients and dual outputs, as far as PyTorch has them."""
     found = {}
     inputs = [x.clone().requires_grad_() for x in call.inputs]
     try:
-        found["outputs"] = changed(outputs_of(call, inputs))
+        found["outputs"] = changed(call.outputs_of(call.rule.aten, inputs))
         outputs = [o for o in call(*inputs) if o.requires_grad]
         grads = torch.autograd.grad(outputs, inputs, random_like(outputs), allow_unused=True)
         found["gradients"] = changed([g for g in grads if g is not None])
@@ -46,7 +40,8 @@ def observed(call):
         pass
     with fwAD.dual_level():
         try:
-            duals = outputs_of(call, [fwAD.make_dual(x, t) for x, t in zip(call.inputs, random_like(call.inputs))])
+            duals = [fwAD.make_dual(x, t) for x, t in zip(call.inputs, random_like(call.inputs))]
+            duals = call.outputs_of(call.rule.aten, duals)
         except (RuntimeError, NotImplementedError):
             return found
         found["duals"] = changed(duals)

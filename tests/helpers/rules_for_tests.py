@@ -44,7 +44,11 @@ class Call:
         return tree_unflatten(leaves, self._spec)
 
     def __call__(self, *inputs):
-        found = self.rule.probe(*self.arguments(inputs), **self.sample.kwargs)
+        return self.outputs_of(self.rule.probe, inputs)
+
+    def outputs_of(self, function, inputs):
+        """The differentiable outputs of a function that takes what the operator takes."""
+        found = function(*self.arguments(inputs), **self.sample.kwargs)
         return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
 
 

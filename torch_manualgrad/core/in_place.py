@@ -29,6 +29,8 @@ def in_place_operator(rule: Rule) -> Any | None:
     op = getattr(packet, overload or "default", None)
     if op is None or len(rule.signature.returns) != 1 or not op._schema.arguments[0].alias_info:
         return None
+    if not rule.signature.arguments[0].is_tensor:  # a list of tensors stays PyTorch's
+        return None
     same = [(a.name, str(a.type)) for a in op._schema.arguments]
     return op if same == [(a.name, str(a.type)) for a in rule.aten._schema.arguments] else None
 

@@ -25,6 +25,7 @@ Chosen = list[Rule | Replacements]
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
+    "_softmax_backward_data": ("_softmax_backward_data",),
     "_weight_norm": ("_weight_norm_interface",),
     "addbmm": ("addbmm",),
     "addmm": ("addmm",),

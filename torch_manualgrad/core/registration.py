@@ -89,6 +89,9 @@ class Registration:
         release(self._library)
 
 
+_NUMBERS = (bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat)
+
+
 def _register(name: str, kernel: Kernel, key: str) -> torch.library.Library:
     namespace, _, short = name.partition("::")
     library = torch.library.Library(namespace, "IMPL")
@@ -103,7 +106,7 @@ def _with_tensors(signature: Signature, own: Kernel) -> Kernel:
 
     def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         for i in places:
-            if i < len(args) and isinstance(args[i], (bool, int, float, complex)):
+            if i < len(args) and isinstance(args[i], _NUMBERS):
                 args, kwargs = signature.split(with_tensors(signature, signature.bind(args, kwargs)))
                 break
         return own(keyset, *args, **kwargs)

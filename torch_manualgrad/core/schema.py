@@ -181,13 +181,18 @@ def with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
         if type(number := values[i]) in _NUMBERS:
             others = list(tensors_in(values))
             wide = not others or any(x.dim() and _rank(x) >= _NUMBERS[type(number)] for x in others)
-            dtype = _WIDE[type(number)] if wide else _promoted(others, number)
-            values[i] = torch.tensor(number, dtype=dtype)
+            dtype = _WIDE[_NUMBERS[type(number)]] if wide else _promoted(others, number)
+            make = torch.tensor if type(number) in (bool, int, float, complex) else torch.scalar_tensor  # of a symbol
+            values[i] = make(number, dtype=dtype)
     return values
 
 
-_NUMBERS: dict[type, int] = {bool: 0, int: 1, float: 2, complex: 3}  # kinds of dtype, in the order of promotion
-_WIDE: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+# kinds of dtype, in the order of promotion
+_NUMBERS: dict[type, int] = {
+    bool: 0, torch.SymBool: 0, int: 1, torch.SymInt: 1, float: 2, torch.SymFloat: 2, complex: 3,
+}  # fmt: skip
+_WIDE = (torch.bool, torch.int64, torch.float64, torch.complex128)
+_LIKE = (True, 1, 1.0, 1j)
 
 
 def _rank(x: Tensor) -> int:
@@ -195,5 +200,5 @@ def _rank(x: Tensor) -> int:
 
 
 def _promoted(others: Sequence[Tensor], number: Any) -> torch.dtype:
-    dtypes = [torch.result_type(x, number) for x in others]
+    dtypes = [torch.result_type(x, _LIKE[_NUMBERS[type(number)]]) for x in others]
     return functools.reduce(torch.promote_types, dtypes)

@@ -40,7 +40,7 @@ def _straight_through(name: str) -> Callable[..., Tensor]:
     """What has the estimate for its derivative: the value is that of x in the range, and 0 outside."""
 
     def probe(self: Tensor, *others: Any) -> Tensor:
-        found, mask = operator(name)(self, *others)
+        found, mask = operator(name)(self, *[o.detach() if isinstance(o, Tensor) else o for o in others])
         return found + (self * mask - found).detach()
 
     return probe

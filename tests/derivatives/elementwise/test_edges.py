@@ -1,0 +1,151 @@
+"""Elementwise functions where the derivative needs care: removable singularities, axes, bounds, ties and infinities.
+
+Where PyTorch has a convention it is the expected value. All eight ways to nest reverse and forward mode give the same.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_manualgrad as mg
+
+F64 = torch.float64
+inf, nan, pi = math.inf, math.nan, math.pi
+aten = torch.ops.aten
+
+
+def number(x):
+    return torch.tensor(x, dtype=F64)
+
+
+def beside(op, y):
+    """op(x, y) as a function of x."""
+    return lambda x: op(x, number(y))
+
+
+def after(op, y):
+    """op(y, x) as a function of x."""
+    return lambda x: op(number(y), x)
+
+
+def first(op):
+    """The first of op((x, -inf)), of which the second entry is masked."""
+    return lambda x: op(torch.stack([x, number(-inf)]), 0)[0]
+
+
+def both(op):
+    """The first of op((x, x))."""
+    return lambda x: op(torch.stack([x, x]), 0)[0]
+
+
+def masked_logaddexp(x):
+    """Of (x, x) and (x, 2 x), of which three entries are masked."""
+    masks = {"input_mask": torch.tensor([True, False]), "other_mask": torch.tensor([False, False])}
+    return torch.masked.logaddexp(torch.stack([x, x]), torch.stack([x, 2 * x]), **masks)[0]
+
+
+# name -> function of one number, where, and the first three derivatives there
+EDGES = {
+    "sinc": (torch.sinc, 0.0, 0.0, -(pi**2) / 3, 0.0),
+    "sinc of tiny": (torch.sinc, 1e-200, 0.0, -(pi**2) / 3, 0.0),
+    "i1": (torch.special.i1, 0.0, 0.5, 0.0, 0.375),
+    "hypot at the origin": (lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0, 0.0),
+    "atan2 on the right": (beside(torch.atan2, 2.0), 0.0, 0.5, 0.0, -0.25),
+    "atan2 on the left": (beside(torch.atan2, -2.0), 0.0, -0.5, 0.0, 0.25),
+    "atan2 above": (after(torch.atan2, 2.0), 0.0, -0.5, 0.0, 0.25),
+    "atan2 below": (after(torch.atan2, -2.0), 0.0, 0.5, 0.0, -0.25),
+    "atan2 at the origin": (lambda x: torch.atan2(x, 2 * x), 0.0, 0.0, 0.0, 0.0),
+    "x ** 0 at 0": (lambda x: torch.pow(x, 0), 0.0, 0.0, 0.0, 0.0),
+    "x ** 1 at 0": (lambda x: torch.pow(x, 1), 0.0, 1.0, 0.0, 0.0),
+    "x ** 2 at 0": (lambda x: torch.pow(x, 2), 0.0, 0.0, 2.0, 0.0),
+    "x ** 3 at 0": (lambda x: torch.pow(x, 3), 0.0, 0.0, 0.0, 6.0),
+    "x ** 3 at a negative base": (lambda x: torch.pow(x, 3), -2.0, 12.0, -12.0, 6.0),
+    "x ** tensor 0 at 0": (beside(torch.pow, 0.0), 0.0, 0.0, 0.0, 0.0),
+    "x ** tensor 1 at 0": (beside(torch.pow, 1.0), 0.0, 1.0, 0.0, 0.0),
+    "x ** tensor 2 at 0": (beside(torch.pow, 2.0), 0.0, 0.0, 2.0, 0.0),
+    "x ** tensor 3 at 0": (beside(torch.pow, 3.0), 0.0, 0.0, 0.0, 6.0),
+    "x ** tensor 3 at a negative base": (beside(torch.pow, 3.0), -2.0, 12.0, -12.0, 6.0),
+    "0 ** y": (after(torch.pow, 0.0), 2.0, 0.0, 0.0, 0.0),
+    "number 0 ** y": (lambda y: torch.pow(0.0, y), 2.0, 0.0, 0.0, 0.0),
+    "0 log y": (after(torch.xlogy, 0.0), 0.0, 0.0, 0.0, 0.0),
+    "logaddexp with -inf": (beside(torch.logaddexp, 0.0), -inf, 0.0, 0.0, 0.0),
+    "logaddexp with inf": (beside(torch.logaddexp, 0.0), inf, 1.0, 0.0, 0.0),
+    "logaddexp of two -inf": (beside(torch.logaddexp, -inf), -inf, 0.5, 0.0, 0.0),
+    "logaddexp2 of two inf": (beside(torch.logaddexp2, inf), inf, 0.5, 0.0, 0.0),
+    "masked.logaddexp": (masked_logaddexp, 0.5, 1.0, 0.0, 0.0),
+    "softmax of a number": (lambda x: torch.softmax(x, 0), 0.5, 0.0, 0.0, 0.0),
+    "log_softmax of a number": (lambda x: torch.log_softmax(x, 0), 0.5, 0.0, 0.0, 0.0),
+    "softmax beside -inf": (first(torch.softmax), 0.5, 0.0, 0.0, 0.0),
+    "log_softmax beside -inf": (first(torch.log_softmax), 0.5, 0.0, 0.0, 0.0),
+    "_safe_softmax beside -inf": (first(aten._safe_softmax), 0.5, 0.0, 0.0, 0.0),
+    "_safe_softmax of -inf": (both(aten._safe_softmax), -inf, 0.0, 0.0, 0.0),
+    "clamp at min": (lambda x: torch.clamp(x, -1, 1), -1.0, 1.0, 0.0, 0.0),
+    "clamp at max": (lambda x: torch.clamp(x, -1, 1), 1.0, 1.0, 0.0, 0.0),
+    "clamp at a tensor": (lambda x: torch.clamp(x, number(-1.0), number(1.0)), 1.0, 1.0, 0.0, 0.0),
+    "clamp, its bound": (lambda b: torch.clamp(number(1.0), number(-1.0), b), 1.0, 0.0, 0.0, 0.0),
+    "clamp_min at min": (lambda x: torch.clamp_min(x, 1.0), 1.0, 1.0, 0.0, 0.0),
+    "clamp_min, its bound": (after(torch.clamp_min, 1.0), 1.0, 0.0, 0.0, 0.0),
+    "clamp_max at max": (beside(torch.clamp_max, 1.0), 1.0, 1.0, 0.0, 0.0),
+    "maximum of equals": (beside(torch.maximum, 1.0), 1.0, 0.5, 0.0, 0.0),
+    "minimum of equals": (after(torch.minimum, 1.0), 1.0, 0.5, 0.0, 0.0),
+    "fmin of equals, the second": (after(torch.fmin, 1.0), 1.0, 0.0, 0.0, 0.0),
+    "fmax beside nan": (beside(torch.fmax, nan), 1.0, 1.0, 0.0, 0.0),
+    "relu": (torch.relu, 0.0, 0.0, 0.0, 0.0),
+    "leaky_relu": (F.leaky_relu, 0.0, 0.01, 0.0, 0.0),
+    "hardsigmoid": (F.hardsigmoid, 3.0, 0.0, 0.0, 0.0),
+    "hardtanh": (F.hardtanh, 1.0, 0.0, 0.0, 0.0),
+    "softshrink": (F.softshrink, 0.5, 0.0, 0.0, 0.0),
+    "abs": (torch.abs, 0.0, 0.0, 0.0, 0.0),
+    "copysign": (beside(torch.copysign, -1.0), 0.0, 0.0, 0.0, 0.0),
+    "logit outside of eps": (lambda x: torch.logit(x, 0.1), 1.0, 0.0, 0.0, 0.0),
+    "tanh of inf": (torch.tanh, inf, 0.0, 0.0, 0.0),
+    "sigmoid of -inf": (torch.sigmoid, -inf, 0.0, 0.0, 0.0),
+    "mish of a large number": (F.mish, 1000.0, 1.0, 0.0, 0.0),
+    "where, not taken": (lambda x: torch.where(x > 0, number(1.0), x), nan, 1.0, 0.0, 0.0),
+    "masked_fill": (lambda x: x.masked_fill(torch.tensor(True), 1.0), nan, 0.0, 0.0, 0.0),
+    "frexp of a huge number": (lambda x: torch.frexp(x * 2.0**500).mantissa, 1.5, 0.5, 0.0, 0.0),
+}
+
+
+# The same where PyTorch's tangent is another than its gradient, or its third order is nan, and the rule claims nothing.
+NAMED = {
+    "fmax of equals, the first": (beside(torch.fmax, 1.0), 1.0, 1.0, 0.0, 0.0),
+    "maximum beside nan": (beside(torch.maximum, nan), 1.0, 1.0, 0.0, 0.0),
+    "gelu of a large number": (lambda x: F.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0),
+}
+
+
+def forward(f):
+    return lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+@pytest.mark.parametrize(
+    "name, which", [*itertools.product(EDGES, [(), ("*",)]), *itertools.product(NAMED, [("*",)])], ids=str
+)
+def test_three_orders_in_every_nesting(name, which):
+    f, x, *expected = (EDGES | NAMED)[name]
+    with mg.override(*which):
+        for modes in itertools.product([torch.func.grad, forward], repeat=3):
+            derivative = f
+            for mode, value in zip(modes, expected):
+                derivative = mode(derivative)
+                torch.testing.assert_close(derivative(number(x)), number(value), atol=1e-12, rtol=1e-9)
+
+
+def test_a_power_of_itself_in_fourth_order():
+    """PyTorch's fourth derivative of x ** x at 2 is off by one: it takes x ** 0 for a constant in the exponent too."""
+    log = 1 + math.log(2)
+    expected = 4 * (log**4 + 6 * log**2 / 2 + 3 / 4 - 4 * log / 4 + 2 / 8)
+
+    def fourth():
+        f = lambda x: torch.pow(x, x)  # noqa: E731
+        for _ in range(4):
+            f = torch.func.grad(f)
+        return f(number(2.0)).item()
+
+    assert fourth() == pytest.approx(expected - 1)
+    with mg.override():
+        assert fourth() == pytest.approx(expected)
