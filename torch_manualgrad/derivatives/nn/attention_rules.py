@@ -1,4 +1,4 @@
-"""The rules of the CPU's fused attention and of its backward; the formulas are in `attention`.
+"""The rules of the CPU's fused attention and of its backward; the formulas are in `attention` and `attention_second`.
 
 PyTorch has the first order in reverse mode only, to which plain calls are left; the rule of the backward gives the higher
 orders. The log sum exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is added to the
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .attention import attention_backward, attention_backward_jvp, attention_jvp, attention_mask_backward
+from .attention import attention_backward, attention_jvp, attention_mask_backward
+from .attention_second import attention_backward_jvp
 from .normalization import constant, random, uneven
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
