@@ -13,7 +13,7 @@ from torch.func import hessian, jacrev, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.nn import attention as formulas
+from torch_manualgrad.derivatives.nn import attention_blocks
 
 F64 = torch.float64
 L, S = 5, 6
@@ -89,7 +89,7 @@ NESTINGS = ["".join(n) for order in (1, 2, 3) for n in itertools.product("fr", r
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, the last one not full."""
-    monkeypatch.setattr(formulas, "ROWS", 2)
+    monkeypatch.setattr(attention_blocks, "ROWS", 2)
 
 
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])

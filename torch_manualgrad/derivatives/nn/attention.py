@@ -1,27 +1,7 @@
-"""Scaled dot-product attention and its derivatives, for a block of queries at a time; the rules are in `attention_rules`.
-
-With S = s q k^T + M, P = softmax(S) along the keys, <.> the sum along them, and o = P v: for tangents of q, k, v and M,
-
-    T = s (dq k^T + q dk^T) + dM,        dP = P (T - <P T>),        do = dP v + P dv;
-
-and for a cotangent g of o,
-
-    G = g v^T,    D = P (G - <P G>):     gq = s D k,    gk = s D^T q,    gv = P^T g,    gM = D.
-
-This is a gradient, that of <g, o>, and so its derivative in q, k, v and M is symmetric: tangents of the four are cotangents of
-them too. With dG = dg v^T + g dv^T,
-
-    dD = dP (G - <P G>) + P (dG - <dP G> - <P dG>):
-    dgq = s (dD k + D dk),    dgk = s (dD^T q + D^T dq),    dgv = dP^T g + P^T dg,    dgM = dD.
-
-As function of g, the gradient is the transpose of do. None of this reads a saved output or log sum exp, which would be constants to
-the next derivative. What is held beside the results is a few blocks of `ROWS` queries by all keys.
-"""
+"""The derivatives of scaled dot-product attention; the rules are in `attention_rules`, the mathematics is in `attention_blocks`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -29,89 +9,25 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
 
-from .normalization import wide
+from .attention_blocks import (
+    blocks_of,
+    change,
+    heads,
+    joined_mask,
+    like_mask,
+    product,
+    scale_of,
+    scores_jvp,
+    shared,
+    total,
+    weights,
+)
+from .attention_second import attention_backward_jvp, attention_jvp_jvp
 
-__all__ = ["ROWS", "attention_backward", "attention_backward_jvp", "attention_jvp", "attention_mask_backward"]
-
-ROWS = 64
-
-
-def _scale(scale: float | None, query: Tensor) -> Any:
-    return query.shape[-1] ** -0.5 if scale is None else scale
-
-
-def _heads(x: Tensor | None, query: Tensor) -> Any:
-    """Keys or values for each head of the queries, wide: several of these may share one of those."""
-    if x is None:
-        return None
-    shared = query.shape[1] // x.shape[1]
-    return wide(x) if shared == 1 else wide(x).repeat_interleave(shared, 1)
-
-
-def _shared(x: Tensor, like: Tensor) -> Tensor:
-    """The transpose of `_heads`."""
-    if x.shape[1] != like.shape[1]:
-        x = x.unflatten(1, (like.shape[1], x.shape[1] // like.shape[1])).sum(2)
-    return x.to(like.dtype)
+__all__ = ["attention_backward", "attention_jvp", "attention_mask_backward"]
 
 
-def _blocks(x: Tensor | None, rows: Any = None) -> Iterable[Any]:
-    """Blocks of queries, wide, of what has a row for each; with a number of rows, of what may have one row for all."""
-    if x is None:
-        return repeat(None)
-    if rows is not None:
-        x = x.expand(*x.shape[:-2], rows, x.shape[-1])
-    return map(wide, x.split(ROWS, -2))
-
-
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: Any) -> Iterator[Tensor]:
-    """P for each block of queries; 0 for a query that attends to no key."""
-    positions = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    for rows, q_rows, mask_rows in zip(positions.split(ROWS), _blocks(q), _blocks(mask, q.shape[-2])):
-        S = scale * q_rows @ k.mT
-        if mask_rows is not None:
-            S = S + mask_rows
-        if is_causal:
-            S = S.masked_fill(rows < torch.arange(k.shape[-2], device=q.device), -torch.inf)
-        if mask_rows is None:
-            yield S.softmax(-1)
-        else:
-            nothing = (S == -torch.inf).all(-1, keepdim=True)
-            yield S.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-
-
-def _sum(*terms: Tensor | None) -> Any:
-    given = [t for t in terms if t is not None]
-    return sum(given[1:], given[0]) if given else None
-
-
-def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else a @ b
-
-
-def _change(P: Tensor, T: Tensor | None) -> Tensor | None:
-    """P (T - <P T>)."""
-    return None if T is None else P * (T - (P * T).sum(-1, keepdim=True))
-
-
-def _scores_t(
-    q: Tensor, q_t: Tensor | None, k: Tensor, k_t: Tensor | None, mask_t: Tensor | None, scale: Any
-) -> Tensor | None:
-    """T."""
-    of_both = _sum(_product(q_t, k.mT), _product(q, None if k_t is None else k_t.mT))
-    return _sum(None if of_both is None else scale * of_both, mask_t)
-
-
-def _like_mask(D: Any, mask: Tensor) -> Tensor:
-    """A block of the mask's cotangent, of all rows, summed over what the mask has but one of."""
-    return D.sum_to_size(*mask.shape[:-2], D.shape[-2], mask.shape[-1])
-
-
-def _of_mask(blocks: list[Tensor], mask: Any) -> Tensor:
-    return torch.cat(blocks, -2).sum_to_size(mask.shape).to(mask.dtype)
-
-
-@formula
+@formula(kernel=("default",))
 def attention_jvp(
     query: Tensor,
     query_t: Tensor | None,
@@ -143,17 +59,45 @@ def attention_jvp(
     References:
         Vaswani et al., Attention is all you need (2017), eq. 1; in blocks as Dao et al., FlashAttention (2022).
     """
-    s, rows = _scale(scale, query), query.shape[-2]
-    k, k_t, v, v_t = (_heads(x, query) for x in (key, key_t, value, value_t))
+    s, rows = scale_of(scale, query), query.shape[-2]
+    k, k_t, v, v_t = (heads(x, query) for x in (key, key_t, value, value_t))
     blocks = zip(
-        _weights(query, k, attn_mask, is_causal, s), _blocks(query), _blocks(query_t), _blocks(attn_mask_t, rows)
+        weights(query, k, attn_mask, is_causal, s), blocks_of(query), blocks_of(query_t), blocks_of(attn_mask_t, rows)
     )
     found = []
     for P, q, q_t, mask_t in blocks:
-        dP = _change(P, _scores_t(q, q_t, k, k_t, mask_t, s))
-        tangent = _sum(_product(dP, v), _product(P, v_t))
+        dP = change(P, scores_jvp(q, q_t, k, k_t, mask_t, s))
+        tangent = total(product(dP, v), product(P, v_t))
         found.append(torch.zeros_like(q) if tangent is None else tangent)
     return torch.cat(found, -2).to(query.dtype)
+
+
+@attention_jvp.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return tuple(inputs)
+
+
+@attention_jvp.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
+    """It is linear in the tangents, and the gradient of a loss along them is what is differentiated in the others."""
+    q, q_t, k, k_t, v, v_t, mask, mask_t, is_causal, scale = saved
+    needed = ctx.needs_input_grad
+    primals = ("query", "key", "value", "attn_mask")
+    tangents = tuple(f"{n}_t" for n in primals)
+    found: dict[str, Any] = {}
+    if any(needed[n] for n in primals):
+        pairs = (q, q_t, k, k_t, v, v_t, mask, mask_t, is_causal, scale)
+        found |= zip(primals, attention_backward_jvp(grad, None, *pairs, bool(needed["attn_mask"])))
+    if any(needed[n] for n in tangents):
+        pairs = (q, None, k, None, v, None, mask, None, is_causal, scale)
+        found |= zip(tangents, attention_backward_jvp(grad, grad, *pairs, bool(needed["attn_mask_t"])))
+    return {n: found.get(n) if needed[n] else None for n in (*primals, *tangents)}
+
+
+@attention_jvp.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> Any:
+    pairs = [(inputs[i], inputs[i + 1], tangents[i], tangents[i + 1]) for i in (0, 2, 4, 6)]
+    return attention_jvp_jvp(*[x for pair in pairs for x in pair], inputs.is_causal, inputs.scale)
 
 
 @formula(kernel=("default",))
@@ -184,15 +128,15 @@ def attention_backward(
     References:
         ATen _scaled_dot_product_flash_attention_for_cpu_backward; Dao et al., FlashAttention (2022), appendix B.
     """
-    s = _scale(scale, query)
-    k, v = _heads(key, query), _heads(value, query)
+    s = scale_of(scale, query)
+    k, v = heads(key, query), heads(value, query)
     found, of_k, of_v = [], torch.zeros_like(k), torch.zeros_like(v)
-    for P, q, g in zip(_weights(query, k, attn_mask, is_causal, s), _blocks(query), _blocks(grad_out)):
-        D: Any = _change(P, g @ v.mT)
+    for P, q, g in zip(weights(query, k, attn_mask, is_causal, s), blocks_of(query), blocks_of(grad_out)):
+        D: Any = change(P, g @ v.mT)
         found.append(s * (D @ k))
         of_k = of_k + s * (D.mT @ q)
         of_v = of_v + P.mT @ g
-    return torch.cat(found, -2).to(query.dtype), _shared(of_k, key), _shared(of_v, value)
+    return torch.cat(found, -2).to(query.dtype), shared(of_k, key), shared(of_v, value)
 
 
 @attention_backward.impl("default")
@@ -261,72 +205,8 @@ def attention_mask_backward(
     References:
         Dao et al., FlashAttention (2022), appendix B.
     """
-    k, v = _heads(key, query), _heads(value, query)
-    weights = _weights(query, k, attn_mask, is_causal, _scale(scale, query))
-    return _of_mask(
-        [_like_mask(_change(P, g @ v.mT), attn_mask) for P, g in zip(weights, _blocks(grad_out))], attn_mask
+    k, v = heads(key, query), heads(value, query)
+    found = weights(query, k, attn_mask, is_causal, scale_of(scale, query))
+    return joined_mask(
+        [like_mask(change(P, g @ v.mT), attn_mask) for P, g in zip(found, blocks_of(grad_out))], attn_mask
     )
-
-
-@formula
-def attention_backward_jvp(
-    grad_out: Tensor,
-    grad_out_t: Tensor | None,
-    query: Tensor,
-    query_t: Tensor | None,
-    key: Tensor,
-    key_t: Tensor | None,
-    value: Tensor,
-    value_t: Tensor | None,
-    attn_mask: Tensor | None,
-    attn_mask_t: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    of_mask: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tangents of the gradients of attention; without ``grad_out_t`` also cotangents of q, k, v and M, given those of the gradients.
-
-    Args:
-        grad_out: g, the shape of ``query``.
-        query, key, value, attn_mask, is_causal, scale: see `attention_jvp`.
-        grad_out_t, query_t, key_t, value_t, attn_mask_t: tangents; None for zero.
-        of_mask: whether the last result is wanted, which else is empty.
-
-    Returns:
-        The shapes of ``query``, ``key``, ``value`` and ``attn_mask``.
-
-    Note:
-        Where not differentiable: nowhere.
-
-    References:
-        The derivative of `attention_backward`, which is symmetric, as that is a gradient.
-    """
-    s, rows = _scale(scale, query), query.shape[-2]
-    k, k_t, v, v_t = (_heads(x, query) for x in (key, key_t, value, value_t))
-    blocks = zip(
-        _weights(query, k, attn_mask, is_causal, s),
-        *[_blocks(x) for x in (query, query_t, grad_out, grad_out_t)],
-        _blocks(attn_mask_t, rows),
-    )
-    found, of_k, of_v, masks = [], torch.zeros_like(k), torch.zeros_like(v), []
-    for P, q, q_t, g, g_t, mask_t in blocks:
-        G = g @ v.mT
-        rest = G - (P * G).sum(-1, keepdim=True)
-        D, dP = P * rest, _change(P, _scores_t(q, q_t, k, k_t, mask_t, s))
-        dG = _sum(_product(g_t, v.mT), _product(g, None if v_t is None else v_t.mT))
-        dD = _change(P, dG)
-        if dP is not None:
-            dD = _sum(dD, dP * rest - P * (dP * G).sum(-1, keepdim=True))
-            of_v = of_v + dP.mT @ g
-        of_v = of_v if g_t is None else of_v + P.mT @ g_t
-        of_q = _sum(_product(dD, k), _product(D, k_t))
-        found.append(torch.zeros_like(q) if of_q is None else s * of_q)
-        if dD is not None:
-            of_k = of_k + s * (dD.mT @ q)
-        if q_t is not None:
-            of_k = of_k + s * (D.mT @ q_t)
-        if of_mask:
-            assert attn_mask is not None
-            masks.append(_like_mask(torch.zeros_like(P) if dD is None else dD, attn_mask))
-    last = _of_mask(masks, attn_mask) if of_mask else query.new_zeros(0)
-    return torch.cat(found, -2).to(query.dtype), _shared(of_k, key), _shared(of_v, value), last

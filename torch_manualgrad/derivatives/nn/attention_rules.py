@@ -1,4 +1,4 @@
-"""The rules of the CPU's fused attention and of its backward; the formulas are in `attention`.
+"""The rules of the CPU's fused attention and of its backward; the formulas are in `attention` and `attention_second`.
 
 PyTorch has the first order in reverse mode only, to which plain calls are left; the rule of the backward gives the higher
 orders. The log sum exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is added to the
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
 
-from .attention import attention_backward, attention_backward_jvp, attention_jvp, attention_mask_backward
-from .normalization import constant, random, uneven
+from .attention import attention_backward, attention_jvp, attention_mask_backward
+from .attention_second import attention_backward_jvp
+from .normalization import random, uneven, untracked
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -109,12 +110,12 @@ def _backward_probe(*args: Any, **kwargs: Any) -> list[Tensor]:
     """The backward with the outputs of its inputs, in place of any others."""
     g, *inputs, _, _, dropout_p, is_causal = args
     g, q, k, v = (x.contiguous() for x in (g, *inputs))
-    saved = _forward(*map(constant, (q, k, v)), dropout_p, is_causal, **_constant_mask(**kwargs))
+    saved = _forward(*map(untracked, (q, k, v)), dropout_p, is_causal, **_untracked_mask(**kwargs))
     return uneven(*_backward(g, q, k, v, *saved, dropout_p, is_causal, **kwargs))
 
 
-def _constant_mask(attn_mask: Tensor | None = None, **others: Any) -> dict[str, Any]:
-    return {"attn_mask": None if attn_mask is None else constant(attn_mask), **others}
+def _untracked_mask(attn_mask: Tensor | None = None, **others: Any) -> dict[str, Any]:
+    return {"attn_mask": None if attn_mask is None else untracked(attn_mask), **others}
 
 
 _SOURCE = "Vaswani et al., Attention is all you need (2017); Dao et al., FlashAttention (2022), appendix B"

@@ -24,9 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
 
 __all__ = [
     "Standardized",
@@ -40,6 +43,7 @@ __all__ = [
     "standardized",
     "standardized_by",
     "uneven",
+    "untracked",
     "wide",
 ]
 
@@ -98,9 +102,40 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in _HALF else x
 
 
+@formula(kernel=("default",))
 def constant(x: Tensor) -> Tensor:
-    """x as a constant to every derivative: integers have none. `detach` keeps tangents."""
-    return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)
+    """x as a constant to every derivative; `detach` keeps tangents.
+
+    Args:
+        x: (*).
+
+    Returns:
+        The shape of x.
+
+    References:
+        The saved statistics of ATen native_layer_norm, which are not differentiable.
+    """
+    return x.clone()
+
+
+@constant.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return ()
+
+
+@constant.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
+    return {"x": None}
+
+
+@constant.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> Any:
+    return None
+
+
+@constant.impl_vmap
+def _(info: Any, in_dims: Any, x: Tensor) -> Any:
+    return constant.op(x), in_dims[0]
 
 
 def _rest(x: Tensor, dims: Sequence[int], centered: bool) -> Tensor:
@@ -224,3 +259,8 @@ def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
 def uneven(*found: Tensor) -> list[Tensor]:
     """The results of a backward times numbers that differ: at equal cotangents its derivatives are zero, up to rounding."""
     return [f * torch.linspace(1, 2, f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape) for f in found]
+
+
+def untracked(x: Tensor) -> Tensor:
+    """x for operators of PyTorch's that have no derivative, not even for a tangent of zero: integers have none."""
+    return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .normalization import constant, random, uneven, wide
+from .normalization import constant, random, uneven, untracked, wide
 
 
 class _Weight:
@@ -195,7 +195,7 @@ def _probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
 def _backward_probe(grad_w: Tensor, v: Tensor, g: Tensor, _: Tensor, dim: int) -> Any:
     """The backward with the norms of its input, in place of any others."""
     grad_w, v, g = grad_w.contiguous(), v.contiguous(), g.contiguous()
-    norms = torch.ops.aten._weight_norm_interface(constant(v), constant(g), dim)[1]
+    norms = torch.ops.aten._weight_norm_interface(untracked(v), untracked(g), dim)[1]
     return uneven(*torch.ops.aten._weight_norm_interface_backward(grad_w, v, g, norms, dim))
 
 
