@@ -319,6 +319,7 @@ def test_the_gradient_has_the_dtype_of_its_input(name, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_empty(shape):
     x = torch.zeros(shape, dtype=F64, requires_grad=True)
     calls = [torch.sum, torch.nansum, torch.mean, torch.prod, torch.std, torch.var]

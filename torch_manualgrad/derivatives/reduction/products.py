@@ -25,11 +25,10 @@ def products_of_others(x: Tensor) -> Tensor:
     if n <= 1:
         return torch.ones_like(x)
     half = n // 2
-    even, odd = x[..., : 2 * half : 2], x[..., 1::2]
-    others = products_of_others(torch.cat([even * odd, x[..., 2 * half :]], -1))
-    of_pairs = others[..., :half]
-    pairs = torch.stack([of_pairs * odd, of_pairs * even], -1).flatten(-2)
-    return torch.cat([pairs, others[..., half:]], -1)
+    pairs, rest = x.split([2 * half, n - 2 * half], -1)
+    even, odd = pairs[..., ::2], pairs[..., 1::2]
+    of_pairs, of_rest = products_of_others(torch.cat([even * odd, rest], -1)).split([half, n - 2 * half], -1)
+    return torch.cat([torch.stack([of_pairs * odd, of_pairs * even], -1).reshape(pairs.shape), of_rest], -1)
 
 
 def _products_of_others(x: Tensor, dim: int | None) -> Tensor:
