@@ -149,6 +149,17 @@ def test_a_long_cumulative_product_beside_pytorchs():
     torch.testing.assert_close(mg.ops.cumprod_backward(g, x, 0, x.cumprod(0)), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_cumulative_product_in_place():
+    x = ZEROS.clone()
+    for modes in itertools.product(("rev", "fwd"), repeat=2):
+        with mg.override():
+            expected, found = (
+                along(along(weighted(f), x, modes[0]), x, modes[1])(x)
+                for f in (lambda x: (x * 1).cumprod(1), lambda x: (x * 1).cumprod_(1))
+            )
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("product", [torch.prod, lambda x: torch.prod(x, 0), lambda x: torch.cumprod(x, 0)[-1]])
 def test_products_that_leave_the_range(product):
     for x in ([1e-200, 2e-200], [1e200, 2e200]):
