@@ -13,7 +13,11 @@ def test_which_operators_have_one():
     found = {rule.name: op for rule in mg.rules.values() if (op := in_place_operator(rule)) is not None}
     assert found["aten::sin"] is torch.ops.aten.sin_.default
     found = {name: op for name, op in found.items() if mg.rules[name].kind == "rule"}
-    assert found == {"aten::renorm": torch.ops.aten.renorm_.default, "aten::addmm": torch.ops.aten.addmm_.default}
+    assert found == {
+        "aten::renorm": torch.ops.aten.renorm_.default,
+        "aten::addmm": torch.ops.aten.addmm_.default,
+        "aten::cumprod": torch.ops.aten.cumprod_.default,
+    }
 
 
 def gradient(f, x):

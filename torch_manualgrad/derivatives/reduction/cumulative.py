@@ -34,18 +34,30 @@ def recurrence(a: Tensor, b: Tensor) -> Tensor:
     n = b.shape[-1]
     if n <= 1:
         return b
-    half = n // 2
+    half, later = n // 2, (n - 1) // 2
     a_even, a_odd, b_even, b_odd = a[..., ::2], a[..., 1::2], b[..., ::2], b[..., 1::2]
-    odd = recurrence(a_odd * a_even[..., :half], a_odd * b_even[..., :half] + b_odd)
-    later = a_even[..., 1:] * odd[..., : n - half - 1] + b_even[..., 1:]
-    even = torch.cat([b_even[..., :1], later], -1)
-    pairs = torch.stack([even[..., :half], odd], -1).flatten(-2)
-    return torch.cat([pairs, even[..., half:]], -1)
+    # narrow and reshape, as the older of PyTorch's two vmaps has neither a slice of everything nor flatten
+    odd = recurrence(a_odd * a_even.narrow(-1, 0, half), a_odd * b_even.narrow(-1, 0, half) + b_odd)
+    after_first = a_even.narrow(-1, 1, later) * odd.narrow(-1, 0, later) + b_even.narrow(-1, 1, later)
+    even = torch.cat([b_even.narrow(-1, 0, 1), after_first], -1)
+    pairs = torch.stack([even.narrow(-1, 0, half), odd], -1).reshape(*b.shape[:-1], 2 * half)
+    return torch.cat([pairs, even.narrow(-1, half, n - 2 * half)], -1)
 
 
-def _before(x: Tensor) -> Tensor:
-    """The entry before each one along the last dim, and 1 before the first."""
-    return torch.cat([torch.ones_like(x[..., :1]), x[..., :-1]], -1)
+def _last(x: Tensor, dim: int) -> Tensor:
+    return x.movedim(dim, -1) if x.dim() else x.unsqueeze(0)
+
+
+def _back(y: Tensor, like: Tensor, dim: int) -> Tensor:
+    return (y.movedim(-1, dim) if like.dim() else y.squeeze(0)).to(like.dtype)
+
+
+def _before(x: Tensor, one: bool = True) -> Tensor:
+    """The entry before each one along the last dim; before the first one, 1 or itself."""
+    if x.shape[-1] == 0:
+        return x
+    first = x.narrow(-1, 0, 1)
+    return torch.cat([torch.ones_like(first) if one else first, x[..., :-1]], -1)
 
 
 def _pull(a: Tensor, g: Tensor) -> Tensor:
@@ -69,10 +81,8 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
     References:
         ATen cumprod_backward, which divides by x.
     """
-    if grad.dim() == 0:
-        return grad
-    x, P, g = (widened(y, grad).movedim(dim, -1) for y in (input, output, grad))
-    return (_before(P).conj() * _pull(x, g)).movedim(-1, dim).to(grad.dtype)
+    x, P, g = (_last(widened(y, grad), dim) for y in (input, output, grad))
+    return _back(_before(P).conj() * _pull(x, g), grad, dim)
 
 
 @formula
@@ -91,15 +101,13 @@ def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Ten
     References:
         ATen cumprod_jvp, which divides by x, and whose derivative is wrong at zeros.
     """
-    if result.dim() == 0:
-        return self_t.to(result.dtype)
-    t, x, P = (widened(y, result).movedim(dim, -1) for y in (self_t, self_p, result))
-    return recurrence(x, _before(P) * t).movedim(-1, dim).to(result.dtype)
+    t, x, P = (_last(widened(y, result), dim) for y in (self_t, self_p, result))
+    return _back(recurrence(x, _before(P) * t), result, dim)
 
 
 def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
     """(a, w) of log cumsum exp, along the last dim; w = 0 where l is -inf, as by convention nothing depends on x there."""
-    before = torch.cat([l[..., :1], l[..., :-1]], -1)
+    before = _before(l, one=False)
     level = l.real if l.is_complex() else l
     level_before = before.real if l.is_complex() else before
     same = level.isinf() & (level == level_before)
@@ -127,10 +135,8 @@ def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) 
     References:
         ATen logcumsumexp_backward.
     """
-    x, l, g = (y.unsqueeze(0) if y.dim() == 0 else y.movedim(dim, -1) for y in (self, result, grad))  # noqa: E741
-    a, w = _ratios(x, l)
-    G = w.conj() * _pull(a, g)
-    return G.squeeze(0) if self.dim() == 0 else G.movedim(-1, dim)
+    a, w = _ratios(_last(self, dim), _last(result, dim))
+    return _back(w.conj() * _pull(a, _last(grad, dim)), self, dim)
 
 
 @formula
@@ -152,10 +158,8 @@ def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -
     References:
         ATen logcumsumexp_jvp, which is nan for some complex x.
     """
-    x, t, l = (y.unsqueeze(0) if y.dim() == 0 else y.movedim(dim, -1) for y in (self_p, self_t, result))  # noqa: E741
-    a, w = _ratios(x, l)
-    y = recurrence(a, w * t)
-    return y.squeeze(0) if result.dim() == 0 else y.movedim(-1, dim)
+    a, w = _ratios(_last(self_p, dim), _last(result, dim))
+    return _back(recurrence(a, w * _last(self_t, dim)), result, dim)
 
 
 def _cumprod_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

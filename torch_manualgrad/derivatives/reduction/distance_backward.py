@@ -191,7 +191,7 @@ def _pdist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
     if dtype.is_complex:
         return
     for p in _ORDERS:
-        x = spread((3, 2), dtype, device)
+        x = spread((3, 2), dtype, device) / 2
         yield Sample(spread((3,), dtype, device, 2), x, p, torch.pdist(x, p))
 
 

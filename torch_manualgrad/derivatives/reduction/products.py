@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .dims import cast, restore_reduced_dims
@@ -25,11 +25,10 @@ def products_of_others(x: Tensor) -> Tensor:
     if n <= 1:
         return torch.ones_like(x)
     half = n // 2
-    even, odd = x[..., : 2 * half : 2], x[..., 1::2]
-    others = products_of_others(torch.cat([even * odd, x[..., 2 * half :]], -1))
-    of_pairs = others[..., :half]
-    pairs = torch.stack([of_pairs * odd, of_pairs * even], -1).flatten(-2)
-    return torch.cat([pairs, others[..., half:]], -1)
+    pairs, rest = x.split([2 * half, n - 2 * half], -1)
+    even, odd = pairs[..., ::2], pairs[..., 1::2]
+    of_pairs, of_rest = products_of_others(torch.cat([even * odd, rest], -1)).split([half, n - 2 * half], -1)
+    return torch.cat([torch.stack([of_pairs * odd, of_pairs * even], -1).reshape(pairs.shape), of_rest], -1)
 
 
 def _products_of_others(x: Tensor, dim: int | None) -> Tensor:
@@ -58,33 +57,44 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
     return grad * _products_of_others(inp, dim).conj()
 
 
-@formula
-def prod_backward(grad: Tensor, input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """e as the quotient of the product and x, where every product is a normal number, and so nothing is zero."""
+    if not (result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)).all():
+        return prod_backward.reference(grad, input, result, dim, keepdim)
+    if dim is not None:
+        grad, result = (restore_reduced_dims(y, input.dim(), [dim], keepdim) for y in (grad, result))
+    return (grad * (result / input).conj()).contiguous()
+
+
+@formula(kernels=Kernel("cpu", "cuda", python=_by_division))
+def prod_backward(grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Cotangent of x, given that of its product: grad conj(e), with e the product of the others.
 
     Args:
         grad: cotangent of the product.
         input: x, real or complex.
+        result: the product; a kernel may start from it, but nothing flows through it.
         dim: along which the product is taken; None for that of all entries.
         keepdim: whether ``grad`` has ``dim``.
 
     Returns:
-        The shape of ``input``.
+        The shape of ``input``, contiguous.
 
     References:
         ATen prod_backward, both overloads, which divide the product by x where no entry is zero.
     """
     if dim is None:
-        return grad * _products_of_others(input, None).conj()
-    return prod_safe_zeros_backward(restore_reduced_dims(grad, input.dim(), [dim], keepdim), input, dim)
+        return (grad * _products_of_others(input, None).conj()).contiguous()
+    grad = restore_reduced_dims(grad, input.dim(), [dim], keepdim)
+    return prod_safe_zeros_backward(grad, input, dim).contiguous()
 
 
-def _vjp(grad: Tensor, self: Tensor) -> Tensor:
-    return cast(prod_backward(grad, self.to(grad.dtype)), self.dtype)
+def _vjp(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
+    return cast(prod_backward(grad, self.to(grad.dtype), result), self.dtype)
 
 
-def _dim_vjp(grad: Tensor, self: Tensor, dim: int, keepdim: bool) -> Tensor:
-    return cast(prod_backward(grad, self.to(grad.dtype), dim, keepdim), self.dtype)
+def _dim_vjp(grad: Tensor, self: Tensor, result: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return cast(prod_backward(grad, self.to(grad.dtype), result, dim, keepdim), self.dtype)
 
 
 def _jvp(self_p: Tensor, self_t: Tensor, result: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ def _nansum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[
     for sample in _dim_samples(dtype, device):
         if sample.args[1] != []:  # PyTorch's fake kernel takes it for no dims
             yield sample
-    yield Sample(torch.where(spread((2, 3), dtype, device) > 1, torch.nan, 1.5), [0], dtype=_wider(dtype))
+    x = spread((2, 3), dtype, device)
+    yield Sample(torch.where(x > 1, torch.nan, x), [0], dtype=_wider(dtype))
 
 
 def _cumsum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
