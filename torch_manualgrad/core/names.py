@@ -121,7 +121,13 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.instance_norm": ("native_batch_norm",),
     "nn.functional.layer_norm": ("native_layer_norm",),
     "nn.functional.linear": ("addmm", "mm"),
-    "nn.functional.linear_cross_entropy": ("_log_softmax", "addmm", "mm"),
+    "nn.functional.linear_cross_entropy": (
+        "_log_softmax",
+        "addmm",
+        "mm",
+        "torch_nn::_linear_cross_entropy_batch_chunked",
+        "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+    ),
     "nn.functional.mse_loss": ("mse_loss",),
     "nn.functional.multi_head_attention_forward": ("_softmax", "addmm"),
     "nn.functional.multi_margin_loss": ("multi_margin_loss",),
@@ -235,7 +241,7 @@ def _bare(name: str) -> str:
 
 
 def _reached(name: str) -> list[str]:
-    return [f"aten::{n}" for n in _by_name().get(_bare(name), ())]
+    return [n if "::" in n else f"aten::{n}" for n in _by_name().get(_bare(name), ())]
 
 
 @functools.cache

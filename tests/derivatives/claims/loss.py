@@ -60,4 +60,6 @@ PROOFS = {
         "missing": [own("fwd"), own("rev-rev")],
     },
     "aten::_ctc_loss.Tensor": {"values": [own("rev")], "missing": [own("fwd"), own("rev-rev")]},
+    "torch_nn::_linear_cross_entropy_batch_chunked": {"values": [own("fwd")], "missing": [own("fwd-rev")]},
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": {"values": [own("fwd")], "missing": [own("fwd-rev")]},
 }

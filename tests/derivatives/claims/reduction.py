@@ -6,7 +6,7 @@ import torch
 from ops_for_tests import random
 from torch.func import grad, jacrev
 
-from claims import F64, point, tangent
+from claims import F64, own, point, tangent
 
 aten = torch.ops.aten
 EYE = torch.eye(2, dtype=F64)
@@ -42,5 +42,6 @@ PROOFS = {
         ],
         "missing": tangent(lambda x: torch.pdist(x, 3.0), 3, 2),
     },
+    "aten::segment_reduce": {"missing": [own("fwd"), own("rev-rev")]},
     "aten::_euclidean_dist": {"missing": tangent(lambda x: aten._euclidean_dist(x, random(2, 2, seed=2)), 3, 2)},
 }  # fmt: skip

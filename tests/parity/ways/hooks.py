@@ -51,7 +51,10 @@ def module_hooks(c: Call) -> Numbers:
 @way("names of nodes", None)
 def node_names(c: Call) -> Numbers:
     out = c.bare.call(*variables(c.bare))
-    return {"nodes": [o.grad_fn.name().rstrip("0123456789") if o.grad_fn is not None else None for o in out]}
+    names = [o.grad_fn.name().rstrip("0123456789") if o.grad_fn is not None else None for o in out]
+    if "torch::autograd::NotImplemented" in names:
+        raise NotImplementedError("the node says that there is no derivative")
+    return {"nodes": names}
 
 
 @way("inside an autograd.Function that differentiates in its backward", first)
