@@ -25,6 +25,13 @@ def functions(public):
 PUBLIC = [public for public in names.REACHES if functions(public)]
 MANY = 100  # samples of one entry of the database, spread evenly
 
+
+def chunks():
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions  # since torch 2.13
+
+    return LinearCrossEntropyOptions(batch_chunk_size=2)
+
+
 # What PyTorch's operator database does not call, or calls inside of another function.
 CALLS = {
     "bilinear": lambda f: f(random(2, 3), random(2, 4), random(5, 3, 4), None),
@@ -35,6 +42,10 @@ CALLS = {
     "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
         *[random(3, 4).requires_grad_()] * 3
     ),
+    "nn.functional.linear_cross_entropy": lambda f: [
+        f(random(4, 2), random(3, 2), torch.tensor([0, 1, 2, 0]), reduction=r, options=chunks())
+        for r in ("mean", "none")
+    ],
     "norm_except_dim": lambda f: f(random(2, 3), 2, 0),
     "nuclear_norm": lambda f: f(random(2, 3)),
     "pairwise_distance": lambda f: f(random(2, 3), random(2, 3)),

@@ -27,7 +27,6 @@ Chosen = list[Rule | Replacements]
 REACHES: dict[str, tuple[str, ...]] = {
     "addmm": ("addmm",),
     "bilinear": ("_trilinear",),
-    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits",),
     "cdist": ("_cdist_forward", "_euclidean_dist"),
     "chain_matmul": ("mm",),
     "cholesky": ("cholesky",),
@@ -36,7 +35,6 @@ REACHES: dict[str, tuple[str, ...]] = {
     "corrcoef": ("mm",),
     "cosine_similarity": ("linalg_vector_norm",),
     "cov": ("mm",),
-    "ctc_loss": ("_ctc_loss", "_ctc_loss.Tensor"),
     "det": ("_linalg_det",),
     "dist": ("dist",),
     "frobenius_norm": ("norm.ScalarOpt_dim",),

@@ -16,7 +16,6 @@ def of_the_target(x):
     return grad(lambda t: aten.binary_cross_entropy(scalar(x), t))(scalar(0.5))
 
 
-
 def from_columns():
     """A gradient of log-probabilities that are not contiguous."""
     x, target = random(1, 2, 2, 3).movedim(3, 1), torch.zeros(1, 2, 2).long()

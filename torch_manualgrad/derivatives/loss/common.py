@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NONE", "MEAN", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
+__all__ = ["MEAN", "NONE", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -30,7 +30,7 @@ def fitted(x: Tensor, like: Tensor) -> Tensor:
 
 def paired(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Both in their common shape: PyTorch's operators count the entries of the first."""
-    return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)  # type: ignore[return-value]
+    return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:

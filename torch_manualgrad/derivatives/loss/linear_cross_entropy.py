@@ -160,9 +160,7 @@ def _vjp_of_each(
     output_mask: Sequence[bool],
 ) -> Any:
     at = (input, linear_weight, linear_bias)
-    found = linear_cross_entropy_backward(
-        grad, input, linear_weight, target, linear_bias, weight, "none", ignore_index
-    )
+    found = linear_cross_entropy_backward(grad, input, linear_weight, target, linear_bias, weight, "none", ignore_index)
     return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
 
 
@@ -204,9 +202,7 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 
 def _samples_of_each(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     for x, W, y, b, weight in _inputs(dtype, device):
-        yield Sample(
-            x, W, target=y, linear_bias=b, weight=weight, ignore_index=3, **_CHUNKS, acc_dtype=dtype
-        )
+        yield Sample(x, W, target=y, linear_bias=b, weight=weight, ignore_index=3, **_CHUNKS, acc_dtype=dtype)
 
 
 if exists(_NAME):

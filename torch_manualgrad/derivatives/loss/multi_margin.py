@@ -270,7 +270,9 @@ def _multilabel_samples(dtype: torch.dtype, device: torch.device | str) -> Itera
         yield Sample(x, labels, reduction)
 
 
-def _multilabel_backward_probe(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Any:
+def _multilabel_backward_probe(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Any:
     """The backward with its own labels, in place of any others."""
     _, is_target = aten.multilabel_margin_loss_forward(self.detach(), target, reduction)
     return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target.detach())
@@ -305,9 +307,7 @@ rule(
             else multi_margin_loss_gradient(grad_output_t, self_p, target, p, margin, weight, reduction),
             None
             if self_t is None
-            else multi_margin_loss_double_backward(
-                self_t, grad_output_p, self_p, target, p, margin, weight, reduction
-            ),
+            else multi_margin_loss_double_backward(self_t, grad_output_p, self_p, target, p, margin, weight, reduction),
         )
     },
     uses=(multi_margin_loss_gradient, multi_margin_loss_double_backward),
@@ -335,9 +335,11 @@ rule(
         "self": lambda: None,
     },
     jvp={
-        "result": lambda grad_output_t, self_p, target, reduction, is_target: None
-        if grad_output_t is None
-        else multilabel_margin_loss_gradient(grad_output_t, self_p, target, reduction, is_target)
+        "result": lambda grad_output_t, self_p, target, reduction, is_target: (
+            None
+            if grad_output_t is None
+            else multilabel_margin_loss_gradient(grad_output_t, self_p, target, reduction, is_target)
+        )
     },
     uses=multilabel_margin_loss_gradient,
     improves="missing",

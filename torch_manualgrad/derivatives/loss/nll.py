@@ -73,9 +73,11 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             "self": lambda: None,
         },
         jvp={
-            "result": lambda grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight: None
-            if grad_output_t is None
-            else backward(grad_output_t, self_p.contiguous(), target, weight, reduction, ignore_index, total_weight)
+            "result": lambda grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight: (
+                None
+                if grad_output_t is None
+                else backward(grad_output_t, self_p.contiguous(), target, weight, reduction, ignore_index, total_weight)
+            )
         },
         kind="linear",
         source="ATen derivatives.yaml",

@@ -11,7 +11,6 @@ that have it, where x_i does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
