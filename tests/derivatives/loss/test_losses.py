@@ -89,7 +89,11 @@ def test_every_nesting_to_third_order(name):
     with mg.override():
         for nesting in NESTINGS:
             torch.testing.assert_close(
-                differentiated(f, nesting), expected[len(nesting)], rtol=1e-8, atol=1e-9, msg=lambda m, n=nesting: f"{n}: {m}"
+                differentiated(f, nesting),
+                expected[len(nesting)],
+                rtol=1e-8,
+                atol=1e-9,
+                msg=lambda m, n=nesting: f"{n}: {m}",
             )
 
 

@@ -254,6 +254,7 @@ rule(
     jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction:
          _backward_jvp(aten.mse_loss_backward, _mse, grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction)},
     uses=mse_loss_double_backward,
+    improves="missing",
     source="ATen mse_loss_double_backward",
     samples=_backward_samples(),
 )
