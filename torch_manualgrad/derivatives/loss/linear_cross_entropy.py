@@ -45,7 +45,7 @@ def _logit_gradient(
     r = counted.to(z.dtype) if weight is None else torch.where(counted, weight.to(z.dtype)[y], 0)
     if reduction == "mean":
         r = r / r.sum()
-    return r[:, None] * (z.softmax(1) - torch.nn.functional.one_hot(y, z.shape[1]).to(z.dtype))
+    return r[:, None] * (z.softmax(1) - (y[:, None] == torch.arange(z.shape[1], device=z.device)).to(z.dtype))
 
 
 @formula
