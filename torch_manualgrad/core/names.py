@@ -36,7 +36,6 @@ REACHES: dict[str, tuple[str, ...]] = {
     "aminmax": ("aminmax",),
     "baddbmm": ("baddbmm",),
     "bilinear": ("_trilinear",),
-    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits",),
     "bmm": ("bmm",),
     "cdist": ("_cdist_forward", "_euclidean_dist"),
     "chain_matmul": ("mm",),
@@ -48,7 +47,6 @@ REACHES: dict[str, tuple[str, ...]] = {
     "cosine_similarity": ("linalg_vector_norm",),
     "cov": ("min", "mm"),
     "cross": ("linalg_cross",),
-    "ctc_loss": ("_ctc_loss", "_ctc_loss.Tensor"),
     "cummax": ("cummax",),
     "cummin": ("cummin",),
     "cumprod": ("cumprod",),
@@ -186,7 +184,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.instance_norm": ("native_batch_norm",),
     "nn.functional.layer_norm": ("native_layer_norm",),
     "nn.functional.linear": ("addmm", "mm"),
-    "nn.functional.linear_cross_entropy": ("_log_softmax", "addmm", "mm"),
+    "nn.functional.linear_cross_entropy": ("_log_softmax", "addmm", "mm", "torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"),
     "nn.functional.max_pool1d": ("max_pool2d_with_indices",),
     "nn.functional.max_pool2d": ("max_pool2d_with_indices",),
     "nn.functional.max_pool3d": ("max_pool3d_with_indices",),
@@ -305,7 +303,7 @@ def _bare(name: str) -> str:
 
 
 def _reached(name: str) -> list[str]:
-    return [f"aten::{n}" for n in _by_name().get(_bare(name), ())]
+    return [n if "::" in n else f"aten::{n}" for n in _by_name().get(_bare(name), ())]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import calls
-from .internals import operators, release
+from .internals import operators, own_kernel, release
 from .schema import Signature, with_tensors
 
 __all__ = ["Registration", "Suspension", "release_numbers", "without_overrides"]
@@ -69,7 +69,7 @@ class Registration:
         self.name: str = op.name()
         self.may_take_numbers = bool(signature.tensor_like)
         self._key = key
-        own = torch.library.get_kernel(op, at or key).call_boxed
+        own = own_kernel(op, at or key)
         self.stock: Kernel = _with_tensors(signature, own) if self.may_take_numbers else own
         self._on_dense_numbers = key == "Autograd" and _is_pointwise(op)
         self._library: Any = None

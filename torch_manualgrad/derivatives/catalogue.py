@@ -359,3 +359,10 @@ gap(
     "aten::geqrf",
     reason="PyTorch raises; the derivative of the reflectors is not implemented, that of Q and R is linalg_qr's",
 )
+gap(
+    "aten::_cudnn_ctc_loss",
+    "aten::_cudnn_ctc_loss.Tensor",
+    "aten::miopen_ctc_loss",
+    "aten::miopen_ctc_loss.Tensor",
+    reason="only GPUs have it, and its gradient is one that the forward returns: PyTorch has no second derivative",
+)

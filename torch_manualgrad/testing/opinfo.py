@@ -88,9 +88,10 @@ _LAYERS = """
     native_batch_norm native_layer_norm
 """
 _LOSSES = """
-    nn.functional.binary_cross_entropy nn.functional.ctc_loss nn.functional.huber_loss nn.functional.mse_loss
-    nn.functional.multi_margin_loss nn.functional.multilabel_margin_loss nn.functional.nll_loss
-    nn.functional.smooth_l1_loss nn.functional.soft_margin_loss
+    nn.functional.binary_cross_entropy nn.functional.ctc_loss nn.functional.huber_loss
+    nn.functional.linear_cross_entropy nn.functional.mse_loss nn.functional.multi_margin_loss
+    nn.functional.multilabel_margin_loss nn.functional.nll_loss nn.functional.smooth_l1_loss
+    nn.functional.soft_margin_loss
 """
 
 

@@ -67,6 +67,7 @@ PROOFS = {
         ],
         "missing": tangent(lambda x: torch.pdist(x, 3.0), 3, 2),
     },
+    "aten::segment_reduce": {"missing": [own("fwd"), own("rev-rev")]},
     "aten::_euclidean_dist": {"missing": tangent(lambda x: aten._euclidean_dist(x, random(2, 2, seed=2)), 3, 2)},
     "aten::_cdist_backward": {"missing": [own("rev"), own("fwd")]},
     "aten::_pdist_backward": {"missing": [own("rev"), own("fwd")]},

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library import custom_ops  # the custom operators that there are
+from torch._library.autograd import make_autograd_impl  # their kernel at the key Autograd
 
 __all__ = [
     "below_autograd",
@@ -20,6 +22,7 @@ __all__ = [
     "is_below_autograd",
     "is_composite",
     "operators",
+    "own_kernel",
     "parse_schema",
     "python_function",
     "reading_bits",
@@ -65,6 +68,18 @@ def is_composite(op: Any) -> bool:
 shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], bool] = (
     torch._C._any_output_is_alias_to_input_or_output
 )
+
+
+def own_kernel(op: Any, key: str) -> Callable[..., Any]:
+    """The kernel of an operator at a key, called as ``kernel(keyset, *args, **kwargs)``.
+
+    That of a ``torch.library.custom_op`` is in Python, and is made again: under a dispatch mode the dispatcher calls the
+    Python kernel that was registered last in its place.
+    """
+    definition = custom_ops.OPDEFS.get(op._schema.name)
+    if definition is not None and key.startswith("Autograd"):
+        return make_autograd_impl(op, definition)
+    return torch.library.get_kernel(op, key).call_boxed
 
 
 def entry(op: Any) -> Callable[..., Any]:

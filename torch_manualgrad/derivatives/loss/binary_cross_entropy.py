@@ -255,6 +255,11 @@ def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[An
     yield x, t.sigmoid(), w[0].abs(), SUM
 
 
+def _probability(x: Tensor) -> Tensor:
+    """For probes: clear of 0 and 1 at every scale of positive numbers."""
+    return (1 + x / (1 + x)) / 3
+
+
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     for x, t, weight, reduction in _inputs(dtype, device):
         yield Sample(leaf(x.sigmoid()), leaf(t), weight=weight, reduction=reduction)
@@ -288,8 +293,7 @@ rule(
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
     samples=_samples,
-    # of probabilities at every scale of the samples
-    probe=lambda self, target, **kwargs: aten.binary_cross_entropy(self / (1 + self), target / (1 + target), **kwargs),
+    probe=lambda self, target, **kwargs: aten.binary_cross_entropy(_probability(self), _probability(target), **kwargs),
 )
 rule(
     "aten::binary_cross_entropy_backward",
@@ -307,6 +311,9 @@ rule(
     improves="values",
     source="ATen binary_cross_entropy_double_backward",
     samples=_backward_samples,
+    probe=lambda grad_output, self, target, **kwargs: aten.binary_cross_entropy_backward(
+        grad_output, _probability(self), _probability(target), **kwargs
+    ),
 )
 rule(
     "aten::binary_cross_entropy_with_logits",

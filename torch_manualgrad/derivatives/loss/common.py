@@ -30,7 +30,7 @@ def fitted(x: Tensor, like: Tensor) -> Tensor:
 
 def paired(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Both in their common shape: PyTorch's operators count the entries of the first."""
-    return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)  # type: ignore[return-value]
+    return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
@@ -44,13 +44,15 @@ def leaf(x: Tensor) -> Tensor:
     return x.requires_grad_()
 
 
+def _floating(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
 def in_one_precision(f: Callable[..., Any]) -> Callable[..., Any]:
     """A probe: the function with its constants, given by keyword, in the dtype of its first tensor."""
 
     def probe(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        same = {
-            k: v.to(first.dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in kwargs.items()
-        }
+        same = {k: first.dtype if isinstance(v, torch.dtype) else _floating(v, first.dtype) for k, v in kwargs.items()}
         return f(first, *args, **same)
 
     return probe

@@ -224,13 +224,13 @@ def _jvp(
 def _samples(dtype: torch.dtype, device: torch.device | str, as_tensors: bool) -> Iterable[Sample]:
     if dtype.is_complex:
         return
-    x = -random(4, 2, 3, dtype=dtype, device=device).abs()
+    lp = -random(4, 2, 3, dtype=dtype, device=device).abs()
     padded = torch.tensor([[1, 2], [2, 2]], device=device)
     # all of one length: PyTorch leaves the rest of the second output as it was in memory
     for x, targets, blank in (
-        (x, padded, 0),
-        (x - 12, padded.flatten(), 0),  # where exp(lp), which PyTorch adds, is small
-        (x[:2].contiguous(), padded - 1, 2),  # the second has no alignment
+        (lp - 12, padded.flatten(), 0),  # where exp(lp), which PyTorch adds, is small
+        (lp, padded, 0),
+        (lp[:2].contiguous(), padded - 1, 2),  # the second has no alignment
     ):
         both = [[len(x)] * 2, [2] * 2]
         given = [torch.tensor(n, device=device) if as_tensors else n for n in both]

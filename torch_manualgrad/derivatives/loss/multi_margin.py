@@ -236,7 +236,8 @@ def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
     x = random(3, 4, dtype=dtype, device=device)
     y = torch.tensor([1, 3, 0], device=device)
     weight = random(4, dtype=dtype, device=device, seed=1).abs()
-    yield x, y, 1, 1.0, {"weight": weight, "reduction": MEAN}
+    yield x.sort().values, 0 * y, 1, 1.0, {"weight": weight, "reduction": MEAN}  # the same at every scale
+    yield x, y, 1, 1.0, {"reduction": SUM}
     yield x, y, 2, 0.6, {"weight": weight, "reduction": NONE}
     yield x[0], y[0], 2, 1.0, {"reduction": SUM}
 
@@ -258,6 +259,7 @@ def _multilabel_inputs(dtype: torch.dtype, device: torch.device | str) -> Iterab
         return
     x = random(3, 4, dtype=dtype, device=device)
     labels = torch.tensor([[1, 3, -1, 0], [0, -1, -1, -1], [2, 2, 1, -1]], device=device)
+    yield x.sort().values, labels.new_tensor([[0, 1, -1, -1], [0, -1, 1, 2], [2, 1, 0, -1]]), MEAN  # at every scale
     yield x, labels, MEAN
     yield x, labels, NONE
     yield x[0], labels[0], SUM

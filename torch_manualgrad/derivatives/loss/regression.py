@@ -8,13 +8,11 @@ With f the loss of one entry, g the cotangent, and n the number of entries where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
@@ -133,9 +131,12 @@ def huber_loss_double_backward_grad_output(
     return fitted(huber_loss_backward(grad, input, target, reduction, delta), grad_output)
 
 
-# -- the rules: what is said of one loss, with further arguments in `more` --------------------------------------------
+# -- the rules --------------------------------------------------------------------------------------------------------
 
-Backward = Callable[..., Tensor]
+# f and ff are the backward and the double backward of a loss, (g, x, y, reduction, limit): the limit is what the loss has for
+# beta or delta.
+Slope = Callable[..., Tensor]
+Gradients = tuple[Tensor | None, ...]
 
 
 def _difference(x: Tensor | None, y: Tensor | None) -> Tensor:
@@ -145,115 +146,161 @@ def _difference(x: Tensor | None, y: Tensor | None) -> Tensor:
     return x if y is None else x - y
 
 
-def _bind(name: str, backward: Backward, double_backward: Backward, more: list[str], **about: Any) -> None:
-    """The rules of a loss and of its backward.
-
-    Args:
-        name: of the loss, a function of x - y.
-        backward: ``(grad, self, target, reduction, *more)``.
-        double_backward: the same.
-        more: the names of further arguments.
-        about: of the rule for the backward.
-    """
-
-    def of_self(grad: Tensor, self: Tensor, target: Tensor, reduction: int, *rest: float) -> Tensor:
-        return fitted(backward(grad, *paired(self, target), reduction, *rest), self)
-
-    def of_target(grad: Tensor, self: Tensor, target: Tensor, reduction: int, *rest: float) -> Tensor:
-        return fitted(backward(grad, *paired(target, self), reduction, *rest), target)
-
-    def jvp(
-        self_p: Tensor, self_t: Tensor | None, target_p: Tensor, target_t: Tensor | None, reduction: int, *rest: float
-    ) -> Tensor:
-        x, y = paired(self_p, target_p)
-        return reduced(backward(_difference(self_t, target_t).expand(x.shape), x, y, NONE, *rest), reduction)
-
-    def again_of_grad_output(
-        grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *rest: float
-    ) -> Tensor:
-        return fitted(backward(grad, *paired(self, target), reduction, *rest), grad_output)
-
-    def again_of_self(
-        grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *rest: float
-    ) -> Tensor:
-        return fitted(double_backward(grad * grad_output, *paired(self, target), reduction, *rest), self)
-
-    def again_of_target(
-        grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *rest: float
-    ) -> Tensor:
-        return fitted(-double_backward(grad * grad_output, *paired(self, target), reduction, *rest), target)
-
-    def again_jvp(
-        grad_output_p: Tensor,
-        grad_output_t: Tensor | None,
-        self_p: Tensor,
-        self_t: Tensor | None,
-        target_p: Tensor,
-        target_t: Tensor | None,
-        reduction: int,
-        *rest: float,
-    ) -> Tensor:
-        x, y = paired(self_p, target_p)
-        found = torch.zeros_like(x)
-        if grad_output_t is not None:
-            found = found + backward(grad_output_t, x, y, reduction, *rest)
-        if self_t is not None or target_t is not None:
-            moved = grad_output_p * _difference(self_t, target_t)
-            found = found + double_backward(moved.expand(x.shape), x, y, reduction, *rest)
-        return found
-
-    first = ["grad", "self", "target", "reduction", *more]
-    again = ["grad", "grad_output", *first[1:]]
-    tangents = ["self_p", "self_t", "target_p", "target_t", "reduction", *more]
-    uses = [f for f in (backward, double_backward) if f in _FORMULAS]
-    source = f"ATen {name}_backward, {name}_double_backward"
-    rule(
-        f"aten::{name}",
-        vjp={"self": bound_to(of_self, first), "target": bound_to(of_target, first)},
-        jvp={"result": bound_to(jvp, tangents)},
-        uses=uses,
-        source=source,
-        samples=lambda dtype, device: _samples(dtype, device, more),
-    )
-    rule(
-        f"aten::{name}_backward",
-        vjp={
-            "grad_output": bound_to(again_of_grad_output, again),
-            "self": bound_to(again_of_self, again),
-            "target": bound_to(again_of_target, again),
-        },
-        jvp={"result": bound_to(again_jvp, ["grad_output_p", "grad_output_t", *tangents])},
-        uses=uses,
-        source=source,
-        samples=lambda dtype, device: _backward_samples(dtype, device, more),
-        **about,
-    )
+def _vjp(
+    f: Slope, mask: Sequence[bool], grad: Tensor, self: Tensor, target: Tensor, reduction: int, *limit: float
+) -> Gradients:
+    x, y = paired(self, target)
+    of_self = fitted(f(grad, x, y, reduction, *limit), self) if mask[0] else None
+    return of_self, fitted(f(grad, y, x, reduction, *limit), target) if mask[1] else None
 
 
-_LIMIT = 0.7  # beta or delta: some differences of the samples are below it, and none near it
+def _jvp(
+    f: Slope,
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target_p: Tensor,
+    target_t: Tensor | None,
+    reduction: int,
+    *limit: float,
+) -> Tensor:
+    x, y = paired(self_p, target_p)
+    return reduced(f(_difference(self_t, target_t).expand(x.shape), x, y, NONE, *limit), reduction)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str, more: list[str]) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x, y = (random(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
-    for reduction in (NONE, MEAN, SUM):
-        yield Sample(x, y, reduction, *[_LIMIT for _ in more])
+def _double_vjp(
+    f: Slope,
+    ff: Slope,
+    mask: Sequence[bool],
+    grad: Tensor,
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    reduction: int,
+    *limit: float,
+) -> Gradients:
+    x, y = paired(self, target)
+    of_g = fitted(f(grad, x, y, reduction, *limit), grad_output) if mask[0] else None
+    if not (mask[1] or mask[2]):
+        return of_g, None, None
+    of_d = ff(grad * grad_output, x, y, reduction, *limit)
+    return of_g, fitted(of_d, self) if mask[1] else None, fitted(-of_d, target) if mask[2] else None
 
 
-def _backward_samples(dtype: torch.dtype, device: torch.device | str, more: list[str]) -> Iterable[Sample]:
-    for sample in _samples(dtype, device, more):
-        x, y, reduction, *rest = sample.args
-        g = random(2, 3, dtype=dtype, device=device, seed=2)
-        yield Sample(g if reduction == NONE else g[0, 0], x, y, reduction, *rest)
+def _backward_jvp(
+    f: Slope,
+    ff: Slope,
+    grad_output_p: Tensor,
+    grad_output_t: Tensor | None,
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target_p: Tensor,
+    target_t: Tensor | None,
+    reduction: int,
+    *limit: float,
+) -> Tensor:
+    x, y = paired(self_p, target_p)
+    found = torch.zeros_like(x)
+    if grad_output_t is not None:
+        found = found + f(grad_output_t, x, y, reduction, *limit)
+    if self_t is not None or target_t is not None:
+        moved = grad_output_p * _difference(self_t, target_t)
+        found = found + ff(moved.expand(x.shape), x, y, reduction, *limit)
+    return found
 
 
-_FORMULAS = (mse_loss_double_backward, smooth_l1_loss_double_backward, huber_loss_backward, huber_loss_double_backward)
-_bind(
-    "mse_loss",
-    aten.mse_loss_backward,
-    lambda grad, self, target, reduction: mse_loss_double_backward(grad, self, reduction),
-    [],
+_LIMIT = 0.7  # some differences of the samples are below it, and none near it
+
+
+def _samples(*limit: float) -> Callable[..., Iterable[Sample]]:
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        if dtype.is_complex:
+            return
+        x, y = (random(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
+        for reduction in (NONE, MEAN, SUM):
+            yield Sample(x, y, reduction, *limit)
+
+    return samples
+
+
+def _backward_samples(*limit: float) -> Callable[..., Iterable[Sample]]:
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        for sample in _samples(*limit)(dtype, device):
+            x, y, reduction, *rest = sample.args
+            g = random(2, 3, dtype=dtype, device=device, seed=2)
+            yield Sample(g if reduction == NONE else g[0, 0], x, y, reduction, *rest)
+
+    return samples
+
+
+def _mse(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return mse_loss_double_backward(grad, self, reduction)
+
+
+# fmt: off
+rule(
+    "aten::mse_loss",
+    vjp={("self", "target"): lambda grad, self, target, reduction, output_mask:
+         _vjp(aten.mse_loss_backward, output_mask, grad, self, target, reduction)},
+    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction:
+         _jvp(aten.mse_loss_backward, self_p, self_t, target_p, target_t, reduction)},
+    uses=mse_loss_double_backward,
+    source="ATen mse_loss_backward",
+    samples=_samples(),
 )
-_bind("smooth_l1_loss", aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, ["beta"])
-_bind("huber_loss", huber_loss_backward, huber_loss_double_backward, ["delta"], improves="missing")
+rule(
+    "aten::mse_loss_backward",
+    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, output_mask:
+         _double_vjp(aten.mse_loss_backward, _mse, output_mask, grad, grad_output, self, target, reduction)},
+    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction:
+         _backward_jvp(aten.mse_loss_backward, _mse, grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction)},
+    uses=mse_loss_double_backward,
+    improves="missing",
+    source="ATen mse_loss_double_backward",
+    samples=_backward_samples(),
+)
+rule(
+    "aten::smooth_l1_loss",
+    vjp={("self", "target"): lambda grad, self, target, reduction, beta, output_mask:
+         _vjp(aten.smooth_l1_loss_backward, output_mask, grad, self, target, reduction, beta)},
+    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, beta:
+         _jvp(aten.smooth_l1_loss_backward, self_p, self_t, target_p, target_t, reduction, beta)},
+    uses=smooth_l1_loss_double_backward,
+    source="ATen smooth_l1_loss_backward",
+    samples=_samples(_LIMIT),
+)
+rule(
+    "aten::smooth_l1_loss_backward",
+    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, beta, output_mask:
+         _double_vjp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, output_mask, grad, grad_output, self,
+                     target, reduction, beta)},
+    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, beta:
+         _backward_jvp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, grad_output_p, grad_output_t, self_p,
+                       self_t, target_p, target_t, reduction, beta)},
+    uses=smooth_l1_loss_double_backward,
+    source="ATen smooth_l1_loss_double_backward",
+    samples=_backward_samples(_LIMIT),
+)
+rule(
+    "aten::huber_loss",
+    vjp={("self", "target"): lambda grad, self, target, reduction, delta, output_mask:
+         _vjp(huber_loss_backward, output_mask, grad, self, target, reduction, delta)},
+    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, delta:
+         _jvp(huber_loss_backward, self_p, self_t, target_p, target_t, reduction, delta)},
+    uses=huber_loss_backward,
+    source="ATen huber_loss_backward",
+    samples=_samples(_LIMIT),
+)
+rule(
+    "aten::huber_loss_backward",
+    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, delta, output_mask:
+         _double_vjp(huber_loss_backward, huber_loss_double_backward, output_mask, grad, grad_output, self, target,
+                     reduction, delta)},
+    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, delta:
+         _backward_jvp(huber_loss_backward, huber_loss_double_backward, grad_output_p, grad_output_t, self_p, self_t,
+                       target_p, target_t, reduction, delta)},
+    uses=(huber_loss_backward, huber_loss_double_backward),
+    improves="missing",
+    source="ATen huber_loss_double_backward",
+    samples=_backward_samples(_LIMIT),
+)
+# fmt: on

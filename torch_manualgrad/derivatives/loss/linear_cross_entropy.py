@@ -1,0 +1,231 @@
+"""Cross entropy of a linear layer, by chunks of rows: two operators of torch.nn.functional.linear_cross_entropy.
+
+With the logits z = x W^T + b, s their softmax along a row, and r_n the weight of the class of row n, divided by the sum of
+all r where the mean is taken, and zero where the class is ignored,
+
+    cotangent of z, given that of the losses:  G = g_n r_n (s - e_y),
+    from which:                                G W for x, G^T x for W, and the sum of the rows of G for b.
+
+PyTorch computes these in the forward and takes them for constants. They are used where nobody differentiates them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, exists, operator, rule
+
+from .common import in_one_precision, leaf, random
+
+with suppress(ImportError):  # since torch 2.13; it registers the operators
+    import torch.nn.modules.linear_cross_entropy
+
+_NAME = "torch_nn::_linear_cross_entropy_batch_chunked"
+
+
+def _logit_gradient(
+    x: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+) -> Tensor:
+    """r_n (s - e_y), (N, C)."""
+    z = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    counted = target != ignore_index
+    y = torch.where(counted, target, 0)
+    r = counted.to(z.dtype) if weight is None else torch.where(counted, weight.to(z.dtype)[y], 0)
+    if reduction == "mean":
+        r = r / r.sum()
+    return r[:, None] * (z.softmax(1) - (y[:, None] == torch.arange(z.shape[1], device=z.device)).to(z.dtype))
+
+
+@formula
+def linear_cross_entropy_backward(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of x, W and b, given that of the cross entropy of x W^T + b: G W, G^T x and the sum of the rows of G.
+
+    Args:
+        grad: of the loss, a number, or (N,) without reduction.
+        input: x, (N, F), real.
+        linear_weight: W, (C, F).
+        target: y, (N,), the classes.
+        linear_bias: b, (C,), or None.
+        weight: of the classes, (C,), or None for 1.
+        reduction: "none", "mean" or "sum".
+        ignore_index: the class that is ignored.
+
+    Returns:
+        The shapes of x, W and b.
+
+    References:
+        torch.nn.modules.linear_cross_entropy, whose results have no derivative.
+    """
+    G = grad.reshape(-1, 1) * _logit_gradient(
+        input, linear_weight, target, linear_bias, weight, reduction, ignore_index
+    )
+    return G @ linear_weight, G.mT @ input, G.sum(0)
+
+
+@formula
+def linear_cross_entropy_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    linear_weight_p: Tensor,
+    linear_weight_t: Tensor | None,
+    target: Tensor,
+    linear_bias_p: Tensor | None,
+    linear_bias_t: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+) -> Tensor:
+    """Tangent of the cross entropy of z = x W^T + b: <r_n (s - e_y), dz>, with dz = dx W^T + x dW^T + db.
+
+    Args:
+        input_p, linear_weight_p, linear_bias_p: x, (N, F), W, (C, F), and b, (C,), or None.
+        input_t, linear_weight_t, linear_bias_t: their tangents; None for zero.
+        target: y, (N,), the classes.
+        weight: of the classes, (C,), or None for 1.
+        reduction: "none", "mean" or "sum".
+        ignore_index: the class that is ignored.
+
+    Returns:
+        A number, or (N,) without reduction.
+
+    References:
+        The transpose of torch.nn.modules.linear_cross_entropy.
+    """
+    G = _logit_gradient(input_p, linear_weight_p, target, linear_bias_p, weight, reduction, ignore_index)
+    found = torch.zeros_like(G)
+    if input_t is not None:
+        found = found + input_t @ linear_weight_p.mT
+    if linear_weight_t is not None:
+        found = found + input_p @ linear_weight_t.mT
+    if linear_bias_t is not None:
+        found = found + linear_bias_t
+    return (G * found).sum(1) if reduction == "none" else (G * found).sum()
+
+
+def _vjp(
+    grad_result0: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    result1: Tensor,
+    result2: Tensor,
+    result3: Tensor,
+    output_mask: Sequence[bool],
+) -> Any:
+    known = (result1, result2, result3)
+    at = (input, linear_weight, linear_bias)
+    computed = all(x is not None and k.shape == x.shape for k, x, yes in zip(known, at, output_mask) if yes)
+    if computed and not torch.is_grad_enabled():
+        found: Sequence[Tensor] = [k * grad_result0 for k in known]
+    else:
+        found = linear_cross_entropy_backward(
+            grad_result0, input, linear_weight, target, linear_bias, weight, reduction, ignore_index
+        )
+    return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
+
+
+def _vjp_of_each(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    at = (input, linear_weight, linear_bias)
+    found = linear_cross_entropy_backward(grad, input, linear_weight, target, linear_bias, weight, "none", ignore_index)
+    return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
+
+
+def _jvp_of_each(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    linear_weight_p: Tensor,
+    linear_weight_t: Tensor | None,
+    target: Tensor,
+    linear_bias_p: Tensor | None,
+    linear_bias_t: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+) -> Tensor:
+    moving = (input_p, input_t, linear_weight_p, linear_weight_t, target, linear_bias_p, linear_bias_t)
+    return linear_cross_entropy_jvp(*moving, weight, "none", ignore_index)
+
+
+def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
+    """x, W, y, b, weights."""
+    if dtype.is_complex:
+        return
+    x, W, b = (leaf(random(*n, dtype=dtype, device=device, seed=k)) for k, n in enumerate(((3, 2), (4, 2), (4,))))
+    y = torch.tensor([2, 0, 3], device=device)
+    yield x, W, y, b, random(4, dtype=dtype, device=device, seed=3).abs()
+    yield x, W, y, None, None
+
+
+_CHUNKS = {"batch_chunk_size": 2, "acc_policy": "compact"}
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for reduction, (x, W, y, b, weight) in zip(("mean", "sum"), _inputs(dtype, device)):
+        rest = {"reduction": reduction, "ignore_index": 3, "label_smoothing": 0.0, **_CHUNKS, "acc_dtype": dtype}
+        flags = {"allow_retain_graph": True, "compute_input_grad": True, "compute_linear_weight_grad": True}
+        last = {"compute_linear_bias_grad": b is not None}
+        yield Sample(x, W, target=y, linear_bias=b, weight=weight, **rest, **flags, **last)
+
+
+def _samples_of_each(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for x, W, y, b, weight in _inputs(dtype, device):
+        yield Sample(x, W, target=y, linear_bias=b, weight=weight, ignore_index=3, **_CHUNKS, acc_dtype=dtype)
+
+
+if exists(_NAME):
+    _inputs_of_rule = ("input", "linear_weight", "linear_bias")
+    _about: dict[str, Any] = {
+        "uses": (linear_cross_entropy_backward, linear_cross_entropy_jvp),
+        "improves": ("values", "missing"),
+        "source": "torch.nn.modules.linear_cross_entropy; its derivatives are new",
+    }
+    rule(
+        _NAME,
+        vjp={_inputs_of_rule: _vjp},
+        jvp={"result0": linear_cross_entropy_jvp},
+        not_differentiable=("result1", "result2", "result3"),
+        samples=_samples,
+        probe=in_one_precision(lambda *args, **kwargs: operator(_NAME)(*args, **kwargs)[0]),
+        **_about,
+    )
+    rule(
+        f"{_NAME}_no_reduction",
+        vjp={_inputs_of_rule: _vjp_of_each},
+        jvp={"result": _jvp_of_each},
+        samples=_samples_of_each,
+        probe=in_one_precision(operator(f"{_NAME}_no_reduction")),
+        **_about,
+    )
