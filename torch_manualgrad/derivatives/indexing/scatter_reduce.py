@@ -228,9 +228,12 @@ def index_reduce_jvp(
     return scatter_reduce_jvp(self_p, self_t, dim, index, source_p, source_t, reduce, include_self, result)
 
 
-def _plain(reduce: str, include_self: bool) -> bool:
-    """Whether PyTorch is right in reverse mode: not at several zeros, nor where an entry that does not count is the extremum."""
-    return reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self
+def _plain(self: Tensor, reduce: str, include_self: bool) -> bool:
+    """Whether PyTorch is right in reverse mode.
+
+    It is not for complex numbers, at several zeros, and where an entry that does not count is the extremum.
+    """
+    return not self.is_complex() and (reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ rule(
     jvp={"result": scatter_reduce_jvp},
     uses=scatter_prod_factors,
     defer_to_stock=lambda self, dim, index, src, reduce, include_self:
-        index.shape == src.shape and _plain(reduce, include_self),
+        index.shape == src.shape and _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
     samples=samples(
@@ -270,7 +273,7 @@ rule(
     vjp={("self", "source"): index_reduce_backward},
     jvp={"result": index_reduce_jvp},
     uses=scatter_prod_factors,
-    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(reduce, include_self),
+    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
     samples=samples(
