@@ -65,7 +65,10 @@ def test_eagerly_with_a_graph():
 
 def test_gradients_scaled_by_frequency_have_those_of_their_own_rows():
     table = random(4, 2)
-    f = lambda table: bag(table, None, "sum", scale_grad_by_freq=True).sum()
+
+    def f(table):
+        return bag(table, None, "sum", scale_grad_by_freq=True).sum()
+
     assert not torch.equal(grad(f)(table), torch.ones_like(table))  # each row, one over how often it is read, as often
     with mg.override():
         assert torch.equal(grad(f)(table), torch.ones_like(table))

@@ -9,7 +9,9 @@ import torch_manualgrad as mg
 
 INDICES = {
     "a mask": (slice(None), torch.tensor([True, False, True])),
-    "a mask of all": torch.tensor([[True, False, True], [False, False, True], [True, True, True], [False, True, False]]),
+    "a mask of all": torch.tensor(
+        [[True, False, True], [False, False, True], [True, True, True], [False, True, False]]
+    ),
     "absent ones": (slice(None), None, torch.tensor([2, 0, 0])),
     "negative and repeated": (torch.tensor([-1, 3, -1, 0]), torch.tensor([0, 0, 0, -2])),
     "no dims": torch.tensor(-2),
@@ -26,7 +28,7 @@ def test_reading_and_writing(index, dtype):
         return (x[index] ** 2).sum().abs()
 
     def added(x):
-        return x.clone().index_put(tuple([i for i in pair(index)]), x.sum(), accumulate=True).pow(2).sum().abs()
+        return x.clone().index_put(tuple(pair(index)), x.sum(), accumulate=True).pow(2).sum().abs()
 
     def pair(index):
         return index if isinstance(index, tuple) and not isinstance(index[0], slice) else (index,)
@@ -105,7 +107,10 @@ def test_a_source_of_another_size_than_the_mask():
 def test_rows_of_embedding_that_are_padding():
     table, indices = random(4, 2), torch.tensor([[0, 2], [2, 3]])
     for options in ({"padding_idx": 2}, {"scale_grad_by_freq": True}):
-        f = lambda table, o=options: torch.nn.functional.embedding(indices, table, **o).pow(2).sum()
+
+        def f(table, o=options):
+            return torch.nn.functional.embedding(indices, table, **o).pow(2).sum()
+
         expected = grad(f)(table)
         with mg.override("*"):
             torch.testing.assert_close(grad(f)(table), expected)

@@ -111,7 +111,10 @@ def test_an_extremum_is_shared_by_the_entries_that_count():
 def test_products_that_leave_the_range():
     src = torch.tensor([1e-200, 1e-200, 1e200], dtype=F64)
     with mg.override():
-        f = lambda src: torch.ones(1, dtype=F64).scatter_reduce(0, torch.zeros(3, dtype=torch.long), src, "prod")[0]
+
+        def f(src):
+            return torch.ones(1, dtype=F64).scatter_reduce(0, torch.zeros(3, dtype=torch.long), src, "prod")[0]
+
         torch.testing.assert_close(grad(f)(src), torch.tensor([1.0, 1.0, 0.0], dtype=F64))
 
 
@@ -152,7 +155,10 @@ def test_expanded_and_empty_sources():
 
 def test_vmap_and_compile():
     x, src = tensors(2)
-    f = lambda x, src: torch.scatter_reduce(x, 0, INDEX, src, "prod").square().sum()
+
+    def f(x, src):
+        return torch.scatter_reduce(x, 0, INDEX, src, "prod").square().sum()
+
     with mg.override():
         both = grad(f, argnums=(0, 1))
         expected = [both(x * k, src * k) for k in (1.0, 2.0)]

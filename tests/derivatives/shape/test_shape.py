@@ -29,7 +29,9 @@ def test_a_scatter_of_a_strided_view(offset):
         return torch.as_strided_scatter(x, src, [2, 2], [4, 1], offset).pow(2).sum()
 
     x.requires_grad_()
-    assert not torch.equal(torch.autograd.grad(f(x), x)[0], 2 * x * (torch.as_strided_scatter(x, 0 * src, [2, 2], [4, 1], offset) != 0))
+    assert not torch.equal(
+        torch.autograd.grad(f(x), x)[0], 2 * x * (torch.as_strided_scatter(x, 0 * src, [2, 2], [4, 1], offset) != 0)
+    )
     with mg.override():
         (found,) = torch.autograd.grad(f(x), x)
         tangent = jvp(f, (x.detach(),), (torch.ones_like(x),))[1]
@@ -94,6 +96,10 @@ def test_formulas_by_hand():
     torch.testing.assert_close(found, torch.cat([grads[0], torch.zeros(1, 3, dtype=torch.float64)]))
     torch.testing.assert_close(mg.ops.split_backward(grads, 2, 0, [3, 3]), found)
     torch.testing.assert_close(mg.ops.repeat_backward(torch.ones(2, 6), [2, 2], [3]), torch.full((3,), 4.0))
-    torch.testing.assert_close(mg.ops.slice_backward_wrapper(torch.ones(2), [4], 0, None, None, 2), torch.tensor([1.0, 0, 1, 0]))
+    torch.testing.assert_close(
+        mg.ops.slice_backward_wrapper(torch.ones(2), [4], 0, None, None, 2), torch.tensor([1.0, 0, 1, 0])
+    )
     torch.testing.assert_close(mg.ops.constant_pad_nd_backward(torch.ones(3), [1, -1]), torch.tensor([1.0, 1, 0]))
-    torch.testing.assert_close(mg.ops.take_backward(torch.ones(3), [2, 2], torch.tensor([0, -1, 0])), torch.tensor([[2.0, 0], [0, 1]]))
+    torch.testing.assert_close(
+        mg.ops.take_backward(torch.ones(3), [2, 2], torch.tensor([0, -1, 0])), torch.tensor([[2.0, 0], [0, 1]])
+    )

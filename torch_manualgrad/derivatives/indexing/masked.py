@@ -40,6 +40,7 @@ def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[i
     places = torch.where(mask, mask.cumsum(0) - 1, n)  # what is not read goes to one more place
     return grad.new_zeros(n + 1).index_add(0, places, grad).narrow(0, 0, n).reshape(sizes)
 
+
 # fmt: off
 linear_in(
     "aten::masked_select",

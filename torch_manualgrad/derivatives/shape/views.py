@@ -17,9 +17,7 @@ from .common import of_dtype, samples
 __all__ = ["as_strided_scatter_backward", "as_strided_scatter_jvp"]
 
 
-def _places(
-    size: Sequence[int], stride: Sequence[int], storage_offset: int | None, start: int, like: Tensor
-) -> Tensor:
+def _places(size: Sequence[int], stride: Sequence[int], storage_offset: int | None, start: int, like: Tensor) -> Tensor:
     """Where the entries of a strided view lie in the flattened tensor, which is contiguous and starts at ``start``."""
     found = torch.full((), 0 if storage_offset is None else storage_offset - start, device=like.device)
     for n, step in zip(size, stride):
