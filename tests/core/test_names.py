@@ -31,6 +31,9 @@ CALLS = {
     "chain_matmul": lambda f: f(random(2, 3), random(3, 4)),
     "linalg.cond": lambda f: f(random(3, 3), 1),
     "cosine_similarity": lambda f: f(random(2, 3), random(2, 3)),
+    "nn.functional.embedding_bag": lambda f: f(
+        torch.tensor([0, 2]), random(3, 2).requires_grad_(), torch.tensor([0, 1])
+    ),
     "frobenius_norm": lambda f: f(random(2, 3), [0, 1]),
     "nn.functional.multi_head_attention_forward": lambda f: torch.nn.MultiheadAttention(4, 2).double()(
         *[random(3, 4).requires_grad_()] * 3
