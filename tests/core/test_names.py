@@ -40,6 +40,9 @@ CALLS = {
     "conv_tbc": lambda f: f(random(3, 1, 2), random(2, 2, 2), random(2)),
     "linalg.cond": lambda f: f(random(3, 3), 1),
     "cosine_similarity": lambda f: f(random(2, 3), random(2, 3)),
+    "nn.functional.embedding_bag": lambda f: f(
+        torch.tensor([0, 2]), random(3, 2).requires_grad_(), torch.tensor([0, 1])
+    ),
     "frobenius_norm": lambda f: f(random(2, 3), [0, 1]),
     "grid_sampler": lambda f: [f(random(1, 1, *[2] * d), random(1, *[1] * d, d), 0, 0, False) for d in (2, 3)],
     "nn.functional.fractional_max_pool2d": lambda f: f(random(1, 3, 3), 2, [1, 1]),

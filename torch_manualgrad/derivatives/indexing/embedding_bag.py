@@ -232,13 +232,6 @@ def _of_backward(
     return of_grad, embedding_bag_weights(grad, of_result, indices, bag, scale_grad_by_freq, padding_idx)
 
 
-def _only_dense(sparse: bool) -> None:
-    if sparse:
-        raise NotImplementedError(
-            "embedding_bag with sparse=True: the derivative of a sparse gradient is not implemented"
-        )
-
-
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 _INDICES, _OFFSETS = [0, 2, 3, 2, 1], [0, 0, 2]  # the first bag is empty
@@ -313,8 +306,8 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
     )
 rule(
     "aten::_embedding_bag_backward",
-    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx:
-         _only_dense(sparse) or _of_backward(grad_result, grad, indices, _bag_of(indices, offsets), maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
+    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
+         _of_backward(grad_result, grad, indices, _bag_of(indices, offsets), maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
     uses=(embedding_bag_linear, embedding_bag_weights),
     improves="missing",
     source="the transpose of ATen _embedding_bag_backward",

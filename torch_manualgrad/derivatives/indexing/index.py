@@ -95,7 +95,6 @@ linear_in(
         "values": lambda grad, indices, values_sizes: aten.index(grad, indices).sum_to_size(values_sizes),
     },
     improves="values",
-    defer_to_stock=lambda self, *_: not self.is_complex(),
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
     samples=_PUT,
 )

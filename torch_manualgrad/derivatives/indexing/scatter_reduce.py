@@ -20,17 +20,17 @@ class _Scatter(NamedTuple):
     """Where entries go: tensors with at least one dim, those of the source with the sizes of the index."""
 
     dim: int
-    index: Tensor
+    places: Tensor  # the index
     reached: Tensor  # of the shape of the result: whether an entry goes there
     counted: bool  # whether the entries of the result's own count everywhere
 
     def add(self, x: Tensor) -> Tensor:
         """Sums of what goes to each place."""
-        return x.new_zeros(self.reached.shape).scatter_add(self.dim, self.index, x)
+        return x.new_zeros(self.reached.shape).scatter_add(self.dim, self.places, x)
 
     def read(self, x: Tensor) -> Tensor:
         """For each entry, what is at its place."""
-        return x.gather(self.dim, self.index)
+        return x.gather(self.dim, self.places)
 
     def own(self, x: Tensor) -> Tensor:
         """x where the entries of the result's own count, else zero."""
@@ -38,7 +38,7 @@ class _Scatter(NamedTuple):
 
     def mean_of(self) -> Tensor:
         """How many entries the mean at each place is of."""
-        count = self.add(torch.ones_like(self.index, dtype=torch.int64))
+        count = self.add(torch.ones_like(self.places, dtype=torch.int64))
         return (count + 1 if self.counted else count).clamp(min=1)
 
     def attained(self, self_: Tensor, src: Tensor, result: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,14 +92,14 @@ def scatter_reduce_backward(
         return grad, torch.zeros_like(src)
     s = _scatter(self, dim, index, include_self)
     g, x, sent = (torch.atleast_1d(t) for t in (grad, self, src))
-    sent = corner(sent, s.index.shape)
+    sent = corner(sent, s.places.shape)
     if reduce == "sum":
         of_self, of_src = s.own(g), s.read(g)
     elif reduce == "mean":
         g = g / s.mean_of()
         of_self, of_src = s.own(g), s.read(g)
     elif reduce == "prod":
-        product, others = scatter_prod_factors(sent, s.dim, s.index, x.shape)
+        product, others = scatter_prod_factors(sent, s.dim, s.places, x.shape)
         of_self = g * product.conj() if include_self else s.own(g)
         of_src = s.read(g * x.conj() if include_self else g) * others.conj()
     else:
@@ -142,13 +142,13 @@ def scatter_reduce_jvp(
     s = _scatter(self_p, dim, index, include_self)
     dsent = torch.zeros_like(src_p) if src_t is None else src_t
     dx, x, sent, dsent = (torch.atleast_1d(t) for t in (dx, self_p, src_p, dsent))
-    sent, dsent = (corner(t, s.index.shape) for t in (sent, dsent))
+    sent, dsent = (corner(t, s.places.shape) for t in (sent, dsent))
     if reduce == "sum":
         found = s.own(dx) + s.add(dsent)
     elif reduce == "mean":
         found = (s.own(dx) + s.add(dsent)) / s.mean_of()
     elif reduce == "prod":
-        product, others = scatter_prod_factors(sent, s.dim, s.index, x.shape)
+        product, others = scatter_prod_factors(sent, s.dim, s.places, x.shape)
         found = dx * product if include_self else s.own(dx)
         found = found + s.add(others * dsent * s.read(x) if include_self else others * dsent)
     else:
@@ -228,9 +228,12 @@ def index_reduce_jvp(
     return scatter_reduce_jvp(self_p, self_t, dim, index, source_p, source_t, reduce, include_self, result)
 
 
-def _plain(reduce: str, include_self: bool) -> bool:
-    """Whether PyTorch is right in reverse mode: not at several zeros, nor where an entry that does not count is the extremum."""
-    return reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self
+def _plain(self: Tensor, reduce: str, include_self: bool) -> bool:
+    """Whether PyTorch is right in reverse mode.
+
+    It is not for complex numbers, at several zeros, and where an entry that does not count is the extremum.
+    """
+    return not self.is_complex() and (reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ rule(
     jvp={"result": scatter_reduce_jvp},
     uses=scatter_prod_factors,
     defer_to_stock=lambda self, dim, index, src, reduce, include_self:
-        index.shape == src.shape and _plain(reduce, include_self),
+        index.shape == src.shape and _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
     samples=samples(
@@ -270,7 +273,7 @@ rule(
     vjp={("self", "source"): index_reduce_backward},
     jvp={"result": index_reduce_jvp},
     uses=scatter_prod_factors,
-    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(reduce, include_self),
+    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
     samples=samples(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -52,6 +54,12 @@ def index(values: Any, device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor(values, device=device, dtype=torch.int64 if values == [] else None)
 
 
+def _drawing(dtype: torch.dtype, device: torch.device | str) -> Callable[..., Tensor]:
+    """``random`` with another seed at each call."""
+    seeds = itertools.count()
+    return lambda *shape: random(*shape, dtype=dtype, device=device, seed=next(seeds))
+
+
 def samples(
     *calls: Callable[..., Sequence[Any]], real_only: bool = False
 ) -> Callable[[torch.dtype, torch.device | str], Iterable[Sample]]:
@@ -64,13 +72,7 @@ def samples(
         if dtype.is_complex and real_only:
             return
         for call in calls:
-            seeds = iter(range(100))
-            arguments = list(
-                call(
-                    lambda *shape: random(*shape, dtype=dtype, device=device, seed=next(seeds)),
-                    lambda values: index(values, device),
-                )
-            )
+            arguments = list(call(_drawing(dtype, device), functools.partial(index, device=device)))
             keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
             yield Sample(*arguments, **keywords)
 

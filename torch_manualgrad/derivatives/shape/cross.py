@@ -14,17 +14,16 @@ __all__ = ["linalg_cross_backward", "linalg_cross_jvp"]
 
 
 @formula
-def linalg_cross_backward(grad: Tensor, self: Tensor, other: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Cotangents of x and y, given that of x * y, the cross product: conj(y) * g and g * conj(x).
+def linalg_cross_backward(grad: Tensor, other: Tensor, dim: int) -> Tensor:
+    """Cotangent of x, given that of the cross product of x and y: conj(y) times g; that of y is minus conj(x) times g.
 
     Args:
         grad: g, the shape of x and y broadcast.
-        self: x.
         other: y, which broadcasts with x.
         dim: along which the vectors lie, of size 3.
 
     Returns:
-        The shapes of x and y.
+        The shape of ``grad``, not yet summed to that of x.
 
     Note:
         Where not differentiable: nowhere; it is bilinear.
@@ -32,18 +31,14 @@ def linalg_cross_backward(grad: Tensor, self: Tensor, other: Tensor, dim: int) -
     References:
         derivatives.yaml, linalg_cross.
     """
-    of_self, of_other = torch.linalg.cross(other.conj(), grad, dim=dim), torch.linalg.cross(grad, self.conj(), dim=dim)
-    return (
-        of_dtype(of_self.sum_to_size(self.shape), self.dtype),
-        of_dtype(of_other.sum_to_size(other.shape), other.dtype),
-    )
+    return torch.linalg.cross(other.conj(), grad, dim=dim)
 
 
 @formula
 def linalg_cross_jvp(
     self_p: Tensor, self_t: Tensor | None, other_p: Tensor, other_t: Tensor | None, dim: int
 ) -> Tensor:
-    """Tangent of the cross product: dx * y + x * dy.
+    """Tangent of the cross product: dx times y, plus x times dy.
 
     Args:
         self_p, other_p, dim: see `linalg_cross_backward`.
@@ -68,8 +63,16 @@ def linalg_cross_jvp(
 
 rule(
     "aten::linalg_cross",
-    vjp={("self", "other"): linalg_cross_backward},
+    vjp={
+        "self": lambda grad, other, dim, self_sizes, self_dtype: of_dtype(
+            linalg_cross_backward(grad, other, dim).sum_to_size(self_sizes), self_dtype
+        ),
+        "other": lambda grad, self, dim, other_sizes, other_dtype: of_dtype(
+            -linalg_cross_backward(grad, self, dim).sum_to_size(other_sizes), other_dtype
+        ),
+    },
     jvp={"result": linalg_cross_jvp},
+    uses=linalg_cross_backward,
     source="ATen derivatives.yaml",
     samples=samples(
         lambda draw, index: (draw(2, 3), draw(2, 3)),

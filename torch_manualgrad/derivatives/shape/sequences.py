@@ -56,7 +56,7 @@ rule(
     vjp={"input": pack_padded_sequence_backward.bind(grad="grad_result0", input_size="input_sizes", batch_sizes="result1")},
     jvp={"result0": lambda input_t, lengths, batch_first: torch.ops.aten._pack_padded_sequence(input_t, lengths, batch_first)[0]},
     not_differentiable="result1",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=lambda input, *_: not input.is_complex(),
     improves="missing",
     source="ATen derivatives.yaml; the operator is linear",
     gaps={"fake": "the shape of the result depends on the lengths"},
