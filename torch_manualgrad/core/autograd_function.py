@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -199,8 +200,8 @@ def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
 
 def function_name(signature: Signature) -> str:
     """The autograd function's name; its node is called the same, with "Backward" after it."""
-    words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
-    return "".join(word[:1].upper() + word[1:] for word in words)
+    name = signature.name.split("::")[-1].removesuffix("_forward")
+    return re.sub(r"(^|_|(?<=\d))[a-z]", lambda m: m[0][-1].upper(), name).replace("_", "")
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:

@@ -105,6 +105,8 @@ def _probe(name: str) -> Callable[..., Any]:
     names = [a.name for a in operator(f"aten::{name}")._schema.arguments]
 
     def probe(*args: Any) -> Any:
+        if not args[0].numel():
+            raise RuntimeError(f"{name} of an empty batch ends the process")
         if args[0].dtype != torch.float64:
             return laid_out(getattr(_aten, name))(*args)
         given = dict(zip(names, args))
