@@ -16,12 +16,12 @@ from torch_manualgrad.testing import check
 
 F64 = torch.float64
 aten = torch.ops.aten
-GEOMETRY = dict(stride=(1, 2), padding=(1, 0), dilation=(2, 1))
+GEOMETRY = {"stride": (1, 2), "padding": (1, 0), "dilation": (2, 1)}
 
 
 def by_matmul(x, w):
     """A convolution as a product with the patches."""
-    columns = F.unfold(x, w.shape[2:], **{**GEOMETRY, "dilation": (2, 1)})
+    columns = F.unfold(x, w.shape[2:], **GEOMETRY)
     return w.flatten(1) @ columns
 
 
@@ -29,8 +29,10 @@ def by_matmul(x, w):
 CASES = {
     "conv2d": (lambda x, w: F.conv2d(x, w, **GEOMETRY).flatten(2), by_matmul),
     "conv_tbc": (
-        lambda x, w: torch.conv_tbc(x.reshape(4, 2, 15), w.reshape(3, 1, 15, 2)[0][:, :, :][:1], x.new_zeros(2), 0),
-        lambda x, w: x.reshape(4, 2, 15) @ w.reshape(3, 1, 15, 2)[0][0],
+        lambda x, w: torch.conv_tbc(x.reshape(4, 2, 15), w.reshape(2, 15, 3), x.new_zeros(3), 1),
+        lambda x, w: sum(
+            F.pad(x.reshape(4, 2, 15), (0, 0, 0, 0, 1, 1))[k : k + 5] @ w.reshape(2, 15, 3)[k] for k in range(2)
+        ),
     ),
     "_slow_conv2d_forward": (
         lambda x, w: aten._slow_conv2d_forward(x, w, w.shape[2:], None, [1, 2], [1, 0]).flatten(2),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Rule, Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, operator, rule
 
 from .common import laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
@@ -41,7 +41,7 @@ _AVAILABLE = {
 }
 _DEVICES = {"CUDA": "cuda", "cuDNN": "cuda", "MIOpen": "cuda", "MPS": "mps"}
 
-BACKEND_RULES: dict[str, Rule] = {}
+BACKEND_RULES: dict[str, Any] = {}
 
 
 def _about(backend: str, name: str, **more: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 _POOLS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], tuple[tuple[Any, ...], ...]]] = {}
 for _dims in (2, 3):
     _window = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    _values = (
+    _values: tuple[tuple[Any, ...], ...] = (
         ([2] * _dims, [], [0] * _dims, [1] * _dims, False),
         ([2] * _dims, [1] * _dims, [1] * _dims, [1, 2, 1][:_dims], True),
     )
