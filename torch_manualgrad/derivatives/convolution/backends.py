@@ -36,7 +36,7 @@ _AVAILABLE = {
     "MIOpen": torch.version.hip is not None,
     "MPS": torch.backends.mps.is_available(),
     "oneDNN": torch.backends.mkldnn.is_available(),
-    "NNPACK": torch._nnpack_available(),
+    "NNPACK": torch.backends.nnpack.is_available(),
     "another package": False,
 }
 _DEVICES = {"CUDA": "cuda", "cuDNN": "cuda", "MIOpen": "cuda", "MPS": "mps"}

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Rule, Sample, operator, rule
+from torch_manualgrad.core.rule import Rule, Sample, bound_to, operator, rule
 
 from .common import random, total
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
-from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.versions import reached
+from torch_manualgrad.core.rule import Sample, bound_to, reached, rule
 
 from .common import random
 from .grid_sampler import (

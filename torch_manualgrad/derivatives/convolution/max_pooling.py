@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, bound_to, rule
 
 from .common import laid_out, random
 from .pooling import linear_backward
