@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import packages
-from .binding import Binding, parameters
+from .binding import Binding, bound_to, parameters
 from .bound import Bound
 from .compile_cache import fingerprint
 from .compiled_vjp import ButManySmall, CompiledVjp
@@ -21,7 +21,19 @@ from .sample import Sample
 from .schema import Argument, Signature
 from .versions import parse, reached
 
-__all__ = ["IMPROVEMENTS", "ButManySmall", "CompiledVjp", "Rule", "Sample", "exists", "operator", "rule", "rules"]
+__all__ = [
+    "IMPROVEMENTS",
+    "ButManySmall",
+    "CompiledVjp",
+    "Rule",
+    "Sample",
+    "bound_to",
+    "exists",
+    "operator",
+    "reached",
+    "rule",
+    "rules",
+]
 
 # What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
 IMPROVEMENTS = ("values", "missing", "speed")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Rule, Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, operator, rule
 
 from .common import laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
@@ -36,12 +36,12 @@ _AVAILABLE = {
     "MIOpen": torch.version.hip is not None,
     "MPS": torch.backends.mps.is_available(),
     "oneDNN": torch.backends.mkldnn.is_available(),
-    "NNPACK": torch._nnpack_available(),
+    "NNPACK": torch.backends.nnpack.is_available(),
     "another package": False,
 }
 _DEVICES = {"CUDA": "cuda", "cuDNN": "cuda", "MIOpen": "cuda", "MPS": "mps"}
 
-BACKEND_RULES: dict[str, Rule] = {}
+BACKEND_RULES: dict[str, Any] = {}
 
 
 def _about(backend: str, name: str, **more: Any) -> dict[str, Any]:
@@ -105,6 +105,8 @@ def _probe(name: str) -> Callable[..., Any]:
     names = [a.name for a in operator(f"aten::{name}")._schema.arguments]
 
     def probe(*args: Any) -> Any:
+        if not args[0].numel():
+            raise RuntimeError(f"{name} of an empty batch ends the process")
         if args[0].dtype != torch.float64:
             return laid_out(getattr(_aten, name))(*args)
         given = dict(zip(names, args))

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Rule, Sample, operator, rule
+from torch_manualgrad.core.rule import Rule, Sample, bound_to, operator, rule
 
 from .common import random, total
 
@@ -245,8 +244,8 @@ def _samples(*flags: bool) -> Callable[..., Iterable[Sample]]:
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         if dtype.is_complex:
             return
-        for x, w, rest, with_bias in _CASES:
-            x, w, bias = _tensors(x, w, dtype, device, rest[3] and rest[5])
+        for x_sizes, w_sizes, rest, with_bias in _CASES:
+            x, w, bias = _tensors(x_sizes, w_sizes, dtype, device, rest[3] and rest[5])
             yield Sample(x, w, bias if with_bias else None, *rest, *flags)
         x, w, bias = _tensors((0, 2, 5), (3, 2, 2), dtype, device)
         yield Sample(x, w, bias, *_CASES[0][2], *flags)

@@ -33,7 +33,7 @@ def _wide(x: Tensor | None) -> Tensor | None:
 
 
 def _directions(*tensors: Tensor | None) -> Directions:
-    return Directions(*map(_wide, tensors))  # type: ignore[arg-type]
+    return Directions(*map(_wide, tensors))
 
 
 def _parts(

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, bound_to, reached, rule
 
 from .common import random
 from .grid_sampler import (
@@ -148,18 +147,21 @@ def _rules(
         return call if wider else None
 
     primals = [f"{n}_{kind}" for n in ("grad_output", "input", "grid") for kind in "pt"]
+    has_backward = in_double is None or reached("2.13")  # that of the fallback was composite
     rule(
         f"aten::{forward}",
         vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},
         jvp={"result": grid_sampler_jvp},
         uses=backward,
-        defer_to_stock=lambda *_: True,
+        defer_to_stock=(lambda *_: True) if has_backward else None,
         improves={"missing": "2.15"},
         source="ATen grid_sampler_2d_backward; the jvp is new",
         samples=_forward(inputs),
         probe=probe(forward, in_double),
         **about,
     )
+    if not has_backward:
+        return
     rule(
         f"aten::{backward_name}",
         vjp=double_vjps(double_backward),

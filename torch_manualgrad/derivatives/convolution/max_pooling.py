@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, bound_to, rule
 
 from .common import laid_out, random
 from .pooling import linear_backward
@@ -57,7 +56,7 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 _POOLS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], tuple[tuple[Any, ...], ...]]] = {}
 for _dims in (2, 3):
     _window = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    _values = (
+    _values: tuple[tuple[Any, ...], ...] = (
         ([2] * _dims, [], [0] * _dims, [1] * _dims, False),
         ([2] * _dims, [1] * _dims, [1] * _dims, [1, 2, 1][:_dims], True),
     )

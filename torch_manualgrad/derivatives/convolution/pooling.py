@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Rule, Sample, rule
+from torch_manualgrad.core.rule import Rule, Sample, bound_to, rule
 
 from .common import random, zero_of
 

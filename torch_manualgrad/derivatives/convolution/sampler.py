@@ -41,11 +41,11 @@ class _Dim(NamedTuple):
     """What is read along one dim of the image, (N, P, T): P points, T pixels around each.
 
     Attributes:
-        index: of the pixels, all of them inside of the image.
+        pixels: their places, all of them inside of the image.
         weights: of the pixels, and their first and second derivatives in the coordinate.
     """
 
-    index: Tensor
+    pixels: Tensor
     weights: tuple[Tensor, Tensor, Tensor]
 
 
@@ -158,9 +158,9 @@ class Sampler:
         self.sizes, self.points = list(sizes), list(grid.shape[1:-1])
         coordinates = steps(grid)
         self.dims = [_dim(c, size, *modes) for c, size in zip(reversed(coordinates), sizes)]
-        index = self.dims[0].index
+        index = self.dims[0].pixels
         for k, dim in enumerate(self.dims[1:], 1):
-            index = index[..., None] * sizes[k] + _spread(dim.index, k)
+            index = index[..., None] * sizes[k] + _spread(dim.pixels, k)
         self.index = index
 
     def _weights(self, *differentiated: int) -> list[Tensor]:

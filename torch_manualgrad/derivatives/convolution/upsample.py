@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import bound_to
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, bound_to
 
 from .common import as_function, random
 
