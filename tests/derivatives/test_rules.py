@@ -168,7 +168,7 @@ def layout(x):
 def test_layouts_are_known_without_data(rule, dtype):
     for sample in samples(rule, dtype):
         with mg.override(rule), Layouts():
-            args = tree_map(lambda a: leaf(a) if is_differentiable(a) else a, sample.args)
+            args = tree_map(lambda a: a.detach().requires_grad_() if is_differentiable(a) else a, sample.args)
             inputs = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
             if not inputs:  # all are sparse
                 continue

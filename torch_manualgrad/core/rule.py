@@ -177,16 +177,8 @@ class Rule:
             raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.names}, the vjp for {list(self.vjp)}")
         outputs = self.signature.output_names
         asked = {p for f in self.vjp.values() for p in parameters(f)}
-<<<<<<< HEAD
-        known = (
-            asked & {*self.signature.names, *outputs}
-            | {*self.signature.cotangent_names}
-            | {f"needs_{n}" for n in compiled.names}
-        )
-=======
         cotangents = {*self.signature.cotangent_names}
         known = asked & {*self.signature.names, *outputs} | cotangents | {f"needs_{n}" for n in compiled.names}
->>>>>>> h_reduce
         for parameter in compiled.formula.signature.names:
             source = compiled.bind.get(parameter, parameter)
             name = source[0] if isinstance(source, tuple) else source
@@ -272,20 +264,12 @@ def rule(
     """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
 
     A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
-<<<<<<< HEAD
     where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
     grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
     its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
     ``<name>_device`` and ``<name>_layout`` of an input or output, of each tensor in a list, are to be had in a vjp without keeping the tensor. A
     tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
     tangent is None.
-=======
-    where unnamed), ``grad``, or ``grad_<output>`` where there are several outputs or an input is called ``grad``,
-    ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of its key
-    need a gradient. ``<name>_sizes``, ``<name>_strides`` and ``<name>_dtype`` of an input or output are to be had in a vjp
-    without keeping the tensor. A tensor is kept for the backward only if a formula for an input that requires grad names
-    it. A missing cotangent or tangent is None.
->>>>>>> h_reduce
 
     Args:
         name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.
