@@ -59,10 +59,12 @@ def in_place_kernel(
         values = signature.bind(args, kwargs)
         target = values[0]
         dense = target.layout is torch.strided and not target.is_nested
-        if not dense or differentiated(signature, values) in (Mode.NOTHING, Mode.PLAIN_NOTHING):
+        mode = differentiated(signature, values) if dense else Mode.NOTHING
+        if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
             return stock(keyset, *args, **kwargs)
-        # what the backward reads must not be what is written to
-        inputs, named = signature.split([target.clone() if written in kept else target, *values[1:]])
+        # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read
+        copied = written in kept or mode is Mode.DUAL
+        inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
         result = functional(*inputs, **named)
         if (result.dtype, result.shape) != (target.dtype, target.shape):
             return stock(keyset, *args, **kwargs)
