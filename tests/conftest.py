@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import internals, kernels
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -18,3 +18,9 @@ def device(request: pytest.FixtureRequest) -> str:
         pytest.skip(library.reason)
     assert library.loaded, library.reason
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_graph_has_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a graph with dual numbers was compiled, by another test, no call takes the fast path any more."""
+    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)

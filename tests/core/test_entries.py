@@ -1,7 +1,6 @@
 """Entries of operators that have no rule: kinds, and duplicates."""
 
 import pytest
-import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.catalogue import Entry

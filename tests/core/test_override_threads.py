@@ -37,9 +37,11 @@ cases = [(r.probe, s) for r in mg.rules.values() for s in list(r.samples(torch.f
 
 def stock(op, sample):
     try:
-        return [(op, sample, outcome(op, sample))]
+        found = [outcome(op, sample)]
     except RuntimeError:  # PyTorch has no such derivative, and the rules come and go
         return []
+    with mg.override("*"):  # which may have a gradient where PyTorch says that there is none
+        return [(op, sample, [*found, outcome(op, sample)])]
 
 
 cases = [found for op, s in cases for found in stock(op, s)]
@@ -55,7 +57,7 @@ def work(seed, done):
                 return
             op, sample, expected = cases[7 * k % len(cases)]
             found = outcome(op, sample)
-            assert found == expected, (op, found, expected)
+            assert found in expected, (op, found, expected)
             torch.relu(jagged.clone().requires_grad_()).values().sum()
     except BaseException as error:
         failures.append((cases[7 * k % len(cases)][0], error))

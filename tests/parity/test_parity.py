@@ -6,7 +6,6 @@ from rows import rows
 from ways import CHEAP, DEAR, HANDFUL, SLOW, WAYS
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import internals
 
 
 def parameters():
@@ -15,12 +14,6 @@ def parameters():
             slow = way.cost == SLOW or (way.cost == DEAR and row.name not in HANDFUL)
             slow = slow or (place + turn) % row.turns != 0
             yield pytest.param(way, row, id=f"{way.name}-{row.name}", marks=[pytest.mark.slow] * slow)
-
-
-@pytest.fixture(autouse=True)
-def no_graph_has_tangents(monkeypatch):
-    """Once a graph with dual numbers was compiled, by another test, no call takes the fast path any more."""
-    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
 
 
 def undeclared(cells):

@@ -25,6 +25,8 @@ Chosen = list[Rule | Replacements]
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
+    "_native_batch_norm_legit": ("_native_batch_norm_legit.no_stats",),
+    "_segment_reduce": ("segment_reduce",),
     "_softmax_backward_data": ("_softmax_backward_data",),
     "_weight_norm": ("_weight_norm_interface",),
     "addbmm": ("addbmm",),
@@ -58,6 +60,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "grid_sampler_2d": ("grid_sampler_2d",),
     "grid_sampler_3d": ("grid_sampler_3d",),
     "index_reduce": ("index_reduce",),
+    "inner": ("dot",),
     "inverse": ("linalg_inv_ex",),
     "kthvalue": ("kthvalue",),
     "log_softmax": ("_log_softmax",),
@@ -146,6 +149,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "linalg.tensorinv": ("linalg_inv_ex",),
     "linalg.tensorsolve": ("_linalg_solve_ex",),
     "linalg.vander": ("cumprod",),
+    "linalg.vecdot": ("vdot",),
     "linalg.vector_norm": ("linalg_vector_norm",),
     "masked.amax": ("amax",),
     "masked.amin": ("amin",),
@@ -201,12 +205,18 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.normalize": ("linalg_vector_norm",),
     "nn.functional.pairwise_distance": ("norm.ScalarOpt_dim",),
     "nn.functional.pdist": ("_pdist_forward",),
-    "nn.functional.scaled_dot_product_attention": ("_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"),
+    "nn.functional.scaled_dot_product_attention": (
+        "_safe_softmax",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "bmm",
+    ),
     "nn.functional.smooth_l1_loss": ("smooth_l1_loss",),
     "nn.functional.soft_margin_loss": ("soft_margin_loss",),
     "nn.functional.softmin": ("_softmax",),
     "nn.functional.triplet_margin_loss": ("norm.ScalarOpt_dim",),
     "nn.functional.triplet_margin_with_distance_loss": ("norm.ScalarOpt_dim",),
+    "sparse.mm": ("_sparse_mm_reduce_impl",),
+    "sparse.sampled_addmm": ("sparse_sampled_addmm",),
 }
 
 # Where a function of that name may also be found.

@@ -70,7 +70,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             "grad_output": lambda grad, target, weight, reduction, ignore_index: forward(
                 grad, target, weight, reduction, ignore_index
             )[0],
-            "self": lambda: None,
+            "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
         },
         jvp={
             "result": lambda grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight: (

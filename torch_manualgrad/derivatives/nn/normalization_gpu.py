@@ -154,5 +154,5 @@ GPU_RULES = [
 ]
 
 for _rule in GPU_RULES:
-    if _rule.name not in rules:
+    if _rule not in rules.entered():
         gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
