@@ -64,7 +64,10 @@ def forward_batched(call, order):
     f = call if order == 1 else plain(call, 1)
     found = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs, vectorize=True, strategy="forward-mode")
     expected = functional.jacobian(lambda *xs: tuple(f(*xs)), inputs)
-    return [x for xs in found for x in xs], [x for xs in expected for x in xs]
+    found, expected = [x for xs in found for x in xs], [x for xs in expected for x in xs]
+    if len({x.dtype for x in inputs}) > 1:  # a Jacobian has the dtype of outputs forward, and that of inputs in reverse
+        found = [x.to(y.dtype) for x, y in zip(found, expected, strict=True)]
+    return found, expected
 
 
 def traced(mode):

@@ -49,9 +49,9 @@ def test_examples_run(document, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_there_are_nine_examples():
+def test_there_are_as_many_examples_as_it_says():
     text = (ROOT / "README.md").read_text()
-    assert text.count("```python") == 9
+    assert "## Nine examples" in text and text.count("```python") == 9 + 1  # one goes on in a second block
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
