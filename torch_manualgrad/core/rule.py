@@ -276,7 +276,7 @@ def rule(
         vjp: input, or tuple of inputs, -> formula for its gradient.
         jvp: output, or tuple of outputs, -> formula for its tangent; without any, a jvp is derived from the vjp.
         register: False gives a rule that is in no table, to hand to `override`.
-        since: the first torch that has the operator, as "2.11".
+        since: the first torch that has the operator, not made of others, as "2.11".
         until: the first torch that has it no longer.
         about: the further attributes of `Rule`, and ``uses``: the formulas that are called inside of a lambda or another
             function, which do not show in the bindings. ``improves`` is a claim, several, or a dictionary from each to the first
@@ -305,4 +305,4 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
         reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
     if until is not None and reached(until):
         reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
-    return reason if reason and not exists(name) else ""
+    return reason if reason and (not exists(name) or is_composite(operator(name))) else ""

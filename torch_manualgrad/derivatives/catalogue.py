@@ -366,3 +366,9 @@ gap(
     "aten::miopen_ctc_loss.Tensor",
     reason="only GPUs have it, and its gradient is one that the forward returns: PyTorch has no second derivative",
 )
+# New in torch 2.15.
+gap(
+    "aten::linalg_matrix_sqrth",
+    "aten::linalg_polar",
+    reason="PyTorch's own derivatives; torch_manualgrad.linalg has sqrtm and polar, which need no decomposition",
+)

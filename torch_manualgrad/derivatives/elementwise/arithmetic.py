@@ -131,4 +131,5 @@ elementwise(
 elementwise(
     "aten::ldexp.Tensor",
     {"self": lambda other: torch.exp2(other), "other": lambda result: result * 0.6931471805599453},
+    since="2.13",  # made of others before
 )

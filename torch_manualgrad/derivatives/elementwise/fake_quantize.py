@@ -40,7 +40,9 @@ def _straight_through(name: str) -> Callable[..., Tensor]:
     """What has the estimate for its derivative: the value is that of x in the range, and 0 outside."""
 
     def probe(self: Tensor, *others: Any) -> Tensor:
-        found, mask = operator(name)(self, *[o.detach() if isinstance(o, Tensor) else o for o in others])
+        # a scale is float32 in any case
+        plain = [o.detach().float() if isinstance(o, Tensor) and o.is_floating_point() else o for o in others]
+        found, mask = operator(name)(self, *plain)
         return found + (self * mask - found).detach()
 
     return probe

@@ -179,4 +179,5 @@ rule(
     source="ATen mm_mat1_backward, mm_mat2_backward",
     gaps=_UNBATCHED,
     samples=_from(lambda x, y: ([x[0], x[0].mT], [y[0].mT, y[0]])),
+    since="2.13",
 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, operator, rule
 
 from .distance import _differences, cdist_backward, cdist_jvp, pdist_backward, pdist_jvp
 from .norm import cast_sum_to, norm_direction, spread, widened
@@ -200,13 +200,14 @@ def _pdist_probe(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
     return torch.ops.aten._pdist_backward(grad.contiguous(), self, p, torch.pdist(self.detach(), p))
 
 
+# The first argument, g, is "grad" until torch 2.14, so that its cotangent has a longer name; then "grad_output".
+_G = operator("aten::_cdist_backward")._schema.arguments[0].name
+_GG = "grad_result" if _G == "grad" else "grad"
+
 rule(
     "aten::_cdist_backward",
-    vjp={
-        ("grad", "x1", "x2"): cdist_double_backward.bind(gg="grad_result"),
-        "cdist": lambda grad_result: None,
-    },
-    jvp={"result": cdist_backward_jvp},
+    vjp={(_G, "x1", "x2"): cdist_double_backward.bind(gg=_GG, grad=_G), "cdist": lambda: None},
+    jvp={"result": cdist_backward_jvp.bind(grad=_G, grad_t=f"{_G}_t")},
     improves="missing",
     source="the Hessian of the norm; new",
     samples=_cdist_samples,
@@ -214,11 +215,8 @@ rule(
 )
 rule(
     "aten::_pdist_backward",
-    vjp={
-        ("grad", "self"): pdist_double_backward.bind(gg="grad_result"),
-        "pdist": lambda grad_result: None,
-    },
-    jvp={"result": pdist_backward_jvp},
+    vjp={(_G, "self"): pdist_double_backward.bind(gg=_GG, grad=_G), "pdist": lambda: None},
+    jvp={"result": pdist_backward_jvp.bind(grad=_G, grad_t=f"{_G}_t")},
     improves="missing",
     source="the Hessian of the norm; new",
     samples=_pdist_samples,
