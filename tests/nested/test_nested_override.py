@@ -441,6 +441,7 @@ def test_a_family():
     assert torch.sin(x).grad_fn.name() == "MulBackward0" and not undone
     replacement.drop(second)
     assert torch.sin(x).grad_fn.name() == "SinBackward0" and undone == [1]
+    replacement.unregister()
 
 
 def test_the_values_of_a_nested_tensor():

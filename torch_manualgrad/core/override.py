@@ -338,9 +338,11 @@ def unregister() -> None:
     PyTorch frees a kernel although a thread is in it, and the process crashes. What is active stays.
     """
     with compile_cache.changes():
-        for name in [n for n in _operators if n not in _table]:
+        for replacement in replacements.values():
+            replacement.unregister()
+        # what a replacement takes for PyTorch's own kernel may be a rule's
+        kept = {*_table, *(name for replacement in replacements.values() for name in replacement.registered)}
+        for name in [n for n in _operators if n not in kept]:
             _operators.pop(name).release()
         if not _operators:
             release_numbers()
-        for replacement in replacements.values():
-            replacement.unregister()

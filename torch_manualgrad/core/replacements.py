@@ -101,6 +101,11 @@ class Replacements:
         self._undo = []
         compile_cache.put(f"replacement {self.name}", "")
 
+    @property
+    def registered(self) -> list[str]:
+        """The operators whose kernels are in place now."""
+        return [registration.name.removesuffix(".default") for registration in self._registrations]
+
     def unregister(self) -> None:
         """Take the registrations away, if nothing holds the replacement; see `torch_manualgrad.unregister`."""
         if not self._holders:

@@ -56,7 +56,7 @@ def entries(name: str) -> list[Any]:
         KeyError: there is none.
     """
     plain = name.removeprefix("aten::").removeprefix("aten.").split(".default")[0]
-    found = [op for op in op_db() if plain in (op.name, op.formatted_name, op.aten_name)]
+    found = [op for op in op_db() if name == op.name or plain in (op.name, op.formatted_name, op.aten_name)]
     if not found:
         # ATen's name of the operator that the public function calls: _linalg_svd, _softmax
         bare = plain.lstrip("_")

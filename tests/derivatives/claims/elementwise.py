@@ -58,6 +58,8 @@ PROOFS = {
     "aten::glu": {"missing": [own("fwd-fwd")]},
     "aten::glu_backward": {"missing": [own("fwd-fwd")]},
     "aten::_log_softmax": {"missing": [own("rev-fwd")]},
+    "aten::_softmax": {"missing": [own("rev-fwd")]},
+    "aten::silu": {"missing": [own("rev-fwd")]},
     "aten::_safe_softmax": {
         "values": [
             point(

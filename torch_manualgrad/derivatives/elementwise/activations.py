@@ -155,7 +155,12 @@ def _log_sigmoid_backward_samples(dtype: torch.dtype, device: torch.device | str
 
 
 elementwise("aten::sigmoid", lambda grad, result: aten.sigmoid_backward(grad, result))
-elementwise("aten::silu", infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"))
+elementwise(
+    "aten::silu",
+    infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"),
+    improves="missing",
+    defer_to_stock=lambda self: not self.is_complex(),  # of which PyTorch has no derivative
+)
 elementwise(
     "aten::mish",
     infinitely_differentiable_mish_backward.bind(grad_output="grad", input="self"),

@@ -113,6 +113,8 @@ rule(
     vjp={"self": _softmax_backward},
     uses=softmax_differential,
     jvp={"result": _softmax_jvp},
+    defer_to_stock=lambda *_: True,
+    improves="missing",
     source="ATen _softmax_backward_data",
     samples=_samples,
 )
