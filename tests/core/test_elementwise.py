@@ -199,3 +199,21 @@ def test_in_a_compiled_function():
         for f in (torch.atan2, compiled):
             found = torch.autograd.grad(f(x, y).sum(), (x, y))
             same(found, (2 * x.detach(), 6 * y.detach()))
+
+
+@pytest.mark.parametrize("name", ["sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "add"])
+def test_numbers_by_every_name_under_transforms(name):
+    """Some of the names are composite, and meet torch.func before the operator that has the rule."""
+    function, x = getattr(torch, name), torch.tensor([0.5, 1.5], dtype=torch.float64)
+    for given in (x, torch.tensor([1, 2])):
+        expected = torch.func.grad(lambda x, given=given: (function(given, 3) * x).sum())(x)
+        with mg.override("*"):
+            found = torch.func.grad(lambda x, given=given: (function(given, 3) * x).sum())(x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_tangent_ends_where_numbers_become_integers():
+    x, t = torch.tensor([0.3, 2.6]), torch.ones(2)
+    with mg.override("*"):
+        value, tangent = torch.func.jvp(lambda x: x * x.to(torch.int64), (x,), (t,))
+    assert value.tolist() == [0.0, pytest.approx(5.2)] and tangent.tolist() == [0.0, 2.0]

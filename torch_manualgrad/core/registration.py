@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import calls
-from .internals import operators, own_kernel, release
+from .internals import is_composite, operators, own_kernel, release
 from .schema import Signature, with_tensors
 
 __all__ = ["Registration", "Suspension", "release_numbers", "without_overrides"]
@@ -115,8 +115,10 @@ def _with_tensors(signature: Signature, own: Kernel) -> Kernel:
 
 
 def _is_pointwise(op: Any) -> bool:
-    tensors = [a for a in op._schema.arguments if "Tensor" in str(a.type) and not a.is_out]
-    return torch.Tag.pointwise in op.tags and len(tensors) > 1
+    """Of several tensors; other names of such operators, as subtract of sub, are composite, and not marked as pointwise."""
+    tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type) and not a.is_out]
+    alias = tensors == ["self", "other"] and is_composite(op)
+    return len(tensors) > 1 and (torch.Tag.pointwise in op.tags or alias)
 
 
 _FUNCTORCH = "FuncTorchDynamicLayerFrontMode"
