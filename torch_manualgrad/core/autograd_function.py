@@ -156,7 +156,7 @@ def autograd_function(derivative: Derivative) -> Any:
         if ctx.out_lengths is not None:
             smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
         full = [
-            None if not yes or not is_differentiable(o) else _zero(o) if t is None else t
+            None if not yes or isinstance(o, Tensor) and not is_differentiable(o) else _zero(o) if t is None else t
             for t, o, yes in zip(found, known[ctx.n_inputs :], smooth)
         ]
         return full[0] if one_output else tuple(full)
