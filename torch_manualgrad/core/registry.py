@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
 __all__ = ["Registry"]
@@ -86,6 +86,15 @@ class Registry(Mapping[str, T], Generic[T]):
     def __iter__(self) -> Iterator[str]:
         self._fill()
         return iter(self._entries)
+
+    # Mapping's own look each entry up by its name.
+    def values(self) -> ValuesView[T]:
+        self._fill()
+        return self._entries.values()
+
+    def items(self) -> ItemsView[str, T]:
+        self._fill()
+        return self._entries.items()
 
     def __len__(self) -> int:
         self._fill()
