@@ -579,3 +579,24 @@ def test_a_result_shares_what_is_known_and_where_components_are():
                 assert y.values().shape[y._ragged_idx - 1] == given.values().shape[0]
                 g = torch.autograd.grad([*(c.sum() for c in y.sin().unbind())], given)[0]  # PyTorch's own among ours
                 assert g.size(1) == given.size(1) and g.values().shape == given.values().shape
+
+
+UNREGISTERED = """
+import torch, torch_manualgrad as mg
+
+with mg.override("*"):
+    pass
+handle = mg.install("nested")  # which takes for PyTorch's own what rules have registered
+mg.unregister()
+x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], requires_grad=True)
+for f in (torch.sin, torch.relu, torch.clone, torch.nn.functional.gelu, lambda x: torch.softmax(x, -1)):
+    f(x)
+handle.remove()
+for f in (torch.sin, torch.relu, torch.clone, torch.nn.functional.gelu, lambda x: torch.softmax(x, -1)):
+    f(x)
+"""
+
+
+def test_what_a_replacement_hands_calls_to_is_not_unregistered():
+    done = subprocess.run([sys.executable, "-c", UNREGISTERED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -147,7 +147,7 @@ class _Operator:
                 return derivative.run_below(values)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
-            if not (derivative.rule.sparse or _all_dense(values)) or _any_nested(values):
+            if _any_nested(values) if derivative.rule.sparse else not _all_dense(values):
                 args, kwargs = split(values)
                 return stock(keyset, *args, **kwargs)
             return apply(derivative, keyset, mode, values)
