@@ -19,7 +19,7 @@ import torch
 import torch_manualgrad as mg
 
 from .core import calls, kernels
-from .core.binding import Binding
+from .core.binding import Binding, parameters
 from .core.catalogue import KINDS
 from .core.names import missing, rules_named
 from .core.rule import Rule
@@ -196,8 +196,7 @@ def _binding(function: Any) -> str:
         return formula.__name__
     if isinstance(formula, Binding):
         return repr(formula)
-    names = ", ".join(inspect.signature(function).parameters)
-    return f"({names}) at {_place(function)}"
+    return f"({', '.join(parameters(function))}) at {_place(function)}"
 
 
 def _place(function: Callable[..., Any]) -> str:

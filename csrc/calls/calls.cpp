@@ -43,7 +43,7 @@ struct Kernel : public c10::OperatorKernel {
       python.callBoxed(op, keys, stack);
       return;
     }
-    bool grad = false;
+    bool grad = false, numbers = false;
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     for (const int64_t place : table->tensors) {
       const IValue& value = arguments[place];
@@ -53,21 +53,24 @@ struct Kernel : public c10::OperatorKernel {
         return;
       }
       grad = grad || value.toTensor().requires_grad();
+      numbers = numbers || is_number(value);
     }
     if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);
-    } else if (table->defers == 2 && deferred(*table, arguments[0].toTensor())) {
-      stock.callBoxed(op, keys, stack);
-    } else if (table->defers == 1) {
+    } else if (table->defers == Table::kAsked) {
       python.callBoxed(op, keys, stack);
+    } else if (table->defers != Table::kNever && deferred(*table, arguments[0])) {
+      stock.callBoxed(op, keys, stack);
     } else {
-      differentiate(*table, op, keys, stack);
+      differentiate(*table, op, keys, stack, numbers);
     }
   }
 
  private:
-  // ButManySmall in core/compiled_vjp.py
-  static bool deferred(const Table& table, const at::Tensor& A) {
+  // What core/deferral.py says.
+  static bool deferred(const Table& table, const IValue& first) {
+    if (table.defers == Table::kAlways) return true;
+    const at::Tensor& A = first.toTensor();
     if (A.dim() < 2) return true;
     const int64_t n = A.size(-1);
     return A.is_cpu() && (n > table.order || A.numel() < table.matrices * n * n);
@@ -78,7 +81,8 @@ struct Kernel : public c10::OperatorKernel {
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   }
 
-  static void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  static void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+                            bool numbers) {
     ++counts.plain;
     const size_t n = op.schema().arguments().size(), outputs = table.differentiable.size();
     // the call takes the arguments off the stack: what is kept of them is copied before
@@ -96,6 +100,7 @@ struct Kernel : public c10::OperatorKernel {
       }
       kept.assign(arguments.begin(), arguments.end());
     }
+    if (numbers) numbers_as_tensors(table.tensors, kept);
     auto node = make_node<NodePointer, RuleNode>(table);
     node->set_next_edges(std::move(edges));
     below(op, keys, stack);

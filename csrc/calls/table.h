@@ -65,8 +65,9 @@ struct Table {
   int64_t rule = 0;  // Python's number for it
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
-  // Which calls with a gradient go to stock: 0 none, 1 is asked in Python, 2 on the CPU all but many small matrices.
-  int64_t defers = 0, order = 0, matrices = 0;
+  // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
+  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways };
+  int64_t defers = kNever, order = 0, matrices = 0;
   bool selective = false;
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
@@ -102,8 +103,39 @@ inline bool no_autocast() {
 
 inline bool plain(const at::Tensor& x) {
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
-  return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !impl->is_wrapped_number() &&
-         !x._fw_grad(/*level=*/0).defined();
+  return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !x._fw_grad(/*level=*/0).defined();
+}
+
+// ---- numbers in the place of tensors, as in x * 2 -------------------------------------------------------------------
+
+inline bool is_number(const IValue& value) {
+  return value.isTensor() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+// Kinds of dtype, in the order of promotion.
+inline int64_t rank(const at::Tensor& x) {
+  return x.is_complex() ? 3 : x.is_floating_point() ? 2 : x.scalar_type() == at::kBool ? 0 : 1;
+}
+
+// What the vjp gets for numbers: tensors that promote as the numbers do. `with_tensors` in core/schema.py says why.
+inline void numbers_as_tensors(const std::vector<int64_t>& places, std::vector<IValue>& values) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  for (const int64_t place : places) {
+    if (!is_number(values[place])) continue;
+    const at::Tensor number = values[place].toTensor();
+    bool wide = false;
+    std::optional<at::ScalarType> dtype;
+    for (const int64_t other : places) {
+      if (!values[other].isTensor() || is_number(values[other])) continue;
+      const at::Tensor& x = values[other].toTensor();
+      wide = wide || (x.dim() > 0 && rank(x) >= rank(number));
+      const auto promoted = at::result_type(x, number);
+      dtype = dtype ? c10::promoteTypes(*dtype, promoted) : promoted;
+    }
+    at::Tensor made = wide || !dtype ? number.detach() : number.to(*dtype, /*non_blocking=*/false, /*copy=*/true);
+    made.unsafeGetTensorImpl()->set_wrapped_number(false);
+    values[place] = std::move(made);
+  }
 }
 
 // ---- the numbers that Python sends ----------------------------------------------------------------------------------

@@ -85,9 +85,13 @@ def test_the_test_of_the_guide(hardlib):
     assert "1 passed" in run.stdout, run.stdout + run.stderr
 
 
+bessel_j1 = torch.special.bessel_j1
+
+
 def test_rules_that_come_later_are_in_an_override_made_before(monkeypatch):
     block = mg.override("*")
-    late = mg.rule("aten::sin", vjp={"self": lambda grad, self: grad * self.cos()}, register=False)
+    late = mg.rule("aten::special_bessel_j0", vjp={"self": lambda grad, self: -grad * bessel_j1(self)}, register=False)
+    assert late.name not in mg.rules
     monkeypatch.setitem(mg.rules._entries, late.name, late)
     with block as handle:
         assert late in handle.rules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Binding:
         self.formula = formula
         self.renamed = dict(renamed)
         self.__name__ = formula.__name__
-        self.__signature__ = _signature([s.name for s in sources(self) if s.name is not None])
+        self.parameter_names = [s.name for s in sources(self) if s.name is not None]
 
     def __call__(self, *values: Any) -> Any:
         """The formula, given the values of the names that it is bound to, in the order of its parameters."""
@@ -64,28 +65,39 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     Raises:
         TypeError, ValueError: nothing is known of the parameters.
     """
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return [name for name, _ in _by_place(function)]
 
 
 def sources(function: Callable[..., Any]) -> list[Source]:
     """Where the parameters come from, in their order."""
-    formula, renamed = (function.formula, function.renamed) if isinstance(function, Binding) else (function, {})
-    return [_source(p, renamed) for p in inspect.signature(formula).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if not isinstance(function, Binding):
+        return [Source(name, default) for name, default in _by_place(function)]
+    return [_source(name, default, function.renamed) for name, default in _by_place(function.formula)]
 
 
-def _source(parameter: inspect.Parameter, renamed: Mapping[str, Any]) -> Source:
-    if parameter.name not in renamed:
-        return Source(parameter.name, parameter.default)
-    given = renamed[parameter.name]
+def _source(name: str, default: Any, renamed: Mapping[str, Any]) -> Source:
+    if name not in renamed:
+        return Source(name, default)
+    given = renamed[name]
     return Source(given) if isinstance(given, str) else Source(None, given)
 
 
 def bound_to(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """The function itself, with these names for its parameters."""
     made: Any = function
-    made.__signature__ = _signature(names)
+    made.parameter_names = list(dict.fromkeys(names))
     return function
 
 
-def _signature(names: Sequence[str]) -> inspect.Signature:
-    return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in dict.fromkeys(names)])
+def _by_place(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Name and default of each parameter that may be given by place."""
+    if (names := getattr(function, "parameter_names", None)) is not None:
+        return [(name, EMPTY) for name in names]
+    plain = inspect.unwrap(function)
+    if isinstance(plain, FunctionType) and not plain.__code__.co_flags & inspect.CO_VARARGS:
+        # as inspect does it, at a twentieth of the time: a thousand functions are bound when the package is imported
+        code, defaults = plain.__code__, plain.__defaults__ or ()
+        given = (EMPTY,) * (code.co_argcount - len(defaults)) + defaults
+        return list(zip(code.co_varnames, given))
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.default) for p in found if p.kind is not p.KEYWORD_ONLY]

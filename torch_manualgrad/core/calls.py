@@ -18,13 +18,16 @@ from torch import Tensor
 
 from . import kernels
 from .autograd_function import pull_back
-from .compiled_vjp import ButManySmall, CompiledVjp
+from .compiled_vjp import CompiledVjp
+from .deferral import ButManySmall, always
 from .internals import tangents_possible
 
 if TYPE_CHECKING:
     from .bound import Bound
 
 __all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
+
+Active = Callable[[], Iterable[tuple[str, "Bound | None", "Callable[..., bool] | None"]]]
 
 # Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
 _DTYPES: tuple[torch.dtype | None, ...] = (
@@ -59,7 +62,7 @@ _states: dict[tuple[str, int], int] = {}
 _slots: dict[str, int] = {}  # of each operator whose calls come here
 _changes = 0  # of _slots
 _general = False  # all calls are for Python
-_active: tuple[str, list[Any]] = ("", [])  # the arguments of the last `activate`
+_active: tuple[str, Active] = ("", list)  # the arguments of the last `activate`
 
 
 def loaded() -> bool:
@@ -101,23 +104,23 @@ def detach(op: Any) -> None:
         _changes += 1
 
 
-def activate(what: str, active: Iterable[tuple[str, Bound | None, Callable[..., bool] | None]]) -> None:
+def activate(what: str, active: Active) -> None:
     """Let calls go by these derivatives from now on.
 
     Args:
         what: says which derivatives they are, for each operator.
-        active: of each operator, its name, its derivative (None: all its calls are for Python) and which calls are
-            left to stock.
+        active: called where these derivatives are new; gives, of each operator, its name, its derivative (None: all its
+            calls are for Python) and which calls are left to stock.
     """
     global _active
     if _library is None:
         return
-    _active = (what, list(active))
+    _active = (what, active)
     what = f"{what} in Python" if _general else what
     state = _states.get((what, _changes))
     if state is None:
         numbers = [-1] * (max(_slots.values(), default=-1) + 1)
-        for name, derivative, defers in _active[1]:
+        for name, derivative, defers in active():
             if name in _slots:
                 numbers[_slots[name]] = _table(None, None) if _general else _table(derivative, defers)
         state = _checked(_library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
@@ -195,7 +198,9 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
     simple = simple and all(what in _FACTS for _, what in derivative.facts)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
-    to_stock = [2, *defers] if isinstance(defers, ButManySmall) else [int(defers is not None), 0, 0]
+    to_stock = (
+        [2, *defers] if isinstance(defers, ButManySmall) else [3 if defers is always else int(bool(defers)), 0, 0]
+    )
     numbers: list[int] = [in_python, *to_stock, derivative.selective]
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .formula import Formula
     from .op import CustomOp
 
-__all__ = ["ButManySmall", "CompiledVjp"]
+__all__ = ["CompiledVjp"]
 
 
 class CompiledVjp(NamedTuple):
@@ -58,21 +56,3 @@ class CompiledVjp(NamedTuple):
     def operator(self) -> CustomOp:
         """The opaque operator that has the compiled kernel."""
         return self.formula.overloads.get("kernel", self.formula)
-
-
-class ButManySmall(NamedTuple):
-    """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
-
-    Attributes:
-        order: the largest matrices that the rule takes.
-        matrices: the fewest.
-    """
-
-    order: int
-    matrices: int
-
-    def __call__(self, A: Tensor, *others: Any) -> bool:
-        if A.dim() < 2:
-            return True  # it raises
-        n = A.shape[-1]
-        return A.is_cpu and (n > self.order or A.numel() < self.matrices * n * n)

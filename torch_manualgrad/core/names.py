@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
@@ -21,7 +21,13 @@ from .rule import Rule, rules
 
 __all__ = ["REACHES", "Chosen", "choose", "missing", "rules_named"]
 
-Chosen = list[Rule | Replacements]
+
+class Chosen(NamedTuple):
+    """What names mean, each rule and each replacement once."""
+
+    rules: tuple[Rule, ...]
+    replacements: tuple[Replacements, ...]
+
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
@@ -230,19 +236,24 @@ def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
         names: as for `install`. None given: every rule that improves on stock, and all replacements; "*": all.
         strong_zero: as for `install`: without names, the rules in which zero may be strong are meant, too.
 
-    Returns:
-        Rules and replacements, each once.
-
     Raises:
         KeyError: nothing has that name; the message names the nearest.
         TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
     """
+    find = _choose if all(isinstance(name, Hashable) for name in names) else _choose.__wrapped__
+    return find(tuple(names), strong_zero, len(rules), len(replacements))
+
+
+@functools.lru_cache(maxsize=128)  # so that to enter an override again costs a look-up; registries only grow
+def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacements: int) -> Chosen:
     if not names:
-        return [r for r in rules.values() if r.improves or strong_zero and r.has_strong_zero] + [*replacements.values()]
-    chosen: dict[str, Rule | Replacements] = {}
-    for name in names:
-        chosen |= {one.name: one for one in _find(name)}
-    return list(chosen.values())
+        chosen = tuple(r for r in rules.values() if r.improves or strong_zero and r.has_strong_zero)
+        return Chosen(chosen, tuple(replacements.values()))
+    found = {one.name: one for name in names for one in _find(name)}
+    return Chosen(
+        tuple(one for one in found.values() if isinstance(one, Rule)),
+        tuple(one for one in found.values() if isinstance(one, Replacements)),
+    )
 
 
 def _find(name: Any) -> Sequence[Rule | Replacements]:

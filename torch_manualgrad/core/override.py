@@ -17,7 +17,7 @@ from .decorate import decorated
 from .fast_path import picker
 from .in_place import in_place_kernel, in_place_operator
 from .internals import PLAIN, only_autograd
-from .names import choose
+from .names import Chosen, choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
 from .rule import Rule
@@ -78,7 +78,7 @@ def _changed() -> None:
     global _table
     state = _resolved(tuple(layer for _, layer in _layers))
     _table = state.table
-    calls.activate(state.what, _for_calls(state.table))
+    calls.activate(state.what, functools.partial(_for_calls, state.table))
     compile_cache.put("rules", state.what, state.code)
 
 
@@ -209,12 +209,9 @@ def _drop(handle: Handle, layer: Layer) -> None:
 class Handle:
     """Rules and replacements that are active until `remove`. Removing twice does nothing."""
 
-    def __init__(
-        self, chosen: Sequence[Rule | Replacements], forward: bool, names: Sequence[Any], strong_zero: bool = False
-    ) -> None:
+    def __init__(self, chosen: Chosen, forward: bool, names: Sequence[Any], strong_zero: bool = False) -> None:
         self.names = tuple(names)
-        self.rules = tuple(c for c in chosen if isinstance(c, Rule))
-        self.replacements = tuple(c for c in chosen if isinstance(c, Replacements))
+        self.rules, self.replacements = chosen
         self._layer = Layer(self.rules, self.replacements, forward, strong_zero, bool(names))
         _put(self, self._layer)
 

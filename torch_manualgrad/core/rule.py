@@ -13,7 +13,8 @@ from . import packages
 from .binding import Binding, bound_to, parameters
 from .bound import Bound
 from .compile_cache import fingerprint
-from .compiled_vjp import ButManySmall, CompiledVjp
+from .compiled_vjp import CompiledVjp
+from .deferral import ButManySmall, always
 from .formula import Formula
 from .internals import is_composite
 from .registry import Registry
@@ -27,6 +28,7 @@ __all__ = [
     "CompiledVjp",
     "Rule",
     "Sample",
+    "always",
     "bound_to",
     "exists",
     "operator",

@@ -37,9 +37,11 @@ class Argument(NamedTuple):
 
 def _kind(type_: Any) -> tuple[bool, bool]:
     """(is a tensor, is a list of tensors), optional or not."""
-    text = str(type_)
-    is_list = "List[" in text
-    return "Tensor" in text and not is_list, "Tensor" in text and is_list
+    is_list = False
+    while (kind := type_.kind()) in ("OptionalType", "ListType"):
+        is_list = is_list or kind == "ListType"
+        type_ = type_.getElementType()
+    return kind == "TensorType" and not is_list, kind == "TensorType" and is_list
 
 
 class Signature:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, always, operator, rule
 
 from .common import laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
@@ -51,7 +51,7 @@ def _about(backend: str, name: str, **more: Any) -> dict[str, Any]:
     return {
         "register": _AVAILABLE[backend],
         "improves": "missing",
-        "defer_to_stock": None if "backward" in name else lambda *_: True,
+        "defer_to_stock": None if "backward" in name else always,
         "samples": _samples(name, _DEVICES.get(backend, "cpu")),
         **more,
     }

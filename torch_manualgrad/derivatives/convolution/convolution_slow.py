@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 from .common import as_function, laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
 
 _aten = torch.ops.aten
-_ABOUT: dict[str, Any] = {"improves": "missing", "defer_to_stock": lambda *_: True}
+_ABOUT: dict[str, Any] = {"improves": "missing", "defer_to_stock": always}
 
 
 def _tensors(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, device: Any, channels: int) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, bound_to, reached, rule
+from torch_manualgrad.core.rule import Sample, always, bound_to, reached, rule
 
 from .common import random
 from .grid_sampler import (
@@ -153,7 +153,7 @@ def _rules(
         vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},
         jvp={"result": grid_sampler_jvp},
         uses=backward,
-        defer_to_stock=(lambda *_: True) if has_backward else None,
+        defer_to_stock=always if has_backward else None,
         improves={"missing": "2.15"},
         source="ATen grid_sampler_2d_backward; the jvp is new",
         samples=_forward(inputs),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, always, operator, rule
 
 
 @formula
@@ -72,7 +72,7 @@ for _name, _others in (
         vjp={"self": fake_quantize_cachemask_backward.bind(grad="grad_output")},
         jvp={"output": fake_quantize_cachemask_backward.bind(grad="self_t")},
         improves="missing",
-        defer_to_stock=lambda *_: True,  # what is missing is the tangent
+        defer_to_stock=always,  # what is missing is the tangent
         source="ATen derivatives.yaml",
         samples=_samples(*_others),
         probe=_straight_through(f"aten::{_name}"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ rule(
     vjp={"self": lambda grad, self, dim: aten.glu_backward(grad, self, dim)},
     jvp={"result": glu_jvp},
     improves="missing",
-    defer_to_stock=lambda *_: True,  # what is missing is a derivative of the tangent
+    defer_to_stock=always,  # what is missing is a derivative of the tangent
     source="ATen glu_backward, glu_jvp; the derivatives of the latter are new",
     samples=_samples,
 )
@@ -121,7 +121,7 @@ rule(
     },
     jvp={"result": _glu_backward_jvp},
     improves="missing",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     source="ATen glu_double_backward, glu_double_backward_grad_output",
     samples=_backward_samples,
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 aten = torch.ops.aten
 
@@ -113,7 +113,7 @@ rule(
     vjp={"self": _softmax_backward},
     uses=softmax_differential,
     jvp={"result": _softmax_jvp},
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     improves="missing",
     source="ATen _softmax_backward_data",
     samples=_samples,
@@ -126,7 +126,7 @@ rule(
     source="ATen _softmax_backward_data",
     samples=_safe_samples,
     improves="values",
-    defer_to_stock=lambda *_: True,  # its reverse mode is right in every order
+    defer_to_stock=always,  # its reverse mode is right in every order
 )
 rule(
     "aten::_log_softmax",
@@ -135,7 +135,7 @@ rule(
     },
     jvp={"result": lambda self_t, result, dim: log_softmax_jvp(self_t.to(result.dtype), result, dim)},
     uses=log_softmax_jvp,
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     improves="missing",
     source="ATen _log_softmax_backward_data",
     samples=_samples,

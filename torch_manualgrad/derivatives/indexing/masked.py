@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import always
 
 from ..shape.common import samples
 
@@ -80,7 +81,7 @@ linear_in(
             grad.new_zeros(grad_output_sizes).masked_scatter(mask, grad).sum_to_size(grad_output_sizes),
     },
     improves="missing",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     samples=samples(
         lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), [4]),
         lambda draw, index: (draw(2, 3), index([[True, False, True], [False, False, True]]), [2, 3]),

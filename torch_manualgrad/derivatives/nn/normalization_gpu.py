@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.catalogue import gap
-from torch_manualgrad.core.rule import Sample, exists, rule, rules
+from torch_manualgrad.core.rule import Sample, always, exists, rule, rules
 
 from .normalization import first_of, random
 from .normalization_batch import (
@@ -80,7 +80,7 @@ def _batch_norm(library: str) -> list[Any]:
             jvp={"result0": batch_norm_jvp.bind(train="training", eps="epsilon")},
             uses=native_batch_norm_backward,
             not_differentiable=("result1", "result2", *reserve),
-            defer_to_stock=lambda *_: True,
+            defer_to_stock=always,
             improves="values",
             source="ATen batch_norm_jvp",
             samples=_samples,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 from .normalization import (
     first_of,
@@ -296,7 +296,7 @@ rule(
     jvp={"result0": layer_norm_jvp},
     uses=native_layer_norm_backward,
     not_differentiable=("result1", "result2"),
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     improves="values",
     source="ATen native_layer_norm_backward, layer_norm_jvp; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450",
     samples=_samples,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 __all__ = ["RULES", "gru_cell", "lstm_cell", "lstm_cell_backward", "lstm_cell_jvp"]
 
@@ -266,7 +266,7 @@ RULES = [
         jvp={("result0", "result1"): _thnn_fused_lstm_cell_jvp},
         uses=_thnn_differentiable_lstm_cell_backward,
         not_differentiable="result2",
-        defer_to_stock=lambda *_: True,
+        defer_to_stock=always,
         improves="missing",
         source="ATen _thnn_differentiable_lstm_cell_backward; its jvp is new",
         samples=_samples(4),
@@ -278,7 +278,7 @@ RULES = [
         jvp={"result0": _thnn_fused_gru_cell_jvp},
         uses=_thnn_differentiable_gru_cell_backward,
         not_differentiable="result1",
-        defer_to_stock=lambda *_: True,
+        defer_to_stock=always,
         improves="missing",
         source="ATen _thnn_differentiable_gru_cell_backward; its jvp is new",
         samples=_samples(3),

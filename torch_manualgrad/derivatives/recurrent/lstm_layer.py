@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 
@@ -224,7 +224,7 @@ rule(
     },
     jvp={("result0", "result1", "result2"): mkldnn_rnn_layer_jvp},
     not_differentiable="result3",
-    defer_to_stock=lambda *_: True,
+    defer_to_stock=always,
     improves="missing",
     source="ATen mkldnn_rnn_layer_differentiable_backward; its jvp is new",
     samples=_samples,

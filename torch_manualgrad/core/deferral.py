@@ -1,0 +1,36 @@
+"""Which calls a rule leaves to PyTorch under an `override` without names, where a rule can say so as data.
+
+The library of calls reads these two, so that such a call never enters Python; any other function it has to ask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ButManySmall", "always"]
+
+
+def always(*_: Any) -> bool:
+    """``defer_to_stock`` of a rule whose operator PyTorch differentiates rightly in reverse mode, in every order: all calls."""
+    return True
+
+
+class ButManySmall(NamedTuple):
+    """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
+
+    Attributes:
+        order: the largest matrices that the rule takes.
+        matrices: the fewest.
+    """
+
+    order: int
+    matrices: int
+
+    def __call__(self, A: Tensor, *others: Any) -> bool:
+        if A.dim() < 2:
+            return True  # it raises
+        n = A.shape[-1]
+        return A.is_cpu and (n > self.order or A.numel() < self.matrices * n * n)
