@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule import reached
 
 F64 = torch.float64
+# PyTorch's slopes at a bound that is a number; and of the number, and of the bound, where the bound is a tensor
+AT_NUMBER, FIRST, SECOND = (0.0, 0.5, 0.5) if reached("2.15") else (1.0, 1.0, 0.0)
 inf, nan, pi = math.inf, math.nan, math.pi
 aten = torch.ops.aten
 
@@ -82,16 +85,16 @@ EDGES = {
     "log_softmax beside -inf": (first(torch.log_softmax), 0.5, 0.0, 0.0, 0.0),
     "_safe_softmax beside -inf": (first(aten._safe_softmax), 0.5, 0.0, 0.0, 0.0),
     "_safe_softmax of -inf": (both(aten._safe_softmax), -inf, 0.0, 0.0, 0.0),
-    "clamp at min": (lambda x: torch.clamp(x, -1, 1), -1.0, 1.0, 0.0, 0.0),
-    "clamp at max": (lambda x: torch.clamp(x, -1, 1), 1.0, 1.0, 0.0, 0.0),
-    "clamp at a tensor": (lambda x: torch.clamp(x, number(-1.0), number(1.0)), 1.0, 1.0, 0.0, 0.0),
-    "clamp, its bound": (lambda b: torch.clamp(number(1.0), number(-1.0), b), 1.0, 0.0, 0.0, 0.0),
-    "clamp_min at min": (lambda x: torch.clamp_min(x, 1.0), 1.0, 1.0, 0.0, 0.0),
-    "clamp_min, its bound": (after(torch.clamp_min, 1.0), 1.0, 0.0, 0.0, 0.0),
-    "clamp_max at max": (beside(torch.clamp_max, 1.0), 1.0, 1.0, 0.0, 0.0),
+    "clamp at min": (lambda x: torch.clamp(x, -1, 1), -1.0, AT_NUMBER, 0.0, 0.0),
+    "clamp at max": (lambda x: torch.clamp(x, -1, 1), 1.0, AT_NUMBER, 0.0, 0.0),
+    "clamp at a tensor": (lambda x: torch.clamp(x, number(-1.0), number(1.0)), 1.0, FIRST, 0.0, 0.0),
+    "clamp, its bound": (lambda b: torch.clamp(number(1.0), number(-1.0), b), 1.0, SECOND, 0.0, 0.0),
+    "clamp_min at min": (lambda x: torch.clamp_min(x, 1.0), 1.0, AT_NUMBER, 0.0, 0.0),
+    "clamp_min, its bound": (after(torch.clamp_min, 1.0), 1.0, SECOND, 0.0, 0.0),
+    "clamp_max at max": (beside(torch.clamp_max, 1.0), 1.0, FIRST, 0.0, 0.0),
     "maximum of equals": (beside(torch.maximum, 1.0), 1.0, 0.5, 0.0, 0.0),
     "minimum of equals": (after(torch.minimum, 1.0), 1.0, 0.5, 0.0, 0.0),
-    "fmin of equals, the second": (after(torch.fmin, 1.0), 1.0, 0.0, 0.0, 0.0),
+    "fmin of equals, the second": (after(torch.fmin, 1.0), 1.0, SECOND, 0.0, 0.0),
     "fmax beside nan": (beside(torch.fmax, nan), 1.0, 1.0, 0.0, 0.0),
     "relu": (torch.relu, 0.0, 0.0, 0.0, 0.0),
     "leaky_relu": (F.leaky_relu, 0.0, 0.01, 0.0, 0.0),
@@ -112,7 +115,7 @@ EDGES = {
 
 # The same where PyTorch's tangent is another than its gradient, or its third order is nan, and the rule claims nothing.
 NAMED = {
-    "fmax of equals, the first": (beside(torch.fmax, 1.0), 1.0, 1.0, 0.0, 0.0),
+    "fmax of equals, the first": (beside(torch.fmax, 1.0), 1.0, FIRST, 0.0, 0.0),
     "maximum beside nan": (beside(torch.maximum, nan), 1.0, 1.0, 0.0, 0.0),
     "gelu of a large number": (lambda x: F.gelu(x, approximate="tanh"), 1000.0, 1.0, 0.0, 0.0),
 }

@@ -10,6 +10,7 @@ from rows import Call
 from torch import Tensor
 
 from .base import DEAR, SLOW, Numbers, first, named, once, total, variables, way
+from .transforms import slope
 
 
 @contextmanager
@@ -38,6 +39,18 @@ def compiled_gradient(c: Call) -> Numbers:
         f = torch.func.grad(lambda *xs: total(p, p.call(*xs)), argnums=everything)
         found = torch.compile(lambda *xs: f(*xs), backend="aot_eager", fullgraph=True)(*p.primals)
     return named("gradient", found)
+
+
+@way("compile of func.jvp", slope, cost=DEAR)
+def compiled_slope(c: Call) -> Numbers:
+    p = c.problem
+    with fresh_compiler():
+        jvp = torch.compile(
+            lambda xs, us: torch.func.jvp(lambda *xs: total(p, p.call(*xs)), xs, us)[1],
+            backend="aot_eager",
+            fullgraph=True,
+        )
+        return {"slope": jvp(tuple(p.primals), tuple(p.u))}
 
 
 @way("compiled autograd", first, cost=DEAR)

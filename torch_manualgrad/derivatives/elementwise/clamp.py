@@ -1,0 +1,235 @@
+"""Numbers between bounds.
+
+Where an input is not the result, its gradient is zero, whatever the cotangent: nan times zero is zero here.
+
+Note:
+    Where not differentiable: at a bound, PyTorch's conventions. From torch 2.15 on a number shares the gradient with a
+    bound that is a tensor, and has none at a bound that is a number; before, it has all at both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import Sample, reached, rule
+
+__all__ = ["clamp_backward", "clamp_backward_min_max", "clamp_jvp", "part"]
+
+_SHARED = reached("2.15")
+
+
+def part(x: Tensor, whole: Tensor, half: Tensor | None = None) -> Tensor:
+    """x where it counts in whole, half of it where it counts in half, and 0 elsewhere."""
+    return torch.where(whole, x, 0 if half is None else torch.where(half, x / 2, 0))
+
+
+def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None]:
+    """Where x is the result, and where it shares that with one bound."""
+    inside = torch.ones_like(self, dtype=torch.bool)
+    if _SHARED and not isinstance(min, Tensor) and not isinstance(max, Tensor):
+        if min is not None:
+            inside = inside & (self > min)
+        return inside if max is None else inside & (self < max), None
+    if not _SHARED:
+        if min is not None:
+            inside = inside & (self >= min)
+        return inside if max is None else inside & (self <= max), None
+    low, high = _equal(self, min), _equal(self, max)
+    if min is not None:
+        inside = inside & ~(self < min)
+    if max is not None:
+        inside = inside & ~(self > max)
+    if min is not None and max is not None:
+        inside = inside & ~(min > max)
+    return inside & (low == high), inside & (low != high)  # between equal bounds x is the result
+
+
+def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Where the lower bound is the result, and where it shares that with x."""
+    if max is None:
+        return (~(self >= min), self == min) if _SHARED else (self < min, None)
+    if not _SHARED:
+        return (self < min) & (min < max), None
+    ordered = ~(min > max)
+    return ordered & (self < min), ordered & (self == min) & (self != max)
+
+
+def _where_max(self: Tensor, min: Tensor | None, max: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Where the upper bound is the result, and where it shares that with x."""
+    if min is None:
+        return (~(self <= max), self == max) if _SHARED else (self > max, None)
+    return (self > max) | (max < min), (self == max) & (self != min) if _SHARED else None
+
+
+def _equal(self: Tensor, bound: Any) -> Tensor:
+    return torch.zeros_like(self, dtype=torch.bool) if bound is None else self == bound
+
+
+@formula
+def clamp_backward(grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor:
+    """Cotangent of x, given that of x between bounds: g where min < x < max, and 0 outside.
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real.
+        min: the lower bound, broadcast with x, or None; Python callers may give a number.
+        max: the upper bound, in the same way.
+
+    Returns:
+        The shape of ``grad``, not yet summed to that of x.
+
+    Note:
+        Where not differentiable: at the bounds, as the module says.
+
+    References:
+        ATen clamp_backward.
+    """
+    return part(grad, *_where_self(self, min, max))
+
+
+@formula
+def clamp_backward_min_max(
+    grad: Tensor, self: Tensor, min: Tensor, max: Tensor, grad_input_mask: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of the bounds, given that of x between them: g where x < min < max, and where x > max or max < min.
+
+    Args:
+        grad: cotangent of the result.
+        self: x, real.
+        min: the lower bound, broadcast with x; Python callers may give None.
+        max: the upper bound, in the same way.
+        grad_input_mask: which of the two are wanted.
+
+    Returns:
+        The shape of ``grad`` each, not yet summed to those of the bounds; zeros where it is not wanted.
+
+    Note:
+        Where not differentiable: at the bounds, as the module says.
+
+    References:
+        ATen clamp_backward_min_max.
+    """
+    low = high = torch.zeros_like(grad)
+    if min is not None and grad_input_mask[0]:
+        low = part(grad, *_where_min(self, min, max))
+    if max is not None and grad_input_mask[1]:
+        high = part(grad, *_where_max(self, min, max))
+    return low, high
+
+
+@formula
+def clamp_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    min_p: Tensor | None,
+    min_t: Tensor | None,
+    max_p: Tensor | None,
+    max_t: Tensor | None,
+) -> Tensor:
+    """Tangent of x between bounds: that of the one of the three that is the result.
+
+    Args:
+        self_p: x, real.
+        self_t: its tangent, or None.
+        min_p: the lower bound, broadcast with x, or None.
+        min_t: its tangent, or None.
+        max_p: the upper bound, or None.
+        max_t: its tangent, or None.
+
+    Returns:
+        The shape that the three broadcast to.
+
+    Note:
+        Where not differentiable: as `clamp_backward` and `clamp_backward_min_max`.
+
+    References:
+        ATen clamp_jvp.
+    """
+    terms = [part(x, *where) for x, where in _parts(self_p, self_t, min_p, min_t, max_p, max_t) if x is not None]
+    return sum(terms[1:], terms[0]) if terms else torch.zeros_like(self_p)
+
+
+def _parts(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    min_p: Tensor | None,
+    min_t: Tensor | None,
+    max_p: Tensor | None,
+    max_t: Tensor | None,
+) -> Iterable[tuple[Tensor | None, tuple[Tensor, Tensor | None]]]:
+    """Each tangent, and where it counts."""
+    yield self_t, _where_self(self_p, min_p, max_p)
+    if min_p is not None:
+        yield min_t, _where_min(self_p, min_p, max_p)
+    if max_p is not None:
+        yield max_t, _where_max(self_p, min_p, max_p)
+
+
+def _clamp_tensor_backward(
+    grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor | None, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    found = (clamp_backward(grad, self, min, max), *clamp_backward_min_max(grad, self, min, max, output_mask[1:]))
+    return tuple(
+        x.sum_to_size(like.shape) if like is not None and needed else None
+        for x, like, needed in zip(found, (self, min, max), output_mask)
+    )
+
+
+def _clamp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    if dtype.is_complex:
+        return
+    x = torch.tensor([[-2.1, -0.7, 0.2, 0.9], [2.3, 0.4, -1.4, 1.6]], dtype=dtype, device=device)
+    low = torch.tensor([-1.0, -0.5, 0.5, 0.1], dtype=dtype, device=device)
+    high = torch.tensor([[0.6], [0.8]], dtype=dtype, device=device)
+    yield from (Sample(x, low, high), Sample(x, low), Sample(x, None, high), Sample(x, high + 0.1, low[:1]))
+
+
+elementwise(
+    "aten::clamp",
+    clamp_backward,
+    real_only=True,
+    arguments=[{"min": -1.0, "max": 0.7}, {"min": -1.0, "max": None}, {"min": None, "max": 0.7}],
+)
+rule(
+    "aten::clamp.Tensor",
+    vjp={("self", "min", "max"): _clamp_tensor_backward},
+    jvp={"result": clamp_jvp},
+    kind="elementwise",
+    uses=(clamp_backward, clamp_backward_min_max),
+    source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
+    samples=_clamp_samples,
+)
+elementwise(
+    "aten::clamp_min",
+    lambda grad, self, min: clamp_backward(grad, self, min, None),
+    real_only=True,
+    arguments=[{"min": 0.5}],
+)
+elementwise(
+    "aten::clamp_max",
+    lambda grad, self, max: clamp_backward(grad, self, None, max),
+    real_only=True,
+    arguments=[{"max": 0.5}],
+)
+elementwise(
+    "aten::clamp_min.Tensor",
+    {
+        "self": lambda grad, self, min: part(grad, *_where_self(self, min, None)),
+        "min": lambda grad, self, min: part(grad, *_where_min(self, min, None)),
+    },
+    real_only=True,
+)
+elementwise(
+    "aten::clamp_max.Tensor",
+    {
+        "self": lambda grad, self, max: part(grad, *_where_self(self, None, max)),
+        "max": lambda grad, self, max: part(grad, *_where_max(self, None, max)),
+    },
+    real_only=True,
+)
