@@ -17,7 +17,7 @@ from torch.overrides import resolve_name
 
 from .catalogue import KINDS, catalogue
 from .replacements import Replacements, replacements
-from .rule import Rule, rules
+from .rule import Rule, reached, rules
 
 __all__ = ["REACHES", "Chosen", "choose", "missing", "rules_named"]
 
@@ -193,7 +193,7 @@ REACHES: dict[str, tuple[str, ...]] = {
     "nn.functional.huber_loss": ("huber_loss",),
     "nn.functional.instance_norm": ("native_batch_norm",),
     "nn.functional.layer_norm": ("native_layer_norm",),
-    "nn.functional.linear": ("addmm", "mm"),
+    "nn.functional.linear": ("addmm", "mm", "mv") if reached("2.15") else ("addmm", "mm"),
     "nn.functional.linear_cross_entropy": (
         "_log_softmax",
         "addmm",

@@ -7,6 +7,7 @@ from ops_for_tests import random
 from torch.func import grad, jvp
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule import reached
 
 INDICES = torch.tensor([0, 2, 3, 2, 1])
 BAGS = [[], [0, 1], [2, 3, 4]]
@@ -69,7 +70,10 @@ def test_gradients_scaled_by_frequency_have_those_of_their_own_rows():
     def f(table):
         return bag(table, None, "sum", scale_grad_by_freq=True).sum()
 
-    assert not torch.equal(grad(f)(table), torch.ones_like(table))  # each row, one over how often it is read, as often
+    if not reached("2.15"):  # PyTorch's is wrong until then
+        assert not torch.equal(
+            grad(f)(table), torch.ones_like(table)
+        )  # each row, one over how often it is read, as often
     with mg.override():
         assert torch.equal(grad(f)(table), torch.ones_like(table))
 

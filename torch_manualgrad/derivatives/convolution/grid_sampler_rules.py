@@ -186,5 +186,5 @@ _rules(
     *_of_2d,
     _IN_SINGLE,
     in_double="grid_sampler_2d",
-    gaps={"fake": "the operator has no fake kernel"},
+    gaps={"fake": ("the operator has no fake kernel", "2.15")},
 )

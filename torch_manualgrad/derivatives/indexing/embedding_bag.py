@@ -299,7 +299,7 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
         uses=(embedding_bag_adjoint, embedding_bag_linear, embedding_bag_weights),
         not_differentiable=("result1", "result2", "result3"),
         defer_to_stock=_defer if _name == "_embedding_bag" else None,
-        improves=("values", "missing") if _name == "_embedding_bag" else "missing",
+        improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",
         source="ATen derivatives.yaml; the derivatives of the backward are new",
         samples=_samples,
         probe=_probe(_name),
