@@ -10,6 +10,7 @@ from ops_for_tests import define, random, same
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.names import _choose
 from torch_manualgrad.core.registry import Registry
 
 NESTINGS = [c for k in (1, 2, 3) for c in itertools.product((jacrev, jacfwd), repeat=k)]
@@ -371,6 +372,7 @@ def registry(monkeypatch):
     rules = Registry("rule")
     monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
     monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # of another registry
     return rules
 
 

@@ -240,11 +240,10 @@ def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
         KeyError: nothing has that name; the message names the nearest.
         TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
     """
-    find = _choose if all(isinstance(name, Hashable) for name in names) else _choose.__wrapped__
+    find = _remembered if all(isinstance(name, Hashable) for name in names) else _choose
     return find(tuple(names), strong_zero, len(rules), len(replacements))
 
 
-@functools.lru_cache(maxsize=128)  # so that to enter an override again costs a look-up; registries only grow
 def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacements: int) -> Chosen:
     if not names:
         chosen = tuple(r for r in rules.values() if r.improves or strong_zero and r.has_strong_zero)
@@ -254,6 +253,10 @@ def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacement
         tuple(one for one in found.values() if isinstance(one, Rule)),
         tuple(one for one in found.values() if isinstance(one, Replacements)),
     )
+
+
+# To enter an override again costs a look-up; registries only grow, so that their sizes say which state they are in.
+_remembered = functools.lru_cache(maxsize=128)(_choose)
 
 
 def _find(name: Any) -> Sequence[Rule | Replacements]:
