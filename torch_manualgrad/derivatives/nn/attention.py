@@ -27,7 +27,7 @@ from .attention_second import attention_backward_jvp, attention_jvp_jvp
 __all__ = ["attention_backward", "attention_jvp", "attention_mask_backward"]
 
 
-@formula(kernel=("default",))
+@formula(kernel=("cpu",))
 def attention_jvp(
     query: Tensor,
     query_t: Tensor | None,
