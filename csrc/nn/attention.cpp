@@ -92,10 +92,12 @@ struct TileBody {
   HOST_DEVICE static int64_t columns(const AttentionPlan& plan) {
     return rounded_up(plan.width, kLanes<T, Bytes>);
   }
+  // Of rows of scores: one that is a power of two puts all rows into the same few places of the cache.
+  HOST_DEVICE static int64_t stride(int64_t size) { return size + kLanes<T>; }
   // Elements that a thread needs: q, dq, the tile of the result, scores and their tangents, and a row of a mask.
   static int64_t scratch(const AttentionPlan& plan) {
-    const int64_t keys = rounded_up(plan.keys, kStep);
-    return kTileRows * (2 * columns(plan) + columns(plan) + 2 * keys) + keys;
+    const int64_t line = stride(rounded_up(plan.keys, kStep));
+    return kTileRows * (3 * columns(plan) + 2 * line) + line;
   }
 
   // Queries from `row` on, of head h, which meets the head of keys that is packed here.
@@ -103,16 +105,17 @@ struct TileBody {
                               T* scratch, ScalarType type, void* out) {
     const int64_t rows = std::min(kTileRows, plan.queries - row), wide = columns(plan);
     const int64_t keys = plan.causal ? std::min(plan.keys, row + rows) : plan.keys, size = rounded_up(keys, kStep);
+    const int64_t line = stride(size);
     const bool of_scores = plan.of_scores();
     T *q = scratch, *q_t = q + kTileRows * wide, *o = q_t + kTileRows * wide, *s = o + kTileRows * wide;
-    T *t = s + kTileRows * size, *mask = t + kTileRows * size;
+    T *t = s + kTileRows * line, *mask = t + kTileRows * line;
 
     load_queries(plan, plan.query, n, h, row, rows, q);
     if (plan.query_t.data != nullptr) load_queries(plan, plan.query_t, n, h, row, rows, q_t);
     const int64_t filled = rounded_up(rows, kRowsAtOnce);
     for (int64_t j = 0; j < size; j += kStep) {
       const int64_t panel = j * plan.width;
-      Product scores{{}, {}, 0, false, s + j, wide, kStep, size, filled, kStep, plan.width};
+      Product scores{{}, {}, 0, false, s + j, wide, kStep, line, filled, kStep, plan.width};
       Product tangents = scores;
       scores.term(q, packed.k + panel);
       run_native<Bytes, ProductBody<T, Bytes>>(scores);
@@ -124,7 +127,7 @@ struct TileBody {
     }
 
     for (int64_t r = 0; r < rows; ++r) {
-      T *s_row = s + r * size, *t_row = t + r * size;
+      T *s_row = s + r * line, *t_row = t + r * line;
       const int64_t count = plan.causal ? std::min(keys, row + r + 1) : keys;
       if (plan.mask.data != nullptr) add_mask(plan.mask, n, h, row + r, count, mask, s_row);
       if (plan.mask_t.data != nullptr) add_mask(plan.mask_t, n, h, row + r, count, mask, t_row);
@@ -142,7 +145,7 @@ struct TileBody {
     }
 
     for (int64_t j = 0; j < keys; j += kKeysAtOnce) {
-      Product result{{}, {}, 0, j > 0, o, size, wide, wide, filled, wide, std::min(kKeysAtOnce, keys - j)};
+      Product result{{}, {}, 0, j > 0, o, line, wide, wide, filled, wide, std::min(kKeysAtOnce, keys - j)};
       if (of_scores) result.term(t + j, packed.v + j * wide);
       if (packed.v_t != nullptr) result.term(s + j, packed.v_t + j * wide);
       run_native<Bytes, ProductBody<T, Bytes>>(result);
