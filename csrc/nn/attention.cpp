@@ -1,8 +1,8 @@
 // The tangent of attention on the CPU; the contract is in attention.h.
 //
 // A thread takes a tile of queries with all keys: of these it holds the scores and their tangents, so that the softmax
-// needs one pass of products and not two. Keys are packed in panels as wide as the registers' block of scores, values in
-// rows of whole vectors, of a few heads at a time.
+// needs one pass of products and not two. Keys are packed in panels as wide as the registers' block of scores, values
+// in rows of whole vectors, of a few heads at a time.
 #include "attention.h"
 
 #include <memory>
@@ -32,7 +32,7 @@ Buffer<T> make_buffer(int64_t count) {
       static_cast<T*>(::operator new(static_cast<size_t>(count) * sizeof(T), std::align_val_t{kLaneBytes})));
 }
 
-constexpr int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+HOST_DEVICE int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 // --- rows of tensors, of any dtype and strides ----------------------------------------------------------------------
 
@@ -89,9 +89,7 @@ struct TileBody {
   using Product = ProductOperands<T>;
   static constexpr int64_t kStep = Row::kStep;
 
-  HOST_DEVICE static int64_t columns(const AttentionPlan& plan) {
-    return rounded_up(plan.width, kLanes<T, Bytes>);
-  }
+  HOST_DEVICE static int64_t columns(const AttentionPlan& plan) { return rounded_up(plan.width, kLanes<T, Bytes>); }
   // Of rows of scores: one that is a power of two puts all rows into the same few places of the cache.
   HOST_DEVICE static int64_t stride(int64_t size) { return size + kLanes<T>; }
   // Elements that a thread needs: q, dq, the tile of the result, scores and their tangents, and a row of a mask.
@@ -114,8 +112,8 @@ struct TileBody {
     if (plan.query_t.data != nullptr) load_queries(plan, plan.query_t, n, h, row, rows, q_t);
     const int64_t filled = rounded_up(rows, kRowsAtOnce);
     for (int64_t j = 0; j < size; j += kStep) {
-      const int64_t panel = j * plan.width;
-      Product scores{{}, {}, 0, false, s + j, wide, kStep, line, filled, kStep, plan.width};
+      const int64_t panel = j * plan.width, used = std::min(kStep, rounded_up(keys - j, kLanes<T, Bytes>));
+      Product scores{{}, {}, 0, false, s + j, wide, kStep, line, filled, used, plan.width};
       Product tangents = scores;
       scores.term(q, packed.k + panel);
       run_native<Bytes, ProductBody<T, Bytes>>(scores);
@@ -186,7 +184,8 @@ struct TileBody {
 struct CpuAttention {
   template <class T>
   static void jvp(const AttentionPlan& plan, Tensor& out) {
-    with_native([&](auto bytes) { run_in<T, decltype(bytes)::value>(plan, out.scalar_type(), out.mutable_data_ptr()); });
+    with_native(
+        [&](auto bytes) { run_in<T, decltype(bytes)::value>(plan, out.scalar_type(), out.mutable_data_ptr()); });
   }
 
   // Keys of one head, `step` of them in a panel, and all their entries of one column side by side there.

@@ -33,7 +33,7 @@ struct HeadRows {
 };
 
 struct AttentionPlan {
-  int64_t batch, heads, shared;   // N, H and H / h
+  int64_t batch, heads, shared;  // N, H and H / h
   int64_t queries, keys, width;  // L, S, d
   bool causal;
   double scale;
@@ -57,8 +57,8 @@ inline HeadRows head_rows(const char* name, const Tensor& tensor, const int64_t 
     fits = of.sizes[i] == sizes[d] || of.sizes[i] == 1;
     rows.strides[d] = of.sizes[i] == 1 ? 0 : of.strides[i];
   }
-  MANUALGRAD_CHECK(fits, ATTENTION_JVP, name, ": expected shape ", list(sizes, 4), " or one that is broadcast to it, got ",
-                   shape_of(tensor));
+  MANUALGRAD_CHECK(fits, ATTENTION_JVP, name, ": expected shape ", list(sizes, 4),
+                   " or one that is broadcast to it, got ", shape_of(tensor));
   return rows;
 }
 
@@ -97,7 +97,8 @@ inline AttentionPlan plan_attention_jvp(const Tensor& query, const OptionalTenso
   MANUALGRAD_CHECK(q.dim == 4, ATTENTION_JVP, "query: expected 4 dims, got shape ", shape_of(query));
   MANUALGRAD_CHECK(k.dim == 4 && k.sizes[3] == q.sizes[3] && (k.sizes[0] == q.sizes[0] || k.sizes[0] == 1) &&
                        (k.sizes[1] == q.sizes[1] || (k.sizes[1] > 0 && q.sizes[1] % k.sizes[1] == 0)),
-                   ATTENTION_JVP, "key: expected the batch and width of query, and heads that divide its own, got shape ",
+                   ATTENTION_JVP,
+                   "key: expected the batch and width of query, and heads that divide its own, got shape ",
                    shape_of(key), " for query of shape ", shape_of(query));
   detail::check_attention_argument("key", key, query, "key", key);
   detail::check_attention_argument("value", value, query, "key", key);
@@ -114,7 +115,7 @@ inline AttentionPlan plan_attention_jvp(const Tensor& query, const OptionalTenso
   const int64_t of_key[4] = {plan.batch, k.sizes[1], plan.keys, plan.width};
   const int64_t of_mask[4] = {plan.batch, plan.heads, plan.queries, plan.keys};
   const auto tangent = [&](const char* name, const OptionalTensor& given, const char* like_name, const Tensor& like,
-                           const int64_t(&sizes)[4]) {
+                           const int64_t (&sizes)[4]) {
     if (!given.has_value()) return HeadRows{};
     detail::check_attention_argument(name, *given, query, like_name, like);
     return detail::head_rows(name, *given, sizes);

@@ -1,5 +1,5 @@
-// What attention does with a tile of queries, in vectors: products of small matrices, and the passes over rows of scores.
-// Host code.
+// What attention does with a tile of queries, in vectors: products of small matrices, and the passes over rows of
+// scores. Host code.
 #pragma once
 
 #include "../base/simd.h"
@@ -41,7 +41,7 @@ struct ProductOperands {
   int terms;
   bool adds;
   T* c;
-  int64_t a_row, b_row, c_row;  // strides
+  int64_t a_row, b_row, c_row;   // strides
   int64_t rows, columns, depth;  // rows and columns are whole numbers of kRowsAtOnce and of vectors
 
   HOST_DEVICE void term(const T* left, const T* right) {
