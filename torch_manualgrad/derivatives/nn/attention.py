@@ -53,6 +53,9 @@ def attention_jvp(
     Returns:
         The shape of ``query``; 0 for a query that attends to no key.
 
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit each other, on the CPU.
+
     Note:
         Where not differentiable: nowhere.
 
