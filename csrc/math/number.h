@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "element.h"
 
@@ -130,6 +131,20 @@ HOST_DEVICE R real_number(BaseOf<R> value) {
     return {typename R::values{} + value};
   }
 }
+
+#if !defined(__CUDACC__)
+template <class N>
+HOST_DEVICE N load_lanes(const BaseOf<N>* from) {
+  N value;
+  std::memcpy(&value.v, from, sizeof(value.v));
+  return value;
+}
+
+template <class N>
+HOST_DEVICE void store_lanes(BaseOf<N>* to, const N& value) {
+  std::memcpy(to, &value.v, sizeof(value.v));
+}
+#endif
 
 // --- complex arithmetic ---------------------------------------------------------------------------------------------
 

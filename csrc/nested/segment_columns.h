@@ -12,18 +12,6 @@ namespace manualgrad {
 // Rows that are added up before they are added to the others.
 constexpr int64_t kRun = 64;
 
-template <class N>
-HOST_DEVICE N load_lanes(const BaseOf<N>* from) {
-  N value;
-  std::memcpy(&value.v, from, sizeof(value.v));
-  return value;
-}
-
-template <class N>
-HOST_DEVICE void store_lanes(BaseOf<N>* to, const N& value) {
-  std::memcpy(to, &value.v, sizeof(value.v));
-}
-
 // The first `count` lanes; the others are 0.
 template <class N>
 HOST_DEVICE N load_lanes(const BaseOf<N>* from, int64_t count) {

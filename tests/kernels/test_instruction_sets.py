@@ -56,6 +56,9 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
     same(mg.ops.norm_backward(torch.ones_like(norm), x, 2.0, norm, keepdim=False), x / norm)
     if not dtype.is_complex:
         same(mg.ops.segment_softmax(x, offsets, 0), mg.ops.segment_softmax.reference(x, offsets, 0))
+        queries, keys = random(6, 1, 2, 50, 40, dtype=dtype).unbind()[:2], random(6, 1, 1, 70, 40, dtype=dtype).unbind()[:4]
+        given = (*queries, *keys, random(50, 70, dtype=dtype), None, True, None)
+        same(mg.ops.attention_jvp(*given), mg.ops.attention_jvp.reference(*given))
 """
 
 

@@ -160,6 +160,33 @@ def test_three_times_autograd_grad():
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", ["causal", "shared heads"])
+def test_autograd_keeps_no_scores(name, order, monkeypatch):
+    """What it saves for a derivative of this order is less than one matrix of scores; where it saves those, it is many."""
+    length = 256
+    monkeypatch.setattr(attention_blocks, "ROWS", 32)
+    given = [x.requires_grad_() for x in (heads(2, length), *(heads(CASES[name][0], length, seed) for seed in (1, 2)))]
+    saved = {}
+
+    def keep(x):
+        saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    def elements(f):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            y = f(*given).sum()
+            for _ in range(order - 1):
+                y = sum(g.sin().sum() for g in torch.autograd.grad(y, given, create_graph=True))
+        return sum(x.untyped_storage().nbytes() // x.element_size() for x in saved.values())
+
+    f, expected = functions(name)
+    with mg.override():
+        assert elements(f) < length * length
+    assert elements(expected) > 6 * length * length
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_beside_double(dtype):
     given = tuple(x.to(dtype) for x in inputs("causal"))

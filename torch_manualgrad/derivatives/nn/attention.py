@@ -27,7 +27,7 @@ from .attention_second import attention_backward_jvp, attention_jvp_jvp
 __all__ = ["attention_backward", "attention_jvp", "attention_mask_backward"]
 
 
-@formula(kernel=("default",))
+@formula(kernel=("cpu",))
 def attention_jvp(
     query: Tensor,
     query_t: Tensor | None,
@@ -52,6 +52,9 @@ def attention_jvp(
 
     Returns:
         The shape of ``query``; 0 for a query that attends to no key.
+
+    Raises:
+        RuntimeError: shapes or dtypes that do not fit each other, on the CPU.
 
     Note:
         Where not differentiable: nowhere.

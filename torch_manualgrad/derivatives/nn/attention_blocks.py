@@ -42,6 +42,7 @@ __all__ = [
     "shared",
     "total",
     "weights",
+    "weights_of_block",
 ]
 
 ROWS = 64
@@ -75,20 +76,24 @@ def blocks_of(x: Tensor | None, rows: Any = None) -> Iterable[Any]:
     return map(wide, x.split(ROWS, -2))
 
 
+def weights_of_block(q: Tensor, k: Tensor, mask: Tensor | None, first: int, is_causal: bool, scale: Any) -> Tensor:
+    """P for a block of queries, the first of which has this number; 0 for a query that attends to no key."""
+    S = scale * q @ k.mT
+    if mask is not None:
+        S = S + mask
+    if is_causal:
+        rows, keys = (torch.arange(x.shape[-2], device=q.device) for x in (q, k))
+        S = S.masked_fill((rows + first).unsqueeze(-1) < keys, -torch.inf)
+    if mask is None:
+        return S.softmax(-1)
+    nothing = (S == -torch.inf).all(-1, keepdim=True)
+    return S.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+
+
 def weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: Any) -> Iterator[Tensor]:
-    """P for each block of queries; 0 for a query that attends to no key."""
-    positions = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
-    for rows, q_rows, mask_rows in zip(positions.split(ROWS), blocks_of(q), blocks_of(mask, q.shape[-2])):
-        S = scale * q_rows @ k.mT
-        if mask_rows is not None:
-            S = S + mask_rows
-        if is_causal:
-            S = S.masked_fill(rows < torch.arange(k.shape[-2], device=q.device), -torch.inf)
-        if mask_rows is None:
-            yield S.softmax(-1)
-        else:
-            nothing = (S == -torch.inf).all(-1, keepdim=True)
-            yield S.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+    """P for each block of queries."""
+    for i, (q_rows, mask_rows) in enumerate(zip(blocks_of(q), blocks_of(mask, q.shape[-2]))):
+        yield weights_of_block(q_rows, k, mask_rows, i * ROWS, is_causal, scale)
 
 
 def total(*terms: Tensor | None) -> Any:
