@@ -16,6 +16,8 @@ __all__ = [
     "below_autograd_keys",
     "bits_unread",
     "current_node",
+    "custom_op_overload",
+    "custom_ops_with_backward",
     "entry",
     "forget_dispatch",
     "is_autocast_enabled",
@@ -80,6 +82,22 @@ def own_kernel(op: Any, key: str) -> Callable[..., Any]:
     if definition is not None and key.startswith("Autograd"):
         return make_autograd_impl(op, definition)
     return torch.library.get_kernel(op, key).call_boxed
+
+
+def custom_ops_with_backward() -> Iterator[Any]:
+    """The operators of ``torch.library.custom_op`` that have a backward; none has a jvp, and tangents end there."""
+    for definition in custom_ops.OPDEFS.values():
+        if definition._backward_fn is not None and (op := custom_op_overload(definition)) is not None:
+            yield op
+
+
+def custom_op_overload(given: Any) -> Any | None:
+    """The ``OpOverload`` of a packet of ``torch.ops`` or of a ``torch.library.custom_op``, or itself; else None."""
+    if isinstance(given, custom_ops.CustomOpDef):
+        return given._opoverload
+    if isinstance(given, torch._ops.OpOverloadPacket):
+        return getattr(given, "default", None)
+    return given if isinstance(given, torch._ops.OpOverload) else None
 
 
 def entry(op: Any) -> Callable[..., Any]:
