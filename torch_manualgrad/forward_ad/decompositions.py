@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+WAYS = ("decomposition", "rule", "transposition")  # in the order in which `enable` asks
 
 
 class Decomposition:
@@ -194,7 +195,7 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
     return Scope([by_decomposition(op, f) for op, f, force in pairs if _may_act(op, force)], given)
 
 
-def enable(*ops: Any) -> Scope:
+def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
 
     An operator that PyTorch has a formula for is left alone. Another one gets, of what there is, the first: its
@@ -204,35 +205,40 @@ def enable(*ops: Any) -> Scope:
 
     Args:
         ops: operators, as in `register_decomposition`. None given: every operator of this torch that lacks forward mode,
-            every custom op of `torch.library.custom_op` with a backward that is defined by now, and the
-            `decomposition_table`.
+            every custom op of `torch.library.custom_op` with a backward that is defined by now, and those of
+            `decomposition_table` and of ``mg.rules``.
+        by: the ways to go, of "decomposition", "rule" and "transposition".
 
     Returns:
         What takes it away again; its ``forward_modes`` say by which way each operator goes.
 
     Raises:
-        ValueError: the operator writes to an argument, returns a view, or is composite.
+        ValueError: the operator writes to an argument, returns a view, or is composite; there is no such way.
         TypeError: no operator.
         RuntimeError: inside of a compiled function. When the call is made: the backward is not differentiable.
     """
     # here, as it reads PyTorch's table of derivatives
     from .decomposition_coverage import has_formula, lacking
 
+    for way in by:
+        if way not in WAYS:
+            raise ValueError(f"there is no way {way!r} to forward mode; expected some of {WAYS}")
     known = {_name(one.op): one for one in lacking()}
     if ops:
         chosen = {_name(op): op for op in map(_operator, ops)}
     else:
-        chosen = {name: one.op for name, one in known.items()} | {n: operator(n) for n in decomposition_table}
+        chosen = {name: one.op for name, one in known.items()} | {name: rule.aten for name, rule in rules.items()}
+        chosen |= {name: operator(name) for name in decomposition_table}
     found = []
     for name, op in chosen.items():
         entry = decomposition_table[name] if name in decomposition_table else None
         if has_formula(op) and not (entry is not None and entry.replace):
             continue
-        if entry is not None:
+        if entry is not None and "decomposition" in by:
             found.append(by_decomposition(op, entry.function))
-        elif name in rules:
+        elif name in rules and "rule" in by:
             found.append(by_derivative(rules[name].derivative))
-        elif name not in known or known[name].has_backward:
+        elif (name not in known or known[name].has_backward) and "transposition" in by:
             found.append(by_transposition(op, known[name].differentiable if name in known else None))
     return Scope(found, ops)
 
