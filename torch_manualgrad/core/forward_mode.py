@@ -12,23 +12,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .autograd import Derivative, Mode, apply, differentiated
+from .autograd import Derivative, Mode, any_tangent, apply, differentiated
 from .bound import Bound
 from .compile_cache import fingerprint
 from .gradients import explain
 from .internals import (
+    dual,
     forward_mode_outside,
     fresh_alias,
+    fresh_variable,
     is_autocast_enabled,
     only_autograd,
+    primal,
     set_autocast_off,
+    tangent,
     unattached,
     unwrap_if_dead,
 )
@@ -129,6 +133,8 @@ class _Transposed(Derivative):
         return [v if isinstance(v, Tensor) else None for v in leaves], (constants, lengths)
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        if any_tangent(list(tensors_in((*tensors, *grads)))):
+            return self._vjp_of_duals(needed, tensors, static, grads)
         constants, lengths = static
         again = torch.is_grad_enabled()
         leaves = [unwrap_if_dead(t) if c is None else c[0] for t, c in zip(tensors, constants)]
@@ -154,13 +160,48 @@ class _Transposed(Derivative):
                     found[i] = g
         return unflatten(found, lengths)
 
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def _vjp_of_duals(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Any) -> Sequence[Any]:
+        """The vjp of dual tensors, which the operator itself would hand back here: its tangents too by transposition."""
+        again, lists, count = torch.is_grad_enabled(), self.signature.output_lists, len(tensors)
+        cotangents, lengths = flatten(grads, lists)
+        known = [*tensors, *cotangents]
+        tangents = {i: t for i, x in enumerate(known) if x is not None and (t := tangent(x)) is not None}
+        known = [None if x is None else primal(x) for x in known]
+        with torch.enable_grad(), self._explained():
+            for i in tangents:
+                known[i] = _variable(known[i])
+            found, spread = flatten(
+                self.vjp(needed, known[:count], static, unflatten(known[count:], lengths)), self.signature.lists
+            )
+            smooth = [k for k, g in enumerate(found) if g is not None and g.requires_grad]
+            variables = [fresh_variable(found[k]) for k in smooth]
+            pulled: Sequence[Any] = ()
+            if smooth:
+                outputs, inputs = [found[k] for k in smooth], [known[i] for i in tangents]
+                pulled = torch.autograd.grad(outputs, inputs, variables, create_graph=True, allow_unused=True)
+            pairs = [(p, t) for p, t in zip(pulled, tangents.values()) if p is not None]
+            results: Sequence[Any] = [None] * len(smooth)
+            if pairs:
+                outputs, along = [p for p, _ in pairs], [t for _, t in pairs]
+                results = torch.autograd.grad(outputs, variables, along, create_graph=again, allow_unused=True)
+        found = [g if again or g is None else g.detach() for g in found]
+        for k, t in zip(smooth, results):
+            if t is not None:
+                found[k] = dual(found[k], t)
+        return unflatten(found, spread)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            found = transposed_jvp(self, inputs, outputs, tangents)
+            yield
         except (RuntimeError, NotImplementedError) as error:
             text = f"{self.signature.name} has no formula for forward mode, and none can be derived from its backward"
             explain(error, f"{text}, which is not differentiable. Give it one: mg.forward_ad.register_decomposition.")
             raise
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        with self._explained():
+            found = transposed_jvp(self, inputs, outputs, tangents)
         if any(x.requires_grad for x in tensors_in((*inputs, *tangents))):
             return found
         # no input is tracked at this level, and so no tangent is; the aliases that the backward went through are

@@ -19,6 +19,7 @@ from .dispatch import below_autograd
 __all__ = [
     "PLAIN",
     "SingleLevelFunction",
+    "dual",
     "enable_single_level_autograd_function",
     "forward_ad_enabled",
     "forward_mode_outside",
@@ -30,6 +31,7 @@ __all__ = [
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
+    "tangent",
     "tangents_possible",
     "unattached",
     "unwrap_if_dead",
@@ -83,6 +85,16 @@ def primal(x: Tensor) -> Tensor:
     if x.layout is not torch.strided and not x.is_nested:  # sparse: it cannot carry a tangent, and unpacking it raises
         return x
     return torch._VF._unpack_dual(x, level=0)[0]
+
+
+def tangent(x: Tensor) -> Tensor | None:
+    """The tangent of ``x`` at this level, connected to the levels outside."""
+    return torch._VF._unpack_dual(x, level=0)[1] if has_tangent(x) else None
+
+
+def dual(x: Tensor, tangent: Tensor) -> Tensor:
+    """``x`` with a tangent at this level; not ``forward_ad.make_dual``, for the same reason as in `primal`."""
+    return torch._VF._make_dual(x, tangent, level=0)
 
 
 def has_tangent(x: Tensor) -> bool:
