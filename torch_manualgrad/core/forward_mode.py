@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,13 +22,13 @@ from torch import Tensor
 from .autograd import Derivative, Mode, any_tangent, apply, differentiated
 from .bound import Bound
 from .compile_cache import fingerprint
-from .gradients import explain
 from .internals import (
     dual,
     forward_mode_outside,
     fresh_alias,
     fresh_variable,
     is_autocast_enabled,
+    library_backward,
     only_autograd,
     primal,
     set_autocast_off,
@@ -36,8 +36,9 @@ from .internals import (
     unattached,
     unwrap_if_dead,
 )
+from .library_op import LibraryDerivative
 from .schema import Signature, flatten, tensors_in, unflatten, with_tensors
-from .transpose import transposed_jvp, transposing
+from .transpose import differentiating_backward, transposed_jvp, transposing
 
 __all__ = ["ForwardMode", "by_decomposition", "by_derivative", "by_transposition"]
 
@@ -108,18 +109,27 @@ def by_derivative(derivative: Bound) -> ForwardMode:
     return ForwardMode(rule.aten, "rule", run, rule.fingerprint)
 
 
-@_once
 def by_transposition(op: Any, differentiable: tuple[bool, ...] | None = None) -> ForwardMode:
-    """PyTorch's own reverse mode, transposed; ``differentiable`` says it of each output."""
+    """The operator's own reverse mode, transposed; ``differentiable`` says it of each output."""
+    return _by_transposition(op, differentiable, library_backward(op))
+
+
+@_once
+def _by_transposition(
+    op: Any, differentiable: tuple[bool, ...] | None, registered: tuple[Any, Callable[..., Any]] | None
+) -> ForwardMode:
     signature = Signature(op._schema)
-    derivative = _Transposed(op, signature, differentiable)
+    if registered is None:
+        derivative: Derivative = _Transposed(op, signature, differentiable)
+    else:
+        derivative = LibraryDerivative(op, *registered)
 
     def run(keyset: Any, mode: Mode, values: list[Any]) -> Any:
-        if mode is Mode.REVERSE:
+        if mode is Mode.REVERSE and registered is None:
             return NotImplemented
         return apply(derivative, keyset, mode, with_tensors(signature, values))
 
-    return ForwardMode(op, "transposition", run)
+    return ForwardMode(op, "transposition", run, " ".join(map(fingerprint, registered or ())))
 
 
 class _Transposed(Derivative):
@@ -167,7 +177,7 @@ class _Transposed(Derivative):
         known = [*tensors, *cotangents]
         tangents = {i: t for i, x in enumerate(known) if x is not None and (t := tangent(x)) is not None}
         known = [None if x is None else primal(x) for x in known]
-        with torch.enable_grad(), self._explained():
+        with torch.enable_grad(), differentiating_backward(self.signature.name):
             for i in tangents:
                 known[i] = _variable(known[i])
             found, spread = flatten(
@@ -190,18 +200,8 @@ class _Transposed(Derivative):
                 found[k] = dual(found[k], t)
         return unflatten(found, spread)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, NotImplementedError) as error:
-            text = f"{self.signature.name} has no formula for forward mode, and none can be derived from its backward"
-            explain(error, f"{text}, which is not differentiable. Give it one: mg.forward_ad.register_decomposition.")
-            raise
-
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        with self._explained():
-            found = transposed_jvp(self, inputs, outputs, tangents)
+        found = transposed_jvp(self, inputs, outputs, tangents)
         if any(x.requires_grad for x in tensors_in((*inputs, *tangents))):
             return found
         # no input is tracked at this level, and so no tangent is; the aliases that the backward went through are

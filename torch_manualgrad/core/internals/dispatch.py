@@ -23,6 +23,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
+    "library_backward",
     "operators",
     "own_kernel",
     "parse_schema",
@@ -89,6 +90,14 @@ def custom_ops_with_backward() -> Iterator[Any]:
     for definition in custom_ops.OPDEFS.values():
         if definition._backward_fn is not None and (op := custom_op_overload(definition)) is not None:
             yield op
+
+
+def library_backward(op: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any]] | None:
+    """What ``register_autograd`` was given for an operator of ``torch.library.custom_op``: (setup_context, backward)."""
+    definition = custom_ops.OPDEFS.get(op._schema.name)
+    if definition is None or definition._backward_fn is None:
+        return None
+    return definition._setup_context_fn, definition._backward_fn
 
 
 def custom_op_overload(given: Any) -> Any | None:
