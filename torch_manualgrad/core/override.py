@@ -103,7 +103,7 @@ class _Operator:
     def __init__(self, rule: Rule | ForwardMode) -> None:
         self.name = rule.name
         self.registration = Registration(rule.aten, rule.signature, "Autograd", at="AutogradCPU")
-        self._op, self._in_place_op = rule.aten, in_place_operator(rule)
+        self._op, self._in_place_op, self._names = rule.aten, in_place_operator(rule), rule.signature.names
         calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
         calls.attach(rule.aten)
@@ -119,7 +119,7 @@ class _Operator:
         if active is None or without_overrides.depth:
             return None
         if active.derivative is None:
-            return None if only_autograd() else ()
+            return None if only_autograd() else self._names
         return active.derivative.saved
 
     def release(self) -> None:

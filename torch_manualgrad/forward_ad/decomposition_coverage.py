@@ -61,8 +61,8 @@ def _of_pytorch() -> tuple[Lacking, ...]:
 
 
 def _is_formula(entry: derivatives_yaml.Entry) -> bool:
-    """Whether an output has one. Where there is an entry for each kind of tensor, the one for dense tensors has it."""
-    if "dispatch" in entry.lines:
+    """Whether an output has one. Entries without lines of their own have some for each kind of tensor, dense ones one."""
+    if not entry.lines:
         return True
     keys = {key.strip() for keys in entry.lines for key in keys.split(",")} - {"output_differentiability"}
     inputs = {argument.split("=")[0].split()[-1] for argument in _arguments(entry.schema)}
