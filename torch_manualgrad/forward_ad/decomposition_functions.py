@@ -107,7 +107,7 @@ def recompute_mean_var(
         Where not differentiable: where eps = 0 and all entries are equal, as ``rstd`` is infinite there.
 
     References:
-        torch._decomp.decompositions_for_jvp.recompute_mean_var.
+        PyTorch's recompute_mean_var, of its decompositions for jvp, which takes eps for 1 / rstd^2 - var.
     """
     mean = wide(input).mean(list(inner_dim_indices), keepdim=keepdim)
     found = standardized_by(input, inner_dim_indices, rstd).rstd
