@@ -13,6 +13,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp
 import torch_manualgrad as mg
 
 enable = mg.forward_ad.enable
+LIBRARY = torch.library.Library("decomposition_tests", "FRAGMENT")
 ALL = ("fwd", "fwd-rev", "rev-fwd", "fwd-fwd")
 # operators whose backward PyTorch differentiates rightly: how far
 TRANSPOSED = {
@@ -133,6 +134,55 @@ def test_a_training_step_with_a_penalty_on_the_tangent():
         expected = grad(penalty)(parameters)
     with enable(), mg.override("native_layer_norm"):  # whose formula PyTorch has, and gets wrong here
         torch.testing.assert_close(grad(penalty)(parameters), expected)
+
+
+def test_lists_of_tensors():
+    """With an optional list that is absent, and one that is there."""
+    LIBRARY.define("combined(Tensor[] xs, Tensor?[] weights, Tensor? bias=None) -> (Tensor, Tensor[])")
+    op = torch.ops.decomposition_tests.combined.default
+
+    def combined(xs, weights, bias=None):
+        scaled = [x if w is None else x * w for x, w in zip(xs, weights)]
+        total = torch.stack(scaled).sin().sum(0)
+        return (total if bias is None else total + bias), [x.cos() for x in xs]
+
+    class Recorded(mg.SingleLevelFunction):
+        @staticmethod
+        def forward(ctx, has_bias, *flat):
+            ctx.save_for_backward(*flat)
+            bias = flat[-1] if has_bias else None
+            total, rest = combined(flat[:2], [flat[2], None], bias)
+            return (total, *rest)
+
+        @staticmethod
+        def backward(ctx, of_total, *of_rest):
+            a, b, w, *bias = ctx.saved_tensors
+            of_a, of_b = of_total * (a * w).cos() * w, of_total * b.cos()
+            of_a, of_b = of_a - of_rest[0] * a.sin(), of_b - of_rest[1] * b.sin()
+            return (None, of_a, of_b, of_total * (a * w).cos() * a, *[of_total for _ in bias])
+
+    def kernel(xs, weights, bias=None):
+        total, *rest = Recorded.apply(bias is not None, *xs, weights[0], *(() if bias is None else (bias,)))
+        return total, rest
+
+    LIBRARY.impl("combined", combined, "CompositeExplicitAutograd")
+    LIBRARY.impl("combined", kernel, "Autograd")
+    x, y, w, bias = torch.randn(4, 3, dtype=torch.float64)
+
+    def through(f):
+        def loss(x, w, bias):
+            total, rest = f([x, y], [w, None], bias)
+            return (total * rest[0] + rest[1]).sum() + f([y, x], [w, None])[0].prod()
+
+        return loss
+
+    with enable(op) as scope:
+        assert [one.how for one in scope.forward_modes] == ["transposition"]
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(v, v.sin()) for v in (x, w, bias)]
+            found = torch.autograd.forward_ad.unpack_dual(through(op)(*duals)).tangent
+    expected = jvp(through(combined), (x, w, bias), (x.sin(), w.sin(), bias.sin()))[1]
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow

@@ -148,7 +148,9 @@ class _Transposed(Derivative):
         constants, lengths = static
         again = torch.is_grad_enabled()
         leaves = [unwrap_if_dead(t) if c is None else c[0] for t, c in zip(tensors, constants)]
-        wanted = flatten([n or [] for n in needed] if self.signature.lists else needed, self.signature.lists)[0]
+        wanted: list[Any] = []
+        for n, length in zip(needed, lengths):
+            wanted += [n] if length is None else n or [False] * length
         places = [i for i, yes in enumerate(wanted) if yes]
         with torch.enable_grad():
             for i in places:

@@ -6,7 +6,8 @@ place of a call in which an input has a tangent; all other calls stay as they ar
 operators, so that forward mode may be taken over reverse mode, and reverse over forward, to any order.
 
 Whatever is switched on here acts on the whole process, on every thread, as `torch_manualgrad.override` does. A rule that
-is active on an operator goes before its decomposition. Each set of decompositions gets its own compiled graph.
+is active on an operator goes before its decomposition. Each set of decompositions gets its own compiled graph. A plain
+call of an operator that something is switched on for costs a few microseconds more.
 """
 
 from __future__ import annotations
