@@ -167,6 +167,75 @@ def test_fresh_variable_in_the_middle_of_a_functorch_call():
         same(transform(lambda x: inside_kernel(kernel, x))(random(3)), 2 * random(3))
 
 
+def test_unattached_and_fresh_alias_in_the_middle_of_a_functorch_call():
+    def kernel(op, keyset, x):
+        plain, leaf = internals.unattached(x), internals.fresh_alias(x)
+        assert not plain.requires_grad and leaf.requires_grad and leaf.is_leaf
+        return plain * x.detach() + torch.autograd.grad(leaf * leaf, leaf, torch.ones_like(x))[0].detach()
+
+    x = random(3)
+    same(inside_kernel(kernel, x.clone().requires_grad_()), x * x + 2 * x)
+
+    def outer(op, keyset, x):
+        return internals.unattached(x) * 3
+
+    def f(y):  # the level of the kernel loses its history, the one outside keeps its own
+        return grad(lambda z: z * inside_kernel(outer, y * z).sum())(torch.ones((), dtype=x.dtype))
+
+    same(jvp(f, (x,), (x,))[1], 3 * x.sum())
+
+
+def test_tangent_and_dual():
+    x, t = random(3), random(3)
+    with fwAD.dual_level():
+        made = internals.dual(x, t)
+        same(fwAD.unpack_dual(made).tangent, t)
+        same(internals.tangent(made), t)
+        assert internals.tangent(x) is None
+
+
+def test_forward_mode_outside():
+    seen = []
+
+    def probe(op, keyset, x):
+        seen.append(internals.forward_mode_outside())
+        return x.clone()
+
+    def f(x):
+        return inside_kernel(probe, x)
+
+    def first(transformed, *args):
+        seen.clear()
+        transformed(*args)
+        return seen[0]
+
+    x = random(3)
+    assert not first(f, x) and not first(lambda x: jvp(f, (x,), (x,)), x)
+    assert not first(grad(lambda x: f(x).sum()), x)
+    assert not first(grad(lambda x: jvp(f, (x,), (x,))[0].sum()), x)
+    assert first(lambda x: jvp(grad(lambda x: f(x).sum()), (x,), (x,)), x)
+    with fwAD.dual_level():
+        assert not first(f, x) and first(grad(lambda x: f(x).sum()), x)
+
+
+def test_custom_ops_of_the_library():
+    @torch.library.custom_op("mginternals::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    op = torch.ops.mginternals.doubled.default
+    for given in (doubled, op, torch.ops.mginternals.doubled):
+        assert internals.custom_op_overload(given) is op
+    assert internals.custom_op_overload(torch.sin) is None
+    assert internals.library_backward(op) is None and op not in internals.custom_ops_with_backward()
+
+    def backward(ctx, grad):
+        return 2 * grad
+
+    doubled.register_autograd(backward)
+    assert internals.library_backward(op) == (None, backward) and op in internals.custom_ops_with_backward()
+
+
 def test_autocast():
     assert not internals.is_autocast_enabled()
     with torch.autocast("cpu", torch.bfloat16):

@@ -21,6 +21,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/composition.md",
     "docs/degeneracy.md",
+    "docs/forward_ad_decompositions.md",
     "docs/packages.md",
     "docs/versions.md",
 ]
@@ -40,7 +41,9 @@ def examples(document: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/degeneracy.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/degeneracy.md", "docs/forward_ad_decompositions.md"]
+)
 def test_examples_run(document, tmp_path):
     path = tmp_path / f"{Path(document).stem}.py"
     path.write_text(examples(document))

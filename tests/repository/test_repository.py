@@ -214,13 +214,13 @@ def test_no_test_shadows_another(path):
 
 
 def public_names() -> Iterator[tuple[str, object]]:
-    for module in (mg, mg.testing):
+    for module in (mg, mg.testing, mg.forward_ad):
         for name in module.__all__:
             yield f"{module.__name__}.{name}", getattr(module, name)
 
 
 def test_all_is_what_exists():
-    for module in (mg, mg.testing):
+    for module in (mg, mg.testing, mg.forward_ad):
         assert len(set(module.__all__)) == len(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
 

@@ -17,7 +17,7 @@ from .binding import EMPTY, Binding, parameters, sources
 from .fast_path import fast_call
 from .formula import Formula
 from .internals import below_autograd
-from .schema import flatten, unflatten
+from .schema import all_dense, flatten, tensors_in, unflatten
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -144,6 +144,10 @@ class Bound(Derivative):
     def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
         """See `fast_path.fast_call`."""
         return self._fast[0]
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether the formulas are for such tensors: nested ones, and sparse ones but in `Rule.sparse`, keep PyTorch's."""
+        return not any(x.is_nested for x in tensors_in(values)) if self.rule.sparse else all_dense(values)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         if self.forward is None or self._busy.now:

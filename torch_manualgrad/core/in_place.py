@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from .autograd import Mode, differentiated
+from .forward_mode import ForwardMode
 from .rule import Rule
 from .schema import Signature
 
 __all__ = ["in_place_kernel", "in_place_operator"]
 
 
-def in_place_operator(rule: Rule) -> Any | None:
+def in_place_operator(rule: Rule | ForwardMode) -> Any | None:
     """The ``OpOverload`` that writes the rule's result into its first argument; None if there is none.
 
     It has the rule's name with ``_`` after it, the same overload and the same arguments, and returns the first.

@@ -36,9 +36,14 @@ from .schema import Signature, tensors_in
 from .transpose import transposing
 from .vmap import loop
 
-__all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op"]
+__all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op", "defined"]
 
 _defined: dict[str, CustomOp] = {}  # every op of ours, by its name
+
+
+def defined(name: str) -> CustomOp | None:
+    """The op of ours of that name, if there is one."""
+    return _defined.get(name)
 
 
 class CustomOp:

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from . import calls, compile_cache
 from .autograd import Mode, apply, differentiated
 from .bound import Bound
 from .decorate import decorated
 from .fast_path import picker
+from .forward_mode import ForwardMode
 from .in_place import in_place_kernel, in_place_operator
 from .internals import PLAIN, only_autograd
 from .names import Chosen, choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
 from .rule import Rule
-from .schema import Signature, tensors_in, with_tensors
+from .schema import Signature, all_dense, is_dense, with_tensors
 
 __all__ = ["Active", "Handle", "active", "install", "override", "unregister"]
 
@@ -34,13 +34,15 @@ class Layer(NamedTuple):
     forward: bool
     strong_zero: bool
     named: bool
+    forward_modes: tuple[ForwardMode, ...]
 
 
 class _Active(NamedTuple):
-    """What the kernel of one operator goes by."""
+    """What the kernel of one operator goes by: a rule, or else what only calls with tangents go by."""
 
-    derivative: Bound
+    derivative: Bound | None
     defer_to_stock: Callable[..., bool] | None
+    forward_mode: ForwardMode | None
 
 
 class _State(NamedTuple):
@@ -59,14 +61,19 @@ _operators: dict[str, _Operator] = {}  # every operator that a rule has ever act
 @functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
 def _resolved(layers: tuple[Layer, ...]) -> _State:
     rules = {rule.name: (rule, layer) for layer in layers for rule in layer.rules}
+    forward_modes = {one.name: one for layer in layers for one in layer.forward_modes if one.name not in rules}
     table, what, code = {}, [], []
+    for name, one in sorted(forward_modes.items()):
+        table[name] = _Active(None, None, one)
+        what.append(f"{name} {one.identity}")
+        code.append(f"{name} {one.how} {one.fingerprint}")
     for name, (rule, layer) in sorted(rules.items()):
         derivative = rule.derivative_with_forward if layer.forward else rule.derivative
         if layer.strong_zero and derivative.forward is None:
             derivative = rule.derivative_with_strong_zero
         ours = layer.named or derivative.forward is not None or derivative.strong_zero
         defer_to_stock = None if ours else rule.defer_to_stock
-        table[name] = _Active(derivative, defer_to_stock)
+        table[name] = _Active(derivative, defer_to_stock, None)
         how = " forward" * (derivative.forward is not None) + " defers" * (defer_to_stock is not None)
         how += " strong zero" * derivative.strong_zero
         what.append(f"{name} {rule.identity}{how}")
@@ -84,7 +91,8 @@ def _changed() -> None:
 
 def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, Callable[..., bool] | None]]:
     for name, active in table.items():
-        yield name, None if active.derivative.rule.sparse else active.derivative, active.defer_to_stock
+        derivative = active.derivative
+        yield name, None if derivative is None or derivative.rule.sparse else derivative, active.defer_to_stock
         if (operator := _operators.get(name)) is not None and operator.in_place is not None:
             yield operator.in_place.name, None, None
 
@@ -92,10 +100,10 @@ def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, C
 class _Operator:
     """One operator that rules have acted on, and its registration."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule | ForwardMode) -> None:
         self.name = rule.name
         self.registration = Registration(rule.aten, rule.signature, "Autograd", at="AutogradCPU")
-        self._op, self._in_place_op = rule.aten, in_place_operator(rule)
+        self._op, self._in_place_op, self._names = rule.aten, in_place_operator(rule), rule.signature.names
         calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
         calls.attach(rule.aten)
@@ -108,7 +116,11 @@ class _Operator:
 
     def _residuals(self) -> Sequence[str] | None:
         active = _table.get(self.name)
-        return None if active is None or without_overrides.depth else active.derivative.saved
+        if active is None or without_overrides.depth:
+            return None
+        if active.derivative is None:
+            return None if only_autograd() else self._names
+        return active.derivative.saved
 
     def release(self) -> None:
         calls.detach(self._op)
@@ -128,6 +140,9 @@ class _Operator:
             if active is None or without_overrides.depth:
                 return stock(keyset, *args, **kwargs)
             derivative = active.derivative
+            if derivative is None:
+                assert active.forward_mode is not None
+                return active.forward_mode(stock, keyset, args, kwargs)
             values = args if len(args) == size else bind(args, kwargs)
             if derivative.fast_call is not None and only_autograd():
                 tracking = torch.is_grad_enabled()
@@ -138,7 +153,7 @@ class _Operator:
                     if active.defer_to_stock is not None and active.defer_to_stock(*values):
                         return stock(keyset, *args, **kwargs)
                     return derivative.fast_call(values, *tensors(values))
-            if derivative.forward is not None and not _all_dense(values):
+            if derivative.forward is not None and not all_dense(values):
                 return stock(keyset, *args, **kwargs)
             if may_take_numbers:
                 values = with_tensors(signature, list(values))
@@ -147,7 +162,7 @@ class _Operator:
                 return derivative.run_below(values)
             if mode is Mode.NOTHING:
                 return derivative.redispatch(keyset, values)
-            if _any_nested(values) if derivative.rule.sparse else not _all_dense(values):
+            if not derivative.takes(values):
                 args, kwargs = split(values)
                 return stock(keyset, *args, **kwargs)
             return apply(derivative, keyset, mode, values)
@@ -163,31 +178,19 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
         if type(x) in PLAIN:
             if x.requires_grad:
                 grad = True
-            if not _dense(x):
+            if not is_dense(x):
                 return None
         elif x is not None:
             return None
     return grad
 
 
-def _dense(x: Tensor) -> bool:
-    return x.layout is torch.strided and not x.is_nested
-
-
-def _all_dense(values: Sequence[Any]) -> bool:
-    """What most formulas are for: nested tensors, and sparse ones but in `Rule.sparse`, keep PyTorch's derivatives."""
-    return all(_dense(x) for x in tensors_in(values))
-
-
-def _any_nested(values: Sequence[Any]) -> bool:
-    return any(x.is_nested for x in tensors_in(values))
-
-
 def _put(handle: Handle, layer: Layer) -> None:
     with compile_cache.changes():
-        for rule in layer.rules:
-            if rule.name not in _operators:
-                _operators[rule.name] = _Operator(rule)
+        acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
+        for one in acting:
+            if one.name not in _operators:
+                _operators[one.name] = _Operator(one)
         try:
             for replacement in layer.replacements:
                 replacement.put(handle)
@@ -207,18 +210,26 @@ def _drop(handle: Handle, layer: Layer) -> None:
 
 
 class Handle:
-    """Rules and replacements that are active until `remove`. Removing twice does nothing."""
+    """Rules, replacements and ways of forward mode that are active until `remove`. Removing twice does nothing."""
 
-    def __init__(self, chosen: Chosen, forward: bool, names: Sequence[Any], strong_zero: bool = False) -> None:
+    def __init__(
+        self,
+        chosen: Chosen,
+        forward: bool,
+        names: Sequence[Any],
+        strong_zero: bool = False,
+        forward_modes: Sequence[ForwardMode] = (),
+    ) -> None:
         self.names = tuple(names)
         self.rules, self.replacements = chosen
-        self._layer = Layer(self.rules, self.replacements, forward, strong_zero, bool(names))
+        self.forward_modes = tuple(forward_modes)
+        self._layer = Layer(self.rules, self.replacements, forward, strong_zero, bool(names), self.forward_modes)
         _put(self, self._layer)
 
     def remove(self) -> None:
         """Take these away; others that were installed before or after stay."""
         _drop(self, self._layer)
-        self.rules, self.replacements = (), ()
+        self.rules, self.replacements, self.forward_modes = (), (), ()
 
 
 def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Handle:
@@ -290,32 +301,39 @@ class override:
 
 @dataclass(frozen=True)
 class Active:
-    """A rule, or a replacement, that acts now.
+    """A rule, a replacement, or what gives an operator forward mode, that acts now.
 
     Attributes:
         name: the operator, or the replacement.
-        why: "named" in the override; "*"; or "improves values, speed" under an override without names.
+        why: "named" in the override; "*"; or "improves values, speed" under an override without names; "forward mode by
+            decomposition", or by a rule or by transposition.
         forward: whether a forward of the rule's own is in the place of PyTorch's.
-        acting: the `Rule` or `Replacements` itself.
+        acting: the `Rule`, `Replacements` or `ForwardMode` itself.
     """
 
     name: str
     why: str
     forward: bool
-    acting: Rule | Replacements = field(repr=False)
+    acting: Rule | Replacements | ForwardMode = field(repr=False)
 
 
 def active() -> list[Active]:
     """What acts now, and why.
 
     Returns:
-        For each operator the rule that was installed last, then the replacements.
+        For each operator the rule that was installed last, then what gives forward mode, then the replacements.
     """
     found = []
     with compile_cache.lock:
         acting = {rule.name: (handle, rule) for handle, layer in _layers for rule in layer.rules}
         for name, (handle, rule) in acting.items():
-            found.append(Active(name, _why(handle, rule), _table[name].derivative.forward is not None, rule))
+            derivative = _table[name].derivative
+            found.append(
+                Active(name, _why(handle, rule), derivative is not None and derivative.forward is not None, rule)
+            )
+        for name, acts in _table.items():
+            if (one := acts.forward_mode) is not None:
+                found.append(Active(name, f"forward mode by {one.how}", False, one))
         for replacement in replacements.values():
             if (holder := replacement.holder) is not None:
                 found.append(Active(replacement.name, _why(holder, replacement), False, replacement))

@@ -41,6 +41,12 @@ class Registry(Mapping[str, T], Generic[T]):
         self._entries[name] = entry
         return entry
 
+    def remove(self, name: str) -> T:
+        """Take the entry out, and return it."""
+        found = self[name]
+        del self._entries[name]
+        return found
+
     def without(self, name: str, reason: str) -> None:
         """Note that ``name`` cannot be entered here. Raises ValueError if the name is taken."""
         self._is_new(name)

@@ -30,6 +30,7 @@ __all__ = [
     "Sample",
     "always",
     "bound_to",
+    "check_functional",
     "exists",
     "operator",
     "reached",
@@ -95,16 +96,7 @@ class Rule:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
         self.signature = Signature(self.aten._schema)
-        if self.aten._schema.is_mutable:
-            raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
-        if any(r.alias_info is not None for r in self.aten._schema.returns):
-            raise ValueError(
-                f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own"
-            )
-        if is_composite(self.aten):
-            raise ValueError(
-                f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
-            )
+        check_functional(f"rule {name}", self.aten)
         improves = (improves,) if isinstance(improves, str) else improves
         self.claims: dict[str, str | None] = (
             dict(improves) if isinstance(improves, Mapping) else dict.fromkeys(improves)
@@ -221,6 +213,20 @@ def _code(function: Callable[..., Any]) -> str:
     if isinstance(function, Binding):
         return f"{fingerprint(function.formula.reference)} {function!r}"
     return fingerprint(function.reference if isinstance(function, Formula) else function)
+
+
+def check_functional(what: str, op: Any) -> None:
+    """Refuse operators whose derivative cannot be exchanged; ``what`` is to be bound to ``op``."""
+    if op._schema.is_mutable:
+        raise ValueError(
+            f"{what}: the operator writes to an argument; bind the {what.split()[0]} to its functional form"
+        )
+    if any(r.alias_info is not None for r in op._schema.returns):
+        raise ValueError(f"{what}: the operator returns a view of an argument, whose derivative is PyTorch's own")
+    if is_composite(op):
+        raise ValueError(
+            f"{what}: the operator is composite, and has no derivative of its own; bind {what.split()[0]}s to what it calls"
+        )
 
 
 def exists(name: str) -> bool:

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from .internals import parse_schema
 
-__all__ = ["Argument", "Signature", "flatten", "is_differentiable", "tensors_in", "unflatten", "with_tensors"]
+__all__ = [
+    "Argument",
+    "Signature",
+    "all_dense",
+    "flatten",
+    "is_dense",
+    "is_differentiable",
+    "tensors_in",
+    "unflatten",
+    "with_tensors",
+]
 
 
 class Argument(NamedTuple):
@@ -162,6 +172,16 @@ def unflatten(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
 def is_differentiable(x: Tensor) -> bool:
     """Whether its dtype is one of those that have derivatives."""
     return x.is_floating_point() or x.is_complex()
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether it is neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def all_dense(values: Iterable[Any]) -> bool:
+    """Whether every tensor among ``values`` is dense."""
+    return all(is_dense(x) for x in tensors_in(values))
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from .schema import is_differentiable, tensors_in
 if TYPE_CHECKING:
     from .autograd import Derivative
 
-__all__ = ["transposed_jvp", "transposing"]
+__all__ = ["differentiating_backward", "transposed_jvp", "transposing"]
 
 
 def transposed_jvp(
@@ -71,9 +71,10 @@ def transposed_jvp(
                 pairs.append((g, t))
         if not pairs or not variables:
             return [[None] * len(c) if isinstance(c, list) else None for c in cotangents]
-        found = torch.autograd.grad(
-            [g for g, _ in pairs], variables, [t for _, t in pairs], create_graph=True, allow_unused=True
-        )
+        with differentiating_backward(signature.name):
+            found = torch.autograd.grad(
+                [g for g, _ in pairs], variables, [t for _, t in pairs], create_graph=True, allow_unused=True
+            )
     results = iter(found)
     return [
         [None if v is None else next(results) for v in c]
@@ -83,6 +84,20 @@ def transposed_jvp(
         else next(results)
         for c in cotangents
     ]
+
+
+@contextmanager
+def differentiating_backward(name: str) -> Iterator[None]:
+    """Say in an error what it means here: the backward of the operator ``name`` has no derivative."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        explain(
+            error,
+            f"{name} has no forward mode of its own, and none can be derived from its backward, which is not differentiable. "
+            "Register a jvp, or a decomposition: mg.forward_ad.register_decomposition.",
+        )
+        raise
 
 
 _here = threading.local()

@@ -16,11 +16,14 @@ __all__ = [
     "below_autograd_keys",
     "bits_unread",
     "current_node",
+    "custom_op_overload",
+    "custom_ops_with_backward",
     "entry",
     "forget_dispatch",
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
+    "library_backward",
     "operators",
     "own_kernel",
     "parse_schema",
@@ -80,6 +83,30 @@ def own_kernel(op: Any, key: str) -> Callable[..., Any]:
     if definition is not None and key.startswith("Autograd"):
         return make_autograd_impl(op, definition)
     return torch.library.get_kernel(op, key).call_boxed
+
+
+def custom_ops_with_backward() -> Iterator[Any]:
+    """The operators of ``torch.library.custom_op`` that have a backward; none has a jvp, and tangents end there."""
+    for definition in custom_ops.OPDEFS.values():
+        if definition._backward_fn is not None and (op := custom_op_overload(definition)) is not None:
+            yield op
+
+
+def library_backward(op: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any]] | None:
+    """What ``register_autograd`` was given for an operator of ``torch.library.custom_op``: (setup_context, backward)."""
+    definition = custom_ops.OPDEFS.get(op._schema.name)
+    if definition is None or definition._backward_fn is None:
+        return None
+    return definition._setup_context_fn, definition._backward_fn
+
+
+def custom_op_overload(given: Any) -> Any | None:
+    """The ``OpOverload`` of a packet of ``torch.ops`` or of a ``torch.library.custom_op``, or itself; else None."""
+    if isinstance(given, custom_ops.CustomOpDef):
+        return given._opoverload
+    if isinstance(given, torch._ops.OpOverloadPacket):
+        return getattr(given, "default", None)
+    return given if isinstance(given, torch._ops.OpOverload) else None
 
 
 def entry(op: Any) -> Callable[..., Any]:

@@ -14,11 +14,16 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
+from .dispatch import below_autograd
+
 __all__ = [
     "PLAIN",
     "SingleLevelFunction",
+    "dual",
     "enable_single_level_autograd_function",
     "forward_ad_enabled",
+    "forward_mode_outside",
+    "fresh_alias",
     "fresh_variable",
     "has_tangent",
     "in_functorch",
@@ -26,7 +31,9 @@ __all__ = [
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
+    "tangent",
     "tangents_possible",
+    "unattached",
     "unwrap_if_dead",
     "vmap_call",
 ]
@@ -41,6 +48,14 @@ class SingleLevelFunction(_SingleLevelFunction):
 
 # True while any torch.func transform is running on this thread.
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def forward_mode_outside() -> bool:
+    """Whether forward mode encloses the torch.func transform at whose level a kernel runs: it will meet what is done here."""
+    transforms = [i.key() for i in torch._C._functorch.get_interpreter_stack() or ()]
+    jvp = torch._C._functorch.TransformType.Jvp
+    return jvp in transforms[:-1] or bool(transforms) and jvp not in transforms and forward_ad._current_level >= 0
+
 
 # Switches forward mode on or off (autograd.Function switches it off around forward and jvp).
 forward_ad_enabled = forward_ad._set_fwd_grad_enabled
@@ -70,6 +85,16 @@ def primal(x: Tensor) -> Tensor:
     if x.layout is not torch.strided and not x.is_nested:  # sparse: it cannot carry a tangent, and unpacking it raises
         return x
     return torch._VF._unpack_dual(x, level=0)[0]
+
+
+def tangent(x: Tensor) -> Tensor | None:
+    """The tangent of ``x`` at this level, connected to the levels outside."""
+    return torch._VF._unpack_dual(x, level=0)[1] if has_tangent(x) else None
+
+
+def dual(x: Tensor, tangent: Tensor) -> Tensor:
+    """``x`` with a tangent at this level; not ``forward_ad.make_dual``, for the same reason as in `primal`."""
+    return torch._VF._make_dual(x, tangent, level=0)
 
 
 def has_tangent(x: Tensor) -> bool:
@@ -106,11 +131,26 @@ def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:
 
 def fresh_variable(x: Tensor) -> Tensor:
     """A tensor of ones shaped like ``x`` that requires grad at this level, also in the middle of a functorch call."""
-    v = torch.ones_like(x)
+    return _requiring_grad(torch.ones_like(x))
+
+
+def fresh_alias(x: Tensor) -> Tensor:
+    """``x`` as a leaf that requires grad at this level, connected to the levels outside. Only below a kernel at Autograd."""
+    return _requiring_grad(unattached(x))
+
+
+def unattached(x: Tensor) -> Tensor:
+    """``x`` without its history at this level, connected to the levels outside, which `detach` would cut too. Only below
+    a kernel at Autograd."""
+    with below_autograd():
+        return x.view_as(x)
+
+
+def _requiring_grad(x: Tensor) -> Tensor:
     allowed = get_inplace_requires_grad_allowed()
     set_inplace_requires_grad_allowed(True)
     try:
-        return v.requires_grad_()
+        return x.requires_grad_()
     finally:
         set_inplace_requires_grad_allowed(allowed)
 

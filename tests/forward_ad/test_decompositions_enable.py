@@ -1,0 +1,197 @@
+"""`enable`: forward mode by a decomposition, a rule, or the backward transposed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import grad, hessian, jacfwd, jacrev, jvp
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.rule import operator
+from torch_manualgrad.forward_ad.decomposition_coverage import has_formula
+
+enable = mg.forward_ad.enable
+LIBRARY = torch.library.Library("decomposition_tests", "FRAGMENT")
+ALL = ("fwd", "fwd-rev", "rev-fwd", "fwd-fwd")
+# operators whose backward PyTorch differentiates rightly: how far
+TRANSPOSED = {
+    "aten::ormqr": ALL,
+    "aten::native_dropout_backward": ALL,
+    "aten::conv_tbc": ALL,
+    "aten::slow_conv_dilated2d": ALL,
+    "aten::huber_loss_backward": ALL,
+    "aten::_softmax_backward_data": ALL,
+    "aten::grid_sampler_2d": ("fwd", "rev-fwd"),  # beyond, its backward is asked for a formula
+}
+
+
+def samples(name, count=2):
+    return list(mg.rules[name].samples(torch.float64, "cpu"))[:count]
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSPOSED if not has_formula(operator(name))])  # here
+def test_by_transposition(name):
+    with enable(name, by=("transposition",)) as scope:
+        assert [one.how for one in scope.forward_modes] == ["transposition"]
+        mg.testing.check(mg.rules[name].probe, samples(name), modes=TRANSPOSED[name], checks=("duality",))
+
+
+def test_both_operators_together_go_further():
+    with enable("aten::grid_sampler_2d", "aten::grid_sampler_2d_backward", by=("transposition",)):
+        mg.testing.check(mg.rules["aten::grid_sampler_2d"].probe, samples("aten::grid_sampler_2d", 1), checks=())
+
+
+@pytest.mark.parametrize("name", ["aten::_cdist_forward", "aten::multi_margin_loss", "aten::_masked_softmax"])
+def test_a_backward_that_is_not_differentiable_says_so(name):
+    call = samples(name, 1)[0]
+    x, *rest = call.args
+    with enable(name, by=("transposition",)), pytest.raises(RuntimeError, match="is not differentiable"):
+        jvp(lambda x: mg.rules[name].aten(x, *rest, **call.kwargs), (x,), (x,))
+
+
+def test_a_gradient_without_a_history_says_so():
+    @torch.library.custom_op("decomposition_tests::opaque", mutates_args=())
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    opaque.register_autograd(lambda ctx, g: (2 * g).detach())
+    x = torch.ones(3)
+    with enable(opaque), pytest.raises(RuntimeError, match="does not depend differentiably"):
+        jvp(opaque, (x,), (x,))
+
+
+@pytest.mark.parametrize("name", ["aten::_cdist_forward", "aten::index_reduce", "aten::_embedding_bag", "aten::igamma"])
+def test_by_rule(name):
+    with enable() as scope:
+        assert next(one.how for one in scope.forward_modes if one.name == name) == "rule"
+        mg.testing.check(mg.rules[name].probe, samples(name), modes=("fwd", "fwd-rev"), checks=())
+
+
+def test_in_place_too():
+    x, source, index = torch.rand(3, 2).double(), torch.rand(4, 2).double(), torch.tensor([0, 1, 1, 2])
+
+    def f(x):
+        return x.clone().index_reduce_(0, index, source, "mean")
+
+    with pytest.raises(NotImplementedError):
+        jvp(f, (x,), (x,))
+    with enable():
+        torch.testing.assert_close(jvp(f, (x,), (x,))[1], jacrev(f)(x).flatten(2) @ x.flatten())
+
+
+def test_a_hessian_that_pytorch_refuses():
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def loss(x):
+        return torch.cdist(x, x.flip(0) + 1).square().sum() + torch.cdist(x, x.cos() + 2).sum()
+
+    with pytest.raises(NotImplementedError):
+        jacfwd(loss)(x)
+    with mg.override("cdist"):
+        expected = hessian(loss)(x)
+    handle = enable()
+    torch.testing.assert_close(hessian(loss)(x), expected)
+    handle.remove()
+    with pytest.raises(NotImplementedError):
+        jacfwd(loss)(x)
+
+
+def test_what_has_a_formula_is_left_alone():
+    with enable("aten::sin", "aten::mm") as scope:
+        assert not scope.forward_modes
+    with enable() as scope:
+        assert not {"aten::sin", "aten::sum", "aten::trace"} & {one.name for one in scope.forward_modes}
+
+
+def test_no_history_is_left_behind():
+    """A tangent requires grad only where an input does."""
+    x = torch.randn(3, 2, 2, dtype=torch.float64)
+    weight, bias = torch.randn(2, 2, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    with enable("aten::conv_tbc", by=("transposition",)), torch.autograd.forward_ad.dual_level():
+        for tracked in (False, True):
+            dual = torch.autograd.forward_ad.make_dual(x, x)
+            result = torch.conv_tbc(dual, weight.requires_grad_(tracked), bias)
+            assert [r.requires_grad for r in torch.autograd.forward_ad.unpack_dual(result)] == [tracked] * 2
+
+
+def test_a_training_step_with_a_penalty_on_the_tangent():
+    """Reverse over forward through a module, gradients into its parameters."""
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+
+    def penalty(parameters):
+        return (
+            jvp(lambda x: torch.cdist(torch.func.functional_call(layer, parameters, (x,)), x[:, :2]), (x,), (x,))[1]
+            .square()
+            .sum()
+        )
+
+    parameters = {k: v.detach() for k, v in layer.named_parameters()}
+    with mg.override("*"):
+        expected = grad(penalty)(parameters)
+    with enable(), mg.override("native_layer_norm"):  # whose formula PyTorch has, and gets wrong here
+        torch.testing.assert_close(grad(penalty)(parameters), expected)
+
+
+def test_lists_of_tensors():
+    """With an optional list that is absent, and one that is there."""
+    LIBRARY.define("combined(Tensor[] xs, Tensor?[] weights, Tensor? bias=None) -> (Tensor, Tensor[])")
+    op = torch.ops.decomposition_tests.combined.default
+
+    def combined(xs, weights, bias=None):
+        scaled = [x if w is None else x * w for x, w in zip(xs, weights)]
+        total = torch.stack(scaled).sin().sum(0)
+        return (total if bias is None else total + bias), [x.cos() for x in xs]
+
+    class Recorded(mg.SingleLevelFunction):
+        @staticmethod
+        def forward(ctx, has_bias, *flat):
+            ctx.save_for_backward(*flat)
+            bias = flat[-1] if has_bias else None
+            total, rest = combined(flat[:2], [flat[2], None], bias)
+            return (total, *rest)
+
+        @staticmethod
+        def backward(ctx, of_total, *of_rest):
+            a, b, w, *bias = ctx.saved_tensors
+            of_a, of_b = of_total * (a * w).cos() * w, of_total * b.cos()
+            of_a, of_b = of_a - of_rest[0] * a.sin(), of_b - of_rest[1] * b.sin()
+            return (None, of_a, of_b, of_total * (a * w).cos() * a, *[of_total for _ in bias])
+
+    def kernel(xs, weights, bias=None):
+        total, *rest = Recorded.apply(bias is not None, *xs, weights[0], *(() if bias is None else (bias,)))
+        return total, rest
+
+    LIBRARY.impl("combined", combined, "CompositeExplicitAutograd")
+    LIBRARY.impl("combined", kernel, "Autograd")
+    x, y, w, bias = torch.randn(4, 3, dtype=torch.float64)
+
+    def through(f):
+        def loss(x, w, bias):
+            total, rest = f([x, y], [w, None], bias)
+            return (total * rest[0] + rest[1]).sum() + f([y, x], [w, None])[0].prod()
+
+        return loss
+
+    with enable(op) as scope:
+        assert [one.how for one in scope.forward_modes] == ["transposition"]
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(v, v.sin()) for v in (x, w, bias)]
+            found = torch.autograd.forward_ad.unpack_dual(through(op)(*duals)).tangent
+    expected = jvp(through(combined), (x, w, bias), (x.sin(), w.sin(), bias.sin()))[1]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_the_command_prints_how_many_gain_forward_mode():
+    tool = Path(__file__).resolve().parents[2] / "tools" / "forward_mode.py"
+    if not tool.exists():
+        pytest.skip("not a source tree")
+    run = subprocess.run([sys.executable, str(tool)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert " gain it" in run.stdout and "cdist" in run.stdout
