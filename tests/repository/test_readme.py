@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/composition.md",
     "docs/degeneracy.md",
     "docs/forward_ad_decompositions.md",
+    "docs/forward_ad_levels.md",
     "docs/packages.md",
     "docs/versions.md",
 ]
@@ -41,9 +42,16 @@ def examples(document: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/degeneracy.md", "docs/forward_ad_decompositions.md"]
-)
+WITH_EXAMPLES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/degeneracy.md",
+    "docs/forward_ad_decompositions.md",
+    "docs/forward_ad_levels.md",
+]
+
+
+@pytest.mark.parametrize("document", WITH_EXAMPLES)
 def test_examples_run(document, tmp_path):
     path = tmp_path / f"{Path(document).stem}.py"
     path.write_text(examples(document))

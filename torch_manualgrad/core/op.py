@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import compile_cache
-from .autograd import Mode, apply, differentiated, redispatch
+from .autograd import Derivative, Mode, apply, differentiated, redispatch
 from .gradients import check_outputs, explain
 from .implementation import (
     DEVICE_KEYS,
@@ -36,7 +36,7 @@ from .schema import Signature, tensors_in
 from .transpose import transposing
 from .vmap import loop
 
-__all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op", "defined"]
+__all__ = ["BackwardContext", "CustomOp", "Swap", "active_derivative", "custom_op", "defined"]
 
 _defined: dict[str, CustomOp] = {}  # every op of ours, by its name
 
@@ -361,6 +361,11 @@ class CustomOp:
             return loop(self.name, self.signature, call, info, in_dims, values)
 
         return vmap_call(rule, call, self.signature.bind(args, kwargs))
+
+
+def active_derivative(name: str) -> Derivative | None:
+    """The derivative that the op of ours of this name has now; None for another operator, or where it has none."""
+    return _defined[name]._active_rules.derivative if name in _defined else None
 
 
 def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:

@@ -111,12 +111,21 @@ def has_tangent(x: Tensor) -> bool:
 # Set once a graph with dual tensors has been traced: such a graph enters its level without Python's counter.
 _tangents_in_graphs = False
 
+_own_levels = 0  # how many levels of `torch_manualgrad.forward_ad` are open in the process
+
+
+def count_own_levels(change: int) -> None:
+    """Note that levels were opened or left."""
+    global _own_levels
+    _own_levels += change
+
+
 PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
 
 
 def only_autograd() -> bool:
     """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
-    return forward_ad._current_level < 0 and not _tangents_in_graphs and not in_functorch()
+    return forward_ad._current_level < 0 and not _tangents_in_graphs and not _own_levels and not in_functorch()
 
 
 def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:

@@ -1,0 +1,65 @@
+"""Operators that write in place at two levels, against nested torch.func.jvp."""
+
+import pytest
+import torch
+
+import torch_manualgrad as mg
+from torch_manualgrad.forward_ad import dual_level, make_dual, unpack_dual
+
+ORDER = torch.tensor([0, 2, 1])
+MASK = torch.tensor([True, False, True, True])
+ROWS = ORDER[:, None].expand(3, 4)
+
+# What is written to b, a copy of x.
+WRITES = {
+    "mask": lambda b, x: b.__setitem__(MASK, x[MASK] * x[MASK]),
+    "index": lambda b, x: b.__setitem__(ORDER, (x[:3] * 2).sin()),
+    "index_add_": lambda b, x: b.index_add_(0, ORDER, x[:3] ** 2, alpha=2.0),
+    "index_reduce_": lambda b, x: b.index_reduce_(0, ORDER, x[:3] ** 2, "prod"),
+    "scatter_": lambda b, x: b.scatter_(0, ROWS, x[1:] ** 2),
+    "masked_fill_": lambda b, x: b.masked_fill_(MASK, x[1, 1] ** 2),
+    "masked_scatter_": lambda b, x: b.masked_scatter_(MASK, x**2),
+    "fill_ by a tensor": lambda b, x: b[1].fill_(x[0, 0] ** 2),
+    "fill_ by a number": lambda b, x: b[1].fill_(3.0),
+    "zero_": lambda b, x: b.diagonal().zero_(),
+    "addmm_": lambda b, x: b.addmm_(x, x),
+    "lerp_": lambda b, x: b.lerp_(x**2, x.sigmoid()),
+    "t_": lambda b, x: b.t_().mul_(x),
+    "an overlapping copy": lambda b, x: b[1:].copy_(b[:-1].clone()),
+    "another dtype": lambda b, x: b.copy_((x**2).float()),
+    "itself": lambda b, x: b.sub_(b.t() * b),
+    "bernoulli_": lambda b, x: (torch.manual_seed(1), b[2].bernoulli_(0.5)),
+    "dropout": lambda b, x: (torch.manual_seed(1), torch.nn.functional.dropout(b, 0.5, True, inplace=True)),
+    "lists": lambda b, x: torch._foreach_addcmul_([b[0], b[1]], [x[2], x[3]], [x[0], x[2]], 2.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes(name):
+    generator = torch.Generator().manual_seed(0)
+    x, v, w = torch.randn(3, 4, 4, dtype=torch.float64, generator=generator)
+
+    def function(x):
+        b = x.clone()
+        WRITES[name](b, x)
+        return b
+
+    with mg.override("*"):
+        first = torch.func.jvp(function, (x,), (v,))[1]
+        second = torch.func.jvp(lambda y: torch.func.jvp(function, (y,), (v,))[1], (x,), (w,))[1]
+    with dual_level() as a, dual_level() as b:
+        y = function(make_dual(make_dual(x, w, level=a), v, level=b))
+        found = unpack_dual(unpack_dual(y, level=b).tangent, level=a)
+    assert torch.allclose(y, function(x), rtol=1e-14)  # an ordinary tensor after the levels
+    precision = 1e-5 if name == "another dtype" else 1e-11
+    assert torch.allclose(found.primal, first.double(), rtol=precision, atol=precision)
+    mixed = torch.zeros_like(x) if found.tangent is None else found.tangent
+    assert torch.allclose(mixed, second.double(), rtol=precision, atol=precision)
+
+
+def test_lists_are_copied():
+    x = torch.rand(2, 3)
+    with dual_level():
+        targets = [torch.zeros(3), torch.zeros(3)]
+        torch._foreach_copy_(targets, [make_dual(x[0], x[0]), x[1]])
+        assert torch.equal(unpack_dual(targets[0]).tangent, x[0]) and unpack_dual(targets[1]).tangent is None
