@@ -46,6 +46,9 @@ Formulas = Mapping[str | tuple[str, ...], Callable[..., Any]]
 class Rule:
     """The derivative of one operator. Made by `rule`; listed in ``mg.rules``.
 
+    An operator may write to arguments that its results do not share memory with, such as running statistics. These are
+    constants of the derivative; what stands in them after the call is what the operator itself writes.
+
     Attributes:
         name: the operator, ``"aten::norm.Scalar"``.
         aten: the operator itself, an ``OpOverload``.
@@ -93,9 +96,12 @@ class Rule:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
         self.signature = Signature(self.aten._schema)
-        if self.aten._schema.is_mutable:
-            raise ValueError(f"rule {name}: the operator writes to an argument; bind the rule to its functional form")
-        if any(r.alias_info is not None for r in self.aten._schema.returns):
+        returns = self.aten._schema.returns
+        if self.aten._schema.is_mutable and (not returns or any(r.alias_info is not None for r in returns)):
+            raise ValueError(
+                f"rule {name}: the operator writes to an argument that it returns; bind the rule to its functional form"
+            )
+        if any(r.alias_info is not None for r in returns):
             raise ValueError(
                 f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own"
             )
