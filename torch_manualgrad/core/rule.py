@@ -69,6 +69,8 @@ class Rule:
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`.
+        drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
+            The rule gives it one, on the CPU.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
@@ -91,6 +93,7 @@ class Rule:
         compiled_vjp: CompiledVjp | None = None,
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
+        drops_graph: bool = False,
         kind: str = "rule",
     ) -> None:
         self.name = name.removesuffix(".default")
@@ -105,7 +108,7 @@ class Rule:
             raise ValueError(
                 f"rule {name}: the operator returns a view of an argument, whose derivative is PyTorch's own"
             )
-        if is_composite(self.aten):
+        if is_composite(self.aten) and not drops_graph:
             raise ValueError(
                 f"rule {name}: the operator is composite, and has no derivative of its own; bind rules to what it calls"
             )
@@ -127,7 +130,7 @@ class Rule:
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
-        self.sparse = sparse
+        self.sparse, self.drops_graph = sparse, drops_graph
         self.kind = kind
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
