@@ -22,7 +22,6 @@ from .check import CHECKS, CheckFailed, check
 from .modes import MODES
 from .report import Report
 
-
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _WITHOUT_FUNC = dict.fromkeys(
     (f"{mode}/func" for mode in MODES if mode != "fwd-fwd"),
