@@ -149,8 +149,8 @@ elementwise(
 elementwise(
     "aten::minimum",
     {
-        "self": lambda grad, self, other: _larger(grad, -self, -other),
-        "other": lambda grad, self, other: _larger(grad, -other, -self),
+        "self": lambda grad, self, other: _larger(grad, other, self),
+        "other": lambda grad, self, other: _larger(grad, self, other),
     },
     real_only=True,
 )
