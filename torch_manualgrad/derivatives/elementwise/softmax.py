@@ -4,7 +4,7 @@
     log_softmax  vjp: g - y <g, 1>,          jvp: t - <t, y>.
 
 Where an input is -inf, y and its derivatives are 0. A line of nothing but -inf has y = 0 and no gradient in _safe_softmax,
-and y = nan in the others.
+and y = nan in the others: under strong zeros, a cotangent of nothing but 0 stays 0 there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import formula, meets_nothing
 from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.strong_zero import strong_product
 
 aten = torch.ops.aten
 
@@ -44,6 +45,25 @@ def _softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.
 
 def _softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
     return softmax_differential(self_t.to(result.dtype), result, dim)
+
+
+def _strong_differential(x: Tensor, output: Tensor, dim: int) -> Tensor:
+    """`softmax_differential` in which a line of zeros stays one, whatever y is."""
+    return strong_product(x - strong_product(x, output).sum(dim, keepdim=True), output)
+
+
+def _strong_softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.dtype) -> Tensor:
+    if not meets_nothing((grad, result)):
+        return _strong_differential(grad, result, dim).to(self_dtype)
+    return _softmax_backward(grad, result, dim, self_dtype).masked_fill((grad == 0).all(dim, keepdim=True), 0)
+
+
+def _strong_softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
+    return _strong_differential(self_t.to(result.dtype), result, dim)
+
+
+_softmax_backward.strong = _strong_softmax_backward  # type: ignore[attr-defined]
+_softmax_jvp.strong = _strong_softmax_jvp  # type: ignore[attr-defined]
 
 
 @formula
@@ -82,6 +102,29 @@ def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
         ATen logsumexp_jvp.
     """
     return self_t - (self_t * output.exp()).sum(dim, keepdim=True)
+
+
+def _log_softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.dtype) -> Tensor:
+    return aten._log_softmax_backward_data(grad, result, dim, self_dtype)
+
+
+def _log_softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
+    return log_softmax_jvp(self_t.to(result.dtype), result, dim)
+
+
+def _strong_log_softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.dtype) -> Tensor:
+    if not meets_nothing((grad, result)):
+        return (grad - strong_product(grad.sum(dim, keepdim=True), result.exp())).to(self_dtype)
+    return _log_softmax_backward(grad, result, dim, self_dtype).masked_fill((grad == 0).all(dim, keepdim=True), 0)
+
+
+def _strong_log_softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
+    t = self_t.to(result.dtype)
+    return t - strong_product(t, result.exp()).sum(dim, keepdim=True)
+
+
+_log_softmax_backward.strong = _strong_log_softmax_backward  # type: ignore[attr-defined]
+_log_softmax_jvp.strong = _strong_log_softmax_jvp  # type: ignore[attr-defined]
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -130,10 +173,8 @@ rule(
 )
 rule(
     "aten::_log_softmax",
-    vjp={
-        "self": lambda grad, result, dim, self_dtype: aten._log_softmax_backward_data(grad, result, dim, self_dtype),
-    },
-    jvp={"result": lambda self_t, result, dim: log_softmax_jvp(self_t.to(result.dtype), result, dim)},
+    vjp={"self": _log_softmax_backward},
+    jvp={"result": _log_softmax_jvp},
     uses=log_softmax_jvp,
     defer_to_stock=lambda *_: True,
     improves="missing",
