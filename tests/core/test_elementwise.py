@@ -180,9 +180,13 @@ def test_conventions_at_the_edges_are_pytorchs(rule, x):
                 *[next(given) if isinstance(a, torch.Tensor) else a for a in sample.args], **sample.kwargs
             )
 
-        expected = gradients(op, *tensors)
         with mg.override(rule):
             found = gradients(op, *tensors)
+        try:
+            expected = gradients(op, *tensors)
+        except NotImplementedError:  # of PyTorch, which has no derivative in the first argument of zeta
+            assert "missing" in rule.claims
+            continue
         if "values" in rule.claims:
             expected = [torch.where(e.isnan(), f, e) for e, f in zip(expected, found)]
         if (rule.name, str(x)) in WRONG:

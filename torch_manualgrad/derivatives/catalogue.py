@@ -181,10 +181,6 @@ gap(
     "aten::miopen_rnn_backward",
     reason="the derivative of a derivative that only AMD devices have",
 )
-gap(
-    "aten::special_zeta.other_scalar",
-    reason="the derivative of the Hurwitz zeta function in its first argument, which PyTorch does not have",
-)
 composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")
 gap(
     "aten::_fused_moving_avg_obs_fq_helper",

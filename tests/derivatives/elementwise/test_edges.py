@@ -197,3 +197,22 @@ def test_a_fully_masked_row_has_derivative_zero(name, which):
 
 def forward_along(f):
     return torch.func.jvp(f, (ROWS,), (WEIGHTS,))[1]
+
+
+# by mpmath.zeta(s, x, 1) and (s, x, 2)
+ZETA = [
+    (1.01, 0.5, -9998.63681822648630867588167288, 2000000.97556174356189492679077),
+    (2.0, 1.0, -0.937548254315843753702574094568, 1.98928023429890102342085868742),
+    (3.5, 10.0, -0.0038011418939247166012723288981, 0.0103162304191984091653090474353),
+    (60.0, 0.05, 3.45384416022514622248370585177e78, 1.03467924186124518577050700839e79),
+]
+
+
+@pytest.mark.parametrize("s, x, first, second", ZETA)
+def test_zeta_in_its_first_argument(s, x, first, second):
+    f = beside(torch.special.zeta, x)
+    with mg.override():
+        for one, other in itertools.product([torch.func.grad, forward], repeat=2):
+            torch.testing.assert_close(other(f)(number(s)), number(first), rtol=1e-13, atol=0)
+            torch.testing.assert_close(one(other(f))(number(s)), number(second), rtol=1e-12, atol=0)
+        assert torch.func.grad(f)(number(0.5)).isnan()

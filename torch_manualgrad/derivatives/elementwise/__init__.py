@@ -19,6 +19,7 @@ from . import (
     softmax,
     special_functions,
     trigonometric,
+    zeta,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "softmax",
     "special_functions",
     "trigonometric",
+    "zeta",
 ]

@@ -70,11 +70,6 @@ def _gamma_density(self: Tensor, other: Tensor) -> Tensor:
     return (torch.special.xlogy(a - 1, other) - other - torch.lgamma(a)).exp()
 
 
-def _zeta_slope(s: Tensor, other: Tensor) -> Tensor:
-    """-s zeta(s + 1, x)."""
-    return -s * torch.special.zeta(s + 1, other)
-
-
 def _not_in_the_first_argument() -> Tensor:
     raise NotImplementedError("the derivative in the first argument is not implemented, as in PyTorch")
 
@@ -125,21 +120,4 @@ elementwise(
     },
     samples=_two_argument_samples,
     improves=("values", "missing"),
-)
-elementwise(
-    "aten::special_zeta",
-    {
-        "self": lambda: _not_in_the_first_argument(),
-        "other": lambda self, other: _zeta_slope(self.to(other.dtype), other),
-    },
-    samples=_two_argument_samples,
-    improves="missing",
-)
-elementwise(
-    "aten::special_zeta.self_scalar",
-    lambda self, other: -self * torch.special.zeta(self + 1, other),
-    domain=(0, inf),
-    real_only=True,
-    arguments=[{"self": 2.5}],
-    improves="missing",
 )
