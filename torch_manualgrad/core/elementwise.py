@@ -22,7 +22,7 @@ from .sample import Sample
 from .schema import Signature
 from .strong_zero import strong_product
 
-__all__ = ["Interval", "elementwise"]
+__all__ = ["Interval", "elementwise", "strong_product"]
 
 Interval = tuple[float, float]
 LINE: Interval = (-math.inf, math.inf)

@@ -18,7 +18,6 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.schema import is_differentiable
 
 
 @formula
@@ -114,7 +113,7 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
     """An integer in that dtype: its logarithm has single precision, and one without sign is never negative."""
-    return x if is_differentiable(x) else x.to(dtype)
+    return x if x.is_floating_point() or x.is_complex() else x.to(dtype)
 
 
 def _log(base: Number, *, complex_result: bool) -> complex | float:

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.elementwise import strong_product
 from torch_manualgrad.core.formula import formula, meets_nothing
 from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.strong_zero import strong_product
 
 aten = torch.ops.aten
 

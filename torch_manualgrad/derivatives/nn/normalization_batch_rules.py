@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, operator, rule
-from torch_manualgrad.core.schema import Signature
+from torch_manualgrad.core.rule import Sample, rule
 
 from .normalization import first_of, random, uneven
 from .normalization_batch import (
@@ -120,10 +119,6 @@ def _probe(*args: Any) -> Tensor:
     return first_of("native_batch_norm")(*args[:3], *running, *args[5:])
 
 
-def _after_the_first(operator_name: str) -> tuple[str, ...]:
-    return tuple(Signature(operator(f"aten::{operator_name}")._schema).output_names[1:])
-
-
 def _probe_with_statistics(operator_name: str) -> Callable[..., Tensor]:
     """The same for an operator that takes no absent ones, and writes to them; in a batch they are to have one, too."""
 
@@ -182,6 +177,7 @@ _ABOUT: dict[str, Any] = {
     "improves": "values",
     "source": "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167",
 }
+_STATISTICS = ("running_mean_out", "running_var_out")
 _NO_BATCHES = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator")
 _ABOUT_BACKWARD: dict[str, Any] = {
     "uses": batchnorm_double_backward,
@@ -228,25 +224,25 @@ rule(
     probe=_backward_probe("batch_norm_backward"),
     **_ABOUT_BACKWARD,
 )
-for _name in ("_native_batch_norm_legit", "_native_batch_norm_legit_functional"):
+for _name, _statistics in (("_native_batch_norm_legit", ()), ("_native_batch_norm_legit_functional", _STATISTICS)):
     rule(
         f"aten::{_name}",
         vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
              batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
         jvp={"result0": batch_norm_jvp.bind(train="training")},
-        not_differentiable=_after_the_first(_name),
+        not_differentiable=("result1", "result2", *_statistics),
         samples=_samples_with_statistics,
         probe=_probe_with_statistics(_name),
         **_ABOUT,
     )
-for _name in ("_batch_norm_with_update", "_batch_norm_with_update_functional"):
+for _name, _statistics in (("_batch_norm_with_update", ()), ("_batch_norm_with_update_functional", _STATISTICS)):
     rule(
         f"aten::{_name}",
         vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
              batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, True, eps, output_mask)},
         jvp={"result0": batch_norm_jvp.bind(train=True)},
-        not_differentiable=_after_the_first(_name),
-        gaps={} if _name.endswith("_functional") else _NO_BATCHES,
+        not_differentiable=("result1", "result2", "result3", *_statistics),
+        gaps={} if _statistics else _NO_BATCHES,
         samples=_samples_of_update,
         probe=_probe_with_statistics(_name),
         **_ABOUT,
