@@ -61,6 +61,8 @@ def test_what_a_rule_returns_is_no_view(rule, dtype, graphs, monkeypatch):
                 warnings.simplefilter("ignore")
                 seen.append(observed(call))
         stock, ours = seen
+        if "fwd" in rule.gaps:  # where PyTorch may drop a tangent in silence
+            stock.pop("duals", None)
         for what, expected in stock.items():
             for place, ((view, writable), (our_view, ours_writable)) in enumerate(zip(expected, ours[what])):
                 assert ours_writable >= writable, (call, what, place)

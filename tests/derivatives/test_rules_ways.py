@@ -125,6 +125,8 @@ def test_where_no_value_may_be_read(rule, way):
     for dtype in DTYPES if way in ("batched", "meta") else DTYPES[:1]:
         for call in islice(calls(rule, dtype), 1 if way in TRACED else None):
             for order in (1, 2):
+                if way == "forward, batched" and "fwd" in rule.gaps:
+                    continue  # whatever PyTorch does
                 if works(WAYS[way], call, order):
                     with mg.override(rule):
                         found, expected = WAYS[way](call, order)

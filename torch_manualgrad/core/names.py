@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
 
 # A public function below torch, and the operators with a rule that it reaches.
 REACHES: dict[str, tuple[str, ...]] = {
-    "_native_batch_norm_legit": ("_native_batch_norm_legit.no_stats",),
+    "_native_batch_norm_legit": ("_native_batch_norm_legit", "_native_batch_norm_legit.no_stats"),
     "_segment_reduce": ("segment_reduce",),
     "_softmax_backward_data": ("_softmax_backward_data",),
     "_weight_norm": ("_weight_norm_interface",),

@@ -16,7 +16,7 @@ from .decorate import decorated
 from .fast_path import picker
 from .forward_mode import ForwardMode
 from .in_place import in_place_kernel, in_place_operator
-from .internals import PLAIN, only_autograd
+from .internals import PLAIN, is_composite, only_autograd
 from .names import Chosen, choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
@@ -102,11 +102,16 @@ class _Operator:
 
     def __init__(self, rule: Rule | ForwardMode) -> None:
         self.name = rule.name
-        self.registration = Registration(rule.aten, rule.signature, "Autograd", at="AutogradCPU")
+        # PyTorch's kernel of a composite operator stands at each device's key, before the one for all of them
+        self._composite = is_composite(rule.aten)
+        key = "AutogradCPU" if self._composite else "Autograd"
+        self.registration = Registration(rule.aten, rule.signature, key, at="AutogradCPU")
         self._op, self._in_place_op, self._names = rule.aten, in_place_operator(rule), rule.signature.names
-        calls.before(rule.aten)
+        if not self._composite:
+            calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
-        calls.attach(rule.aten)
+        if not self._composite:
+            calls.attach(rule.aten)
         self.in_place: Registration | None = None
         if (op := self._in_place_op) is not None:
             self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
@@ -123,7 +128,8 @@ class _Operator:
         return active.derivative.saved
 
     def release(self) -> None:
-        calls.detach(self._op)
+        if not self._composite:
+            calls.detach(self._op)
         self.registration.release()
         if self.in_place is not None:
             calls.detach(self._in_place_op)

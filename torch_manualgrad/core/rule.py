@@ -49,6 +49,9 @@ Formulas = Mapping[str | tuple[str, ...], Callable[..., Any]]
 class Rule:
     """The derivative of one operator. Made by `rule`; listed in ``mg.rules``.
 
+    An operator may write to arguments that its results do not share memory with, such as running statistics. These are
+    constants of the derivative; what stands in them after the call is what the operator itself writes.
+
     Attributes:
         name: the operator, ``"aten::norm.Scalar"``.
         aten: the operator itself, an ``OpOverload``.
@@ -69,6 +72,8 @@ class Rule:
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`.
+        drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
+            The rule gives it one, on the CPU.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
@@ -91,12 +96,13 @@ class Rule:
         compiled_vjp: CompiledVjp | None = None,
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
+        drops_graph: bool = False,
         kind: str = "rule",
     ) -> None:
         self.name = name.removesuffix(".default")
         self.aten = operator(name)
         self.signature = Signature(self.aten._schema)
-        check_functional(f"rule {name}", self.aten)
+        check_functional(f"rule {name}", self.aten, may_write=True, may_be_composite=drops_graph)
         improves = (improves,) if isinstance(improves, str) else improves
         self.claims: dict[str, str | None] = (
             dict(improves) if isinstance(improves, Mapping) else dict.fromkeys(improves)
@@ -115,7 +121,7 @@ class Rule:
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
-        self.sparse = sparse
+        self.sparse, self.drops_graph = sparse, drops_graph
         self.kind = kind
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
@@ -215,17 +221,23 @@ def _code(function: Callable[..., Any]) -> str:
     return fingerprint(function.reference if isinstance(function, Formula) else function)
 
 
-def check_functional(what: str, op: Any) -> None:
-    """Refuse operators whose derivative cannot be exchanged; ``what`` is to be bound to ``op``."""
-    if op._schema.is_mutable:
-        raise ValueError(
-            f"{what}: the operator writes to an argument; bind the {what.split()[0]} to its functional form"
-        )
-    if any(r.alias_info is not None for r in op._schema.returns):
+def check_functional(what: str, op: Any, *, may_write: bool = False, may_be_composite: bool = False) -> None:
+    """Refuse operators whose derivative cannot be exchanged; ``what`` is to be bound to ``op``.
+
+    Args:
+        may_write: to arguments that it does not return, which are constants of the derivative.
+        may_be_composite: and yet have a derivative of its own.
+    """
+    kind, returns = what.split()[0], op._schema.returns
+    returned = not returns or any(r.alias_info is not None for r in returns)
+    if op._schema.is_mutable and (returned or not may_write):
+        does = "writes to an argument that it returns" if may_write else "writes to an argument"
+        raise ValueError(f"{what}: the operator {does}; bind the {kind} to its functional form")
+    if returned and returns:
         raise ValueError(f"{what}: the operator returns a view of an argument, whose derivative is PyTorch's own")
-    if is_composite(op):
+    if is_composite(op) and not may_be_composite:
         raise ValueError(
-            f"{what}: the operator is composite, and has no derivative of its own; bind {what.split()[0]}s to what it calls"
+            f"{what}: the operator is composite, and has no derivative of its own; bind {kind}s to what it calls"
         )
 
 

@@ -46,6 +46,7 @@ PROOFS = {
         "missing": [own("fwd")],
     },
     "aten::special_zeta": {"missing": [own("fwd")]},
+    "aten::special_zeta.other_scalar": {"missing": [own("rev")]},
     "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},
     "aten::copysign.Tensor": {"values": derivatives(lambda x: torch.copysign(x, -scalar(1.0)), math.inf, -1.0)},
     "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},

@@ -48,6 +48,7 @@ def by_columns():
 PROOFS = {
     "aten::_sparse_coo_tensor_with_dims_and_tensors": {"values": [own("rev-rev")]},
     "aten::sparse_compressed_tensor.comp_plain_value_size": {"missing": [eager("rev", C128)]},
+    "aten::_sparse_compressed_tensor_unsafe": {"values": [eager("rev")]},
     "aten::_to_sparse": {"missing": [eager("rev", C128)]},
     "aten::_to_sparse.sparse_dim": {"missing": [eager("rev", C128)]},
     "aten::_to_sparse_csr": {"missing": [eager("rev", C128)]},

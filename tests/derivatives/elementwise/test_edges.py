@@ -152,3 +152,70 @@ def test_a_power_of_itself_in_fourth_order():
     assert fourth() == pytest.approx(expected - 1)
     with mg.override():
         assert fourth() == pytest.approx(expected)
+
+
+ROWS = torch.tensor([[-inf, -inf, -inf], [1.0, 2.0, -inf]], dtype=F64)  # the first is fully masked
+WEIGHTS = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]], dtype=F64)
+
+
+def unmasked_rows(op):
+    """op of each row, and 0 for one that is fully masked, as programs write it."""
+    return lambda x: torch.where((x > -inf).any(1, keepdim=True), op(x, 1), 0.0)
+
+
+FULLY_MASKED = {
+    "_safe_softmax": (lambda x: aten._safe_softmax(x, 1), False),
+    "softmax": (unmasked_rows(torch.softmax), True),
+    "log_softmax": (lambda x: unmasked_rows(torch.log_softmax)(x).clamp(min=-100), True),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(WEIGHTS[:, :2], WEIGHTS[:, :2], WEIGHTS[:, :2], x[:, :2]),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("which", [(), ("*",)], ids=str)
+@pytest.mark.parametrize("name", FULLY_MASKED)
+def test_a_fully_masked_row_has_derivative_zero(name, which):
+    """softmax itself is nan there, and nothing else can be said of its derivative; where zero is strong, that is hidden."""
+    f, strong = FULLY_MASKED[name]
+
+    def loss(x):
+        y = f(x)
+        return (WEIGHTS[:, : y.shape[1]] * y.sin()).sum()
+
+    def tangent(x):
+        return torch.func.jvp(loss, (x,), (WEIGHTS,))[1]
+
+    def pullback(x):
+        return (torch.func.grad(loss)(x) * WEIGHTS).sum()
+
+    with mg.override(*which, strong_zero=strong):
+        gradients = [torch.func.grad(g)(ROWS) for g in (loss, tangent, pullback)]
+        numbers = [forward_along(g) for g in (loss, tangent, pullback)]
+    for gradient in gradients:
+        assert gradient[0].eq(0).all() and gradient.isfinite().all(), name
+    assert all(n.isfinite() for n in numbers)
+
+
+def forward_along(f):
+    return torch.func.jvp(f, (ROWS,), (WEIGHTS,))[1]
+
+
+# by mpmath.zeta(s, x, 1) and (s, x, 2)
+ZETA = [
+    (1.01, 0.5, -9998.63681822648630867588167288, 2000000.97556174356189492679077),
+    (2.0, 1.0, -0.937548254315843753702574094568, 1.98928023429890102342085868742),
+    (3.5, 10.0, -0.0038011418939247166012723288981, 0.0103162304191984091653090474353),
+    (60.0, 0.05, 3.45384416022514622248370585177e78, 1.03467924186124518577050700839e79),
+]
+
+
+@pytest.mark.parametrize("s, x, first, second", ZETA)
+def test_zeta_in_its_first_argument(s, x, first, second):
+    f = beside(torch.special.zeta, x)
+    with mg.override():
+        for one, other in itertools.product([torch.func.grad, forward], repeat=2):
+            torch.testing.assert_close(other(f)(number(s)), number(first), rtol=1e-13, atol=0)
+            torch.testing.assert_close(one(other(f))(number(s)), number(second), rtol=1e-12, atol=0)
+        assert torch.func.grad(f)(number(0.5)).isnan()

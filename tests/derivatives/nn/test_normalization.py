@@ -42,6 +42,10 @@ def batch_norm(x, w, b, training=True):
     return F.batch_norm(x, *(s.clone().to(x.dtype) for s in RUNNING), w, b, training, 0.1, EPS)
 
 
+def on_running_statistics(op, x, w, b, *flags):
+    return getattr(torch.ops.aten, op)(x, w, b, *(s.clone().to(x.dtype) for s in RUNNING), *flags, 0.1, EPS)[0]
+
+
 # name -> (function of x of shape (3, 4, 5), weight and bias; the same by elementwise operators; size of the parameters)
 CASES = {
     "layer_norm": (
@@ -55,6 +59,13 @@ CASES = {
         lambda x, w, b: torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, EPS)[0],
         lambda x, w, b: composite(x, (0, 2), by_channel(w), by_channel(b)), 4,
     ),
+    **{
+        f"aten::{op}": (
+            lambda x, w, b, op=op, flags=flags: on_running_statistics(op, x, w, b, *flags),
+            lambda x, w, b: composite(x, (0, 2), by_channel(w), by_channel(b)), 4,
+        )
+        for op, flags in (("_native_batch_norm_legit", (True,)), ("_batch_norm_with_update", ()))
+    },
     "instance_norm": (
         lambda x, w, b: F.instance_norm(x, None, None, w, b, True, 0.1, EPS),
         lambda x, w, b: composite(x, (2,), by_channel(w), by_channel(b)), 4,
@@ -64,7 +75,7 @@ CASES = {
         lambda x, w, b: F.rms_norm(x, [5], w, EPS) + b, lambda x, w, b: composite(x, (2,), w, b, False), 5
     ),
 }  # fmt: skip
-MENDED = ("layer_norm", "batch_norm", "instance_norm", "batch_norm without running statistics")
+MENDED = (*[name for name in CASES if "batch_norm" in name and "evaluation" not in name], "layer_norm", "instance_norm")
 
 
 def loss_along(f, n):
@@ -215,15 +226,33 @@ def test_channels_last_stays_so():
         assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (y, g, h))
 
 
-def test_running_statistics_are_updated_once():
-    x = random(6, 3).requires_grad_()
+def in_training(op, *flags):
+    return lambda x, *statistics: op(x, torch.ones(3, dtype=F64), None, *statistics, *flags, 0.1, EPS)[0]
+
+
+# what writes to running statistics, whether its schema says so or not
+UPDATES = {
+    "F.batch_norm": lambda x, mean, variance: F.batch_norm(x, mean, variance, training=True),
+    "native_batch_norm": in_training(torch.native_batch_norm, True),
+    "_native_batch_norm_legit": in_training(torch.ops.aten._native_batch_norm_legit.default, True),
+    "_batch_norm_with_update": in_training(torch.ops.aten._batch_norm_with_update.default),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_running_statistics_are_updated_once(name):
+    x, f = random(6, 3).requires_grad_(), UPDATES[name]
     seen = []
     for scope in (mg.override("linalg.det"), mg.override(), mg.override("*")):
         mean, variance = torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64)
         with scope:
-            F.batch_norm(x, mean, variance, training=True).sum().backward()
-            jvp(lambda x: F.batch_norm(x, mean, variance, training=True), (x.detach(),), (x.detach(),))
-        seen.append(torch.cat((mean, variance)))
+            f(x, mean, variance).sum().backward()
+            jvp(lambda x: f(x, mean, variance), (x.detach(),), (x.detach(),))
+            torch.func.grad(lambda x: f(x, mean, variance).sum())(x.detach())
+            jvp(torch.func.grad(lambda x: f(x, mean, variance).sum()), (x.detach(),), (x.detach(),))
+            f(x.detach(), mean, variance)
+        assert not mean.requires_grad and not variance.requires_grad
+        seen.append(torch.cat((mean, variance, torch.tensor([float(mean._version)]))))
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
 
 

@@ -20,6 +20,7 @@ from . import (
     softmax,
     special_functions,
     trigonometric,
+    zeta,
 )
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "softmax",
     "special_functions",
     "trigonometric",
+    "zeta",
 ]

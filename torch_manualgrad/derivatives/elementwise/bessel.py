@@ -87,7 +87,7 @@ def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
     near, small, large = _split(self)
     series = polynomial(_I1, small * small / 4) * (-small.abs()).exp()
     quotient = torch.special.i0e(large) - torch.where(near, 0, result) / large
-    return grad * (torch.where(near, series, quotient) - self.sgn() * result)
+    return grad * (torch.where(near, series, quotient) - self.detach().sgn() * result)
 
 
 def _split(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,6 +98,8 @@ def _split(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 elementwise("aten::sinc", sinc_backward, improves="values")
 elementwise("aten::i0", lambda self: torch.special.i1(self), real_only=True)
-elementwise("aten::special_i0e", lambda self, result: torch.special.i1e(self) - self.sgn() * result, real_only=True)
+elementwise(
+    "aten::special_i0e", lambda self, result: torch.special.i1e(self) - self.detach().sgn() * result, real_only=True
+)
 elementwise("aten::special_i1", i1_backward, real_only=True, improves="values")
 elementwise("aten::special_i1e", i1e_backward, real_only=True, improves="values")

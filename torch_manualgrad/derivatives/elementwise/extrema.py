@@ -24,14 +24,16 @@ def _larger(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return part(grad, ~(x <= y), x == y)
 
 
-def _first(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The cotangent of x, given that of fmax(x, y), in which nan is the smallest of all."""
-    return part(grad, (x > y) | y.isnan(), x == y) if _SHARED else part(grad, (x >= y) | y.isnan())
+def _first(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The cotangent of x, given that of fmax(x, y) or fmin(x, y), where it is chosen; nan is chosen last."""
+    chosen, tie = chosen | y.isnan(), x == y
+    return part(grad, chosen, tie) if _SHARED else part(grad, chosen | tie)
 
 
-def _second(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """That of y."""
-    return part(grad, ~((x >= y) | y.isnan()), x == y if _SHARED else None)
+def _second(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """That of y, where x is chosen."""
+    tie = x == y
+    return part(grad, ~(chosen | tie | y.isnan()), tie if _SHARED else None)
 
 
 elementwise(
@@ -45,24 +47,24 @@ elementwise(
 elementwise(
     "aten::minimum",
     {
-        "self": lambda grad, self, other: _larger(grad, -self, -other),
-        "other": lambda grad, self, other: _larger(grad, -other, -self),
+        "self": lambda grad, self, other: _larger(grad, other, self),
+        "other": lambda grad, self, other: _larger(grad, self, other),
     },
     real_only=True,
 )
 elementwise(
     "aten::fmax",
     {
-        "self": lambda grad, self, other: _first(grad, self, other),
-        "other": lambda grad, self, other: _second(grad, self, other),
+        "self": lambda grad, self, other: _first(grad, self > other, self, other),
+        "other": lambda grad, self, other: _second(grad, self > other, self, other),
     },
     real_only=True,
 )
 elementwise(
     "aten::fmin",
     {
-        "self": lambda grad, self, other: _first(grad, -self, -other),
-        "other": lambda grad, self, other: _second(grad, -self, -other),
+        "self": lambda grad, self, other: _first(grad, self < other, self, other),
+        "other": lambda grad, self, other: _second(grad, self < other, self, other),
     },
     real_only=True,
 )

@@ -166,7 +166,10 @@ rule(
     improves="values",
     source="ATen norm_backward",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: (x,)),
+    samples=lambda dtype, device: [
+        *_from(lambda x, y: (x, 3))(dtype, device),
+        *_from(lambda x, y: (x,))(dtype, device),
+    ],
 )
 rule(
     "aten::_foreach_mm",

@@ -59,8 +59,8 @@ def _ratio(x: Tensor | Number, y: Tensor) -> Tensor:
 
 
 def _share(x: Tensor, y: Tensor, base: float = 1.0) -> Tensor:
-    """1 / (1 + exp(base (y - x))), and 1/2 where both are the same infinity."""
-    return torch.sigmoid(torch.where((x == y) & ~x.isfinite(), 0, (x - y) * base))
+    """1 / (1 + exp(base (y - x))), and 1/2 where both are the same infinity; booleans have no difference."""
+    return torch.sigmoid(torch.where((x == y) & ~x.isfinite(), 0, (x + y * -1.0) * base))
 
 
 elementwise(

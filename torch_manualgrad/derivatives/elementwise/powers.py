@@ -79,6 +79,7 @@ def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
     References:
         ATen pow_backward_self.
     """
+    exponent = _in(grad.dtype, exponent)
     # the constant x^0 at zero and nan; elsewhere its mixed derivative 1 / x is kept
     constant = (exponent == 0) & ~(self.abs() > 0)
     return grad * (exponent * torch.where(constant, 1, self).pow(exponent - 1)).conj()
@@ -103,10 +104,16 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
     """
     constant = (exponent.real >= 0) & (exponent.imag == 0) if exponent.is_complex() else exponent >= 0
     if isinstance(self, Tensor):
-        return grad * (result * torch.where((self == 0) & constant, 1, self).log()).conj()
+        base = _in(result.dtype, torch.where((self == 0) & constant, 1, self))
+        return grad * (result * base.log()).conj()
     if self == 0:
         return grad * (result * torch.where(constant, 0, -inf).to(result.dtype)).conj()
     return grad * (result * _log(self, complex_result=result.is_complex())).conj()
+
+
+def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """An integer in that dtype: its logarithm has single precision, and one without sign is never negative."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(dtype)
 
 
 def _log(base: Number, *, complex_result: bool) -> complex | float:

@@ -121,20 +121,3 @@ elementwise(
     samples=_two_argument_samples,
     improves=("values", "missing"),
 )
-elementwise(
-    "aten::special_zeta",
-    {
-        "self": lambda: _not_in_the_first_argument(),
-        "other": lambda self, other: -self * torch.special.zeta(self.to(other.dtype) + 1, other),
-    },
-    samples=_two_argument_samples,
-    improves="missing",
-)
-elementwise(
-    "aten::special_zeta.self_scalar",
-    lambda self, other: -self * torch.special.zeta(self + 1, other),
-    domain=(0, inf),
-    real_only=True,
-    arguments=[{"self": 2.5}],
-    improves="missing",
-)

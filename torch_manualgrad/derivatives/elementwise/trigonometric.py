@@ -37,7 +37,7 @@ def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Seque
     References:
         ATen atan2_backward.
     """
-    wanted = zip(output_mask, (_angle_slope(other, self, other), _angle_slope(-self, self, other)))
+    wanted = zip(output_mask, (_angle_slope(other, self, other), -_angle_slope(self, self, other)))
     y, x = (grad * slope if needed else torch.zeros_like(grad) for needed, slope in wanted)
     return y, x
 
@@ -59,7 +59,7 @@ elementwise(
     "aten::atan2",
     {
         "self": lambda self, other: _angle_slope(other, self, other),
-        "other": lambda self, other: _angle_slope(-self, self, other),
+        "other": lambda self, other: -_angle_slope(self, self, other),
     },
     domain={"self": (-inf, inf), "other": (0, inf)},
     real_only=True,

@@ -5,7 +5,7 @@ What is drawn at random is a constant of the derivatives: dropout is mask * x / 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -208,10 +208,16 @@ def _rrelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
     yield Sample(x, torch.zeros_like(x), 0.2, 0.2, True)
 
 
-def _rrelu_probe(self: Tensor, noise: Tensor, *rest: Any) -> Tensor:
+def _rrelu_probe(operator_name: str) -> Callable[..., Tensor]:
     """The first output; the noise is overwritten, by PyTorch's kernel as if all were contiguous."""
-    self = self.contiguous()
-    return torch.ops.aten.rrelu_with_noise_functional(self, torch.zeros_like(self), *rest)[0]
+
+    def probe(self: Tensor, noise: Tensor, *rest: Any) -> Tensor:
+        self = self.contiguous()
+        found = getattr(torch.ops.aten, operator_name)(self, torch.zeros_like(self), *rest)
+        result: Tensor = found if isinstance(found, Tensor) else found[0]
+        return result
+
+    return probe
 
 
 def _rrelu_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -241,7 +247,26 @@ rule(
     improves="values",
     source="ATen rrelu_with_noise_backward, which PyTorch gives the noise that the call began with",
     samples=_rrelu_samples,
-    probe=_rrelu_probe,
+    probe=_rrelu_probe("rrelu_with_noise_functional"),
+)
+rule(
+    "aten::rrelu_with_noise",
+    vjp={
+        "self": lambda grad, self, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
+            grad, self, noise, lower, upper, training, False
+        ),
+        "noise": lambda grad: None,
+    },
+    jvp={
+        "result": lambda self, self_t, noise, lower, upper, training: (
+            None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
+        )
+    },
+    uses=rrelu_with_noise_backward,
+    source="ATen rrelu_with_noise_backward",
+    gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),
+    samples=_rrelu_samples,
+    probe=_rrelu_probe("rrelu_with_noise"),
 )
 
 

@@ -4,9 +4,10 @@ Plain calls in reverse mode stay with PyTorch, whose first order is right; the r
 higher ones. The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch;
 a gradient of the running statistics raises.
 
-The operators that write to the running statistics by their schema, _native_batch_norm_legit and _batch_norm_with_update,
-can have no rule. `torch.nn.functional.batch_norm` calls native_batch_norm, whose schema says nothing of it. Those that are
-for evaluation only, _native_batch_norm_legit_no_training and _batch_norm_no_update, have none: they are affine in each input.
+_native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have functional
+forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to them, and whose
+schema says nothing of it. Those that are for evaluation only, _native_batch_norm_legit_no_training and
+_batch_norm_no_update, have no rule: they are affine in each input.
 """
 
 from __future__ import annotations
@@ -93,6 +94,20 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
             yield Sample(*given, *running, train, 0.1, _EPS)
 
 
+def _samples_with_statistics(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """With running statistics, which training writes to."""
+    for train in (True, False):
+        for given in _inputs(dtype, device):
+            yield Sample(*given, *_running(given[0]), train, 0.1, _EPS)
+
+
+def _samples_of_update(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """In training, and with both parameters: PyTorch's fake kernel refuses absent ones."""
+    for x, _, bias in _inputs(dtype, device):
+        weight = random(x.shape[1], dtype=dtype, device=device, seed=1)
+        yield Sample(x, weight, weight if bias is None else bias, *_running(x), 0.1, _EPS)
+
+
 def _samples_without_statistics(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     for given in _inputs(dtype, device):
         yield Sample(*given, True, 0.1, _EPS)
@@ -102,6 +117,18 @@ def _probe(*args: Any) -> Tensor:
     """The first output, with running statistics that are no inputs: there is no derivative in them."""
     running = args[3:5] if args[3] is None else _running(args[0])
     return first_of("native_batch_norm")(*args[:3], *running, *args[5:])
+
+
+def _probe_with_statistics(operator_name: str) -> Callable[..., Tensor]:
+    """The same for an operator that takes no absent ones, and writes to them; in a batch they are to have one, too."""
+
+    def probe(*args: Any) -> Tensor:
+        batched = torch.zeros_like(args[0]).sum()
+        running = [x + torch.zeros_like(given) + batched for x, given in zip(_running(args[0]), args[3:5])]
+        result: Tensor = getattr(torch.ops.aten, operator_name)(*args[:3], *running, *args[5:])[0]
+        return result
+
+    return probe
 
 
 def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -150,6 +177,8 @@ _ABOUT: dict[str, Any] = {
     "improves": "values",
     "source": "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167",
 }
+_STATISTICS = ("running_mean_out", "running_var_out")
+_NO_BATCHES = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator")
 _ABOUT_BACKWARD: dict[str, Any] = {
     "uses": batchnorm_double_backward,
     "improves": "values",
@@ -195,4 +224,27 @@ rule(
     probe=_backward_probe("batch_norm_backward"),
     **_ABOUT_BACKWARD,
 )
+for _name, _statistics in (("_native_batch_norm_legit", ()), ("_native_batch_norm_legit_functional", _STATISTICS)):
+    rule(
+        f"aten::{_name}",
+        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
+             batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
+        jvp={"result0": batch_norm_jvp.bind(train="training")},
+        not_differentiable=("result1", "result2", *_statistics),
+        samples=_samples_with_statistics,
+        probe=_probe_with_statistics(_name),
+        **_ABOUT,
+    )
+for _name, _statistics in (("_batch_norm_with_update", ()), ("_batch_norm_with_update_functional", _STATISTICS)):
+    rule(
+        f"aten::{_name}",
+        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
+             batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, True, eps, output_mask)},
+        jvp={"result0": batch_norm_jvp.bind(train=True)},
+        not_differentiable=("result1", "result2", "result3", *_statistics),
+        gaps={} if _statistics else _NO_BATCHES,
+        samples=_samples_of_update,
+        probe=_probe_with_statistics(_name),
+        **_ABOUT,
+    )
 # fmt: on

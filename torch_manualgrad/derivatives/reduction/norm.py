@@ -55,7 +55,10 @@ def wrap_dims(x: Tensor, dim: Sequence[int] | None) -> tuple[int, ...]:
 
 def _sgn(x: Tensor) -> Tensor:
     if not x.is_complex():
-        return torch.where(x.isnan(), x.detach(), x.sgn())  # torch's sgn of a nan is 0
+        x = (
+            x.detach()
+        )  # a constant; the zeros that are PyTorch's gradient of sgn have no storage for subclasses to share
+        return torch.where(x.isnan(), x, x.sgn())  # torch's sgn of a nan is 0
     zero = x == 0  # the derivative of x / |x| is singular there
     return torch.where(zero, 0, torch.where(zero, 1, x).sgn())
 
@@ -91,7 +94,7 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
     half, ratio = (2, x.abs().sqrt() / m.sqrt()) if 0 < p < 2 else (1, x.abs() / m)
     total = torch.where(zero, 0, ratio.pow(half * p)).sum(dims, keepdim=True)
     scale = torch.where(vanishing, 1, total).pow(1 / p - 1)
-    return torch.where(zero, 0, x.sgn() * ratio.pow(half * (p - 1)) * scale)
+    return torch.where(zero, 0, _sgn(x) * ratio.pow(half * (p - 1)) * scale)
 
 
 def inner(w: Tensor, t: Tensor) -> Tensor:

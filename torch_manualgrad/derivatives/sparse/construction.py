@@ -121,6 +121,19 @@ rule(
     samples=_compressed_samples,
     probe=times_identity(torch.ops.aten.sparse_compressed_tensor),
 )
+rule(
+    "aten::_sparse_compressed_tensor_unsafe",
+    vjp={"compressed_indices": lambda: None, "plain_indices": lambda: None, "values": _compressed_vjp},
+    jvp={"result": no_tangent},
+    uses=sparse_coo_tensor_values_backward,
+    sparse=True,
+    drops_graph=True,
+    gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,
+    improves="values",
+    source="ATen derivatives.yaml, sparse_compressed_tensor; the derivative of values calls it, and is not differentiable",
+    samples=_compressed_samples,
+    probe=times_identity(torch.ops.aten._sparse_compressed_tensor_unsafe),
+)
 
 # operator -> other arguments; a matrix of blocks of columns has no products, and only real ones are made dense by PyTorch
 _CONVERSIONS: dict[str, dict[str, Any]] = {
