@@ -105,6 +105,11 @@ class CustomOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.op(*args, **kwargs)
 
+    @staticmethod
+    def named(name: str) -> CustomOp | None:
+        """The op of ours with this name, if there is one."""
+        return _defined.get(name.removesuffix(".default"))
+
     def __repr__(self) -> str:
         return f"<CustomOp {self.signature.schema}>"
 

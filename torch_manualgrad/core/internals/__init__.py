@@ -58,9 +58,11 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
+from .values import DispatchMode, decompositions, is_finite, memory_of, value_of, values_readable
 
 __all__ = [
     "PLAIN",
+    "DispatchMode",
     "FakeTensorMode",
     "JaggedStructure",
     "SingleLevelFunction",
@@ -68,6 +70,7 @@ __all__ = [
     "below_autograd_keys",
     "bits_unread",
     "current_node",
+    "decompositions",
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
@@ -80,6 +83,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
+    "is_finite",
     "is_known_zero",
     "is_nested_int",
     "is_plain_jagged",
@@ -90,6 +94,7 @@ __all__ = [
     "jagged_structure",
     "known_lengths",
     "longest_known",
+    "memory_of",
     "nested_strides",
     "only_autograd",
     "operators",
@@ -109,6 +114,8 @@ __all__ = [
     "tangents_possible",
     "traced_nested_int",
     "unwrap_if_dead",
+    "value_of",
     "values_hidden",
+    "values_readable",
     "vmap_call",
 ]
