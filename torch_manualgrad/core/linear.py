@@ -15,9 +15,7 @@ from .schema import Signature
 __all__ = ["linear_in"]
 
 
-def linear_in(
-    name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml", finite: bool = True, **about: Any
-) -> Rule | None:
+def linear_in(name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml", **about: Any) -> Rule | None:
     """Bind an operator that is linear in some inputs, all together, to their cotangents; enter it in ``mg.rules``.
 
     ``linear_in("aten::flip", {"self": lambda grad, dims: grad.flip(dims)})``. Linear in several inputs together is
@@ -30,7 +28,6 @@ def linear_in(
         name: the operator, of one output.
         vjp: input, or tuple of inputs, that it is linear in -> formula for the cotangent, bound by name as in `rule`.
         source: where the vjp comes from.
-        finite: whether its coefficients are finite numbers, whatever the other inputs.
         about: further arguments of `rule`, such as ``samples``.
 
     Returns:
@@ -48,7 +45,7 @@ def linear_in(
     (output,) = signature.output_names
     inputs = [n for key in vjp for n in ((key,) if isinstance(key, str) else key)]
     jvp: Formulas = {output: _on_tangents(op, signature, inputs)}
-    return rule(name, vjp=vjp, jvp=jvp, kind="linear", source=source, finite=finite, **about)
+    return rule(name, vjp=vjp, jvp=jvp, kind="linear", source=source, **about)
 
 
 def _on_tangents(op: Any, signature: Signature, linear: list[str]) -> Callable[..., Any]:

@@ -67,7 +67,8 @@ class Rule:
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`: not where the
-            formulas, and PyTorch's, multiply with finite numbers only, whatever the input (``finite=True``), or choose.
+            formulas, and PyTorch's, choose, or multiply with finite numbers, whatever the input: ``finite=True``, which is
+            assumed of kind "linear". Sparse tensors have none.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
@@ -90,7 +91,7 @@ class Rule:
         compiled_vjp: CompiledVjp | None = None,
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
-        finite: bool = False,
+        finite: bool | None = None,
         kind: str = "rule",
     ) -> None:
         self.name = name.removesuffix(".default")
@@ -144,7 +145,7 @@ class Rule:
         self.formulas = self._formulas((uses,) if isinstance(uses, Formula) else uses)
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
-        self.has_strong_zero = not finite
+        self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
 
     @functools.cached_property
     def derivative_with_strong_zero(self) -> Bound:

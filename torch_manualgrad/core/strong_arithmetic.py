@@ -10,6 +10,7 @@ derivative as it is written, by rules in which zero is as strong, and has the ot
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from .internals import (
     DispatchMode,
     decompositions,
+    is_composite,
     memory_of,
     pytree,
     reading_bits,
@@ -27,13 +29,18 @@ from .internals import (
 from .op import CustomOp
 from .schema import is_differentiable
 
-__all__ = ["StrongArithmetic", "stands_for"]
+__all__ = ["StrongArithmetic", "by_matrix", "stands_for"]
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
 
 _handlers: dict[Any, Handler] = {}  # called with the mode first
 _substitutes: dict[Any, Callable[..., Any]] = {}
+
+
+def by_matrix(op: Any) -> None:
+    """Declare an operator that works on each matrix of a batch: the result is 0 where the cotangents of a matrix are."""
+    _handlers[op] = _matrix_by_matrix
 
 
 def stands_for(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -78,8 +85,9 @@ class StrongArithmetic(DispatchMode):
         elif (substitute := _substitute(func)) is not None:
             with self, reading_bits():
                 result = substitute(*args, **kwargs)
-        elif func.namespace == "aten" and func._schema.name.startswith("aten::linalg_"):
-            result = _matrix_by_matrix(self, func, *args, **kwargs)
+        elif is_composite(func):  # below autograd it comes as it is called
+            with self, reading_bits():
+                result = func.decompose(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
         self._mark(result)
@@ -107,7 +115,6 @@ _COMPOSED = {
     aten.dot.default,
     aten.vdot.default,
     aten.linalg_cross.default,
-    aten.xlogy.Tensor,
 }
 
 
@@ -128,7 +135,8 @@ def _product(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
     return result
 
 
-@_handles(aten.div.Tensor, aten.div.Scalar)
+@_handles(aten.div.Tensor, aten.div.Scalar, aten.xlogy.Tensor, aten.special_xlog1py.default)
+@_handles(aten.xlogy.Scalar_Other, aten.special_xlog1py.other_scalar)
 def _quotient(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
     result = func(a, b)
     return torch.where(a == 0, 0, result) if mode.is_linear(a) else result
@@ -137,6 +145,11 @@ def _quotient(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
 @_handles(aten.mm.default, aten.bmm.default)
 def _matrix_product(mode: StrongArithmetic, func: Any, a: Tensor, b: Tensor) -> Tensor:
     return _bilinear(mode, func, a, b)
+
+
+@_handles(*filter(None, [getattr(aten._grouped_mm, "default", None)]))
+def _grouped_product(mode: StrongArithmetic, func: Any, a: Tensor, b: Tensor, *how: Any, **kwargs: Any) -> Tensor:
+    return _bilinear(mode, lambda a, b: func(a, b, *how, **kwargs), a, b)
 
 
 @_handles(aten.convolution.default)
@@ -152,13 +165,9 @@ def _convolution_backward(
     *how, wanted = how
     result = list(func(grad, x, weight, sizes, *how, [False, False, wanted[2]]))
     if wanted[0]:
-        result[0] = _bilinear(
-            mode, lambda g, w: func(g, x, w, sizes, *how, [True, False, False])[0], grad, weight
-        )
+        result[0] = _bilinear(mode, lambda g, w: func(g, x, w, sizes, *how, [True, False, False])[0], grad, weight)
     if wanted[1]:
-        result[1] = _bilinear(
-            mode, lambda g, x: func(g, x, weight, sizes, *how, [False, True, False])[1], grad, x
-        )
+        result[1] = _bilinear(mode, lambda g, x: func(g, x, weight, sizes, *how, [False, True, False])[1], grad, x)
     return result
 
 
@@ -180,18 +189,16 @@ def _bilinear(mode: StrongArithmetic, function: Callable[[Tensor, Tensor], Tenso
     return torch.where(met, plain, function(finite_a, finite_b))
 
 
+@_handles(aten._linalg_solve_ex.default, aten.linalg_lu_solve.default, aten.linalg_solve_triangular.default)
+@_handles(aten.triangular_solve.default, aten.cholesky_solve.default, aten.ormqr.default)
 def _matrix_by_matrix(mode: StrongArithmetic, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operator on batches of matrices: 0 for each of which all that is linear is 0."""
-    zero: Any = True
-    for x in args:
-        if mode.is_linear(x) and x.dim() > 1:
-            zero = zero & (x == 0).all(-1, keepdim=True).all(-2, keepdim=True)
+    """An operator on batches of matrices: its first result is 0 for a matrix for which all that is linear is 0."""
+    matrices = [x for x in args if mode.is_linear(x) and x.dim() > 1]
     result = func(*args, **kwargs)
-    if zero is True:
+    if not matrices:
         return result
-
-    def masked(x: Any) -> Any:
-        fits = isinstance(x, Tensor) and x.dim() >= zero.dim() and is_differentiable(x)
-        return torch.where(zero, 0, x) if fits else x
-
-    return pytree.tree_map(masked, result)
+    zeros = [(x == 0).all(-1, keepdim=True).all(-2, keepdim=True) for x in matrices]
+    zero = functools.reduce(torch.logical_and, zeros)
+    if isinstance(result, Tensor):
+        return torch.where(zero, 0, result)
+    return (torch.where(zero, 0, result[0]), *result[1:])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .bound import Bound
-from .internals import is_finite, values_readable
+from .internals import at_next_level, is_finite, values_readable
 from .schema import is_differentiable, tensors_in
 from .strong_arithmetic import StrongArithmetic
+from .transpose import transposing
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -34,31 +35,43 @@ class StrongBound(Bound):
         super().__init__(rule, None)
         # what a backward operator is linear in is a cotangent, too
         self._cotangents = [i for i, name in enumerate(self.signature.names) if name.startswith("grad")]
-        self._saved_cotangents = [i for i, name in enumerate(self.saved) if name.startswith("grad")]
+        kept = [] if self._lists else self.tensor_places
+        self._saved_cotangents = [i for i, place in enumerate(kept) if place in self._cotangents]
 
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(function, "strong", function)
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         vjp = super().vjp
-        if self.bare or torch.compiler.is_dynamo_compiling():
+        if self.bare or torch.compiler.is_dynamo_compiling() or transposing():
             return vjp(needed, tensors, static, grads)
-        linear = [*grads, *[tensors[i] for i in self._saved_cotangents if i < len(tensors)]]
-        return _strong(lambda: vjp(needed, tensors, static, grads), linear)
+        linear = _factors([*grads, *[tensors[i] for i in self._saved_cotangents]])
+        if all(map(values_readable, linear)):
+            found = vjp(needed, tensors, static, grads)
+            if _finite(found):
+                return found
+        with StrongArithmetic(linear):
+            return vjp(needed, tensors, static, grads)
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         jvp = super().jvp
         if self.bare or torch.compiler.is_dynamo_compiling():
             return jvp(inputs, outputs, tangents)
-        linear = [*tangents, *[inputs[i] for i in self._cotangents]]
-        return _strong(lambda: jvp(inputs, outputs, tangents), linear)
+        if all(map(values_readable, _factors(tangents))):
+            found = jvp(inputs, outputs, tangents)
+            if _finite(found):
+                return found
+
+        def strong(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+            with StrongArithmetic(_factors([*tangents, *[inputs[i] for i in self._cotangents]])):
+                return jvp(inputs, outputs, tangents)
+
+        return at_next_level(strong, inputs, outputs, tangents)
 
 
-def _strong(derivative: Callable[[], Sequence[Any]], linear: Iterable[Any]) -> Sequence[Any]:
-    factors = [x for x in tensors_in(linear) if is_differentiable(x)]
-    if all(map(values_readable, factors)):
-        found = derivative()
-        if all(is_finite(x) for x in tensors_in(found)):
-            return found
-    with StrongArithmetic(factors):
-        return derivative()
+def _factors(values: Sequence[Any]) -> list[Tensor]:
+    return [x for x in tensors_in(values) if is_differentiable(x)]
+
+
+def _finite(found: Sequence[Any]) -> bool:
+    return all(is_finite(x) for x in tensors_in(found))

@@ -27,6 +27,7 @@ from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree
 from .functorch import (
     PLAIN,
     SingleLevelFunction,
+    at_next_level,
     enable_single_level_autograd_function,
     forward_ad_enabled,
     fresh_variable,
@@ -66,6 +67,7 @@ __all__ = [
     "FakeTensorMode",
     "JaggedStructure",
     "SingleLevelFunction",
+    "at_next_level",
     "below_autograd",
     "below_autograd_keys",
     "bits_unread",

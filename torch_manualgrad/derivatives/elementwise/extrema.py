@@ -145,6 +145,7 @@ elementwise(
         "other": lambda grad, self, other: _larger(grad, other, self),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::minimum",
@@ -153,6 +154,7 @@ elementwise(
         "other": lambda grad, self, other: _larger(grad, -other, -self),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::fmax",
@@ -161,6 +163,7 @@ elementwise(
         "other": lambda self, other: ~((self >= other) | other.isnan()),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::fmin",
@@ -169,12 +172,14 @@ elementwise(
         "other": lambda self, other: ~((self <= other) | other.isnan()),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::clamp",
     clamp_backward,
     real_only=True,
     arguments=[{"min": -1.0, "max": 0.7}, {"min": -1.0, "max": None}, {"min": None, "max": 0.7}],
+    finite=True,
 )
 rule(
     "aten::clamp.Tensor",
@@ -184,16 +189,19 @@ rule(
     uses=(clamp_backward, clamp_backward_min_max),
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
     samples=_clamp_samples,
+    finite=True,
 )
-elementwise("aten::clamp_min", lambda self, min: self >= min, real_only=True, arguments=[{"min": 0.5}])
-elementwise("aten::clamp_max", lambda self, max: self <= max, real_only=True, arguments=[{"max": 0.5}])
+elementwise("aten::clamp_min", lambda self, min: self >= min, real_only=True, arguments=[{"min": 0.5}], finite=True)
+elementwise("aten::clamp_max", lambda self, max: self <= max, real_only=True, arguments=[{"max": 0.5}], finite=True)
 elementwise(
     "aten::clamp_min.Tensor",
     {"self": lambda self, min: self >= min, "min": lambda self, min: self < min},
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::clamp_max.Tensor",
     {"self": lambda self, max: self <= max, "max": lambda self, max: self > max},
     real_only=True,
+    finite=True,
 )
