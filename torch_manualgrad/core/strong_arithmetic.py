@@ -77,21 +77,23 @@ class StrongArithmetic(DispatchMode):
         return isinstance(x, Tensor) and memory_of(x) in self._linear
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not any(map(self.is_linear, pytree.tree_leaves((args, kwargs)))):
-            return func(*args, **kwargs)
-        if (handler := _handlers.get(func)) is not None:
-            result = handler(self, func, *args, **kwargs)
-        elif (substitute := _substitute(func)) is not None:
-            with self, reading_bits():
-                result = substitute(*args, **kwargs)
-        elif is_composite(func):  # below autograd it comes as it is called
-            with self, reading_bits():
-                result = func.decompose(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
+        with reading_bits():
+            if not any(map(self.is_linear, pytree.tree_leaves((args, kwargs)))):
+                return func(*args, **kwargs or {})
+            result = self._strong(func, args, kwargs or {})
         self._mark(result)
         return result
+
+    def _strong(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if (handler := _handlers.get(func)) is not None:
+            return handler(self, func, *args, **kwargs)
+        if (substitute := _substitute(func)) is not None:
+            with self:
+                return substitute(*args, **kwargs)
+        if is_composite(func):  # below autograd it comes as it is called
+            with self:
+                return func.decompose(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _substitute(func: Any) -> Callable[..., Any] | None:
