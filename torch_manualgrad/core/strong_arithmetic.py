@@ -11,6 +11,7 @@ derivative as it is written, by rules in which zero is as strong, and has the ot
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,10 +27,9 @@ from .internals import (
     reading_bits,
     value_of,
 )
-from .op import CustomOp
 from .schema import is_differentiable
 
-__all__ = ["StrongArithmetic", "by_matrix", "stands_for"]
+__all__ = ["StrongArithmetic", "by_matrix", "linear_among", "stands_for", "stands_no_longer"]
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -44,13 +44,33 @@ def by_matrix(op: Any) -> None:
 
 
 def stands_for(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare what computes the same as a fused operator of PyTorch's, in operators that are none: a decorator."""
+    """Declare what computes the same as a fused operator, in operators that are none: a decorator."""
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         _substitutes[op] = function
         return function
 
     return declare
+
+
+def stands_no_longer(op: Any) -> None:
+    """Take that back."""
+    _substitutes.pop(op, None)
+
+
+class _Active(threading.local):
+    mode: StrongArithmetic | None = None
+
+
+_active = _Active()
+
+
+def linear_among(values: Sequence[Any]) -> list[int]:
+    """The places of those that are cotangents or tangents in the strong arithmetic that is active on this thread."""
+    mode = _active.mode
+    if mode is None:
+        return []
+    return [i for i, x in enumerate(values) if isinstance(x, Tensor) and mode.is_linear(value_of(x))]
 
 
 class StrongArithmetic(DispatchMode):
@@ -62,8 +82,18 @@ class StrongArithmetic(DispatchMode):
 
     def __init__(self, linear: Iterable[Tensor]) -> None:
         super().__init__()
+        self._before: list[StrongArithmetic | None] = []
         self._linear: dict[int | None, Tensor] = {}  # by its memory, which lives as long as the tensor here
-        self._mark(linear)
+        self._mark([*linear])
+
+    def __enter__(self) -> Any:
+        self._before.append(_active.mode)
+        _active.mode = self
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        _active.mode = self._before.pop()
+        super().__exit__(*exception)
 
     def _mark(self, values: Any) -> None:
         for x in pytree.tree_leaves(values):
@@ -100,8 +130,6 @@ def _substitute(func: Any) -> Callable[..., Any] | None:
     """What a fused operator is made of."""
     if func in _substitutes:
         return _substitutes[func]
-    if (ours := CustomOp.named(func.name())) is not None:
-        return ours.reference
     return decompositions.get(func) if "backward" in func._schema.name or func in _COMPOSED else None
 
 
