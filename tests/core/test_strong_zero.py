@@ -182,8 +182,8 @@ def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
         detached = tuple(x.detach() for x in tensors)
         tangents = tuple(torch.ones_like(x) * 0.7 for x in detached)
         found = []
-        for finite in (strong_bound.is_finite, lambda x: False):
-            monkeypatch.setattr(strong_bound, "is_finite", finite)
+        for finite in (strong_bound.are_finite, lambda tensors: False):
+            monkeypatch.setattr(strong_bound, "are_finite", finite)
             with mg.override(rule, strong_zero=True):
                 try:
                     outputs = call(rule, sample, tensors)
@@ -269,7 +269,7 @@ def check_derivative_in_the_cotangents(rule, sample):
 @pytest.mark.parametrize("rule", STRONG, ids=lambda r: r.name)
 def test_the_derivative_in_the_cotangent_is_not_lost_at_zero(rule, monkeypatch):
     """Where a cotangent is zero, its own derivative is the other factor."""
-    monkeypatch.setattr(strong_bound, "is_finite", lambda x: False)
+    monkeypatch.setattr(strong_bound, "are_finite", lambda tensors: False)
     for sample in itertools.islice(rule.samples(F64, "cpu"), 1):
         check_derivative_in_the_cotangents(rule, sample)
 

@@ -154,7 +154,7 @@ class ReferenceDerivative(Derivative):
                 return self._vjp(needed, tensors, static, grads)
         return self._vjp(needed, tensors, static, grads)
 
-    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]) -> Any:
+    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Any:
         places = [i for i, n in enumerate(needed) if n]
         values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
         if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():

@@ -81,7 +81,7 @@ class StrongArithmetic(DispatchMode):
     """
 
     def __init__(self, linear: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._before: list[StrongArithmetic | None] = []
         self._linear: dict[int | None, Tensor] = {}  # by its memory, which lives as long as the tensor here
         self._mark([*linear])
@@ -89,11 +89,11 @@ class StrongArithmetic(DispatchMode):
     def __enter__(self) -> Any:
         self._before.append(_active.mode)
         _active.mode = self
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
         _active.mode = self._before.pop()
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def _mark(self, values: Any) -> None:
         for x in pytree.tree_leaves(values):
@@ -192,12 +192,12 @@ def _convolution(mode: StrongArithmetic, func: Any, x: Tensor, weight: Tensor, b
 def _convolution_backward(
     mode: StrongArithmetic, func: Any, grad: Tensor, x: Tensor, weight: Tensor, sizes: Any, *how: Any
 ) -> list[Tensor | None]:
-    *how, wanted = how
-    result = list(func(grad, x, weight, sizes, *how, [False, False, wanted[2]]))
+    *fixed, wanted = how
+    result = list(func(grad, x, weight, sizes, *fixed, [False, False, wanted[2]]))
     if wanted[0]:
-        result[0] = _bilinear(mode, lambda g, w: func(g, x, w, sizes, *how, [True, False, False])[0], grad, weight)
+        result[0] = _bilinear(mode, lambda g, w: func(g, x, w, sizes, *fixed, [True, False, False])[0], grad, weight)
     if wanted[1]:
-        result[1] = _bilinear(mode, lambda g, x: func(g, x, weight, sizes, *how, [False, True, False])[1], grad, x)
+        result[1] = _bilinear(mode, lambda g, x: func(g, x, weight, sizes, *fixed, [False, True, False])[1], grad, x)
     return result
 
 

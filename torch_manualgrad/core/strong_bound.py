@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .bound import Bound
-from .internals import at_next_level, is_finite, values_readable
+from .internals import are_finite, at_next_level, values_readable
 from .schema import is_differentiable, tensors_in
 from .strong_arithmetic import StrongArithmetic
 from .transpose import transposing
@@ -46,9 +46,9 @@ class StrongBound(Bound):
         if self.bare or torch.compiler.is_dynamo_compiling() or transposing():
             return vjp(needed, tensors, static, grads)
         linear = _factors([*grads, *[tensors[i] for i in self._saved_cotangents]])
-        if all(map(values_readable, linear)):
+        if values_readable(linear):
             found = vjp(needed, tensors, static, grads)
-            if _finite(found):
+            if are_finite(tensors_in(found)):
                 return found
         with StrongArithmetic(linear):
             return vjp(needed, tensors, static, grads)
@@ -57,9 +57,9 @@ class StrongBound(Bound):
         jvp = super().jvp
         if self.bare or torch.compiler.is_dynamo_compiling():
             return jvp(inputs, outputs, tangents)
-        if all(map(values_readable, _factors(tangents))):
+        if values_readable(_factors(tangents)):
             found = jvp(inputs, outputs, tangents)
-            if _finite(found):
+            if are_finite(tensors_in(found)):
                 return found
 
         def strong(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
@@ -71,7 +71,3 @@ class StrongBound(Bound):
 
 def _factors(values: Sequence[Any]) -> list[Tensor]:
     return [x for x in tensors_in(values) if is_differentiable(x)]
-
-
-def _finite(found: Sequence[Any]) -> bool:
-    return all(is_finite(x) for x in tensors_in(found))

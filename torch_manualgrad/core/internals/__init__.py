@@ -59,7 +59,7 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
-from .values import DispatchMode, decompositions, is_finite, memory_of, value_of, values_readable
+from .values import DispatchMode, are_finite, decompositions, memory_of, value_of, values_readable
 
 __all__ = [
     "PLAIN",
@@ -67,6 +67,7 @@ __all__ = [
     "FakeTensorMode",
     "JaggedStructure",
     "SingleLevelFunction",
+    "are_finite",
     "at_next_level",
     "below_autograd",
     "below_autograd_keys",
@@ -85,7 +86,6 @@ __all__ = [
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
-    "is_finite",
     "is_known_zero",
     "is_nested_int",
     "is_plain_jagged",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import cmath
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .dispatch import below_autograd, values_hidden
 from .functorch import PLAIN
 
-__all__ = ["DispatchMode", "decompositions", "is_finite", "memory_of", "value_of", "values_readable"]
+__all__ = ["DispatchMode", "are_finite", "decompositions", "memory_of", "value_of", "values_readable"]
 
+# A mode that sees what is called below autograd.
+DispatchMode = TorchDispatchMode
 # Of a fused operator, what computes the same in operators that are none.
 decompositions: dict[Any, Callable[..., Any]] = decomposition_table
 
@@ -34,19 +36,28 @@ def memory_of(x: Tensor) -> int | None:
     return x.untyped_storage()._cdata
 
 
-def values_readable(x: Tensor) -> bool:
-    """Whether a program may depend on the values of ``x``: not in a graph that is traced, or captured by CUDA."""
-    x = value_of(x)
-    if type(x) not in PLAIN or x.device.type == "meta" or torch.compiler.is_dynamo_compiling() or values_hidden():
+def values_readable(tensors: Sequence[Tensor]) -> bool:
+    """Whether a program may depend on their values: not in a graph that is traced, or captured by CUDA."""
+    if torch.compiler.is_dynamo_compiling() or values_hidden():
         return False
-    return x.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+    for x in tensors:
+        if type(x) not in PLAIN:
+            x = value_of(x)
+            if type(x) not in PLAIN:
+                return False
+        if not x.is_cpu and (x.is_meta or x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+    return True
 
 
-def is_finite(x: Tensor) -> bool:
-    """Whether no element is infinite or nan, by their sum: it may leave the range where they do not. It waits for a device."""
-    x = value_of(x)
-    if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
-        return True
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element is infinite or nan, by their sums: these may leave the range where none is. Waits for a device."""
     with below_autograd():
-        total = x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
-        return cmath.isfinite(total.item())
+        for x in tensors:
+            x = value_of(x)
+            if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
+                continue
+            total = x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+            if not cmath.isfinite(total.item()):
+                return False
+    return True
