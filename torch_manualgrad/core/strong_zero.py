@@ -4,7 +4,8 @@ A cotangent is exactly 0 where a branch was not taken, or an element was masked.
 infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
 `torch.where` around the product is right for its value, but not for its derivative: a second order differentiates the
 product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the product
-is an operator of its own, whose derivatives are made of itself.
+is an operator of its own, whose derivatives are made of itself. Derivatives that are more than one product are run with
+`strong_arithmetic`.
 """
 
 from __future__ import annotations
