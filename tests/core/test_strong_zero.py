@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.func import grad, hessian, jvp
 
 import torch_manualgrad as mg
@@ -240,6 +241,33 @@ def test_rows_that_are_masked_have_no_part_in_a_model(bad):
     with mg.override(strong_zero=True):
         for found, expected in zip(results(spoilt), results(x), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def test_around_a_call():
+    """Checkpoints, hooks on saved tensors, autocast, vmap, dual numbers and batches of gradients."""
+    x = torch.tensor([[1.0, 2.0], [math.nan, math.inf]], dtype=F64)
+    weight = torch.tensor([[1.0, 0.5], [2.0, -1.0]], dtype=F64, requires_grad=True)
+    there = torch.tensor([[True], [False]])
+
+    def f(w):
+        return torch.where(there, (x @ w).softmax(-1), 0)
+
+    def first():
+        return torch.autograd.grad(f(weight).square().sum(), weight)[0]
+
+    with mg.override(strong_zero=True):
+        expected = first()
+        assert expected.isfinite().all()
+        kept = torch.utils.checkpoint.checkpoint(f, weight, use_reentrant=False).square().sum()
+        torch.testing.assert_close(torch.autograd.grad(kept, weight)[0], expected)
+        with torch.autograd.graph.save_on_cpu():
+            torch.testing.assert_close(first(), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.autograd.grad(f(weight).float().sum(), weight)[0].isfinite().all()
+        assert torch.func.jacrev(f)(weight.detach()).isfinite().all()
+        assert torch.func.jacfwd(f)(weight.detach()).isfinite().all()
+        outputs = f(weight)  # with the zeros of PyTorch: no error, that is all
+        torch.autograd.grad(outputs, weight, torch.ones(2, *outputs.shape, dtype=F64), is_grads_batched=True)
 
 
 def derivative_in_the_cotangents(rule, sample, scale):

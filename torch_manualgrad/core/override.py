@@ -254,7 +254,8 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Ha
             is exactly 0, it also hides a cotangent of nan. In decompositions and solutions a matrix is one thing: its
             gradient is 0 if all its cotangents are. Without names, all rules that have zeros to keep are active, too.
             On CUDA their backward waits for the device, to see whether all is finite. Where a replacement primal is used, for
-            sparse tensors and under compiled autograd it has no effect.
+            sparse tensors, under compiled autograd and, but for elementwise rules, for batches of gradients
+            (``is_grads_batched=True``) it has no effect.
 
     Returns:
         What takes them away again.

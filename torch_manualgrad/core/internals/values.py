@@ -33,7 +33,10 @@ def memory_of(x: Tensor) -> int | None:
     """What all views of one tensor have in common; None for a tensor without memory, or of another layout."""
     if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
         return None
-    return x.untyped_storage()._cdata
+    try:
+        return x.untyped_storage()._cdata
+    except NotImplementedError:  # a batch of gradients (``is_grads_batched``)
+        return None
 
 
 def values_readable(tensors: Sequence[Tensor]) -> bool:
