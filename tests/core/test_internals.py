@@ -382,3 +382,61 @@ def test_jagged_names():
 
 def test_known_zeros():
     assert internals.is_known_zero(torch._efficientzerotensor(2)) and not internals.is_known_zero(torch.zeros(2))
+
+
+def test_a_mode_sees_what_is_called_below_autograd_and_of_which_memory():
+    class Seen(internals.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append((func, [internals.memory_of(a) for a in args if isinstance(a, torch.Tensor)]))
+            return func(*args, **kwargs or {})
+
+    names = []
+    x = random(2, 3)
+    with Seen(), internals.below_autograd():
+        x.T.matmul(x)  # a composite operator comes as it is called
+    assert (torch.ops.aten.matmul.default, [internals.memory_of(x)] * 2) in names
+    assert internals.memory_of(x.clone()) != internals.memory_of(x)
+    assert internals.memory_of(x.to_sparse()) is None
+
+
+def test_modes_see_a_call_at_the_next_level():
+    """In the middle of a call of torch.func they see nothing, but there."""
+
+    class Seen(internals.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    def probe(op, keyset, x):
+        def inside(x):
+            with Seen():
+                return x.sin()
+
+        assert inside(x) is not None and not seen
+        return internals.at_next_level(inside, internals.primal(x))
+
+    seen = []
+    x = random(3)
+    same(grad(lambda x: inside_kernel(probe, x).detach().sum() + (x * x).sum())(x), 2 * x)
+    assert seen == [torch.ops.aten.sin.default]
+
+
+def test_values_are_read_where_they_can_be():
+    x = random(3)
+    assert internals.values_readable([x]) and not internals.values_readable([x.to("meta")])
+    with internals.FakeTensorMode() as mode:
+        assert not internals.values_readable([x])
+        fake = mode.from_tensor(x)
+    assert not internals.values_readable([fake])
+    assert internals.are_finite([x, x.to(torch.complex64), x.half()])
+    for bad in (float("inf"), float("nan")):
+        assert not internals.are_finite([x, torch.tensor([1.0, bad])])
+
+    def of_batch(y):
+        assert internals.value_of(y) is x2
+        assert internals.values_readable([y]) and not internals.are_finite([y])
+        return y
+
+    x2 = torch.tensor([[1.0], [float("nan")]])
+    vmap(of_batch)(x2)
+    assert internals.decompositions[torch.ops.aten.gelu_backward.default] is not None

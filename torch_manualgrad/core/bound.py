@@ -85,12 +85,13 @@ class Bound(Derivative):
     """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
 
     one_precision = True
+    strong_zero = False
+    bare = True  # `vjp` does no more than to call the formulas
 
-    def __init__(self, rule: Rule, forward: Callable[..., Any] | None, *, strong_zero: bool = False) -> None:
+    def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
         signature = rule.signature
         self.rule = rule
         self.forward = forward
-        self.strong_zero = strong_zero
         known = [*signature.names, *signature.output_names]
         wanted = {p for f in rule.vjp.values() for p in parameters(f)}
         if rule.compiled_vjp is not None:  # its conditions are asked of constants
@@ -110,7 +111,7 @@ class Bound(Derivative):
         self.grad_names = signature.cotangent_names
         names = [*tensors, *constants, *facts, *self.grad_names, "output_mask"]
         self.vjps = [
-            (_Plan(rule.name, "vjp", self._meant(f), names), [signature.names.index(n) for n in key])
+            (_Plan(rule.name, "vjp", self.meant(f), names), [signature.names.index(n) for n in key])
             for key, f in rule.vjp.items()
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
@@ -119,7 +120,7 @@ class Bound(Derivative):
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
         self._jvps = [
-            (_Plan(rule.name, "jvp", self._meant(f), names), [signature.output_names.index(n) for n in key])
+            (_Plan(rule.name, "jvp", self.meant(f), names), [signature.output_names.index(n) for n in key])
             for key, f in rule.jvp.items()
         ]
         self._busy = _Busy()
@@ -128,8 +129,9 @@ class Bound(Derivative):
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
         self.node_name = f"{function_name(signature)}Backward"
 
-    def _meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return getattr(function, "strong", function) if self.strong_zero else function
+    def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The formula that is used in the place of one of the rule's."""
+        return function
 
     @functools.cached_property
     def _fast(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:

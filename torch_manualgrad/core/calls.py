@@ -211,7 +211,7 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     for read, inputs in derivative.uses:
         numbers += [len(read), *sorted(read), len(inputs), *inputs]
     formula = None
-    compiled = derivative.rule.compiled_vjp
+    compiled = None if derivative.strong_zero else derivative.rule.compiled_vjp
     if compiled is not None and not in_python and len(derivative.uses) == 1:
         formula = compiled.operator.name
         numbers += _sources(derivative, compiled)

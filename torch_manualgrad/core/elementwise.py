@@ -57,7 +57,8 @@ def elementwise(
         arguments: values of the other arguments, by name; there are samples with each of these.
         samples: in place of those, ``(dtype, device) -> iterable of Sample``.
         source: where the derivative comes from.
-        about: further arguments of `rule`, such as ``improves`` or ``since``.
+        about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a finite
+            number whatever the inputs, nan too, or a choice.
 
     Returns:
         The rule; None where this torch lacks the operator, as declared by ``since`` or ``until``.
@@ -105,19 +106,20 @@ def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) ->
     return strong_product(factor, derivative) if strong else factor * derivative
 
 
+def _is_product(derivative: Callable[..., Any]) -> bool:
+    return "grad" in parameters(derivative)
+
+
 def _product(derivative: Callable[..., Any], strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
     """What a derivative asks for beside ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
     names = parameters(derivative)
-    if "grad" not in names:
+    if not _is_product(derivative):
         return names, lambda factor, *known, conjugate: _times(
             factor, derivative(*known), conjugate=conjugate, strong=strong
         )
     place = names.index("grad")
 
     def product(factor: Tensor, *known: Any, conjugate: bool) -> Tensor:
-        if strong:
-            one = derivative(*known[:place], torch.ones_like(factor), *known[place:])
-            return strong_product(factor, one if conjugate else one.conj())
         if conjugate:
             return derivative(*known[:place], factor, *known[place:])
         return derivative(*known[:place], factor.conj(), *known[place:]).conj()
@@ -141,7 +143,7 @@ def _pullback(
         return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
 
     vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
-    if not strong:
+    if not strong and not _is_product(derivative):
         vjp.strong = _pullback(name, derivative, broadcasts=broadcasts, strong=True)  # type: ignore[attr-defined]
     facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
     return bound_to(vjp, ["grad", *facts, *asked])
@@ -166,7 +168,7 @@ def _pushforward(
                 total = term if total is None else total + term
         return None if total is None else total.expand(result.shape).to(result.dtype)
 
-    if not strong:
+    if not strong and not any(map(_is_product, derivatives.values())):
         jvp.strong = _pushforward(derivatives, output, strong=True)  # type: ignore[attr-defined]
     return bound_to(jvp, names)
 

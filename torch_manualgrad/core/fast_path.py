@@ -39,7 +39,8 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
     facts, selective = derivative.fact_functions, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
-    one_formula = derivative.vjps[0][0] if places == [0] and len(derivative.vjps) == 1 else None
+    alone = derivative.bare and places == [0] and len(derivative.vjps) == 1
+    one_formula = derivative.vjps[0][0] if alone else None
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         result = run(values)

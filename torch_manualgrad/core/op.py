@@ -33,6 +33,7 @@ from .internals import (
 )
 from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
 from .schema import Signature, tensors_in
+from .strong_arithmetic import stands_for, stands_no_longer
 from .transpose import transposing
 from .vmap import loop
 
@@ -106,6 +107,7 @@ class CustomOp:
             self._resolve()
         compile_cache.remember(self.name, compile_cache.fingerprint(reference))
         _defined[self.name] = self
+        stands_for(self.op)(reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.op(*args, **kwargs)
@@ -125,6 +127,7 @@ class CustomOp:
         """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
         with compile_cache.changes():
             release(self._library)
+            stands_no_longer(self.op)
             del _defined[self.name]
             compile_cache.put(self.name, "")
             compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs have its derivatives in them

@@ -13,6 +13,7 @@ from .gradients import ShapeOf, check_gradients, check_tangents
 from .implementation import BackwardContext, Implementation
 from .internals import pytree, saved_tensors_are_hooked, unwrap_if_dead
 from .schema import Signature, tensors_in
+from .strong_arithmetic import StrongArithmetic, linear_among
 
 if TYPE_CHECKING:
     from .op import CustomOp
@@ -144,9 +145,16 @@ class ReferenceDerivative(Derivative):
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         constants = [None if isinstance(v, Tensor) else (v,) for v in inputs]
-        return [v if isinstance(v, Tensor) else None for v in inputs], constants
+        return [v if isinstance(v, Tensor) else None for v in inputs], (constants, linear_among(inputs))
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        static, linear = static
+        if linear:  # what the call computed with strong zeros, it is to have again
+            with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in linear]])):
+                return self._vjp(needed, tensors, static, grads)
+        return self._vjp(needed, tensors, static, grads)
+
+    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Any:
         places = [i for i, n in enumerate(needed) if n]
         values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
         if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():

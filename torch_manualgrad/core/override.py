@@ -262,10 +262,14 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Ha
             replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
             name means.
         forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
-        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every elementwise rule, whatever it is
-            multiplied by: the gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and
-            not nan. So does a derivative of exactly 0, which also hides a cotangent of nan. Without names, all these
-            rules are active, too. Where a replacement primal is used, it has no effect.
+        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by: the
+            gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan. It takes
+            no part in sums of products either, as in those of matrices. Where the derivative of an elementwise operator
+            is exactly 0, it also hides a cotangent of nan. In decompositions and solutions a matrix is one thing: its
+            gradient is 0 if all its cotangents are. Without names, all rules that have zeros to keep are active, too.
+            On CUDA their backward waits for the device, to see whether all is finite. Where a replacement primal is used, for
+            sparse tensors, under compiled autograd and, but for elementwise rules, for batches of gradients
+            (``is_grads_batched=True``) it has no effect.
 
     Returns:
         What takes them away again.

@@ -20,6 +20,7 @@ from .internals import is_composite
 from .registry import Registry
 from .sample import Sample
 from .schema import Argument, Signature
+from .strong_bound import StrongBound
 from .versions import parse, reached
 
 __all__ = [
@@ -71,7 +72,9 @@ class Rule:
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
-        has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`.
+        has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`: not where the
+            formulas, and PyTorch's, choose, or multiply with finite numbers, whatever the input: ``finite=True``, which is
+            assumed of kind "linear". Sparse tensors have none.
         drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
             The rule gives it one, on the CPU.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
@@ -97,6 +100,7 @@ class Rule:
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
         drops_graph: bool = False,
+        finite: bool | None = None,
         kind: str = "rule",
     ) -> None:
         self.name = name.removesuffix(".default")
@@ -141,12 +145,12 @@ class Rule:
         self.formulas = self._formulas((uses,) if isinstance(uses, Formula) else uses)
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
-        self.has_strong_zero = any(hasattr(f, "strong") for f in (*self.vjp.values(), *self.jvp.values()))
+        self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
 
     @functools.cached_property
     def derivative_with_strong_zero(self) -> Bound:
         """The derivative in which a cotangent or tangent of zero gives zero; `derivative`, where that has no zero to keep."""
-        return Bound(self, None, strong_zero=True) if self.has_strong_zero else self.derivative
+        return StrongBound(self) if self.has_strong_zero else self.derivative
 
     def replace_primal(self, forward: Callable[..., Any]) -> None:
         """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses."""

@@ -4,7 +4,8 @@ A cotangent is exactly 0 where a branch was not taken, or an element was masked.
 infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
 `torch.where` around the product is right for its value, but not for its derivative: a second order differentiates the
 product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the product
-is an operator of its own, whose derivatives are made of itself.
+is an operator of its own, whose derivatives are made of itself. Derivatives that are more than one product are run with
+`strong_arithmetic`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formula import meets_nothing
+from .formula import Formula
 from .internals import is_known_zero
-from .op import custom_op
 
 __all__ = ["strong_product", "strong_times"]
 
 
-@custom_op("manualgrad::strong_times(Tensor factor, Tensor other) -> Tensor")
-def strong_times(factor: Tensor, other: Tensor) -> Tensor:
+def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
     """factor * other, and 0 where either is 0.
 
     Args:
@@ -31,12 +30,43 @@ def strong_times(factor: Tensor, other: Tensor) -> Tensor:
         other: broadcasts with ``factor``.
 
     Returns:
-        What ``factor * other`` would be, in shape and dtype.
+        What ``factor * other`` would be, in shape and dtype; in the layout of the first of the two that has its shape, and
+        contiguous if neither has.
 
     Note:
         Derivatives, of any order: as those of the product, made of such products.
     """
-    return torch.where((factor == 0) | (other == 0), 0, factor * other)
+    product = torch.where((factor == 0) | (other == 0), 0, factor * other)
+    for x in (factor, other):
+        if x.shape == product.shape:
+            return torch.empty_like(x, dtype=product.dtype).copy_(product)
+    return product.contiguous()
+
+
+_strong_times.__name__ = "strong_times"
+strong_times = Formula(_strong_times, kernel=("cpu", "cuda"))
+
+
+@strong_times.impl_fake
+def _fake(factor: Tensor, other: Tensor) -> Tensor:
+    dtype, shape = torch.result_type(factor, other), torch.broadcast_shapes(factor.shape, other.shape)
+    for x in (factor, other):
+        if x.shape == shape:
+            return torch.empty_like(x, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=(factor if factor.dim() else other).device)
+
+
+@strong_times.impl_vmap
+def _vmap(info: Any, in_dims: Any, factor: Tensor, other: Tensor) -> tuple[Tensor, int]:
+    """The product again, as the derivative of what it is made of is another one."""
+    dims = max(x.dim() - (d is not None) for x, d in zip((factor, other), in_dims))
+    batched = []
+    for x, d in zip((factor, other), in_dims):
+        if d is not None:
+            x = x.movedim(d, 0)
+            x = x.reshape(x.shape[0], *[1] * (dims + 1 - x.dim()), *x.shape[1:])
+        batched.append(x)
+    return strong_times(*batched), 0
 
 
 @strong_times.impl_save_for_backward
@@ -76,6 +106,4 @@ def strong_product(factor: Tensor, derivative: Any) -> Tensor:
         if isinstance(derivative, (int, torch.SymInt)) or cmath.isfinite(derivative):
             return factor * derivative
         derivative = factor.new_full((), derivative)
-    if meets_nothing((factor, derivative)):
-        return strong_times.reference(factor, derivative)
     return strong_times(factor, derivative)

@@ -48,6 +48,11 @@ def cdist(dtype: torch.dtype, p: float) -> tuple:
     return random(3, 300, seed=2).to(dtype), x1, x2, p, torch.cdist(x1.double(), x2.double(), p).to(dtype)
 
 
+def strong_times(dtype: torch.dtype, contiguous: bool) -> tuple:
+    x, y = random(300, 5).to(dtype), random(300, 5, seed=1).to(dtype)
+    return (x, torch.where(y.abs() < 0.5, 0, y)) if contiguous else (x[:, :1], y.T.contiguous().T[::2].repeat(2, 1))
+
+
 def segments(name: str, dtype: torch.dtype) -> tuple:
     offsets, x = torch.tensor([0, 3, 3, 203, 204, 290]), random(290, 2).to(dtype)
     if name == "_nested_sum_backward":
@@ -62,6 +67,8 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
     of = str(dtype)[6:]
     for p, dim in ((1.0, 0), (1.5, 1), (3.0, 1), (float("inf"), 0), (float("-inf"), 1)):
         CASES[f"norm_backward {of} {p} {dim}"] = lambda dtype=dtype, p=p, dim=dim: norm(dtype, p, dim)
+    for contiguous in (True, False):
+        CASES[f"strong_times {of} {contiguous}"] = lambda dtype=dtype, c=contiguous: strong_times(dtype, c)
     if dtype.is_complex:
         continue
     for p in (1.0, 2.5, float("inf")):

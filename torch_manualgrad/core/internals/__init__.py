@@ -30,6 +30,7 @@ from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree
 from .functorch import (
     PLAIN,
     SingleLevelFunction,
+    at_next_level,
     dual,
     enable_single_level_autograd_function,
     forward_ad_enabled,
@@ -81,13 +82,17 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
+from .values import DispatchMode, are_finite, decompositions, memory_of, value_of, values_readable
 
 __all__ = [
     "PLAIN",
+    "DispatchMode",
     "FakeTensorMode",
     "JaggedStructure",
     "SingleLevelFunction",
     "accumulating",
+    "are_finite",
+    "at_next_level",
     "below_autograd",
     "below_autograd_keys",
     "below_levels",
@@ -97,6 +102,7 @@ __all__ = [
     "custom_op_overload",
     "custom_ops_with_backward",
     "decomposed",
+    "decompositions",
     "dual",
     "dual_jagged",
     "enable_single_level_autograd_function",
@@ -127,6 +133,7 @@ __all__ = [
     "known_lengths",
     "library_backward",
     "longest_known",
+    "memory_of",
     "neg_view",
     "nested_strides",
     "on_this_thread",
@@ -153,6 +160,8 @@ __all__ = [
     "traced_nested_int",
     "unattached",
     "unwrap_if_dead",
+    "value_of",
     "values_hidden",
+    "values_readable",
     "vmap_call",
 ]

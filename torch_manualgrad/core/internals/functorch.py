@@ -10,15 +10,20 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._C._functorch import get_inplace_requires_grad_allowed, set_inplace_requires_grad_allowed
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import (
+    retrieve_current_functorch_interpreter,
+    temporarily_pop_interpreter_stack,
+)
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils import _pytree as pytree
 
 from .dispatch import below_autograd
 
 __all__ = [
     "PLAIN",
     "SingleLevelFunction",
+    "at_next_level",
     "dual",
     "enable_single_level_autograd_function",
     "forward_ad_enabled",
@@ -59,6 +64,33 @@ def forward_mode_outside() -> bool:
 
 # Switches forward mode on or off (autograd.Function switches it off around forward and jvp).
 forward_ad_enabled = forward_ad._set_fwd_grad_enabled
+
+
+# What a thread passes over while torch.func is in the middle of a call, modes among it.
+_OFF_IN_CALLS = [
+    torch._C._dispatch_key_parse(name)
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchGradWrapper", "FuncTorchBatched", "PythonTLSSnapshot",
+                 "Conjugate", "Negative", "ZeroTensor", "Functionalize")
+]  # fmt: skip
+
+
+def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
+    """``function(*values)``, where modes see what it calls: for use in the kernel at the key Autograd.
+
+    There, in the middle of a call of torch.func, a mode that is entered stays unseen. The values must have no tangent at
+    this level and not be tracked at it; they go to the level outside, as the result comes back.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    if not in_functorch() or not excluded.has(_OFF_IN_CALLS[0]):
+        return function(*values)
+    level = retrieve_current_functorch_interpreter().level()
+    for key in _OFF_IN_CALLS:
+        excluded = excluded.remove(key)
+    values = pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._unwrap_for_grad(x, level), values)
+    guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    with guard, temporarily_pop_interpreter_stack():
+        result = function(*values)
+    return pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._wrap_for_grad(x, level), result)
 
 
 def saved_tensors_are_hooked() -> bool:

@@ -116,6 +116,7 @@ def _pool(name: str) -> None:
         not_differentiable="result1",
         source="ATen derivatives.yaml",
         samples=_samples(name),
+        finite=True,
         probe=_first(name) if name.startswith("fractional") else None,
     )
     linear_backward(
@@ -124,6 +125,7 @@ def _pool(name: str) -> None:
         arguments=(*kept, "indices"),
         samples=_backward_samples(name),
         kind="rule",
+        finite=True,
         # PyTorch's reads other than contiguous indices wrongly
         probe=laid_out(backward) if name.startswith("fractional") or name == "adaptive_max_pool3d" else None,
     )

@@ -76,19 +76,22 @@ def _over(x: Tensor, result: Tensor) -> Tensor:
 
 _ALPHA = [{}, {"alpha": 2.5}]
 
-elementwise("aten::neg", lambda: -1)
-elementwise("aten::add.Tensor", {"self": lambda: 1, "other": lambda alpha: alpha}, arguments=_ALPHA)
-elementwise("aten::add.Scalar", lambda: 1, arguments=[{"other": 2.0}])
-elementwise("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha}, arguments=_ALPHA)
-elementwise("aten::sub.Scalar", lambda: 1, arguments=[{"other": 2.0}])
-elementwise("aten::deg2rad", deg2rad_backward, real_only=True)
-elementwise("aten::rad2deg", rad2deg_backward, real_only=True)
-elementwise("aten::rsub.Scalar", lambda alpha: -alpha, arguments=[{"other": 2.0}, {"other": 1.0, "alpha": 2.5}])
-elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=_ALPHA)
+elementwise("aten::neg", lambda: -1, finite=True)
+elementwise("aten::add.Tensor", {"self": lambda: 1, "other": lambda alpha: alpha}, arguments=_ALPHA, finite=True)
+elementwise("aten::add.Scalar", lambda: 1, arguments=[{"other": 2.0}], finite=True)
+elementwise("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha}, arguments=_ALPHA, finite=True)
+elementwise("aten::sub.Scalar", lambda: 1, arguments=[{"other": 2.0}], finite=True)
+elementwise("aten::deg2rad", deg2rad_backward, real_only=True, finite=True)
+elementwise("aten::rad2deg", rad2deg_backward, real_only=True, finite=True)
+elementwise(
+    "aten::rsub.Scalar", lambda alpha: -alpha, arguments=[{"other": 2.0}, {"other": 1.0, "alpha": 2.5}], finite=True
+)
+elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=_ALPHA, finite=True)
 elementwise(
     "aten::lerp.Scalar",
     {"self": lambda weight: 1 - weight, "end": lambda weight: weight},
     arguments=[{"weight": 0.3}, {"weight": 2.0}],
+    finite=True,
 )
 elementwise(
     "aten::lerp.Tensor",
@@ -119,7 +122,7 @@ elementwise(
     real_only=True,
     improves="values",
 )
-elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True)
+elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True, finite=True)
 elementwise(
     "aten::polar",
     {"abs": lambda angle: torch.polar(torch.ones_like(angle), angle), "angle": lambda result: 1j * result},

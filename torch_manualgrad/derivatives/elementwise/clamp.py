@@ -195,6 +195,7 @@ elementwise(
     clamp_backward,
     real_only=True,
     arguments=[{"min": -1.0, "max": 0.7}, {"min": -1.0, "max": None}, {"min": None, "max": 0.7}],
+    finite=True,
 )
 rule(
     "aten::clamp.Tensor",
@@ -204,18 +205,21 @@ rule(
     uses=(clamp_backward, clamp_backward_min_max),
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
     samples=_clamp_samples,
+    finite=True,
 )
 elementwise(
     "aten::clamp_min",
     lambda grad, self, min: clamp_backward(grad, self, min, None),
     real_only=True,
     arguments=[{"min": 0.5}],
+    finite=True,
 )
 elementwise(
     "aten::clamp_max",
     lambda grad, self, max: clamp_backward(grad, self, None, max),
     real_only=True,
     arguments=[{"max": 0.5}],
+    finite=True,
 )
 elementwise(
     "aten::clamp_min.Tensor",
@@ -224,6 +228,7 @@ elementwise(
         "min": lambda grad, self, min: part(grad, *_where_min(self, min, None)),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::clamp_max.Tensor",
@@ -232,4 +237,5 @@ elementwise(
         "max": lambda grad, self, max: part(grad, *_where_max(self, None, max)),
     },
     real_only=True,
+    finite=True,
 )

@@ -54,5 +54,5 @@ linear_in(
     source="ATen _to_copy_backward",
     samples=_to_copy_samples,
 )
-elementwise("aten::zero", lambda: None)
-elementwise("aten::fill.Scalar", lambda: None, arguments=[{"value": 2.5}])
+elementwise("aten::zero", lambda: None, finite=True)
+elementwise("aten::fill.Scalar", lambda: None, arguments=[{"value": 2.5}], finite=True)

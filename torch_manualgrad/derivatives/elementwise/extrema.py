@@ -43,6 +43,7 @@ elementwise(
         "other": lambda grad, self, other: _larger(grad, other, self),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::minimum",
@@ -51,6 +52,7 @@ elementwise(
         "other": lambda grad, self, other: _larger(grad, self, other),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::fmax",
@@ -59,6 +61,7 @@ elementwise(
         "other": lambda grad, self, other: _second(grad, self > other, self, other),
     },
     real_only=True,
+    finite=True,
 )
 elementwise(
     "aten::fmin",
@@ -67,4 +70,5 @@ elementwise(
         "other": lambda grad, self, other: _second(grad, self < other, self, other),
     },
     real_only=True,
+    finite=True,
 )

@@ -40,7 +40,8 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
     inside = (self >= low) & (self <= 1 - low)
     # the branch that is not taken stays finite, as 0 times its derivative is to be 0
     x = torch.where(inside, self + 0.0, 0.5)  # -0.0 counts as 0.0
-    return torch.where(inside, grad / (x * (1 - x)), nan if eps is None else 0.0)
+    slope = x * (1 - x)
+    return grad / torch.where(inside, slope, nan) if eps is None else torch.where(inside, grad / slope, 0.0)
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:

@@ -107,23 +107,26 @@ def _prelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
         yield from (s, Sample(grad, x, weight[:1])) if x.dim() else (s,)
 
 
-elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True)
+elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True, finite=True)
 elementwise(
     "aten::threshold",
     lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold),
     real_only=True,
     arguments=[{"threshold": 0.5, "value": 2.0}],
+    finite=True,
 )
 elementwise(
     "aten::threshold_backward",
     {"grad_output": lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
+    finite=True,
 )
 elementwise(
     "aten::leaky_relu",
     lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
     real_only=True,
     arguments=[{}, {"negative_slope": 0.3}],
+    finite=True,
 )
 elementwise(
     "aten::leaky_relu_backward",
@@ -132,12 +135,14 @@ elementwise(
         "self": lambda: None,
     },
     samples=alike(Tensor, Tensor, 0.25, False),
+    finite=True,
 )
 elementwise(
     "aten::elu",
     lambda grad, self, alpha, scale, input_scale: aten.elu_backward(grad, alpha, scale, input_scale, False, self),
     real_only=True,
     arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],
+    finite=True,
 )
 elementwise(
     "aten::elu_backward",
@@ -154,6 +159,7 @@ elementwise(
     lambda grad, self, alpha: aten.elu_backward(grad, alpha, 1, 1 / alpha, False, self),
     real_only=True,
     arguments=[{}, {"alpha": 2.0}],
+    finite=True,
 )
 elementwise(
     "aten::hardsigmoid",
@@ -162,8 +168,15 @@ elementwise(
     real_only=True,
     improves=("values", "missing"),  # 1/6 is rounded to float32 in PyTorch's
     source="ATen hardsigmoid_backward; its derivatives are new",
+    finite=True,
 )
-elementwise("aten::hardswish", lambda grad, self: aten.hardswish_backward(grad, self), domain=(-4, 4), real_only=True)
+elementwise(
+    "aten::hardswish",
+    lambda grad, self: aten.hardswish_backward(grad, self),
+    domain=(-4, 4),
+    real_only=True,
+    finite=True,
+)
 elementwise(
     "aten::hardswish_backward",
     {
@@ -171,12 +184,14 @@ elementwise(
         "self": lambda grad, grad_output, self: torch.where((self > -3) & (self < 3), grad * grad_output / 3, 0),
     },
     samples=alike(Tensor, Tensor, spread=2.0),
+    finite=True,
 )
 elementwise(
     "aten::hardtanh",
     lambda grad, self, min_val, max_val: aten.hardtanh_backward(grad, self, min_val, max_val),
     real_only=True,
     arguments=[{"min_val": -1.1, "max_val": 1.3}],
+    finite=True,
 )
 elementwise(
     "aten::hardtanh_backward",
@@ -185,6 +200,7 @@ elementwise(
         "self": lambda: None,
     },
     samples=alike(Tensor, Tensor, -1.1, 1.3),
+    finite=True,
 )
 
 
@@ -193,6 +209,7 @@ elementwise(
     lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
     real_only=True,
     arguments=[{}, {"lambd": 1}],
+    finite=True,
 )
 elementwise(
     "aten::hardshrink_backward",
@@ -200,18 +217,21 @@ elementwise(
     samples=alike(Tensor, Tensor, 0.5),
     # a function, as opcheck finds that the operator itself does not take symbolic sizes
     probe=lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
+    finite=True,
 )
 elementwise(
     "aten::softshrink",
     lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
     real_only=True,
     arguments=[{}, {"lambd": 1}],
+    finite=True,
 )
 elementwise(
     "aten::softshrink_backward",
     {"grad_output": lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd), "self": lambda: None},
     samples=alike(Tensor, Tensor, 0.5),
     probe=lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
+    finite=True,
 )
 elementwise(
     "aten::_prelu_kernel",

@@ -121,11 +121,11 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 
 
 for name in ("ceil", "floor", "round", "trunc", "sign"):
-    elementwise(f"aten::{name}", lambda: None, real_only=True)
-elementwise("aten::round.decimals", lambda: None, real_only=True, arguments=[{"decimals": 0}])
-elementwise("aten::frac", lambda: 1, real_only=True)
-elementwise("aten::fmod.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}])
-elementwise("aten::remainder.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}])
+    elementwise(f"aten::{name}", lambda: None, real_only=True, finite=True)
+elementwise("aten::round.decimals", lambda: None, real_only=True, arguments=[{"decimals": 0}], finite=True)
+elementwise("aten::frac", lambda: 1, real_only=True, finite=True)
+elementwise("aten::fmod.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
+elementwise("aten::remainder.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
 elementwise(
     "aten::fmod.Tensor",
     {"self": lambda: 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="trunc")},
@@ -138,8 +138,10 @@ elementwise(
     domain={"other": (0.5, inf)},
     real_only=True,
 )
-elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, arguments=[{}, {"nan": 1.0}])
-elementwise("aten::nextafter", {"self": lambda self, other: self != other, "other": lambda: None}, real_only=True)
+elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, arguments=[{}, {"nan": 1.0}], finite=True)
+elementwise(
+    "aten::nextafter", {"self": lambda self, other: self != other, "other": lambda: None}, real_only=True, finite=True
+)
 elementwise(
     "aten::copysign.Tensor",
     {"self": copysign_tensor_self_backward, "other": lambda: None},
@@ -162,6 +164,7 @@ rule(
     source="ATen derivatives.yaml",
     samples=lambda dtype, device: [] if dtype.is_complex else _samples(dtype, device),
     probe=lambda self: torch.frexp(self).mantissa,
+    finite=True,
 )
 rule(
     "aten::abs",

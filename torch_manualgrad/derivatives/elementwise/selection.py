@@ -68,11 +68,13 @@ elementwise(
         "other": lambda grad, condition: torch.where(condition, 0, grad),
     },
     samples=_where_samples,
+    finite=True,
 )
 elementwise(
     "aten::masked_fill.Scalar",
     {"self": lambda grad, mask: grad.masked_fill(mask, 0)},
     samples=_masked_number_samples,
+    finite=True,
 )
 elementwise(
     "aten::masked_fill.Tensor",
@@ -82,5 +84,6 @@ elementwise(
     },
     samples=_masked_samples,
     uses=(masked_fill_backward,),
+    finite=True,
 )
-elementwise("aten::fill.Tensor", {"self": lambda: None, "value": lambda: 1}, samples=_fill_samples)
+elementwise("aten::fill.Tensor", {"self": lambda: None, "value": lambda: 1}, samples=_fill_samples, finite=True)

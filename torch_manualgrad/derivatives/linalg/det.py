@@ -245,7 +245,7 @@ def slogdet_backward(
     h = _slogdet_factor(grad_sign, grad_logabsdet, A, sign)[..., None, None]
     singular = (sign == 0)[..., None, None]
     inverse = torch.linalg.inv_ex(torch.where(singular, eye_like(A), A))[0]
-    return _laid_out(torch.where(singular, math.nan, h * inverse.mH), A)
+    return _laid_out(h * torch.where(singular, math.nan, inverse.mH), A)
 
 
 @formula

@@ -319,4 +319,5 @@ rule(
     not_differentiable="P",
     source="ATen lu_unpack_backward",
     samples=_unpack_samples,
+    finite=True,
 )

@@ -14,6 +14,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.strong_arithmetic import stands_for
 
 from .common import random, total
 
@@ -158,6 +159,25 @@ def _trilinear_jvp(
         return torch.ops.aten._trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim)
 
     return total(product(i1_t, i2_p, i3_p), product(i1_p, i2_t, i3_p), product(i1_p, i2_p, i3_t))
+
+
+@stands_for(torch.ops.aten._trilinear.default)
+def _product_of_three(
+    i1: Tensor,
+    i2: Tensor,
+    i3: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    product = torch.ones((), dtype=i1.dtype, device=i1.device)
+    for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for d in sorted(dims):
+            x = x.unsqueeze(d)
+        product = product * x
+    return product.sum(sumdim) if sumdim else product
 
 
 # -- _grouped_mm ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.strong_arithmetic import by_matrix
 
 from .common import random
 
@@ -155,6 +156,7 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
     yield Sample(torch.zeros(2, 2, dtype=dtype, device=device))
 
 
+by_matrix(linalg_matrix_exp_differential.op)
 rule(
     "aten::linalg_matrix_exp",
     vjp={"self": lambda grad, self: linalg_matrix_exp_differential(self, grad, True)},

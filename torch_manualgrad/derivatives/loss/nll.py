@@ -59,6 +59,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         },
         not_differentiable="total_weight",
         kind="linear",
+        finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
         samples=samples,
         probe=in_one_precision(lambda *args, **kwargs: forward(*args, **kwargs)[0]),
@@ -80,6 +81,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             )
         },
         kind="linear",
+        finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
         samples=backward_samples,
         probe=in_one_precision(lambda grad_output, self, **kwargs: backward(grad_output, self.contiguous(), **kwargs)),

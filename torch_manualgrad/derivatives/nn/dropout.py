@@ -161,6 +161,7 @@ rule(
     source="ATen infinitely_differentiable_native_dropout_backward",
     samples=_dropout_samples,
     probe=first_of("native_dropout"),
+    finite=True,
 )
 rule(
     "aten::native_dropout_backward",

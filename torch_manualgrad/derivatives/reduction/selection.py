@@ -106,6 +106,7 @@ def _reduction(name: str, samples: Callable[..., Iterable[Sample]], **constants:
         jvp={"values": gather_with_keepdimed_indices.bind(input="self_t", **constants)},
         source="ATen value_selecting_reduction_backward, gather_with_keepdimed_indices",
         samples=samples,
+        finite=True,
     )
 
 
@@ -127,4 +128,5 @@ for name in ("cummax", "cummin"):
         jvp={"values": gather_with_keepdimed_indices.bind(input="self_t", keepdim=True)},
         source="ATen cummaxmin_backward",
         samples=_samples({"dim": 0}, {"dim": -1}, empty={"dim": 0}),
+        finite=True,
     )

@@ -203,4 +203,5 @@ rule(
     uses=nansum_backward,
     source="ATen nansum_backward",
     samples=_nansum_samples,
+    finite=True,
 )

@@ -1,0 +1,66 @@
+"""What tensors hold: their memory, and their values where these can be read."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .dispatch import below_autograd, values_hidden
+from .functorch import PLAIN
+
+__all__ = ["DispatchMode", "are_finite", "decompositions", "memory_of", "value_of", "values_readable"]
+
+# A mode that sees what is called below autograd.
+DispatchMode = TorchDispatchMode
+# Of a fused operator, what computes the same in operators that are none.
+decompositions: dict[Any, Callable[..., Any]] = decomposition_table
+
+
+def value_of(x: Tensor) -> Tensor:
+    """The tensor inside of the wrappers of torch.func: for a batch, the whole of it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
+def memory_of(x: Tensor) -> int | None:
+    """What all views of one tensor have in common; None for a tensor without memory, or of another layout."""
+    if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
+        return None
+    try:
+        return x.untyped_storage()._cdata
+    except NotImplementedError:  # a batch of gradients (``is_grads_batched``)
+        return None
+
+
+def values_readable(tensors: Sequence[Tensor]) -> bool:
+    """Whether a program may depend on their values: not in a graph that is traced, or captured by CUDA."""
+    if torch.compiler.is_dynamo_compiling() or values_hidden():
+        return False
+    for x in tensors:
+        if type(x) not in PLAIN:
+            x = value_of(x)
+            if type(x) not in PLAIN:
+                return False
+        if not x.is_cpu and (x.is_meta or x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+    return True
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element is infinite or nan, by their sums: these may leave the range where none is. Waits for a device."""
+    with below_autograd():
+        for x in tensors:
+            x = value_of(x)
+            if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
+                continue
+            total = x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+            if not cmath.isfinite(total.item()):
+                return False
+    return True
