@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.in_place import in_place_operator
+from torch_manualgrad.core.in_place import in_place_kernel, in_place_operator
 
 F64 = torch.float64
 
@@ -92,3 +92,29 @@ def test_addmm():
         torch.testing.assert_close(gradient(f, x), expected)
         with pytest.raises(RuntimeError, match="shape|size|expand"):
             torch.ones(3, dtype=F64, requires_grad=True).mul(1).addmm_(a, b)
+
+
+def is_floating(x):
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+POINTWISE = [r for r in IN_PLACE if len(r.signature.tensor_like) > 1 and torch.Tag.pointwise in r.aten.tags]
+SEVERAL = [r for r in POINTWISE if not r.name.startswith("aten::igamma")]  # no derivative for what is written to
+
+
+@pytest.mark.parametrize("rule", SEVERAL, ids=lambda r: r.name)
+def test_a_number_in_the_place_of_a_tensor(rule):
+    """So the dispatcher hands a kernel in Python a wrapped number of C++, such as a constant of a traced graph."""
+    sample = next(iter(rule.samples(F64, "cpu")))
+    given = rule.signature.bind(sample.args, sample.kwargs)
+    values = [torch.rand(3 if x.dim() else (), dtype=F64) if is_floating(x) else x for x in given]
+    others = [i for i in rule.signature.tensor_like[1:] if is_floating(values[i])]
+    kernel = in_place_kernel(rule.aten, None, lambda: ())
+    for i in others:
+        args, kwargs = rule.signature.split(
+            [values[0].clone().requires_grad_() * 1, *values[1:i], 0.5, *values[i + 1 :]]
+        )
+        with mg.override(rule):
+            result = kernel(None, *args, **kwargs)
+        args, kwargs = rule.signature.split([*values[:i], torch.tensor(0.5, dtype=F64), *values[i + 1 :]])
+        assert torch.equal(result, rule.aten(*args, **kwargs))

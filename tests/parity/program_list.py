@@ -122,7 +122,9 @@ def _parametrized(dtype: torch.dtype) -> Built:
         p.spectral_norm(nn.Conv2d(4, 4, 3)), nn.AdaptiveAvgPool2d(2), nn.Flatten(), p.orthogonal(nn.Linear(16, 8)),
         nn.Softplus(), nn.utils.spectral_norm(nn.Linear(8, 3)), nn.utils.weight_norm(nn.Linear(3, 3)),
     )  # fmt: skip
-    return model.to(dtype), lambda m, i: F.smooth_l1_loss(m(random(i, 3, 2, 9, 9, dtype=dtype)), random(i, 3, 3, dtype=dtype))
+    return model.to(dtype), lambda m, i: F.smooth_l1_loss(
+        m(random(i, 3, 2, 9, 9, dtype=dtype)), random(i, 3, 3, dtype=dtype)
+    )
 
 
 @program("torch")
@@ -130,7 +132,10 @@ def _unet(dtype: torch.dtype) -> Built:
     class UNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.down, self.middle = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, dilation=1, padding_mode="reflect")
+            self.down, self.middle = (
+                nn.Conv2d(3, 6, 3, padding=1),
+                nn.Conv2d(6, 6, 3, padding=1, dilation=1, padding_mode="reflect"),
+            )
             self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
             self.up, self.out = nn.ConvTranspose2d(6, 6, 2, stride=2), nn.Conv2d(12, 4, 1)
             self.shuffle = nn.PixelShuffle(2)
@@ -144,7 +149,9 @@ def _unet(dtype: torch.dtype) -> Built:
             f = F.interpolate(e, size=(8, 8), mode="bilinear") + F.avg_pool2d(e, 2)[..., :8, :8]
             return self.shuffle(F.hardswish(f))
 
-    return UNet().to(dtype), lambda m, i: F.huber_loss(m(random(i, 2, 3, 8, 8, dtype=dtype)), random(i, 2, 1, 16, 16, dtype=dtype))
+    return UNet().to(dtype), lambda m, i: F.huber_loss(
+        m(random(i, 2, 3, 8, 8, dtype=dtype)), random(i, 2, 1, 16, 16, dtype=dtype)
+    )
 
 
 @program("torch")
@@ -168,8 +175,15 @@ def _vae(dtype: torch.dtype) -> Built:
                 D.RelaxedOneHotCategorical(scale.new_tensor(0.7), logits=a).rsample(),
             ]  # fmt: skip
             z = torch.cat([normal.rsample() + sum(others), a], -1)
-            kl = D.kl_divergence(normal, D.Normal(0, 1)).mean() + D.kl_divergence(D.Gamma(scale, scale), D.Gamma(1.0, 2.0)).mean()
-            return F.binary_cross_entropy_with_logits(self.decoder(z), x.sigmoid()) + kl - D.VonMises(a, scale).log_prob(a * 0.5).mean()
+            kl = (
+                D.kl_divergence(normal, D.Normal(0, 1)).mean()
+                + D.kl_divergence(D.Gamma(scale, scale), D.Gamma(1.0, 2.0)).mean()
+            )
+            return (
+                F.binary_cross_entropy_with_logits(self.decoder(z), x.sigmoid())
+                + kl
+                - D.VonMises(a, scale).log_prob(a * 0.5).mean()
+            )
 
     return VAE().to(dtype), lambda m, i: m(random(i, 5, 6, dtype=dtype))
 
@@ -193,13 +207,21 @@ def _spectral(dtype: torch.dtype) -> Built:
     class Spectral(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(2, 2, 5, dtype=torch.complex128 if dtype is torch.float64 else torch.complex64))
+            self.weight = nn.Parameter(
+                torch.randn(2, 2, 5, dtype=torch.complex128 if dtype is torch.float64 else torch.complex64)
+            )
             self.out = nn.Linear(16, 4, dtype=dtype)
-            self.graph = torch.sparse_coo_tensor(torch.tensor([[0, 1, 3], [1, 2, 0]]), torch.tensor([1.0, 2.0, 3.0], dtype=dtype), (4, 4))
+            self.graph = torch.sparse_coo_tensor(
+                torch.tensor([[0, 1, 3], [1, 2, 0]]), torch.tensor([1.0, 2.0, 3.0], dtype=dtype), (4, 4)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             y = torch.fft.irfft(torch.einsum("bif,iof->bof", torch.fft.rfft(x)[..., :5], self.weight), n=16)
-            s = torch.stft(x.flatten(0, 1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs().clamp_min(1e-3)
+            s = (
+                torch.stft(x.flatten(0, 1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True)
+                .abs()
+                .clamp_min(1e-3)
+            )
             z = torch.sparse.mm(self.graph, self.out(F.glu(torch.cat([y, y], -1), -1)[:, 0]).mT)
             pooled = torch.zeros_like(z).index_add(0, torch.tensor([1, 1, 0, 3]), z).scatter_reduce(
                 0, torch.tensor([[0] * z.shape[1]]), z[:1], "amax")  # fmt: skip
@@ -212,7 +234,9 @@ def _spectral(dtype: torch.dtype) -> Built:
 
 
 def _classifier(make: Callable[[], nn.Module], size: int, dtype: torch.dtype, batch: int = 2) -> Built:
-    return make().to(dtype), lambda m, i: F.cross_entropy(m(random(i, batch, 3, size, size, dtype=dtype)), integers(i, 5, batch))
+    return make().to(dtype), lambda m, i: F.cross_entropy(
+        m(random(i, batch, 3, size, size, dtype=dtype)), integers(i, 5, batch)
+    )
 
 
 @program("torchvision", heavy=True)
@@ -248,7 +272,9 @@ def _lraspp_segmentation(dtype: torch.dtype) -> Built:
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4).to(dtype)
-    return model, lambda m, i: F.cross_entropy(m(random(i, 2, 3, 48, 48, dtype=dtype))["out"], integers(i, 4, 2, 48, 48))
+    return model, lambda m, i: F.cross_entropy(
+        m(random(i, 2, 3, 48, 48, dtype=dtype))["out"], integers(i, 4, 2, 48, 48)
+    )
 
 
 @program("torchvision", heavy=True)
@@ -259,7 +285,9 @@ def _retinanet(dtype: torch.dtype) -> Built:
 
     backbone = mobilenet_v3_small().features
     backbone.out_channels = 576
-    model = RetinaNet(backbone, 3, anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0),)), min_size=64, max_size=64)
+    model = RetinaNet(
+        backbone, 3, anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0),)), min_size=64, max_size=64
+    )
 
     def loss(m: nn.Module, i: int) -> Tensor:
         boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0], [20.0, 8.0, 60.0, 30.0]], dtype=dtype)
@@ -295,10 +323,18 @@ _timm("mobilevit_xxs", 64)
 
 # -- transformers -----------------------------------------------------------------------------------------------------
 
-_SMALL = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+_SMALL = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
-def _language(name: str, kind: str, model: str, inputs: Callable[[int, torch.dtype], dict[str, Any]] | None = None, **options: Any) -> None:
+def _language(
+    name: str, kind: str, model: str, inputs: Callable[[int, torch.dtype], dict[str, Any]] | None = None, **options: Any
+) -> None:
     def build(dtype: torch.dtype) -> Built:
         import transformers
 
@@ -320,14 +356,59 @@ def _language(name: str, kind: str, model: str, inputs: Callable[[int, torch.dty
 _language("bert", "BertConfig", "BertForMaskedLM", **_SMALL)
 _language("gpt2", "GPT2Config", "GPT2LMHeadModel", vocab_size=60, n_embd=16, n_layer=2, n_head=2)
 _language("llama", "LlamaConfig", "LlamaForCausalLM", num_key_value_heads=1, **_SMALL)
-_language("llama_eager", "LlamaConfig", "LlamaForCausalLM", num_key_value_heads=1, attn_implementation="eager", **_SMALL)
+_language(
+    "llama_eager", "LlamaConfig", "LlamaForCausalLM", num_key_value_heads=1, attn_implementation="eager", **_SMALL
+)
 _language("gemma2", "Gemma2Config", "Gemma2ForCausalLM", num_key_value_heads=1, head_dim=8, sliding_window=4, **_SMALL)
-_language("mixtral", "MixtralConfig", "MixtralForCausalLM", num_key_value_heads=1, num_local_experts=3, output_router_logits=True, **_SMALL)
+_language(
+    "mixtral",
+    "MixtralConfig",
+    "MixtralForCausalLM",
+    num_key_value_heads=1,
+    num_local_experts=3,
+    output_router_logits=True,
+    **_SMALL,
+)
 _language("mamba", "MambaConfig", "MambaForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
-_language("mamba2", "Mamba2Config", "Mamba2ForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=4)
-_language("deberta", "DebertaV2Config", "DebertaV2ForMaskedLM", relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=8, **_SMALL)
-_language("longformer", "LongformerConfig", "LongformerForMaskedLM", attention_window=[4, 4], max_position_embeddings=32, **_SMALL)
-_language("rwkv", "RwkvConfig", "RwkvForCausalLM", vocab_size=60, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
+_language(
+    "mamba2",
+    "Mamba2Config",
+    "Mamba2ForCausalLM",
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    state_size=4,
+    num_heads=4,
+    head_dim=8,
+    n_groups=1,
+    chunk_size=4,
+)
+_language(
+    "deberta",
+    "DebertaV2Config",
+    "DebertaV2ForMaskedLM",
+    relative_attention=True,
+    pos_att_type=["p2c", "c2p"],
+    max_relative_positions=8,
+    **_SMALL,
+)
+_language(
+    "longformer",
+    "LongformerConfig",
+    "LongformerForMaskedLM",
+    attention_window=[4, 4],
+    max_position_embeddings=32,
+    **_SMALL,
+)
+_language(
+    "rwkv",
+    "RwkvConfig",
+    "RwkvForCausalLM",
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    attention_hidden_size=16,
+)
 _language("fnet", "FNetConfig", "FNetForMaskedLM", **{k: v for k, v in _SMALL.items() if k != "num_attention_heads"})
 _language("t5", "T5Config", "T5ForConditionalGeneration",
           lambda i, dtype: {"input_ids": integers(i, 60, 2, 9), "labels": integers(i + 5, 60, 2, 6)},
@@ -341,7 +422,14 @@ _language("wav2vec2", "Wav2Vec2Config", "Wav2Vec2ForCTC",
           lambda i, dtype: {"input_values": random(i, 2, 400, dtype=dtype), "labels": integers(i, 58, 2, 3) + 1},
           conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2, num_conv_pos_embeddings=4,
           num_conv_pos_embedding_groups=2, mask_time_prob=0.0, **_SMALL)  # fmt: skip
-_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16, "patch_size": 8}
+_VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
 _language("clip", "CLIPConfig", "CLIPModel",
           lambda i, dtype: {"input_ids": integers(i, 60, 2, 9), "pixel_values": random(i, 2, 3, 16, 16, dtype=dtype), "return_loss": True},
           text_config={**_SMALL, "max_position_embeddings": 16, "eos_token_id": 2}, vision_config=_VISION, projection_dim=8)  # fmt: skip
@@ -363,7 +451,11 @@ def _diffusion(dtype: torch.dtype) -> Built:
     schedule = DDPMScheduler(50)
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        image, noise, at = random(i, 2, 4, 8, 8, dtype=dtype), random(i + 9, 2, 4, 8, 8, dtype=dtype), integers(i, 50, 2)
+        image, noise, at = (
+            random(i, 2, 4, 8, 8, dtype=dtype),
+            random(i + 9, 2, 4, 8, 8, dtype=dtype),
+            integers(i, 50, 2),
+        )
         return F.mse_loss(m(schedule.add_noise(image, noise, at), at, random(i, 2, 3, 8, dtype=dtype)).sample, noise)
 
     return model.to(dtype), loss
@@ -373,7 +465,12 @@ def _diffusion(dtype: torch.dtype) -> Built:
 def _autoencoder(dtype: torch.dtype) -> Built:
     from diffusers import AutoencoderKL
 
-    model = AutoencoderKL(block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4)
+    model = AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=4,
+    )
 
     def loss(m: nn.Module, i: int) -> Tensor:
         image = random(i, 2, 3, 16, 16, dtype=dtype)
@@ -412,7 +509,15 @@ def _graph(name: str, layers: Callable[[Any], list[Any]]) -> None:
 
 _graph("gcn", lambda g: [g.GCNConv(5, 8), g.GCNConv(8, 8)])
 _graph("gat", lambda g: [g.GATv2Conv(5, 4, heads=2), g.GATConv(8, 8), g.TransformerConv(8, 8)])
-_graph("graph_others", lambda g: [g.SAGEConv(5, 8, aggr=["mean", "max", "std", "softmax"]), g.GINConv(nn.Linear(8, 8)), g.ChebConv(8, 8, 3), g.PNAConv(8, 8, ["mean", "min"], ["identity", "attenuation"], torch.tensor([1, 3, 4]))])
+_graph(
+    "graph_others",
+    lambda g: [
+        g.SAGEConv(5, 8, aggr=["mean", "max", "std", "softmax"]),
+        g.GINConv(nn.Linear(8, 8)),
+        g.ChebConv(8, 8, 3),
+        g.PNAConv(8, 8, ["mean", "min"], ["identity", "attenuation"], torch.tensor([1, 3, 4])),
+    ],
+)
 
 
 @program("kornia")
@@ -433,9 +538,17 @@ def _kornia(dtype: torch.dtype) -> Built:
             R = K.geometry.conversions.axis_angle_to_rotation_matrix(self.axis)
             q = K.geometry.conversions.rotation_matrix_to_quaternion(R)
             x = K.filters.gaussian_blur2d(K.enhance.adjust_hue(x.sigmoid(), 0.1), (3, 3), (1.0, 1.0))
-            edges = K.filters.sobel(K.color.rgb_to_lab(x)) + K.filters.median_blur(x, (3, 3)) + K.filters.bilateral_blur(x, 3, 0.1, (1.5, 1.5))
-            F8 = K.geometry.epipolar.find_fundamental(q.new_ones(2, 9, 2) + self.move.sum() * random(3, 2, 9, 2, dtype=dtype), random(4, 2, 9, 2, dtype=dtype))
-            return K.losses.ssim_loss(edges, x, 5) + q.abs().sum() + K.losses.total_variation(x).mean() + F8.square().sum()
+            edges = (
+                K.filters.sobel(K.color.rgb_to_lab(x))
+                + K.filters.median_blur(x, (3, 3))
+                + K.filters.bilateral_blur(x, 3, 0.1, (1.5, 1.5))
+            )
+            F8 = K.geometry.epipolar.find_fundamental(
+                q.new_ones(2, 9, 2) + self.move.sum() * random(3, 2, 9, 2, dtype=dtype), random(4, 2, 9, 2, dtype=dtype)
+            )
+            return (
+                K.losses.ssim_loss(edges, x, 5) + q.abs().sum() + K.losses.total_variation(x).mean() + F8.square().sum()
+            )
 
     return Warp().to(dtype), lambda m, i: m(random(i, 2, 3, 12, 12, dtype=dtype))
 
@@ -449,7 +562,10 @@ def _gaussian_process(dtype: torch.dtype) -> Built:
     class GP(g.models.ExactGP):
         def __init__(self) -> None:
             super().__init__(x, x.sin(), g.likelihoods.GaussianLikelihood())
-            self.mean, self.kernel = g.means.LinearMean(1), g.kernels.ScaleKernel(g.kernels.MaternKernel(2.5) + g.kernels.PeriodicKernel())
+            self.mean, self.kernel = (
+                g.means.LinearMean(1),
+                g.kernels.ScaleKernel(g.kernels.MaternKernel(2.5) + g.kernels.PeriodicKernel()),
+            )
 
         def forward(self, x: Tensor) -> Any:
             return g.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
@@ -498,7 +614,9 @@ def _neural_ode(dtype: torch.dtype) -> Built:
 
     def loss(m: nn.Module, i: int) -> Tensor:
         start, times = random(i, 2, 3, dtype=dtype), torch.linspace(0, 1, 4, dtype=dtype)
-        ends = odeint(m, start, times, method="rk4") + odeint_adjoint(m, start, times, method="dopri5", rtol=1e-5, atol=1e-5)
+        ends = odeint(m, start, times, method="rk4") + odeint_adjoint(
+            m, start, times, method="dopri5", rtol=1e-5, atol=1e-5
+        )
         return ends.square().mean()
 
     return Field().to(dtype), loss

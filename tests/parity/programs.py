@@ -123,9 +123,7 @@ def _training_loop(model: nn.Module, loss: Loss) -> Numbers:
     """Accumulated gradients, clipping, a scaler, AdamW, a schedule, an average of the weights."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True, eps=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=3)
-    average = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     found = {}
     for i in range(3):
@@ -203,7 +201,10 @@ def _ensemble(model: nn.Module, loss: Loss) -> Numbers:
 @way()
 def _copied(model: nn.Module, loss: Loss) -> Numbers:
     one_step(model, loss)
-    return {**one_step(copy.deepcopy(model), loss), **{f"2 {n}": x for n, x in one_step(pickle.loads(pickle.dumps(model)), loss, 1).items()}}
+    return {
+        **one_step(copy.deepcopy(model), loss),
+        **{f"2 {n}": x for n, x in one_step(pickle.loads(pickle.dumps(model)), loss, 1).items()},
+    }
 
 
 @way(rtol=1e-8)
@@ -299,7 +300,9 @@ def kept(program: Program) -> int:
     """Bytes of the tensors that one step keeps for its backward pass, without those of the model."""
     torch.manual_seed(0)
     model, loss = program.build(torch.float32)
-    own = {p.untyped_storage().data_ptr() for p in itertools.chain(model.parameters(), model.buffers()) if not p.is_sparse}
+    own = {
+        p.untyped_storage().data_ptr() for p in itertools.chain(model.parameters(), model.buffers()) if not p.is_sparse
+    }
     found: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:

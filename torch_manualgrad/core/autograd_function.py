@@ -17,6 +17,7 @@ from .internals import (
     is_autocast_enabled,
     primal,
     set_autocast_off,
+    skipped_by_dynamo,
     tangents_possible,
 )
 from .schema import Signature, flatten, is_differentiable, tensors_in, unflatten
@@ -193,9 +194,8 @@ def fast_function(derivative: Derivative) -> Any:
 
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
-    return type(
-        function_name(derivative.signature), (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods}
-    )
+    members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
+    return type(function_name(derivative.signature), (_SingleLevelFunction,), members)
 
 
 def function_name(signature: Signature) -> str:

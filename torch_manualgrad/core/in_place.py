@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from .autograd import Mode, differentiated
+from .internals import is_recorded_by_jit
 from .rule import Rule
-from .schema import Signature
+from .schema import Signature, with_tensors
 
 __all__ = ["in_place_kernel", "in_place_operator"]
 
@@ -54,9 +55,9 @@ def in_place_kernel(
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         kept = residuals()
-        if kept is None:
+        if kept is None or is_recorded_by_jit():
             return stock(keyset, *args, **kwargs)
-        values = signature.bind(args, kwargs)
+        values = with_tensors(signature, signature.bind(args, kwargs))
         target = values[0]
         dense = target.layout is torch.strided and not target.is_nested
         mode = differentiated(signature, values) if dense else Mode.NOTHING

@@ -16,7 +16,7 @@ from .bound import Bound
 from .decorate import decorated
 from .fast_path import picker
 from .in_place import in_place_kernel, in_place_operator
-from .internals import PLAIN, only_autograd
+from .internals import PLAIN, is_recorded_by_jit, only_autograd
 from .names import choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
@@ -125,7 +125,7 @@ class _Operator:
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             active = _table.get(name)
-            if active is None or without_overrides.depth:
+            if active is None or without_overrides.depth or is_recorded_by_jit():
                 return stock(keyset, *args, **kwargs)
             derivative = active.derivative
             values = args if len(args) == size else bind(args, kwargs)

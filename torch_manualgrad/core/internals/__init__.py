@@ -13,6 +13,7 @@ from .dispatch import (
     is_autocast_enabled,
     is_below_autograd,
     is_composite,
+    is_recorded_by_jit,
     operators,
     own_kernel,
     parse_schema,
@@ -23,7 +24,7 @@ from .dispatch import (
     shares_memory,
     values_hidden,
 )
-from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree
+from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree, skipped_by_dynamo
 from .functorch import (
     PLAIN,
     SingleLevelFunction,
@@ -80,6 +81,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
+    "is_recorded_by_jit",
     "is_known_zero",
     "is_nested_int",
     "is_plain_jagged",
@@ -104,6 +106,7 @@ __all__ = [
     "saved_tensors_are_hooked",
     "set_autocast_off",
     "shares_memory",
+    "skipped_by_dynamo",
     "stay_on_this_thread",
     "strided_nested",
     "tangents_possible",
