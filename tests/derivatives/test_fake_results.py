@@ -68,13 +68,13 @@ def differentiate(probe, args, kwargs, layout):
 
     args, kwargs = tree_map_only(torch.Tensor, leaf, (args, kwargs))
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+    outputs = tree_leaves(probe(*args, **kwargs))
     for _ in range(2):
-        outputs = probe(*args, **kwargs) if _ == 0 else [g for g in found if g is not None]
-        outputs = [o for o in tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
+        outputs = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
         if not outputs:
             return
         cotangents = [layout(torch.ones_like(o)) for o in outputs]
-        found = torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True)
+        outputs = torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True)
 
 
 @pytest.mark.parametrize("rule", OPAQUE, ids=lambda r: r.name)

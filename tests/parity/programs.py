@@ -211,6 +211,10 @@ def _copied(model: nn.Module, loss: Loss) -> Numbers:
 def _threads(model: nn.Module, loss: Loss) -> Numbers:
     """Two threads train their copies, in turns that the interpreter chooses."""
     copies = [copy.deepcopy(model.eval()) for _ in range(2)]
+    state = torch.get_rng_state()
+    loss(copies[0], 0)
+    if not torch.equal(state, torch.get_rng_state()):
+        raise NotImplementedError("the threads share their random numbers")
     found: list[Any] = [None, None]
 
     def work(k: int) -> None:

@@ -165,13 +165,20 @@ def autograd_function(derivative: Derivative) -> Any:
     return function_class(derivative, forward, backward, jvp)
 
 
-def fast_function(derivative: Derivative) -> Any:
-    """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
-    run, residuals, places = derivative.run_below, derivative.residuals, derivative.signature.tensor_like
+def fast_function(derivative: Derivative, in_place: Callable[[Sequence[Any]], Any] | None = None) -> Any:
+    """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour.
+
+    Args:
+        derivative: of the operator.
+        in_place: computes the result in the first of the values.
+    """
+    run, residuals, places = in_place or derivative.run_below, derivative.residuals, derivative.signature.tensor_like
     constants, selective = [None] * len(derivative.signature.names), derivative.selective
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         result = run(values)
+        if in_place is not None:
+            ctx.mark_dirty(result)
         tensors, ctx.static = residuals(values, (result,))
         ctx.save_for_backward(*(derivative.kept(tensors, ctx.needs_input_grad[1:]) if selective else tensors))
         ctx.set_materialize_grads(False)

@@ -103,12 +103,12 @@ class _Operator:
         if (op := self._in_place_op) is not None:
             self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
             calls.before(op)
-            self.in_place.register(in_place_kernel(rule.aten, self.in_place.stock, self._residuals))
+            self.in_place.register(in_place_kernel(rule.aten, op, self.in_place.stock, self._active))
             calls.attach(op)
 
-    def _residuals(self) -> Sequence[str] | None:
+    def _active(self) -> Bound | None:
         active = _table.get(self.name)
-        return None if active is None or without_overrides.depth else active.derivative.saved
+        return None if active is None or without_overrides.depth else active.derivative
 
     def release(self) -> None:
         calls.detach(self._op)
