@@ -21,12 +21,14 @@ class Program:
     Attributes:
         build: given the dtype, makes the model, and the function that gives its loss at a step.
         heavy: compiling it takes minutes.
+        single: it computes a part in single precision, whatever the dtype.
     """
 
     name: str
     package: str
     build: Callable[[torch.dtype], Built]
     heavy: bool = False
+    single: bool = False
 
     @property
     def available(self) -> bool:
@@ -36,10 +38,10 @@ class Program:
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(package: str, heavy: bool = False) -> Callable[[Any], Any]:
+def program(package: str, heavy: bool = False, single: bool = False) -> Callable[[Any], Any]:
     def add(build: Callable[[torch.dtype], Built]) -> Callable[[torch.dtype], Built]:
         name = build.__name__.removeprefix("_")
-        PROGRAMS[name] = Program(name, package, build, heavy)
+        PROGRAMS[name] = Program(name, package, build, heavy, single)
         return build
 
     return add
@@ -350,7 +352,7 @@ def _language(
         return made.to(dtype), loss
 
     build.__name__ = name
-    program("transformers")(build)
+    program("transformers", single=True)(build)  # their norms
 
 
 _language("bert", "BertConfig", "BertForMaskedLM", **_SMALL)

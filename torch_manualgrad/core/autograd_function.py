@@ -129,6 +129,8 @@ def autograd_function(derivative: Derivative) -> Any:
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
+        if all(g is None for g in grads):  # undefined, which is zero
+            return (None, *[None for _ in needed])
         if ctx.out_lengths is not None:
             grads = tuple(unflatten(grads, ctx.out_lengths))
         if ctx.lengths is not None:
