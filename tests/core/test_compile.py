@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,31 @@ def test_a_compiled_backward_keeps_its_rule():
         under = f(x)
     same(torch.autograd.grad(under.sum(), x)[0], 2 * x.detach().cos())
     assert factor(f) == 1
+
+
+def broken(x, w):
+    """Its graph breaks, and what follows is called eagerly with Dynamo still on, the backward too."""
+    y = (x @ w).tanh()
+    torch._dynamo.graph_break()
+    z = torch.nn.functional.layer_norm(unit_scaled(y.clone().mul_(2)), [4])
+    z.square().sum().backward()
+    return w.grad.norm() + x.sum()
+
+
+def unit_scaled(x):
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def test_dynamo_compiles_no_kernel_of_ours_after_a_graph_break():
+    frames = []
+    for names in (None, (), ("*",)):
+        torch.compiler.reset()
+        counter = CompileCounterWithBackend("eager")
+        x, w = random(3, 4), random(4, 4).requires_grad_()
+        with nullcontext() if names is None else mg.override(*names):
+            torch.compile(broken, backend=counter)(x, w)
+        frames.append(counter.frame_count)
+    assert frames == [frames[0]] * 3
 
 
 def test_a_rule_with_a_forward_has_a_graph_of_its_own():

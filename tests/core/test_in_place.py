@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.in_place import in_place_operator
+from torch_manualgrad.core.in_place import in_place_kernel, in_place_operator
 
 F64 = torch.float64
 
@@ -92,3 +92,66 @@ def test_addmm():
         torch.testing.assert_close(gradient(f, x), expected)
         with pytest.raises(RuntimeError, match="shape|size|expand"):
             torch.ones(3, dtype=F64, requires_grad=True).mul(1).addmm_(a, b)
+
+
+def is_floating(x):
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+POINTWISE = [r for r in IN_PLACE if len(r.signature.tensor_like) > 1 and torch.Tag.pointwise in r.aten.tags]
+SEVERAL = [r for r in POINTWISE if not r.name.startswith("aten::igamma")]  # no derivative for what is written to
+
+
+@pytest.mark.parametrize("rule", SEVERAL, ids=lambda r: r.name)
+def test_a_number_in_the_place_of_a_tensor(rule):
+    """So the dispatcher hands a kernel in Python a wrapped number of C++, such as a constant of a traced graph."""
+    sample = next(iter(rule.samples(F64, "cpu")))
+    given = rule.signature.bind(sample.args, sample.kwargs)
+    values = [torch.rand(3 if x.dim() else (), dtype=F64) if is_floating(x) else x for x in given]
+    others = [i for i in rule.signature.tensor_like[1:] if is_floating(values[i])]
+    kernel = in_place_kernel(rule.aten, in_place_operator(rule), None, lambda: rule.derivative)
+    for i in others:
+        args, kwargs = rule.signature.split(
+            [values[0].clone().requires_grad_() * 1, *values[1:i], 0.5, *values[i + 1 :]]
+        )
+        with mg.override(rule):
+            result = kernel(None, *args, **kwargs)
+        args, kwargs = rule.signature.split([*values[:i], torch.tensor(0.5, dtype=F64), *values[i + 1 :]])
+        assert torch.equal(result, rule.aten(*args, **kwargs))
+
+
+KEPT_RESULT = [r for r in IN_PLACE if r.signature.names[0] not in r.derivative.saved]
+
+
+@pytest.mark.parametrize("rule", KEPT_RESULT, ids=lambda r: r.name)
+def test_a_result_that_is_kept_is_the_tensor_that_was_written_to(rule):
+    """So that it takes no memory of its own; the derivative is that of the functional form, and the version counts."""
+    sample = next(iter(rule.samples(F64, "cpu")))
+    x, *rest = sample.args
+    if not is_floating(x):
+        pytest.skip("nothing is differentiated")
+    written, functional = (x.clone().requires_grad_() for _ in range(2))
+    target, places = written * 1, []
+
+    def pack(kept):
+        places.append(kept.untyped_storage().data_ptr() if kept.layout is torch.strided else None)
+        return kept
+
+    torch.manual_seed(0)
+    with mg.override(rule), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        version = target._version
+        result = in_place_operator(rule)(target, *rest, **sample.kwargs)
+    torch.manual_seed(0)
+    with mg.override(rule):
+        expected = rule.aten(functional, *rest, **sample.kwargs)
+    if expected.shape != x.shape:
+        pytest.skip("the result has another shape")
+    assert result is target and target._version > version and torch.equal(result, expected)
+    known = {target.untyped_storage().data_ptr(), *(y.untyped_storage().data_ptr() for y in rest if is_floating(y))}
+    assert {place for place in places if place} <= known or not {"result"} & set(rule.derivative.saved)
+    pairs = ((result, written), (expected, functional))
+    losses = [(y.square().sum() + z.pow(3).sum(), z) for y, z in pairs]
+    gradients = [torch.autograd.grad(*loss, create_graph=True)[0] for loss in losses]
+    torch.testing.assert_close(*gradients)
+    second = [torch.autograd.grad(g.square().sum(), z)[0] for g, z in zip(gradients, (written, functional))]
+    torch.testing.assert_close(*second)

@@ -17,6 +17,7 @@ from .internals import (
     is_autocast_enabled,
     primal,
     set_autocast_off,
+    skipped_by_dynamo,
     tangents_possible,
 )
 from .schema import Signature, flatten, is_differentiable, tensors_in, unflatten
@@ -128,6 +129,8 @@ def autograd_function(derivative: Derivative) -> Any:
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
+        if all(g is None for g in grads):  # undefined, which is zero
+            return (None, *[None for _ in needed])
         if ctx.out_lengths is not None:
             grads = tuple(unflatten(grads, ctx.out_lengths))
         if ctx.lengths is not None:
@@ -164,13 +167,20 @@ def autograd_function(derivative: Derivative) -> Any:
     return function_class(derivative, forward, backward, jvp)
 
 
-def fast_function(derivative: Derivative) -> Any:
-    """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour."""
-    run, residuals, places = derivative.run_below, derivative.residuals, derivative.signature.tensor_like
+def fast_function(derivative: Derivative, in_place: Callable[[Sequence[Any]], Any] | None = None) -> Any:
+    """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour.
+
+    Args:
+        derivative: of the operator.
+        in_place: computes the result in the first of the values.
+    """
+    run, residuals, places = in_place or derivative.run_below, derivative.residuals, derivative.signature.tensor_like
     constants, selective = [None] * len(derivative.signature.names), derivative.selective
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         result = run(values)
+        if in_place is not None:
+            ctx.mark_dirty(result)
         tensors, ctx.static = residuals(values, (result,))
         ctx.save_for_backward(*(derivative.kept(tensors, ctx.needs_input_grad[1:]) if selective else tensors))
         ctx.set_materialize_grads(False)
@@ -193,9 +203,8 @@ def fast_function(derivative: Derivative) -> Any:
 
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
-    return type(
-        function_name(derivative.signature), (_SingleLevelFunction,), {m.__name__: staticmethod(m) for m in methods}
-    )
+    members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
+    return type(function_name(derivative.signature), (_SingleLevelFunction,), members)
 
 
 def function_name(signature: Signature) -> str:

@@ -20,7 +20,7 @@ from . import kernels
 from .autograd_function import pull_back
 from .compiled_vjp import CompiledVjp
 from .deferral import ButManySmall, always
-from .internals import tangents_possible
+from .internals import skipped_by_dynamo, tangents_possible
 
 if TYPE_CHECKING:
     from .bound import Bound
@@ -315,4 +315,4 @@ def _fact(what: str, value: Any) -> Any:
 if _library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
     _operators.define("pull_back(int rule, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]")
-    _operators.impl("pull_back", _pull_back, "CPU")
+    _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")

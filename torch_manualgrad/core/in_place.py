@@ -1,20 +1,28 @@
 """The in-place form of an operator that has a rule: ``x.renorm_(...)`` beside ``x.renorm(...)``.
 
 PyTorch differentiates it by a formula of its own. Under a rule it is the functional operator, with the rule's
-derivative, whose result is copied into the tensor: autograd knows what a copy is.
+derivative, whose result is copied into the tensor: autograd knows what a copy is. Where the rule does not keep the
+tensor, it is written to at once, so that a result that is kept is the tensor itself.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .autograd import Mode, differentiated
+from .autograd_function import fast_function
 from .forward_mode import ForwardMode
-from .rule import Rule
-from .schema import Signature
+from .internals import below_autograd, is_recorded_by_jit
+from .schema import Signature, is_differentiable, tensors_in, with_tensors
+
+if TYPE_CHECKING:
+    from .bound import Bound
+    from .rule import Rule
 
 __all__ = ["in_place_kernel", "in_place_operator"]
 
@@ -37,15 +45,16 @@ def in_place_operator(rule: Rule | ForwardMode) -> Any | None:
 
 
 def in_place_kernel(
-    functional: Any, stock: Callable[..., Any], residuals: Callable[[], Sequence[str] | None]
+    functional: Any, op: Any, stock: Callable[..., Any], active: Callable[[], Bound | ForwardMode | None]
 ) -> Callable[..., Any]:
     """The kernel for the in-place operator at the dispatcher key Autograd, to be registered with its keyset.
 
     Args:
         functional: the operator that has the rule.
+        op: the one in place.
         stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call where nothing is
             differentiated, no rule is active, or the result does not fit into what it is to be written to.
-        residuals: the names of what the rule that is active now keeps for its backward; None if no rule is.
+        active: the derivative of the rule, or the way of forward mode, that is active now; None if neither is.
 
     Returns:
         ``(keyset, *args, **kwargs) -> the tensor that was written to``.
@@ -54,17 +63,26 @@ def in_place_kernel(
     written = signature.names[0]
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        kept = residuals()
-        if kept is None:
+        derivative = active()
+        if derivative is None or is_recorded_by_jit():
             return stock(keyset, *args, **kwargs)
-        values = signature.bind(args, kwargs)
+        values = with_tensors(signature, signature.bind(args, kwargs))
         target = values[0]
         dense = target.layout is torch.strided and not target.is_nested
         mode = differentiated(signature, values) if dense else Mode.NOTHING
         if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
             return stock(keyset, *args, **kwargs)
+        if isinstance(derivative, ForwardMode):
+            keeps = True
+        elif (
+            not (keeps := written in derivative.saved)
+            and mode is Mode.PLAIN_REVERSE
+            and _takes_any_result(target, values)
+        ):
+            if (write := _function(derivative, op)) is not None:
+                return write(values, *[values[i] for i in signature.tensor_like])
         # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read
-        copied = written in kept or mode is Mode.DUAL
+        copied = keeps or mode is Mode.DUAL
         inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
         result = functional(*inputs, **named)
         if (result.dtype, result.shape) != (target.dtype, target.shape):
@@ -72,3 +90,25 @@ def in_place_kernel(
         return target.copy_(result)
 
     return kernel
+
+
+def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
+    """Whether the result is of its dtype, and nobody but autograd of this tensor has to know that it was written to."""
+    same = all(x.dtype is target.dtype for x in tensors_in(values) if is_differentiable(x))
+    return (
+        same and is_differentiable(target) and not target._is_view() and not (target.is_leaf and target.requires_grad)
+    )
+
+
+@functools.cache
+def _function(derivative: Bound, op: Any) -> Callable[..., Any] | None:
+    """``(values, *tensors) -> the tensor that was written to``; None where the rule has a primal of its own."""
+    if derivative.forward is not None or derivative.fast_function is None:
+        return None
+
+    def run(values: Sequence[Any]) -> Any:
+        args, kwargs = derivative.signature.split(values)
+        with below_autograd():
+            return op(*args, **kwargs)
+
+    return fast_function(derivative, run)

@@ -29,6 +29,7 @@ from .internals import (
     reading_bits,
     release,
     shares_memory,
+    skipped_by_dynamo,
     vmap_call,
 )
 from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
@@ -118,9 +119,9 @@ class CustomOp:
     def _register(self, short: str) -> None:
         """The indirections, once: each looks up what is registered when it is called."""
         library = self._library
-        library.impl(short, self._run_default, "CompositeExplicitAutograd")
-        library.impl(short, self.kernel, "Autograd", with_keyset=True)
-        library.impl(short, self._run_vmap, "FuncTorchBatched")
+        library.impl(short, skipped_by_dynamo(self._run_default), "CompositeExplicitAutograd")
+        library.impl(short, skipped_by_dynamo(self.kernel), "Autograd", with_keyset=True)
+        library.impl(short, skipped_by_dynamo(self._run_vmap), "FuncTorchBatched")
         torch.library.register_fake(self.name, self._run_fake, lib=library)
 
     def undefine(self) -> None:

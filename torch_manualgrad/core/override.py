@@ -16,7 +16,7 @@ from .decorate import decorated
 from .fast_path import picker
 from .forward_mode import ForwardMode
 from .in_place import in_place_kernel, in_place_operator
-from .internals import PLAIN, is_composite, only_autograd
+from .internals import PLAIN, is_composite, is_recorded_by_jit, only_autograd
 from .names import Chosen, choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
@@ -106,7 +106,7 @@ class _Operator:
         self._composite = is_composite(rule.aten)
         key = "AutogradCPU" if self._composite else "Autograd"
         self.registration = Registration(rule.aten, rule.signature, key, at="AutogradCPU")
-        self._op, self._in_place_op, self._names = rule.aten, in_place_operator(rule), rule.signature.names
+        self._op, self._in_place_op = rule.aten, in_place_operator(rule)
         if not self._composite:
             calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
@@ -116,16 +116,16 @@ class _Operator:
         if (op := self._in_place_op) is not None:
             self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
             calls.before(op)
-            self.in_place.register(in_place_kernel(rule.aten, self.in_place.stock, self._residuals))
+            self.in_place.register(in_place_kernel(rule.aten, op, self.in_place.stock, self._active))
             calls.attach(op)
 
-    def _residuals(self) -> Sequence[str] | None:
+    def _active(self) -> Bound | ForwardMode | None:
         active = _table.get(self.name)
         if active is None or without_overrides.depth:
             return None
         if active.derivative is None:
-            return None if only_autograd() else self._names
-        return active.derivative.saved
+            return None if only_autograd() else active.forward_mode
+        return active.derivative
 
     def release(self) -> None:
         if not self._composite:
@@ -143,7 +143,7 @@ class _Operator:
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             active = _table.get(name)
-            if active is None or without_overrides.depth:
+            if active is None or without_overrides.depth or is_recorded_by_jit():
                 return stock(keyset, *args, **kwargs)
             derivative = active.derivative
             if derivative is None:

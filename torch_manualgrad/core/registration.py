@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import calls
-from .internals import is_composite, operators, own_kernel, release
+from .internals import is_composite, operators, own_kernel, release, skipped_by_dynamo
 from .schema import Signature, with_tensors
 
 __all__ = ["Registration", "Suspension", "release_numbers", "without_overrides"]
@@ -97,7 +97,7 @@ def _register(name: str, kernel: Kernel, key: str) -> torch.library.Library:
     library = torch.library.Library(namespace, "IMPL")
     with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        library.impl(short, kernel, key, with_keyset=True, allow_override=True)
+        library.impl(short, skipped_by_dynamo(kernel), key, with_keyset=True, allow_override=True)
     return library
 
 

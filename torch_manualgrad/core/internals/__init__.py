@@ -15,6 +15,7 @@ from .dispatch import (
     is_autocast_enabled,
     is_below_autograd,
     is_composite,
+    is_recorded_by_jit,
     library_backward,
     operators,
     own_kernel,
@@ -26,7 +27,7 @@ from .dispatch import (
     shares_memory,
     values_hidden,
 )
-from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree
+from .dynamo import FakeTensorMode, guard_compiled_graphs, pytree, skipped_by_dynamo
 from .functorch import (
     PLAIN,
     SingleLevelFunction,
@@ -125,6 +126,7 @@ __all__ = [
     "is_known_zero",
     "is_nested_int",
     "is_plain_jagged",
+    "is_recorded_by_jit",
     "jagged_dim",
     "jagged_nested",
     "jagged_of_duals",
@@ -152,6 +154,7 @@ __all__ = [
     "saved_tensors_are_hooked",
     "set_autocast_off",
     "shares_memory",
+    "skipped_by_dynamo",
     "stay_on_this_thread",
     "storage_of",
     "strided_nested",

@@ -23,6 +23,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
+    "is_recorded_by_jit",
     "library_backward",
     "operators",
     "own_kernel",
@@ -58,6 +59,11 @@ def reading_bits() -> Any:
     for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+# Whether torch.jit.trace records what this thread calls. It is off inside of what it has recorded; some operators, as
+# convolution, it passes over, to record those that they call.
+is_recorded_by_jit: Callable[[], bool] = torch._C._is_tracing
 
 
 def is_composite(op: Any) -> bool:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["FakeTensorMode", "guard_compiled_graphs", "pytree"]
+__all__ = ["FakeTensorMode", "guard_compiled_graphs", "pytree", "skipped_by_dynamo"]
+
+
+def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function. Dynamo compiles neither its frames nor those that it calls, where it would otherwise.
+
+    After a graph break, the rest of a compiled function calls operators eagerly with Dynamo still on: their kernels in
+    Python would be compiled one by one, anew for each operator. Where Dynamo inlines the function, nothing changes.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None and hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 _guarded = False

@@ -171,7 +171,7 @@ def _(
     else:
         found = aten._ctc_loss_backward.Tensor(ones, lp, targets, input_lengths, target_lengths, *known, blank, True)
     wanted = inside[..., None] & (neg_log_likelihood < inf)[:, None] & (lp > -inf)
-    return grad[:, None] * torch.where(wanted, found - lp.exp(), 0)
+    return (grad[:, None] * torch.where(wanted, found - lp.exp(), 0)).contiguous()
 
 
 def lengths(given: Any, like: Tensor) -> Tensor:

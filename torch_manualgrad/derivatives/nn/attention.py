@@ -139,7 +139,8 @@ def attention_backward(
         found.append(s * (D @ k))
         of_k = of_k + s * (D.mT @ q)
         of_v = of_v + P.mT @ g
-    return torch.cat(found, -2).to(query.dtype), shared(of_k, key), shared(of_v, value)
+    of_q = torch.cat(found, -2).to(query.dtype)
+    return of_q.contiguous(), shared(of_k, key).contiguous(), shared(of_v, value).contiguous()
 
 
 @attention_backward.impl("default")

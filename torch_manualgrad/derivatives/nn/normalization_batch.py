@@ -36,6 +36,15 @@ def _by_channel(x: Tensor | None, input: Tensor) -> Any:
     return None if x is None else wide(x).reshape(-1, *[1] * (input.dim() - 2))
 
 
+def _memory_format(input: Tensor) -> torch.memory_format:
+    """That of the gradient: channels last where the strides of images grow from the channels on, else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    order = [1, *range(input.dim() - 1, 1, -1), 0]
+    ends = [input.stride(d) * input.shape[d] for d in order]
+    grow = all(input.stride(d) >= end for d, end in zip(order[1:], ends))
+    return formats.get(input.dim(), torch.contiguous_format) if grow and ends[0] else torch.contiguous_format
+
+
 def _standardized(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float
 ) -> Standardized:
@@ -109,6 +118,24 @@ def _(
         grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
     )
     return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
+
+
+@native_batch_norm_backward.impl_fake
+def _(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    of_x = torch.empty_like(input, memory_format=_memory_format(input))
+    of_channels = (input if weight is None else weight).new_empty(input.shape[1])
+    return tuple(f if yes else input.new_empty(0) for f, yes in zip((of_x, of_channels, of_channels), output_mask))
 
 
 @formula
