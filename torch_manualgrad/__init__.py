@@ -2,7 +2,7 @@
 
 # isort: skip_file
 from .core import kernels as _kernels
-from . import derivatives, linalg, nested, testing
+from . import derivatives, forward_ad, linalg, nested, testing
 from .core.autograd_function import SingleLevelFunction
 from .core.op import BackwardContext, CustomOp, custom_op
 from .core.catalogue import catalogue, composite, gap, nondifferentiable, view
@@ -32,6 +32,7 @@ __all__ = [
     "derivatives",
     "elementwise",
     "formula",
+    "forward_ad",
     "gap",
     "install",
     "linalg",

@@ -58,19 +58,25 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
+from .tracing import DynamicOutputShape, ReadsValues, calls_seen, constant_in_graphs, fakes, tensor_without_memory
 
 __all__ = [
     "PLAIN",
+    "DynamicOutputShape",
     "FakeTensorMode",
     "JaggedStructure",
+    "ReadsValues",
     "SingleLevelFunction",
     "below_autograd",
     "below_autograd_keys",
     "bits_unread",
+    "calls_seen",
+    "constant_in_graphs",
     "current_node",
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
+    "fakes",
     "forget_dispatch",
     "forward_ad_enabled",
     "fresh_variable",
@@ -107,6 +113,7 @@ __all__ = [
     "stay_on_this_thread",
     "strided_nested",
     "tangents_possible",
+    "tensor_without_memory",
     "traced_nested_int",
     "unwrap_if_dead",
     "values_hidden",
