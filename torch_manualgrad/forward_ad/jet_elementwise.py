@@ -9,6 +9,7 @@ import torch
 
 from . import taylor
 from .jet_tensor import Space, is_jet
+from .jet_trace import is_tensor
 from .taylor import Coefficients
 
 __all__ = ["RULES", "aligned", "elementwise", "unary"]
@@ -69,8 +70,8 @@ def elementwise(function: Callable[..., Coefficients]) -> Callable[..., Any]:
     """
 
     def rule(space: Space, *args: Any, **others: Any) -> Any:
-        ndim = max([x.ndim for x in args if isinstance(x, torch.Tensor)])
-        given = [aligned(space, x, ndim) if isinstance(x, torch.Tensor) else x for x in args]
+        ndim = max([x.ndim for x in args if is_tensor(x)])
+        given = [aligned(space, x, ndim) if is_tensor(x) else x for x in args]
         if space.directions is None:
             return _broadcast(space, function(*given, **others))
         order = space.order
@@ -152,6 +153,15 @@ def _where(condition: Any, x: Any, y: Any) -> Coefficients:
     ]
 
 
+def _kept(x: Coefficients, where: Any, value: Any) -> Coefficients:
+    """Piecewise linear: the coefficients of x where they are kept, and zero elsewhere."""
+    return [value, *[None if c is None else torch.where(where, c, 0) for c in x[1:]]]
+
+
+def _relu(x: Coefficients) -> Coefficients:
+    return _kept(x, x[0] > 0, x[0].relu())
+
+
 def _power(x: Coefficients, exponent: Any) -> Coefficients:
     """x^y. A constant exponent is no variable: the coefficients in x are binomial ones, right at zero."""
     if not isinstance(exponent, list):
@@ -185,6 +195,7 @@ _UNARY: dict[str, Callable[..., Coefficients]] = {
     "aten::lgamma": lambda x: taylor.polygamma(x, -1),
     "aten::digamma": lambda x: taylor.polygamma(x, 0),
     "aten::neg": _negative,
+    "aten::relu": _relu,
     "aten::add.Scalar": _add,
     "aten::sub.Scalar": _subtract,
     "aten::rsub.Scalar": _reversed,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_manualgrad.core.binding import parameters
-from torch_manualgrad.core.rule import Rule
+from torch_manualgrad.core.rule import Rule, operator
 
 from . import taylor
 from .jet_linear import packed, primal_of, term_of
@@ -33,7 +33,7 @@ def by_rule(rule: Rule) -> Callable[..., Any]:
         values = rule.signature.bind(args, kwargs)
         primals = [primal_of(space, v) for v in values]
         given, named = rule.signature.split(primals)
-        outputs = rule.signature.outputs(rule.aten(*given, **named))
+        outputs = rule.signature.outputs(operator(rule.name)(*given, **named))
         terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
         raise_order: Raise = lambda inputs, found: _raised(rule, uses_result, inputs, found)  # noqa: E731
         found = by_series(space, raise_order, primals, terms, list(outputs))

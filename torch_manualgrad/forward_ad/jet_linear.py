@@ -12,7 +12,7 @@ from torch_manualgrad.core.rule import Rule, operator
 from .jet_tensor import Space, is_jet
 from .jet_vmap import each_direction, leaves, rebuilt
 
-__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "primal_of", "term_of"]
+__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "linear", "primal_of", "term_of"]
 
 # Linear where they are differentiable: what they select or where they cut is that of the value.
 PIECEWISE = frozenset(
@@ -65,6 +65,44 @@ def _mapped(function: Callable[..., Any], tangents: list[Any], batched: bool) ->
     return rebuilt(shape[0], iter(found))
 
 
+def linear(rule: Rule) -> Callable[..., Any]:
+    """The rule of an operator that is linear in some inputs, all together: itself, on their coefficients."""
+    places = [rule.signature.names.index(n) for key in rule.vjp for n in key]
+
+    def run(space: Space, *args: Any, **kwargs: Any) -> Any:
+        values = rule.signature.bind(args, kwargs)
+        primals = [primal_of(space, v) for v in values]
+        for i in set(range(len(values))) - {*places}:
+            if term_of(space, values[i], 1) is not None:
+                raise NotImplementedError(f"{rule.name}: no Taylor series is known of it in {rule.signature.names[i]!r}")
+
+        def of(given: list[Any]) -> list[Any]:
+            full = list(primals)
+            for i, g in zip(places, given):
+                full[i] = _zeros_for_none(primals[i], g)
+            positional, named = rule.signature.split(full)
+            found = operator(rule.name)(*positional, **named)
+            return [*found] if rule.signature.output_lists else [found]
+
+        rows = [of([primals[i] for i in places])]
+        for k in range(1, space.order + 1):
+            tangents = [term_of(space, values[i], k) for i in places]
+            if all(t is None for t in tangents):
+                rows.append([None] * len(rows[0]))
+            else:
+                rows.append(_mapped(of, tangents, space.directions is not None and k < space.order))
+        jets = [space.jet(column) for column in zip(*rows)]
+        return jets if rule.signature.output_lists else jets[0]
+
+    return run
+
+
+def _zeros_for_none(primal: Any, term: Any) -> Any:
+    if isinstance(primal, (list, tuple)):
+        return [_zeros_for_none(p, t) for p, t in zip(primal, term or [None] * len(primal))]
+    return torch.zeros_like(primal) if term is None and primal is not None else term
+
+
 def by_tangents(rule: Rule) -> Callable[..., Any]:
     """The rule of an operator that is linear around the value: its jvp, of each coefficient."""
 
@@ -72,7 +110,7 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
         values = rule.signature.bind(args, kwargs)
         primals = [primal_of(space, v) for v in values]
         given, named = rule.signature.split(primals)
-        outputs = rule.signature.outputs(rule.aten(*given, **named))
+        outputs = rule.signature.outputs(operator(rule.name)(*given, **named))
         found: list[list[Any]] = [[o] for o in outputs]
         for k in range(1, space.order + 1):
             tangents = [term_of(space, v, k) for v in values]

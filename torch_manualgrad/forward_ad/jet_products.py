@@ -17,6 +17,7 @@ from torch_manualgrad.core.rule import operator
 from . import taylor
 from .jet_elementwise import aligned
 from .jet_tensor import Space
+from .jet_trace import is_tensor
 from .jet_vmap import each_direction
 from .taylor import Coefficients
 
@@ -116,7 +117,7 @@ def bilinear(product: Product) -> Callable[..., Any]:
 
 
 def _mul(space: Space, x: Any, y: Any) -> Any:
-    if not isinstance(y, Tensor):
+    if not is_tensor(y):
         return space.jet(taylor.scale(space.coefficients(x), y))
     ndim = max(x.ndim, y.ndim)
     return space.jet(leibniz(space, aligned(space, x, ndim), aligned(space, y, ndim), _MUL))

@@ -59,6 +59,8 @@ def jet_rule(name: str) -> JetRule:
 def _derived(name: str) -> JetRule:
     if name in rules:
         rule = rules[name]
+        if rule.kind == "linear" and len(rule.signature.returns) == 1:
+            return jet_linear.linear(rule)
         if name in jet_linear.PIECEWISE or rule.kind == "linear":
             return jet_linear.by_tangents(rule)
         return by_rule(rule)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_manualgrad.core.internals import tensor_without_memory
 
-from .jet_trace import Trace, encode, traced
+from .jet_trace import Series, Trace, encode, traced
 
 __all__ = ["Jet", "Space", "call", "is_jet"]
 
@@ -100,7 +100,7 @@ def _refuse(name: str) -> Callable[..., Any]:
     return method
 
 
-class _Series:
+class _Series(Series):
     """What both kinds of jet have in common: a value and its Taylor coefficients, None for zero."""
 
     space: Space
@@ -214,7 +214,7 @@ for _name in _OPERATORS.split():
 
 def is_jet(x: Any) -> bool:
     """Whether ``x`` is a jet, of any space."""
-    return type(x) is Jet or type(x) is GraphJet
+    return isinstance(x, Series)
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

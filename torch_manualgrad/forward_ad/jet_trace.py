@@ -21,7 +21,16 @@ from torch_manualgrad.core.internals import (
     is_autocast_enabled,
 )
 
-__all__ = ["Node", "Trace", "decode", "encode", "traced"]
+__all__ = ["Node", "Series", "Trace", "decode", "encode", "is_tensor", "traced"]
+
+
+class Series:
+    """What is a tensor to the functions here though it may be none to PyTorch."""
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether ``x`` is a tensor or a jet."""
+    return isinstance(x, (Tensor, Series))
 
 
 class Node(NamedTuple):
@@ -54,7 +63,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = 
         tensors: what is numbered by its place.
         place: in place of appending.
     """
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         if place is not None:
             return ("tensor", place(value))
         tensors.append(value)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torch_manualgrad.core.internals import pytree
 
-from .jet_tensor import Space, is_jet
+from .jet_tensor import Space
+from .jet_trace import is_tensor
 
 __all__ = ["directional", "jet"]
 
@@ -48,14 +49,14 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence
         leaves, tree = pytree.tree_flatten(f(*inputs))
         found = [space.coefficients(y) for y in leaves]
         values = [y[0] for y in found]
-        terms = [_terms(y) if isinstance(y[0], Tensor) else [] for y in found]
+        terms = [_terms(y) if is_tensor(y[0]) else [] for y in found]
         return pytree.tree_unflatten(values, tree), pytree.tree_unflatten(terms, tree)
 
     return space.run(run)
 
 
 def _coefficients(primal: Any, terms: Sequence[Any]) -> list[Any]:
-    if not isinstance(primal, Tensor) or not (primal.is_floating_point() or primal.is_complex()):
+    if not is_tensor(primal) or not (primal.is_floating_point() or primal.is_complex()):
         raise ValueError(f"jet: a primal must be a tensor of real or complex numbers, got {primal!r}")
     for term in terms:
         if term is not None and tuple(term.shape) != tuple(primal.shape):
