@@ -132,6 +132,23 @@ def _attention(
     return _safe_softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
 
 
+def _softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    product = grad_output * output
+    return (product - output * product.sum(dim, keepdim=True)).to(input_dtype)
+
+
+def _log_softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    return (grad_output - output.exp() * grad_output.sum(dim, keepdim=True)).to(input_dtype)
+
+
+def _sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    return grad_output * ((1 - output) * output).conj()
+
+
+def _tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    return grad_output * (1 - output * output).conj()
+
+
 # -- matrices: each is given the coefficients of its argument, [0] the value ------------------------------------------------
 
 
@@ -217,6 +234,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_softmax": composition(_softmax),
     "aten::_safe_softmax": composition(_safe_softmax),
     "aten::_log_softmax": composition(_log_softmax),
+    "aten::_softmax_backward_data": composition(_softmax_backward),
+    "aten::_log_softmax_backward_data": composition(_log_softmax_backward),
+    "aten::sigmoid_backward": composition(_sigmoid_backward),
+    "aten::tanh_backward": composition(_tanh_backward),
     "aten::logsumexp": composition(_logsumexp),
     "aten::native_layer_norm": composition(_layer_norm),
     "aten::native_group_norm": composition(_group_norm),

@@ -33,17 +33,18 @@ def unary(function: Callable[..., Coefficients]) -> Callable[..., Any]:
 
 
 def _composed(space: Space, outer: Coefficients, x: Coefficients) -> Coefficients:
-    """The last coefficient has the sum over directions, and is linear in that of x."""
+    """f(x), given the coefficients of f at x[0]; the last one is the sum over directions, and linear in that of x."""
     order = space.order
     step = [None, *x[1:order], None]
     power, y = step, [outer[0], *[None] * order]
     for m in range(1, order + 1):
-        if outer[m] is not None:
-            for k in range(m, order + 1):
-                if power[k] is not None:
-                    term = space.collapse(power[k]) if k == order else power[k]
-                    y[k] = taylor.sum_of((y[k], outer[m] * term))
-        power = [None if k <= m else taylor.convolve(step, power, k, start=1) for k in range(order + 1)]
+        for k in range(m, order):
+            if power[k] is not None and outer[m] is not None:
+                y[k] = taylor.sum_of((y[k], outer[m] * power[k]))
+        if m < order and outer[m + 1] is not None:
+            top = taylor.convolve(step, power, order, start=1, product=space.collapsed_product)
+            y[order] = taylor.sum_of((y[order], None if top is None else outer[m + 1] * top))
+        power = [None if k <= m else taylor.convolve(step, power, k, start=1) for k in range(order)] + [None]
     if x[order] is not None and outer[1] is not None:
         y[order] = taylor.sum_of((y[order], outer[1] * x[order]))
     return y

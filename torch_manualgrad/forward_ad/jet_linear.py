@@ -144,7 +144,9 @@ def packed(space: Space, rule: Rule, found: Sequence[list[Any]]) -> Any:
     results = []
     for series, differentiable in zip(found, rule.derivative.differentiable):
         primal = series[0]
-        if isinstance(primal, (list, tuple)):
+        if primal is None:
+            results.append(None)
+        elif isinstance(primal, (list, tuple)):
             columns = [[None if s is None else s[i] for s in series] for i in range(len(primal))]
             results.append([space.jet(c) for c in columns])
         elif differentiable and (primal.is_floating_point() or primal.is_complex()):

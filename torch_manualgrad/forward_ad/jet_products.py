@@ -32,14 +32,14 @@ class Product(NamedTuple):
     Attributes:
         plain: of two tensors.
         left, right, both: where the first, the second, both have the directions in front; so has the result.
-        contracted: the sum of ``both`` over the directions.
+        contracted: the weighted sum of ``both`` over the directions of a space, which is its first argument.
     """
 
     plain: Map
     left: Map
     right: Map
     both: Map
-    contracted: Map
+    contracted: Callable[[Space, Any, Any], Any]
 
 
 def leibniz(space: Space, x: Coefficients, y: Coefficients, product: Product) -> Coefficients:
@@ -55,7 +55,7 @@ def leibniz(space: Space, x: Coefficients, y: Coefficients, product: Product) ->
             if a is None or b is None:
                 continue
             if k == order and 0 < j < k:
-                terms.append(product.contracted(_weighted(space, a), b))
+                terms.append(product.contracted(space, a, b))
             elif k == order:
                 terms.append(product.plain(a, b))
             else:
@@ -72,7 +72,7 @@ def _times(x: Any, y: Any) -> Any:
     return x * y
 
 
-_MUL = Product(_times, _times, _times, _times, lambda x, y: (x * y).sum(0))
+_MUL = Product(_times, _times, _times, _times, Space.collapsed_product)
 
 
 def _rows(x: Tensor, y: Tensor) -> Tensor:
@@ -87,14 +87,14 @@ _MM = Product(
     _rows,
     torch.matmul,
     torch.matmul,
-    lambda x, y: torch.einsum("rmk,rkn->mn", x, y),
+    lambda space, x, y: torch.einsum("rmk,rkn->mn", _weighted(space, x), y),
 )
 _BMM = Product(
     torch.matmul,
     lambda x, y: torch.einsum("rbmk,bkn->rbmn", x, y),
     lambda x, y: torch.einsum("bmk,rbkn->rbmn", x, y),
     torch.matmul,
-    lambda x, y: torch.einsum("rbmk,rbkn->bmn", x, y),
+    lambda space, x, y: torch.einsum("rbmk,rbkn->bmn", _weighted(space, x), y),
 )
 
 
@@ -108,7 +108,7 @@ def _by_vmap(plain: Map) -> Product:
     def both(x: Any, y: Any) -> Any:
         return each_direction(lambda a, b: [plain(a, b)], x, y)[0]
 
-    return Product(plain, left, right, both, lambda x, y: both(x, y).sum(0))
+    return Product(plain, left, right, both, lambda space, x, y: space.collapse(both(x, y)))
 
 
 def bilinear(product: Product) -> Callable[..., Any]:

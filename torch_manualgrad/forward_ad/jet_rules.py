@@ -7,6 +7,7 @@ either raises.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def jet_rule(name: str) -> JetRule:
 def _derived(name: str) -> JetRule:
     if name in rules:
         rule = rules[name]
-        if rule.kind == "linear" and len(rule.signature.returns) == 1:
+        if all(hasattr(f, "is_operator") for f in rule.jvp.values()) and rule.jvp:
             return jet_linear.linear(rule)
         if name in jet_linear.PIECEWISE or rule.kind == "linear":
             return jet_linear.by_tangents(rule)
@@ -70,7 +71,22 @@ def _derived(name: str) -> JetRule:
         return jet_compositions.composition(ops[formula_name].reference)
     if name in catalogue and catalogue[name].kind == "nondifferentiable":
         return lambda space, *args, **kwargs: operator(name)(*_values(args), **_values(kwargs))
-    raise NotImplementedError(f"{name}: no Taylor series is known of it: it has no rule in mg.rules and no entry for jets")
+    if all(str(r.type) == "Tensor" for r in operator(name)._schema.returns):
+        return functools.partial(_of_values, name)
+    raise NotImplementedError(_unknown(name))
+
+
+def _of_values(name: str, space: Space, *args: Any, **kwargs: Any) -> Any:
+    """An operator of which nothing is known, and which has no derivative if it returns no real or complex numbers."""
+    found = operator(name)(*_values(args), **_values(kwargs))
+    for x in found if isinstance(found, (list, tuple)) else [found]:
+        if x.is_floating_point() or x.is_complex():
+            raise NotImplementedError(_unknown(name))
+    return found
+
+
+def _unknown(name: str) -> str:
+    return f"{name}: no Taylor series is known of it: it has no rule in mg.rules and no entry for jets"
 
 
 def _values(x: Any) -> Any:
@@ -95,7 +111,8 @@ def _keep(found: Any, encoded: Any, known: dict[int, Any]) -> None:
     kind, content = encoded
     if kind == "tensor":
         known[content] = found
-    elif kind in ("list", "tuple"):
+    elif kind in ("list", "tuple", "named"):
+        content = content[1] if kind == "named" else content
         for one, e in zip(found, content):
             _keep(one, e, known)
 
@@ -110,7 +127,8 @@ def step(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         if name in _RESHAPES:
             return args[0].reshape(args[1])
         return operator(name)(*args, **kwargs)
-    if name.partition(".")[0].endswith("_") or ".out" in name or name.endswith("_out"):
+    base, _, overload = name.partition(".")
+    if base.endswith("_") or overload == "out" or overload.endswith("_out"):
         return _in_place(space, name, args, kwargs)
     found = jet_rule(name)(space, *args, **kwargs)
     if name in jet_linear.VIEWS:

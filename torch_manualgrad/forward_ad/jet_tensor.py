@@ -89,6 +89,22 @@ class Space:
         """The weighted sum over the directions."""
         return x.sum(0) if self.weights is None else torch.tensordot(self.weights.to(x.dtype), x, 1)
 
+    def collapsed_product(self, x: Tensor, y: Tensor) -> Tensor:
+        """The weighted sum over the directions of x y, a few of them at a time: their products stay in the cache."""
+        count = x.shape[0]
+        size = max(1, _BLOCK * count // max(1, x.numel(), y.numel()))
+        if size >= count or is_jet(x) or is_jet(y):
+            return self.collapse(x * y)
+        weights = [None] * count if self.weights is None else self.weights.to(x.dtype).split(size)
+        total: Any = None
+        for a, b, w in zip(x.split(size), y.split(size), weights):
+            part = (a * b).sum(0) if w is None else torch.tensordot(w, a * b, 1)
+            total = part if total is None else total + part
+        return total
+
+
+_BLOCK = 2**16  # elements
+
 
 def _refuse(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.internals import (
-    DynamicOutputShape,
     ReadsValues,
     calls_seen,
     constant_in_graphs,
     fakes,
     is_autocast_enabled,
+    is_composite,
 )
+
+OpOverload = type(torch.ops.aten.sin.default)
 
 __all__ = ["Node", "Series", "Trace", "decode", "encode", "is_tensor", "traced"]
 
@@ -68,6 +70,8 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = 
             return ("tensor", place(value))
         tensors.append(value)
         return ("tensor", len(tensors) - 1)
+    if type(value).__module__ == "torch.return_types":
+        return ("named", (type(value), tuple([encode(v, tensors, place) for v in value])))
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return (kind, tuple([encode(v, tensors, place) for v in value]))
@@ -89,6 +93,8 @@ def decode(encoded: Any, tensors: Any) -> Any:
         return [decode(v, tensors) for v in content]
     if kind == "tuple":
         return tuple([decode(v, tensors) for v in content])
+    if kind == "named":
+        return content[0]([decode(v, tensors) for v in content[1]])
     if kind == "dict":
         return {k: decode(v, tensors) for k, v in content}
     if kind == "slice":
@@ -110,6 +116,9 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
         template: its arguments, encoded.
         tensors: those in them; of jets, the shape counts.
     """
+    if isinstance(func, OpOverload) and not is_composite(func):
+        (_, (args, kwargs)), place = template, ("tensor", len(tensors))
+        return Trace((Node(func.name().removesuffix(".default"), ("tuple", (args, kwargs)), place),), place)
     likes = tuple([(tuple(x.shape), x.dtype, x.device) for x in tensors])
     if torch.compiler.is_dynamo_compiling():
         return Trace(*[tuple([Node(*n) for n in part]) if i == 0 else part for i, part in enumerate(_constant(func, template, likes))])
@@ -123,7 +132,9 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
             _kept.clear()
         try:
             found = _kept[key] = _trace(func, template, likes, None)
-        except DynamicOutputShape:
+        except NotImplementedError:
+            raise
+        except RuntimeError:  # a shape that depends on values, or an operator that takes no fake tensors
             return _trace(func, template, likes, tensors)
     return found
 

@@ -58,11 +58,10 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
-from .tracing import DynamicOutputShape, ReadsValues, calls_seen, constant_in_graphs, fakes, tensor_without_memory
+from .tracing import ReadsValues, calls_seen, constant_in_graphs, fakes, tensor_without_memory
 
 __all__ = [
     "PLAIN",
-    "DynamicOutputShape",
     "FakeTensorMode",
     "JaggedStructure",
     "ReadsValues",

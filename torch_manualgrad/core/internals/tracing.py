@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["DynamicOutputShape", "ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory"]
+__all__ = ["ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory"]
 
-# Raised by fake tensors: the shape of a result depends on values; so does a number that is read.
-DynamicOutputShape = DynamicOutputShapeException
+# Raised by fake tensors where a number is read from one.
 ReadsValues = DataDependentOutputException
 
 _F = TypeVar("_F", bound=Callable[..., Any])
