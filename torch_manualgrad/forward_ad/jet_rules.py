@@ -29,18 +29,32 @@ __all__ = ["jet_rule", "known_rules", "run"]
 
 JetRule = Callable[..., Any]
 
-_RULES: dict[str, JetRule] = {
+_OWN: dict[str, JetRule] = {
     **jet_elementwise.RULES,
     **jet_linear.RULES,
     **jet_products.RULES,
     **jet_compositions.RULES,
 }
-_found: dict[str, JetRule] = {}
+
+
+class _Known:
+    """The rules found so far, by the operators' names; attributes, as Dynamo keeps what a dictionary was when it began."""
+
+
+_known = _Known()
+
+
+def _attribute(name: str) -> str:
+    return name.replace("::", "__").replace(".", "_of_")
+
+
+for _name, _rule in _OWN.items():
+    setattr(_known, _attribute(_name), _rule)
 
 
 def known_rules() -> list[str]:
     """The operators that have a recurrence, or another entry of their own."""
-    return sorted(_RULES)
+    return sorted(_OWN)
 
 
 def jet_rule(name: str) -> JetRule:
@@ -49,12 +63,10 @@ def jet_rule(name: str) -> JetRule:
     Raises:
         NotImplementedError: nothing is known of it.
     """
-    found = _RULES.get(name) or _found.get(name)
-    if found is None:
-        found = _derived(name)
-        if not torch.compiler.is_dynamo_compiling():
-            _found[name] = found
-    return found
+    attribute = _attribute(name)
+    if not hasattr(_known, attribute):
+        setattr(_known, attribute, _derived(name))
+    return getattr(_known, attribute)
 
 
 def _derived(name: str) -> JetRule:
@@ -95,7 +107,9 @@ def _values(x: Any) -> Any:
         return x.primal
     if isinstance(x, dict):
         return {k: _values(v) for k, v in x.items()}
-    return type(x)(_values(v) for v in x) if type(x) in (list, tuple) else x
+    if isinstance(x, tuple):
+        return tuple([_values(v) for v in x])
+    return [_values(v) for v in x] if isinstance(x, list) else x
 
 
 def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:

@@ -7,7 +7,7 @@ It has no memory: what does not know jets raises, and nothing takes one for a co
 
 from __future__ import annotations
 
-import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +26,8 @@ __all__ = ["Jet", "Space", "call", "is_jet"]
 class _Depth(threading.local):
     """How many spaces are open on this thread."""
 
-    now = 0
+    def __init__(self) -> None:
+        self.now = 0
 
 
 _depth = _Depth()
@@ -82,8 +83,12 @@ class Space:
                 whole = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
                 if tuple(term.shape) != whole:
                     terms[k] = term.expand(whole)
-        kind = GraphJet if torch.compiler.is_dynamo_compiling() else Jet
-        return kind(self, primal, tuple(terms))
+        if not torch.compiler.is_dynamo_compiling():
+            return Jet(self, primal, tuple(terms))
+        # not a number, so that a call which does not come here is seen in the result
+        found = torch.full(shape, math.nan, dtype=primal.dtype, device=primal.device).as_subclass(GraphJet)
+        found.space, found.primal, found.terms, found.aliases = self, primal, tuple(terms), [1]
+        return found
 
     def collapse(self, x: Tensor) -> Tensor:
         """The weighted sum over the directions."""
@@ -189,43 +194,8 @@ class Jet(_Series, Tensor):  # type: ignore[misc]
         )
 
 
-class GraphJet(_Series):
-    """A jet while Dynamo traces, which knows no tensors of a class that is made in a graph."""
-
-    def __init__(self, space: Space, primal: Any, terms: tuple[Any, ...]) -> None:
-        self.space, self.primal, self.terms, self.aliases = space, primal, terms, [1]
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_VALUE:
-            return getattr(self.primal, name)
-        attribute = getattr(Tensor, name)
-        if callable(attribute):
-            return functools.partial(_method, attribute, self)
-        return call(attribute.__get__, (self,), {})
-
-
-# what is asked of the value alone
-_OF_VALUE = frozenset(
-    "size dim numel nelement stride storage_offset is_contiguous layout is_cuda is_cpu is_meta is_sparse is_quantized "
-    "is_nested is_leaf requires_grad grad_fn is_floating_point is_complex is_signed is_conj is_neg element_size itemsize "
-    "nbytes get_device names is_inference is_mkldnn is_sparse_csr".split()
-)
-_OPERATORS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs invert "
-    "iadd isub imul itruediv ipow getitem setitem lt le gt ge eq ne and or xor"
-)
-
-
-def _method(function: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    return call(function, (self, *args), kwargs)
-
-
-def _operator(function: Any) -> Callable[..., Any]:
-    return lambda self, *args: call(function, (self, *args), {})
-
-
-for _name in _OPERATORS.split():
-    setattr(GraphJet, f"__{_name}__", _operator(getattr(Tensor, f"__{_name}__")))
+class GraphJet(_Series, Tensor):  # type: ignore[misc]
+    """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes."""
 
 
 def is_jet(x: Any) -> bool:
@@ -244,4 +214,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
     found: Trace = traced(func, template, tensors)
+    if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
+        with _Handler():
+            return run(space, found, tensors)
     return run(space, found, tensors)

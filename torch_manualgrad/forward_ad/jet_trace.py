@@ -70,7 +70,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = 
             return ("tensor", place(value))
         tensors.append(value)
         return ("tensor", len(tensors) - 1)
-    if type(value).__module__ == "torch.return_types":
+    if isinstance(value, tuple) and hasattr(value, "n_unnamed_fields"):  # as torch.max(x, 0) returns
         return ("named", (type(value), tuple([encode(v, tensors, place) for v in value])))
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
@@ -79,9 +79,10 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = 
         return ("dict", tuple([(k, encode(v, tensors, place)) for k, v in value.items()]))
     if isinstance(value, slice):
         return ("slice", tuple([encode(v, tensors, place) for v in (value.start, value.stop, value.step)]))
-    if type(value) is float:
+    if isinstance(value, float):
         return ("float", value.hex())  # nan is equal to itself, and -0.0 not to 0.0
-    return (type(value).__name__, value)
+    kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "constant"
+    return (kind, value)
 
 
 def decode(encoded: Any, tensors: Any) -> Any:
@@ -121,7 +122,8 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
         return Trace((Node(func.name().removesuffix(".default"), ("tuple", (args, kwargs)), place),), place)
     likes = tuple([(tuple(x.shape), x.dtype, x.device) for x in tensors])
     if torch.compiler.is_dynamo_compiling():
-        return Trace(*[tuple([Node(*n) for n in part]) if i == 0 else part for i, part in enumerate(_constant(func, template, likes))])
+        nodes, result = _constant(func, template, likes)
+        return Trace(tuple([Node(*n) for n in nodes]), result)
     key = (func, template, likes, is_autocast_enabled(), torch.get_default_dtype())
     try:
         found = _kept.get(key)
@@ -141,7 +143,14 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
 
 @constant_in_graphs
 def _constant(func: Callable[..., Any], template: Any, likes: Any) -> Any:
+    from .jet_rules import jet_rule  # which is made of what calls this
+
     nodes, result = _trace(func, template, likes, None)
+    for node in nodes:
+        try:
+            jet_rule(node.name)  # made now, as Dynamo does not read the registries
+        except NotImplementedError:  # it may get no jets
+            pass
     return tuple([tuple(n) for n in nodes]), result
 
 

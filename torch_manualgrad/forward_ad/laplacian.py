@@ -23,7 +23,7 @@ from torch_manualgrad.core.internals import pytree
 
 from .jet_tensor import Space
 from .jet_vmap import each_direction
-from .jets import directional
+from .jets import directional, zeros_for
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
@@ -167,11 +167,11 @@ def _collapsed(
         return (
             pytree.tree_unflatten([y[0] for y in found], tree),
             pytree.tree_unflatten([_or_zero(y[1], y[0], directions.shape[0]) for y in found], tree),
-            pytree.tree_unflatten([torch.zeros_like(y[0]) if y[2] is None else 2 * y[2] for y in found], tree),
+            pytree.tree_unflatten([zeros_for(y[0]) if y[2] is None else 2 * y[2] for y in found], tree),
         )
 
     return space.run(run)
 
 
 def _or_zero(term: Any, value: Tensor, directions: int) -> Tensor:
-    return value.new_zeros((directions, *value.shape)) if term is None else term
+    return zeros_for(value).expand(directions, *value.shape) if term is None else term
