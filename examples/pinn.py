@@ -53,7 +53,14 @@ class Network(nn.Module):
     def __init__(self, inputs: Function, factor: Function, width: int = 64) -> None:
         super().__init__()
         self.inputs, self.factor = inputs, factor
-        hidden = [nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+        hidden = [
+            nn.Linear(2, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            nn.Tanh(),
+        ]
         self.layers = nn.Sequential(*hidden, nn.Linear(width, 1))
 
     def forward(self, x: Tensor) -> Tensor:

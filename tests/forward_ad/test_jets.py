@@ -112,7 +112,9 @@ def test_series_of_several_arguments_and_a_tree():
     """The terms of a curve that is not straight: those of a polynomial in t, and a product of two."""
     x, y = (torch.tensor(v, dtype=torch.float64) for v in (2.0, 3.0))
     one, two = (torch.tensor(v, dtype=torch.float64) for v in (1.0, 2.0))
-    value, series = jet(lambda a, b: {"product": a * b, "a": [a.square()]}, (x, y), ([one, two, None], [None, None, one]))
+    value, series = jet(
+        lambda a, b: {"product": a * b, "a": [a.square()]}, (x, y), ([one, two, None], [None, None, one])
+    )
     # a = 2 + t + t^2, b = 3 + t^3 / 6: a b = 6 + 3 t + 3 t^2 + t^3 / 3 + ..., a^2 = 4 + 4 t + 5 t^2 + 2 t^3 + ...
     assert value["product"] == 6 and value["a"][0] == 4
     assert torch.stack(series["product"]).tolist() == pytest.approx([3, 6, 2])
@@ -166,7 +168,9 @@ def test_compiled_functions():
     x, v = random(2, 3), random(2, 3).cos()
     for f in functions:
         torch.compiler.reset()
-        compiled = torch.compile(lambda x, v: directional(f, x, v, 2), backend="aot_eager", fullgraph=True, dynamic=False)
+        compiled = torch.compile(
+            lambda x, v: directional(f, x, v, 2), backend="aot_eager", fullgraph=True, dynamic=False
+        )
         torch.testing.assert_close(compiled(x, v), directional(f, x, v, 2))
     lost = torch.compile(lambda x, v: directional(F.hardswish, x, v, 1), backend="aot_eager", dynamic=False)
     assert lost(x, v)[0].isnan().all() or lost(x, v)[0].equal(directional(F.hardswish, x, v, 1)[0])
@@ -178,7 +182,11 @@ def test_compiled_functions():
 REFUSED = {
     "a number": (lambda x: x.sum().item() * x, TypeError, "item"),
     "an unknown operator": (torch.special.airy_ai, NotImplementedError, "aten::special_airy_ai"),
-    "an order that is not known": (lambda x: torch.ops.aten._prelu_kernel_backward(x, x, x), NotImplementedError, "_prelu_kernel"),
+    "an order that is not known": (
+        lambda x: torch.ops.aten._prelu_kernel_backward(x, x, x),
+        NotImplementedError,
+        "_prelu_kernel",
+    ),
     "into a constant": (lambda x: torch.zeros(3, dtype=x.dtype).add_(x), NotImplementedError, "aten::add_"),
     "an item of a constant": (lambda x: torch.zeros(3).__setitem__(0, x[0]), NotImplementedError, "aten::"),
     "a view": (lambda x: x.sin()[:2].mul_(2), NotImplementedError, "views"),

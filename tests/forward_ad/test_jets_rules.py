@@ -16,10 +16,12 @@ NONE = {
     *"_foreach_norm.Scalar _foreach_mm _prelu_kernel_backward _pack_padded_sequence".split(),
     *"_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward".split(),
 }
-SPARSE = ("sparse",)  # series are of strided tensors
+# vmap has no rule for it: it raises along many directions
+ONE_BY_ONE = ("aten::_grouped_mm",)
 
 
 def expected_to_raise(rule):
+    """Sparse tensors have none."""
     name = rule.name.removeprefix("aten::")
     return name in NONE or "sparse" in name
 
@@ -71,6 +73,10 @@ def test_every_rule_has_a_series_or_raises(rule):
         return
     recurrence = rule.kind == "elementwise" and rule.name in jet_rules.known_rules()
     assert error_of(call, 4 if recurrence else 2) < tolerance(call)
+    if rule.name in ONE_BY_ONE:
+        with pytest.raises(RuntimeError):
+            collapsed_error(call)
+        return
     assert collapsed_error(call) < tolerance(call)
 
 
@@ -82,7 +88,7 @@ def test_every_sample_to_the_third_order(rule):
     for call in calls(rule, torch.float64):
         if call.inputs and call.outputs:
             assert error_of(call, 3) < tolerance(call), call
-            assert collapsed_error(call) < tolerance(call), call
+            assert rule.name in ONE_BY_ONE or collapsed_error(call) < tolerance(call), call
 
 
 def test_how_many_have_a_recurrence():

@@ -53,7 +53,7 @@ def _logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tenso
     if not self.ndim:
         return self + 0
     largest = _largest(self, dim)
-    found = (self - largest).exp().sum(dim, keepdim=True).log() + largest
+    found = (self - largest).exp().sum(tuple(dim), keepdim=True).log() + largest
     return found if keepdim else found.squeeze(tuple(dim) if dim else tuple(range(self.ndim)))
 
 
@@ -149,6 +149,10 @@ def _tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     return grad_output * (1 - output * output).conj()
 
 
+def _index_put(self: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Tensor:
+    return operator("aten::index_put")(self, indices, values, accumulate)
+
+
 # -- matrices: each is given the coefficients of its argument, [0] the value ------------------------------------------------
 
 
@@ -178,7 +182,7 @@ def _column(inputs: list[list[Any]], place: int) -> list[Any]:
 
 def inverse_series(A: list[Any], first: Tensor) -> list[Any]:
     """Y = A^-1: A Y = 1, so that Y[k] = -Y[0] (A[1] Y[k - 1] + ... + A[k] Y[0])."""
-    Y = [first]
+    Y: list[Any] = [first]
     for k in range(1, len(A)):
         rest = taylor.convolve(A, [*Y, None], k, start=1, product=torch.matmul)
         Y.append(None if rest is None else -(first @ rest))
@@ -220,7 +224,6 @@ def _log_det(inputs: list[list[Any]], outputs: list[Any]) -> list[Any]:
     return found
 
 
-
 def _slogdet(space: Space, A: Any) -> Any:
     if A.is_complex():
         return by_rule(rules["aten::_linalg_slogdet"])(space, A)
@@ -243,6 +246,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": composition(_group_norm),
     "aten::native_batch_norm": composition(_batch_norm),
     "aten::_native_batch_norm_legit.no_stats": composition(_batch_norm_no_stats),
+    "aten::_index_put_impl": composition(_index_put),
     "aten::var.correction": composition(_var),
     "aten::_scaled_dot_product_flash_attention_for_cpu": composition(_attention),
     "aten::linalg_inv_ex": _matrix_rule(_inverse, "aten::linalg_inv_ex"),

@@ -74,7 +74,9 @@ def linear(rule: Rule) -> Callable[..., Any]:
         primals = [primal_of(space, v) for v in values]
         for i in set(range(len(values))) - {*places}:
             if term_of(space, values[i], 1) is not None:
-                raise NotImplementedError(f"{rule.name}: no Taylor series is known of it in {rule.signature.names[i]!r}")
+                raise NotImplementedError(
+                    f"{rule.name}: no Taylor series is known of it in {rule.signature.names[i]!r}"
+                )
 
         def of(given: list[Any]) -> list[Any]:
             full = list(primals)
@@ -130,7 +132,11 @@ def _filled(rule: Rule, primals: Any, outputs: Any, tangents: Any) -> list[Any]:
     full = [_zero_list(p, t) for p, t in zip(primals, tangents)]
     found = rule.derivative.jvp(primals, outputs, full)
     return [
-        torch.zeros_like(o) if f is None and differentiable and not isinstance(o, (list, tuple)) else o if f is None else f
+        torch.zeros_like(o)
+        if f is None and differentiable and not isinstance(o, (list, tuple))
+        else o
+        if f is None
+        else f
         for f, o, differentiable in zip(found, outputs, rule.derivative.differentiable)
     ]
 
@@ -141,7 +147,7 @@ def _zero_list(primal: Any, tangent: Any) -> Any:
 
 def packed(space: Space, rule: Rule, found: Sequence[list[Any]]) -> Any:
     """Jets of the outputs that have a derivative, as the operator returns them."""
-    results = []
+    results: list[Any] = []
     for series, differentiable in zip(found, rule.derivative.differentiable):
         primal = series[0]
         if primal is None:
@@ -263,5 +269,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::detach": _stop,
     "aten::_to_copy": view("aten::_to_copy"),
     "aten::clone": view("aten::clone"),
+    "aten::unsafe_split.Tensor": view("aten::split.Tensor"),
+    "aten::unsafe_split_with_sizes": view("aten::split_with_sizes"),
 }
-VIEWS = frozenset({*RULES} - {"aten::_unsafe_view", "aten::detach", "aten::_to_copy", "aten::clone"})
+_COPIES = ("_unsafe_view", "detach", "_to_copy", "clone", "unsafe_split.Tensor", "unsafe_split_with_sizes")
+VIEWS = frozenset({*RULES} - {f"aten::{name}" for name in _COPIES})

@@ -12,13 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_manualgrad.core.catalogue import catalogue
 from torch_manualgrad.core.formula import ops
-from torch_manualgrad.core.internals import is_composite
 from torch_manualgrad.core.rule import operator, rules
-from torch_manualgrad.core.schema import Signature
 
 from . import jet_compositions, jet_elementwise, jet_linear, jet_products
 from .jet_fallback import by_rule

@@ -96,6 +96,9 @@ class Space:
 
     def collapsed_product(self, x: Tensor, y: Tensor) -> Tensor:
         """The weighted sum over the directions of x y, a few of them at a time: their products stay in the cache."""
+        if x is y and x.ndim > 2 and x.shape[1] > 1 and x.stride(1) == 0:  # rows that are all one, as of a basis
+            row = x[:, :1]
+            return self.collapsed_product(row, row).expand(x.shape[1:])
         count = x.shape[0]
         size = max(1, _BLOCK * count // max(1, x.numel(), y.numel()))
         if size >= count or is_jet(x) or is_jet(y):
@@ -176,7 +179,7 @@ class _Series(Series):
     )  # fmt: skip
 
 
-class Jet(_Series, Tensor):  # type: ignore[misc]
+class Jet(_Series, Tensor):  # type: ignore[misc, override]
     """A jet, made by `Space.jet`: a tensor without memory, so that functions which ask for tensors take it."""
 
     @staticmethod
@@ -187,14 +190,16 @@ class Jet(_Series, Tensor):  # type: ignore[misc]
         self.space, self.primal, self.terms, self.aliases = space, primal, terms, [1]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(
             f"{func.name()}: reached by a Taylor series below torch's functions, from a transform of torch.func, an "
             "autograd.Function or compiled code, where it would be lost"
         )
 
 
-class GraphJet(_Series, Tensor):  # type: ignore[misc]
+class GraphJet(_Series, Tensor):  # type: ignore[misc, override]
     """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes."""
 
 

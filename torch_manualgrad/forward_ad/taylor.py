@@ -17,7 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Coefficients", "Function", "add", "compose", "convolve", "divide", "integrate", "multiply", "scale", "shift"]
+__all__ = [
+    "Coefficients",
+    "Function",
+    "add",
+    "compose",
+    "convolve",
+    "divide",
+    "integrate",
+    "multiply",
+    "scale",
+    "shift",
+]
 
 Coefficients = list[Any]
 Function = Callable[[Coefficients], Coefficients]
@@ -321,7 +332,10 @@ def softplus(x: Coefficients, beta: float = 1.0, threshold: float = 20.0) -> Coe
     y = integrate(torch.nn.functional.softplus(x[0], beta, threshold), x, sigmoid(scale(x, beta)))
     linear = x[0] * beta > threshold
     zero = torch.zeros_like(x[0])
-    return [y[0], *[None if a is None else torch.where(linear, zero if b is None else b, a) for a, b in zip(y[1:], x[1:])]]
+    return [
+        y[0],
+        *[None if a is None else torch.where(linear, zero if b is None else b, a) for a, b in zip(y[1:], x[1:])],
+    ]
 
 
 def mish(x: Coefficients) -> Coefficients:

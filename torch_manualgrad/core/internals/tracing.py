@@ -36,7 +36,12 @@ def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
     Args:
         real: have no fake tensors: real ones are to be used.
     """
-    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with (
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+    ):
         if real:
             yield torch.empty
             return
@@ -46,7 +51,7 @@ def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
 
 class _Seen(TorchDispatchMode):
     def __init__(self, see: Callable[[Any, Any, Any, Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.see = see
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
