@@ -137,6 +137,7 @@ def test_the_gradient_of_a_laplacian_in_its_argument():
     torch.testing.assert_close(found, hessian_diagonal(MLP)(x[0]).sum(0))
 
 
+@pytest.mark.slow
 def test_compiled():
     f = laplacian(MLP[:3], batch_dims=1)
     x = random(4, 3)

@@ -16,7 +16,7 @@ from torch_manualgrad.core.rule import operator
 
 from . import taylor
 from .jet_elementwise import aligned
-from .jet_tensor import Space
+from .jet_tensor import Space, is_jet
 from .jet_trace import is_tensor
 from .jet_vmap import each_direction
 from .taylor import Coefficients
@@ -128,8 +128,12 @@ def _sum_with(product: Product) -> Callable[..., Any]:
 
     def rule(space: Space, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
         found = leibniz(space, space.coefficients(x), space.coefficients(y), product)
-        jet = space.jet(found if alpha == 1 else taylor.scale(found, alpha))
-        return jet + bias if beta == 1 else jet if beta == 0 else jet + beta * bias
+        found = found if alpha == 1 else taylor.scale(found, alpha)
+        if beta == 0:
+            return space.jet(found)
+        if is_jet(bias) and bias.space is space:
+            return space.jet(found) + (bias if beta == 1 else beta * bias)
+        return space.jet([found[0] + (bias if beta == 1 else beta * bias), *found[1:]])
 
     return rule
 
