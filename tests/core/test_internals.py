@@ -440,3 +440,58 @@ def test_values_are_read_where_they_can_be():
     x2 = torch.tensor([[1.0], [float("nan")]])
     vmap(of_batch)(x2)
     assert internals.decompositions[torch.ops.aten.gelu_backward.default] is not None
+
+
+def test_calls_seen_apart_from_what_is_around():
+    seen = []
+
+    def see(op, args, kwargs, result):
+        seen.append((op.name(), type(result).__name__))
+
+    def inside(x):
+        with internals.fakes() as fake:
+            y = fake((2, 3), torch.float64, torch.device("cpu"))
+            assert y.shape == (2, 3) and not y.requires_grad
+            with internals.calls_seen(see):
+                torch.nn.functional.linear(y, y)
+            with pytest.raises(internals.ReadsValues):
+                y.sum().item()
+        with internals.fakes(real=True):
+            assert torch.ones(2).sum().item() == 2
+        return x * 2
+
+    vmap(grad(lambda x: inside(x)))(random(3))
+    assert [n for n, _ in seen if n.startswith("aten")][:2] == ["aten::t", "aten::mm"] and "FakeTensor" in {
+        kind for _, kind in seen
+    }
+
+
+def test_a_tensor_without_memory():
+    class Kind(torch.Tensor):
+        @staticmethod
+        def __new__(cls, like):
+            return internals.tensor_without_memory(cls, like)
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise TypeError(func.name())
+
+    x = Kind(random(2, 3))
+    assert x.shape == (2, 3) and x.dtype is random(1).dtype
+    with pytest.raises(TypeError, match="aten::sin"):
+        x.sin()
+
+
+def test_a_function_of_constants_in_a_graph():
+    called = []
+
+    @internals.constant_in_graphs
+    def length(shape):
+        called.append(shape)  # which Dynamo would not trace
+        return len(shape)
+
+    f = torch.compile(lambda x: x * length(tuple(x.shape)), backend="eager", fullgraph=True, dynamic=False)
+    x = random(2, 3)
+    same(f(x), x * 2)
+    same(f(x), x * 2)
+    assert called == [(2, 3)]

@@ -148,3 +148,17 @@ def test_attention_on_jagged_and_on_padded_tensors_learns_the_same(capsys):
     assert jagged.losses == pytest.approx(padded.losses, abs=1e-4)
     assert sum(jagged.kept) < 0.5 * sum(padded.kept)  # what is kept is as large as the words are many
     assert "largest difference of the losses" in capsys.readouterr().out
+
+
+def test_a_network_solves_equations_by_series_and_by_reverse_mode(tmp_path, capsys):
+    path = EXAMPLES / "pinn.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    runs = runpy.run_path(str(path))["main"](steps=12, batch=32, out=tmp_path)
+    for name in ("Poisson", "Kuramoto-Sivashinsky"):
+        series, reverse = runs[name, "series"], runs[name, "reverse"]
+        assert series.losses == pytest.approx(reverse.losses, rel=1e-8)  # the same operator, so the same training
+        assert series.losses[-1] < series.losses[0]
+    assert runs["Kuramoto-Sivashinsky", "series"].bytes < 0.5 * runs["Kuramoto-Sivashinsky", "reverse"].bytes
+    assert (tmp_path / "pinn.png").stat().st_size > 10_000
+    assert "error of u" in capsys.readouterr().out

@@ -60,6 +60,7 @@ def _on_tangents(op: Any, signature: Signature, linear: list[str]) -> Callable[.
         args, kwargs = signature.split(values)
         return op(*args, **kwargs)
 
+    jvp.is_operator = True  # type: ignore[attr-defined]  # and adds no constant, as padding with a number does
     return bound_to(jvp, [*signature.names, *[f"{n}_t" for n in linear]])
 
 

@@ -1,4 +1,4 @@
-"""Forward mode: for every operator that lacks it, and in levels to any depth."""
+"""Forward mode: for every operator that lacks it, in levels to any depth, and of high order along curves."""
 
 from .decomposition_functions import recompute_mean_var
 from .decompositions import (
@@ -9,6 +9,8 @@ from .decompositions import (
     register_decomposition,
     unregister_decomposition,
 )
+from .jets import directional, jet
+from .laplacian import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
 from .layout import has_same_meta
 from .levels import Level, UnpackedDual, dual_level, make_dual, unpack_dual
 
@@ -16,14 +18,22 @@ __all__ = [
     "Decomposition",
     "Level",
     "UnpackedDual",
+    "biharmonic",
     "decomposition_table",
     "decompositions",
+    "directional",
     "dual_level",
     "enable",
+    "ggn_vp",
     "has_same_meta",
+    "hessian_diagonal",
+    "hvp",
+    "jet",
+    "laplacian",
     "make_dual",
     "recompute_mean_var",
     "register_decomposition",
     "unpack_dual",
     "unregister_decomposition",
+    "weighted_laplacian",
 ]

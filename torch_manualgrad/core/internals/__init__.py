@@ -83,6 +83,7 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
+from .tracing import ReadsValues, calls_seen, constant_in_graphs, fakes, tensor_without_memory
 from .values import DispatchMode, are_finite, decompositions, memory_of, value_of, values_readable
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "DispatchMode",
     "FakeTensorMode",
     "JaggedStructure",
+    "ReadsValues",
     "SingleLevelFunction",
     "accumulating",
     "are_finite",
@@ -98,6 +100,8 @@ __all__ = [
     "below_autograd_keys",
     "below_levels",
     "bits_unread",
+    "calls_seen",
+    "constant_in_graphs",
     "counted",
     "current_node",
     "custom_op_overload",
@@ -108,6 +112,7 @@ __all__ = [
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
+    "fakes",
     "forget_dispatch",
     "forward_ad_enabled",
     "forward_mode_outside",
@@ -160,6 +165,7 @@ __all__ = [
     "strided_nested",
     "tangent",
     "tangents_possible",
+    "tensor_without_memory",
     "traced_nested_int",
     "unattached",
     "unwrap_if_dead",

@@ -1,0 +1,97 @@
+"""Every rule of mg.rules: its Taylor series beside nested forward mode, or an error."""
+
+import pytest
+import torch
+from jets_for_tests import largest_error, nested_derivatives
+from rules_for_tests import RULES, calls, random_like
+
+import torch_manualgrad as mg
+from torch_manualgrad.forward_ad import jet, jet_rules
+from torch_manualgrad.forward_ad.jet_tensor import Space
+
+# Those of which no series is known, and that raise. Of the others the test proves that there is one.
+NONE = {
+    *"_foreach_div.List _foreach_maximum.Scalar _foreach_maximum.ScalarList _foreach_minimum.Scalar".split(),
+    *"_foreach_minimum.ScalarList _foreach_pow.List _foreach_pow.ScalarList _foreach_pow.ScalarAndTensor".split(),
+    *"_foreach_norm.Scalar _foreach_mm _prelu_kernel_backward _pack_padded_sequence".split(),
+    *"_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward".split(),
+}
+# vmap has no rule for it: it raises along many directions
+ONE_BY_ONE = ("aten::_grouped_mm",)
+
+
+def expected_to_raise(rule):
+    """Sparse tensors have none."""
+    name = rule.name.removeprefix("aten::")
+    return name in NONE or "sparse" in name
+
+
+def series_of(call, order):
+    directions = random_like(call.inputs)
+    return jet(call, call.inputs, [[v, *[None] * (order - 1)] for v in directions])[1]
+
+
+def error_of(call, order):
+    found = series_of(call, order)
+    directions = random_like(call.inputs)
+    with mg.override("*"):
+        return largest_error(found, nested_derivatives(call, call.inputs, directions, order))
+
+
+def collapsed_error(call):
+    """A sum over three directions with weights, beside the directions one by one."""
+    directions = [random_like(call.inputs, seed=s) for s in range(3)]
+    weights = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    space = Space(2, 3, weights)
+
+    def run():
+        jets = [space.jet([x, torch.stack(v), None]) for x, v in zip(call.inputs, zip(*directions))]
+        return [space.coefficients(y) for y in call(*jets)]
+
+    single = [jet(call, call.inputs, [[v, None] for v in vs])[1] for vs in directions]
+    found, expected = [], []
+    for i, (value, first, second) in enumerate(space.run(run)):
+        found.append([value.new_zeros((3, *value.shape)) if first is None else first])
+        found[-1].append(torch.zeros_like(value) if second is None else 2 * second)
+        expected.append([torch.stack([s[i][0] for s in single]), sum(w * s[i][1] for w, s in zip(weights, single))])
+    return largest_error(found, expected)
+
+
+def tolerance(call):
+    return 1e-8 if all(x.dtype is torch.float64 for x in call.inputs) else 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_every_rule_has_a_series_or_raises(rule):
+    call = next((c for c in calls(rule, torch.float64) if c.inputs and c.outputs), None)
+    if call is None:
+        assert "sparse" in rule.name, "no sample"
+        return
+    if expected_to_raise(rule):
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            error_of(call, 2)
+        return
+    recurrence = rule.kind == "elementwise" and rule.name in jet_rules.known_rules()
+    assert error_of(call, 4 if recurrence else 2) < tolerance(call)
+    if rule.name in ONE_BY_ONE:
+        with pytest.raises(RuntimeError):
+            collapsed_error(call)
+        return
+    assert collapsed_error(call) < tolerance(call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_every_sample_to_the_third_order(rule):
+    if expected_to_raise(rule):
+        return
+    for call in calls(rule, torch.float64):
+        if call.inputs and call.outputs:
+            assert error_of(call, 3) < tolerance(call), call
+            assert rule.name in ONE_BY_ONE or collapsed_error(call) < tolerance(call), call
+
+
+def test_how_many_have_a_recurrence():
+    own = [r.name for r in RULES if r.name in jet_rules.known_rules()]
+    print(f"\n{len(own)} rules have an entry for jets, {len(RULES) - len(own)} follow from their rule")
+    assert len(own) > 80

@@ -1,0 +1,170 @@
+"""Laplacians and their like beside Hessians."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torch_manualgrad import forward_ad
+from torch_manualgrad.forward_ad import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
+from torch_manualgrad.forward_ad.jet_tensor import Space
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def network(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double()
+
+
+MLP = network(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.SiLU(), nn.LayerNorm(5), nn.Linear(5, 2))
+
+
+def hessian(f, x):
+    """(*out, n, n); in reverse mode twice, in which PyTorch is right."""
+    found = torch.func.jacrev(torch.func.jacrev(f))(x)
+    return found.reshape(*found.shape[: found.ndim - 2 * x.ndim], x.numel(), x.numel())
+
+
+def trace(f, x):
+    return hessian(f, x).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def attention(x):
+    return F.scaled_dot_product_attention(x, 2 * x, x.sin(), is_causal=True)
+
+
+FUNCTIONS = {
+    "network": (MLP, (3,)),
+    "products": (lambda x: (x[0] * x[1].exp()).sum() + x[:, 1].sin().prod() + x.mT @ x, (3, 2)),
+    "softmax": (lambda x: x.softmax(-1) * x.log_softmax(0) + x.norm(), (2, 3)),
+    "broadcast": (
+        lambda x: torch.atan2(x, x[0] + 2) * x.flatten()[:, None, None] / (3 + x.mT[1, :, None].cos()),
+        (2, 2),
+    ),
+    "powers": (lambda x: (x.abs() + 1) ** 2.5 + 2**x + (x.abs() + 1) ** x.sum(0) + x**3, (2, 3)),
+    "selections": (lambda x: x.max(0)[0] ** 2 + x.relu().square().sum() + x[x > 0].sin().sum(), (2, 3)),
+    "joined": (lambda x: torch.cat([x, x.sin()], 1).flatten().cumsum(0) * x.sum(), (2, 2)),
+    "matrices": (
+        lambda x: torch.linalg.inv(x) @ torch.linalg.solve(x, x @ x.sin()) * torch.linalg.slogdet(x)[1],
+        (3, 3),
+    ),
+    "spectrum": (lambda x: torch.linalg.eigvalsh(x @ x.mT) + torch.linalg.det(x), (2, 2)),
+    "attention": (attention, (1, 3, 2)),
+    "constant": (lambda x: torch.ones(2, dtype=x.dtype), (3,)),
+    "linear": (lambda x: 3 * x.sum(0) + 1, (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_beside_the_hessian(name):
+    f, shape = FUNCTIONS[name]
+    x = random(*shape)
+    value, jacobian, found = laplacian(f, with_jacobian=True)(x)
+    if name == "constant":
+        assert found.eq(0).all() and jacobian.eq(0).all() and jacobian.shape == (2, 3)
+        return
+    H = hessian(f, x)
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # noqa: E731
+    close(found, H.diagonal(dim1=-2, dim2=-1).sum(-1))
+    close(value, f(x))
+    close(jacobian, torch.func.jacrev(f)(x))
+    weight = random(x.numel(), x.numel())
+    weight = weight + weight.mT
+    close(weighted_laplacian(f, weight)(x), (weight * H).sum((-2, -1)))
+    close(weighted_laplacian(f, weight[0])(x), H.diagonal(dim1=-2, dim2=-1) @ weight[0])
+    close(hessian_diagonal(f)(x).flatten(value.ndim), H.diagonal(dim1=-2, dim2=-1))
+
+
+def test_batches_and_vmap():
+    x = random(4, 3)
+    expected = torch.stack([trace(MLP, row) for row in x])
+    torch.testing.assert_close(laplacian(MLP, batch_dims=1)(x), expected)
+    torch.testing.assert_close(torch.vmap(laplacian(MLP))(x), expected)
+    _, jacobian, _ = laplacian(MLP, batch_dims=1, with_jacobian=True)(x)
+    torch.testing.assert_close(jacobian, torch.vmap(torch.func.jacrev(MLP))(x))
+    diagonal = hessian_diagonal(MLP, batch_dims=1)(x)
+    assert diagonal.shape == (4, 2, 3)
+    torch.testing.assert_close(diagonal.sum(-1), expected)
+
+
+def test_other_arguments_and_trees():
+    x, a = random(3), random(3)
+    found = laplacian(lambda x, a: {"f": (a * x**2).sum(), "g": [x.prod()]})(x, a)
+    torch.testing.assert_close(found["f"], 2 * a.sum())
+    assert found["g"][0] == 0
+
+
+def test_biharmonic_of_a_known_function():
+    """sin(a x) cosh(b y) has the Laplacian (b^2 - a^2) times itself."""
+    f = lambda p: torch.sin(1.3 * p[..., 0]) * torch.cosh(0.7 * p[..., 1])  # noqa: E731
+    x = random(5, 2)
+    eigenvalue = 0.7**2 - 1.3**2
+    torch.testing.assert_close(biharmonic(f, batch_dims=1)(x), eigenvalue**2 * f(x))
+    torch.testing.assert_close(biharmonic(f)(x[0]), eigenvalue**2 * f(x[0]))
+    smooth = MLP[:4]  # without the LayerNorm, of which PyTorch's fourth derivative is wrong
+    torch.testing.assert_close(biharmonic(smooth)(random(3)), trace(lambda y: trace(smooth, y), random(3)))
+
+
+def test_training_through_it():
+    x = random(4, 3)
+    names, parameters = zip(*MLP.named_parameters())
+
+    def loss(*ps):
+        call = lambda x: torch.func.functional_call(MLP, dict(zip(names, ps)), (x,))  # noqa: E731
+        return laplacian(call, batch_dims=1)(x).square().mean()
+
+    found = torch.autograd.grad(loss(*parameters), parameters, allow_unused=True)
+    inside = torch.func.grad(loss, argnums=tuple(range(len(parameters))))(*[p.detach() for p in parameters])
+    for p, a, b in zip(parameters, found, inside):
+        torch.testing.assert_close(torch.zeros_like(p) if a is None else a, b)
+    ps = [p.detach() for p in parameters]
+    step, direction = 1e-5, [random(*p.shape) for p in ps]
+    above, below = (loss(*[p + h * d for p, d in zip(ps, direction)]) for h in (step, -step))
+    slope = sum((g * d).sum() for g, d in zip(inside, direction))
+    torch.testing.assert_close(slope, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_the_gradient_of_a_laplacian_in_its_argument():
+    f = laplacian(MLP, batch_dims=1)
+    x = random(2, 3)
+    first = torch.func.jacrev(f)(x)
+    torch.testing.assert_close(torch.func.jacfwd(f)(x), first)
+    weights = random(3).requires_grad_()
+    (found,) = torch.autograd.grad(weighted_laplacian(MLP, weights)(x[0]).sum(), weights)
+    torch.testing.assert_close(found, hessian_diagonal(MLP)(x[0]).sum(0))
+
+
+@pytest.mark.slow
+def test_compiled():
+    f = laplacian(MLP[:3], batch_dims=1)
+    x = random(4, 3)
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_products_with_the_hessian():
+    x, v = random(3), random(3).cos()
+    f = lambda x: MLP(x).square().sum()  # noqa: E731
+    torch.testing.assert_close(hvp(f, x, v), hessian(f, x) @ v)
+    loss = lambda y: y.logsumexp(0)  # noqa: E731
+    J = torch.func.jacrev(MLP)(x)
+    torch.testing.assert_close(ggn_vp(MLP, loss, x, v), J.mT @ hessian(loss, MLP(x)) @ J @ v)
+
+
+def test_a_weight_that_does_not_fit():
+    with pytest.raises(ValueError, match="weighted_laplacian: a weight of shape"):
+        weighted_laplacian(MLP, random(2))(random(3))
+
+
+def test_a_lost_cross_term_is_found(monkeypatch):
+    right = Space.collapsed_product
+    monkeypatch.setattr(Space, "collapsed_product", lambda self, x, y: 0.9 * right(self, x, y))
+    x = random(3)
+    assert (laplacian(MLP)(x) - trace(MLP, x)).abs().max() > 1e-4
+
+
+def test_the_names():
+    assert {"jet", "laplacian", "weighted_laplacian", "biharmonic", "hvp", "ggn_vp"} <= {*forward_ad.__all__}

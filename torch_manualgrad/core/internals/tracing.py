@@ -1,0 +1,70 @@
+"""Seeing the operators that a function calls, apart from everything that is active around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = ["ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory"]
+
+# Raised by fake tensors where a number is read from one.
+ReadsValues = DataDependentOutputException
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: _F) -> _F:
+    """Have Dynamo call a function of constants while it traces, and keep the result.
+
+    What ``torch.compiler.assume_constant_result`` does, which imports Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@contextmanager
+def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
+    """Outside of all modes and transforms: what makes a fake tensor, given shape, dtype and device.
+
+    Args:
+        real: have no fake tensors: real ones are to be used.
+    """
+    with (
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+    ):
+        if real:
+            yield torch.empty
+            return
+        with FakeTensorMode():
+            yield lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device=device)
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self, see: Callable[[Any, Any, Any, Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(func, args, kwargs or {}, result)
+        return result
+
+
+def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> TorchDispatchMode:
+    """A context: ``see(operator, args, kwargs, result)`` is called for each operator that autograd has no parts of."""
+    return _Seen(see)
+
+
+def tensor_without_memory(kind: Any, like: Tensor) -> Any:
+    """A tensor of a class of tensors, of the shape, dtype and device of another."""
+    return Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, device=like.device)

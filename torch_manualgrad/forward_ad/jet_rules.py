@@ -1,0 +1,175 @@
+"""How an operator acts on jets: a table from operators to rules, and the run of a trace by it.
+
+A rule is called with the space and the operator's arguments, of which some are jets, and returns what the operator returns.
+What has no entry follows from the operator's rule in ``mg.rules`` (see `jet_fallback`); an operator that has none there
+either raises.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_manualgrad.core.catalogue import catalogue
+from torch_manualgrad.core.formula import ops
+from torch_manualgrad.core.rule import operator, rules
+
+from . import jet_compositions, jet_elementwise, jet_linear, jet_products
+from .jet_fallback import by_rule
+from .jet_tensor import Space, is_jet
+from .jet_trace import Trace, decode
+
+__all__ = ["jet_rule", "known_rules", "run"]
+
+JetRule = Callable[..., Any]
+
+_OWN: dict[str, JetRule] = {
+    **jet_elementwise.RULES,
+    **jet_linear.RULES,
+    **jet_products.RULES,
+    **jet_compositions.RULES,
+}
+
+
+class _Known:
+    """The rules found so far, by the operators' names; attributes, as Dynamo keeps what a dictionary was when it began."""
+
+
+_known = _Known()
+
+
+def _attribute(name: str) -> str:
+    return name.replace("::", "__").replace(".", "_of_")
+
+
+for _name, _rule in _OWN.items():
+    setattr(_known, _attribute(_name), _rule)
+
+
+def known_rules() -> list[str]:
+    """The operators that have a recurrence, or another entry of their own."""
+    return sorted(_OWN)
+
+
+def jet_rule(name: str) -> JetRule:
+    """What acts on jets in place of an operator.
+
+    Raises:
+        NotImplementedError: nothing is known of it.
+    """
+    attribute = _attribute(name)
+    if not hasattr(_known, attribute):
+        setattr(_known, attribute, _derived(name))
+    return getattr(_known, attribute)
+
+
+def _derived(name: str) -> JetRule:
+    if name in rules:
+        rule = rules[name]
+        if all(hasattr(f, "is_operator") for f in rule.jvp.values()) and rule.jvp:
+            return jet_linear.linear(rule)
+        if name in jet_linear.PIECEWISE or rule.kind == "linear":
+            return jet_linear.by_tangents(rule)
+        return by_rule(rule)
+    namespace, _, rest = name.partition("::")
+    formula_name = rest.partition(".")[0]
+    if namespace == "manualgrad" and formula_name in ops:
+        return jet_compositions.composition(ops[formula_name].reference)
+    if name in catalogue and catalogue[name].kind == "nondifferentiable":
+        return lambda space, *args, **kwargs: operator(name)(*_values(args), **_values(kwargs))
+    if all(str(r.type) == "Tensor" for r in operator(name)._schema.returns):
+        return functools.partial(_of_values, name)
+    raise NotImplementedError(_unknown(name))
+
+
+def _of_values(name: str, space: Space, *args: Any, **kwargs: Any) -> Any:
+    """An operator of which nothing is known, and which has no derivative if it returns no real or complex numbers."""
+    found = operator(name)(*_values(args), **_values(kwargs))
+    for x in found if isinstance(found, (list, tuple)) else [found]:
+        if x.is_floating_point() or x.is_complex():
+            raise NotImplementedError(_unknown(name))
+    return found
+
+
+def _unknown(name: str) -> str:
+    return f"{name}: no Taylor series is known of it: it has no rule in mg.rules and no entry for jets"
+
+
+def _values(x: Any) -> Any:
+    """The values of jets."""
+    if is_jet(x):
+        return x.primal
+    if isinstance(x, dict):
+        return {k: _values(v) for k, v in x.items()}
+    if isinstance(x, tuple):
+        return tuple([_values(v) for v in x])
+    return [_values(v) for v in x] if isinstance(x, list) else x
+
+
+def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:
+    """The calls of a trace on these tensors, of which some are jets of the space."""
+    known = dict(enumerate(tensors))
+    for name, arguments, results in trace.nodes:
+        args, kwargs = decode(arguments, known)
+        _keep(step(space, name, args, kwargs), results, known)
+    return decode(trace.result, known)
+
+
+def _keep(found: Any, encoded: Any, known: dict[int, Any]) -> None:
+    kind, content = encoded
+    if kind == "tensor":
+        known[content] = found
+    elif kind in ("list", "tuple", "named"):
+        content = content[1] if kind == "named" else content
+        for one, e in zip(found, content):
+            _keep(one, e, known)
+
+
+# A trace is one of contiguous tensors, and what it calls for is a view of these.
+_RESHAPES = {"aten::view": torch.reshape, "aten::_unsafe_view": torch.reshape, "aten::_reshape_alias": torch.reshape}
+
+
+def step(space: Space, name: str, args: Any, kwargs: Any) -> Any:
+    """One operator, on jets of the space or not."""
+    if not any(_has_jet(space, x) for x in args) and not any(_has_jet(space, x) for x in kwargs.values()):
+        if name in _RESHAPES:
+            return args[0].reshape(args[1])
+        return operator(name)(*args, **kwargs)
+    base, _, overload = name.partition(".")
+    if base.endswith("_") or overload == "out" or overload.endswith("_out"):
+        return _in_place(space, name, args, kwargs)
+    found = jet_rule(name)(space, *args, **kwargs)
+    if name in jet_linear.VIEWS:
+        for x in found if isinstance(found, (list, tuple)) else [found]:
+            if is_jet(x):
+                x.aliases = args[0].aliases
+                x.aliases[0] += 1
+    return found
+
+
+def _has_jet(space: Space, x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_has_jet(space, v) for v in x)
+    return is_jet(x) and x.space is space
+
+
+def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
+    """The functional form of the operator, whose result takes the place of the first argument's coefficients."""
+    x, (base, dot, overload) = args[0], name.partition(".")
+    if not base.endswith("_") or not _has_jet(space, x):
+        raise NotImplementedError(
+            f"{name} writes the result of a Taylor series into a tensor that is constant; use its functional form"
+        )
+    if x.aliases[0] > 1:
+        raise NotImplementedError(f"{name} writes to a tensor of which there are views; use its functional form")
+    functional = "aten::copy" if base == "aten::copy_" else f"{base[:-1]}{dot}{overload}"
+    if functional == "aten::copy":
+        source = args[1]
+        found = torch.zeros_like(x.primal) + source
+    else:
+        found = jet_rule(functional)(space, *args, **kwargs)
+    x.primal, x.terms = found.primal, found.terms
+    return x

@@ -1,0 +1,225 @@
+"""Jets: what stands in place of a tensor while a function runs on truncated Taylor series.
+
+A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that meets
+one comes to `call`, above autograd, vmap, functorch and the compiler, all of which see the arithmetic on the coefficients.
+It has no memory: what does not know jets raises, and nothing takes one for a constant.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torch_manualgrad.core.internals import tensor_without_memory
+
+from .jet_trace import Series, Trace, encode, traced
+
+__all__ = ["Jet", "Space", "call", "is_jet"]
+
+
+class _Depth(threading.local):
+    """How many spaces are open on this thread."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+_depth = _Depth()
+
+
+class _Handler(TorchFunctionMode):
+    """What Dynamo asks in place of the jets' own handler, which it does not find in every call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors: list[Any] = []
+        encode((args, kwargs or {}), tensors)
+        if any(is_jet(x) for x in tensors):
+            return call(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class Space:
+    """The jets of one call.
+
+    Attributes:
+        order: of the last coefficient.
+        directions: None, or along how many curves the jets run. All coefficients but the last then have a first dimension of
+            that size, and the last is the sum over the curves (a collapsed jet).
+        weights: of that sum, (directions,); None for ones.
+        level: the number of spaces around this one, and itself. Coefficients may be jets of a space around.
+    """
+
+    def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
+        self.order, self.directions, self.weights, self.level = order, directions, weights, 0
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, inside of this space: only there are its jets to be used."""
+        _depth.now += 1
+        self.level = _depth.now
+        try:
+            if torch.compiler.is_dynamo_compiling():
+                with _Handler():
+                    return function(*args)
+            return function(*args)
+        finally:
+            _depth.now -= 1
+
+    def coefficients(self, x: Any) -> list[Any]:
+        """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
+        return [x.primal, *x.terms] if is_jet(x) and x.space is self else [x, *[None] * self.order]
+
+    def jet(self, coefficients: Sequence[Any]) -> Any:
+        """The jet with these coefficients, each of them expanded to the shape of the first."""
+        primal, *terms = coefficients
+        shape = tuple(primal.shape)
+        for k, term in enumerate(terms):
+            if term is not None:
+                whole = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
+                if tuple(term.shape) != whole:
+                    terms[k] = term.expand(whole)
+        if not torch.compiler.is_dynamo_compiling():
+            return Jet(self, primal, tuple(terms))
+        # not a number, so that a call which does not come here is seen in the result
+        found = torch.full(shape, math.nan, dtype=primal.dtype, device=primal.device).as_subclass(GraphJet)
+        found.space, found.primal, found.terms, found.aliases = self, primal, tuple(terms), [1]
+        return found
+
+    def collapse(self, x: Tensor) -> Tensor:
+        """The weighted sum over the directions."""
+        return x.sum(0) if self.weights is None else torch.tensordot(self.weights.to(x.dtype), x, 1)
+
+    def collapsed_product(self, x: Tensor, y: Tensor) -> Tensor:
+        """The weighted sum over the directions of x y, a few of them at a time: their products stay in the cache."""
+        if x is y and x.ndim > 2 and x.shape[1] > 1 and x.stride(1) == 0:  # rows that are all one, as of a basis
+            row = x[:, :1]
+            return self.collapsed_product(row, row).expand(x.shape[1:])
+        count = x.shape[0]
+        size = max(1, _BLOCK * count // max(1, x.numel(), y.numel()))
+        if size >= count or is_jet(x) or is_jet(y):
+            return self.collapse(x * y)
+        weights = [None] * count if self.weights is None else self.weights.to(x.dtype).split(size)
+        total: Any = None
+        for a, b, w in zip(x.split(size), y.split(size), weights):
+            part = (a * b).sum(0) if w is None else torch.tensordot(w, a * b, 1)
+            total = part if total is None else total + part
+        return total
+
+
+_BLOCK = 2**16  # elements
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"Tensor.{name} in a function that runs on Taylor series: a number would lose the derivatives. Compute with "
+            "tensors, or call .detach() first to hold the value constant."
+        )
+
+    return method
+
+
+class _Series(Series):
+    """What both kinds of jet have in common: a value and its Taylor coefficients, None for zero."""
+
+    space: Space
+    primal: Any
+    terms: tuple[Any, ...]
+    aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(func, args, kwargs or {})
+
+    @property
+    def shape(self) -> Any:
+        return self.primal.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.primal.dtype
+
+    @property
+    def device(self) -> Any:
+        return self.primal.device
+
+    @property
+    def ndim(self) -> int:
+        return self.primal.ndim
+
+    def __len__(self) -> int:
+        return len(self.primal)
+
+    def __bool__(self) -> bool:
+        return bool(self.primal)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))  # type: ignore[attr-defined]
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Jet(order={self.space.order}, {self.primal!r})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def detach(self) -> Any:
+        return self.primal.detach()
+
+    item, tolist, numpy, __float__, __int__, __complex__, __index__, __array__, backward, requires_grad_ = (
+        _refuse(name)
+        for name in (
+            "item", "tolist", "numpy", "__float__", "__int__", "__complex__", "__index__", "__array__", "backward",
+            "requires_grad_",
+        )
+    )  # fmt: skip
+
+
+class Jet(_Series, Tensor):  # type: ignore[misc, override]
+    """A jet, made by `Space.jet`: a tensor without memory, so that functions which ask for tensors take it."""
+
+    @staticmethod
+    def __new__(cls, space: Space, primal: Tensor, terms: tuple[Any, ...]) -> Jet:
+        return tensor_without_memory(cls, primal)
+
+    def __init__(self, space: Space, primal: Tensor, terms: tuple[Any, ...]) -> None:
+        self.space, self.primal, self.terms, self.aliases = space, primal, terms, [1]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(
+            f"{func.name()}: reached by a Taylor series below torch's functions, from a transform of torch.func, an "
+            "autograd.Function or compiled code, where it would be lost"
+        )
+
+
+class GraphJet(_Series, Tensor):  # type: ignore[misc, override]
+    """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes."""
+
+
+def is_jet(x: Any) -> bool:
+    """Whether ``x`` is a jet, of any space."""
+    return isinstance(x, Series)
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of torch whose arguments have jets among them."""
+    from .jet_rules import run  # which needs jets themselves
+
+    tensors: list[Any] = []
+    template = encode((args, kwargs), tensors)
+    space: Any = None
+    for x in tensors:
+        if is_jet(x) and (space is None or x.space.level > space.level):
+            space = x.space
+    found: Trace = traced(func, template, tensors)
+    if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
+        with _Handler():
+            return run(space, found, tensors)
+    return run(space, found, tensors)

@@ -1,0 +1,196 @@
+"""Which operators a function of torch calls: found once for given shapes, by a run on fake tensors, and kept.
+
+The function is one that torch hands to ``__torch_function__``, so that all it depends on are its arguments. What is kept is
+made of plain values, which a compiled graph may hold as constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.internals import (
+    ReadsValues,
+    calls_seen,
+    constant_in_graphs,
+    fakes,
+    is_autocast_enabled,
+    is_composite,
+)
+
+OpOverload = type(torch.ops.aten.sin.default)
+
+__all__ = ["Node", "Series", "Trace", "decode", "encode", "is_tensor", "traced"]
+
+
+class Series:
+    """What is a tensor to the functions here though it may be none to PyTorch."""
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether ``x`` is a tensor or a jet."""
+    return isinstance(x, (Tensor, Series))
+
+
+class Node(NamedTuple):
+    """One call of an operator.
+
+    Attributes:
+        name: of the operator, ``"aten::mul.Tensor"``.
+        arguments: positional and keyword ones, encoded; tensors are numbers of places.
+        places: of the outputs; encoded as a result.
+    """
+
+    name: str
+    arguments: Any
+    results: Any
+
+
+class Trace(NamedTuple):
+    """The calls in their order, and what the function returns; tensors are numbered, the arguments first."""
+
+    nodes: tuple[Node, ...]
+    result: Any
+
+
+# An encoded value is (kind, content): the kinds keep apart values that are equal, 1 and 1.0 and True.
+def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = None) -> Any:
+    """A value with numbers for its tensors, hashable if its constants are; the tensors are appended to the list.
+
+    Args:
+        value: tensors, constants, and lists, tuples, dictionaries and slices of them.
+        tensors: what is numbered by its place.
+        place: in place of appending.
+    """
+    if is_tensor(value):
+        if place is not None:
+            return ("tensor", place(value))
+        tensors.append(value)
+        return ("tensor", len(tensors) - 1)
+    if isinstance(value, tuple) and hasattr(value, "n_unnamed_fields"):  # as torch.max(x, 0) returns
+        return ("named", (type(value), tuple([encode(v, tensors, place) for v in value])))
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return (kind, tuple([encode(v, tensors, place) for v in value]))
+    if isinstance(value, dict):
+        return ("dict", tuple([(k, encode(v, tensors, place)) for k, v in value.items()]))
+    if isinstance(value, slice):
+        return ("slice", tuple([encode(v, tensors, place) for v in (value.start, value.stop, value.step)]))
+    if isinstance(value, float):
+        return ("float", value.hex())  # nan is equal to itself, and -0.0 not to 0.0
+    kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "constant"
+    return (kind, value)
+
+
+def decode(encoded: Any, tensors: Any) -> Any:
+    """What was encoded, with these tensors."""
+    kind, content = encoded
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "list":
+        return [decode(v, tensors) for v in content]
+    if kind == "tuple":
+        return tuple([decode(v, tensors) for v in content])
+    if kind == "named":
+        return content[0]([decode(v, tensors) for v in content[1]])
+    if kind == "dict":
+        return {k: decode(v, tensors) for k, v in content}
+    if kind == "slice":
+        return slice(*[decode(v, tensors) for v in content])
+    if kind == "float":
+        return float.fromhex(content)
+    return content
+
+
+_kept: dict[Any, Trace] = {}
+_AT_MOST = 4096
+
+
+def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace:
+    """The operators that ``func`` calls.
+
+    Args:
+        func: of torch.
+        template: its arguments, encoded.
+        tensors: those in them; of jets, the shape counts.
+    """
+    if isinstance(func, OpOverload) and not is_composite(func):
+        (_, (args, kwargs)), place = template, ("tensor", len(tensors))
+        return Trace((Node(func.name().removesuffix(".default"), ("tuple", (args, kwargs)), place),), place)
+    likes = tuple([(tuple(x.shape), x.dtype, x.device) for x in tensors])
+    if torch.compiler.is_dynamo_compiling():
+        nodes, result = _constant(func, template, likes)
+        return Trace(tuple([Node(*n) for n in nodes]), result)
+    key = (func, template, likes, is_autocast_enabled(), torch.get_default_dtype())
+    try:
+        found = _kept.get(key)
+    except TypeError:  # a constant that has no hash
+        return _trace(func, template, likes, tensors)
+    if found is None:
+        if len(_kept) >= _AT_MOST:
+            _kept.clear()
+        try:
+            found = _kept[key] = _trace(func, template, likes, None)
+        except NotImplementedError:
+            raise
+        except RuntimeError:  # a shape that depends on values, or an operator that takes no fake tensors
+            return _trace(func, template, likes, tensors)
+    return found
+
+
+@constant_in_graphs
+def _constant(func: Callable[..., Any], template: Any, likes: Any) -> Any:
+    from .jet_rules import jet_rule  # which is made of what calls this
+
+    nodes, result = _trace(func, template, likes, None)
+    for node in nodes:
+        try:
+            jet_rule(node.name)  # made now, as Dynamo does not read the registries
+        except NotImplementedError:  # it may get no jets
+            pass
+    return tuple([tuple(n) for n in nodes]), result
+
+
+def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[Any] | None) -> Trace:
+    known: list[Any] = []  # kept alive, so that an id stays one tensor's
+    places: dict[int, int] = {}
+    nodes: list[Node] = []
+
+    def number(x: Any) -> int:
+        if id(x) not in places:
+            places[id(x)] = len(known)
+            known.append(x)
+        return places[id(x)]
+
+    def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if not any(isinstance(x, Tensor) for x in (result if isinstance(result, (list, tuple)) else [result])):
+            return  # a question that was answered
+        arguments = encode((args, kwargs), [], number)
+        name = operator.name().removesuffix(".default")
+        nodes.append(Node(name, arguments, encode(result, [], number)))
+
+    with fakes(real=tensors is not None) as fake:
+        inputs = [fake(*like) for like in likes] if tensors is None else [_value(x) for x in tensors]
+        for x in inputs:
+            known.append(x)
+            places[id(x)] = len(known) - 1
+        args, kwargs = decode(template, inputs)
+        try:
+            with calls_seen(see):
+                result = func(*args, **kwargs)
+        except ReadsValues:
+            name = getattr(func, "__name__", str(func))
+            raise NotImplementedError(
+                f"{name} reads the values of a tensor inside of a function that runs on Taylor series; compute with "
+                "tensors, or call .detach() first to hold the value constant"
+            ) from None
+        return Trace(tuple(nodes), encode(result, [], number))
+
+
+def _value(x: Any) -> Tensor:
+    while hasattr(x, "primal"):
+        x = x.primal
+    return x.detach().clone()

@@ -1,0 +1,90 @@
+"""Derivatives of high order along curves, by truncated Taylor series: their cost grows with the square of the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.internals import pytree
+
+from .jet_tensor import Space
+from .jet_trace import is_tensor
+
+__all__ = ["directional", "jet"]
+
+
+def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    """The derivatives of ``f`` along a curve, given those of the curve.
+
+    With x(t) the curve through the primals, whose k-th derivative at 0 is the k-th term, the k-th term of the result is
+    the k-th derivative of f(x(t)) at 0. No 1/k! is in either, as in ``jax.experimental.jet``.
+
+    Args:
+        f: a function of tensors, made of functions of torch; it returns tensors, in any pytree.
+        primals: its arguments.
+        series: for each argument its terms, from the first order on, of the argument's shape; None for zero. All of one
+            length, the order.
+
+    Returns:
+        The value, and in its place the list of terms of each tensor in it.
+
+    Raises:
+        NotImplementedError: an operator is met of which no Taylor series is known; the message has its name.
+        TypeError: a number is read from a tensor, or a tensor goes to what is no function of torch.
+        ValueError: the series do not fit the primals.
+    """
+    if len(primals) != len(series):
+        raise ValueError(f"jet: {len(primals)} primals and {len(series)} series")
+    orders = {len(terms) for terms in series}
+    if len(orders) != 1 or 0 in orders:
+        raise ValueError(f"jet: all series have one length, of at least 1; got {[len(terms) for terms in series]}")
+    space = Space(orders.pop())
+
+    def run() -> tuple[Any, Any]:
+        inputs = [space.jet([p, *_coefficients(p, terms)]) for p, terms in zip(primals, series)]
+        leaves, tree = pytree.tree_flatten(f(*inputs))
+        found = [space.coefficients(y) for y in leaves]
+        values = [y[0] for y in found]
+        terms = [_terms(y) if is_tensor(y[0]) else [] for y in found]
+        return pytree.tree_unflatten(values, tree), pytree.tree_unflatten(terms, tree)
+
+    return space.run(run)
+
+
+def _coefficients(primal: Any, terms: Sequence[Any]) -> list[Any]:
+    if not is_tensor(primal) or not (primal.is_floating_point() or primal.is_complex()):
+        raise ValueError(f"jet: a primal must be a tensor of real or complex numbers, got {primal!r}")
+    for term in terms:
+        if term is not None and tuple(term.shape) != tuple(primal.shape):
+            raise ValueError(f"jet: a term of shape {tuple(term.shape)} for a primal of shape {tuple(primal.shape)}")
+    return [t if t is None or k < 2 else t / math.factorial(k) for k, t in enumerate(terms, start=1)]
+
+
+def zeros_for(value: Any) -> Any:
+    """What stands for a coefficient that is zero; in compiled graphs not a number, if the value is none: see `GraphJet`."""
+    return value * 0 if torch.compiler.is_dynamo_compiling() else torch.zeros_like(value)
+
+
+def _terms(y: list[Any]) -> list[Tensor]:
+    return [
+        zeros_for(y[0]) if c is None else c if k < 2 else c * math.factorial(k) for k, c in enumerate(y[1:], start=1)
+    ]
+
+
+def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) -> Any:
+    """The derivatives of ``f`` at ``x`` along the straight line in direction ``v``, from the first to the given order.
+
+    Args:
+        f: a function of one tensor; it returns tensors, in any pytree.
+        x: where.
+        v: the direction, the shape of ``x``.
+        order: at least 1.
+
+    Returns:
+        In the place of each tensor that f returns, the list of d^k/dt^k f(x + t v) at t = 0, k = 1, ..., order.
+    """
+    return jet(f, (x,), ([v, *[None] * (order - 1)],))[1]
