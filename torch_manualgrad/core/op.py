@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import compile_cache
-from .autograd import Derivative, Mode, apply, differentiated, redispatch
+from .autograd import Mode, apply, differentiated, redispatch
 from .gradients import check_outputs, explain
 from .implementation import (
     DEVICE_KEYS,
@@ -33,19 +33,13 @@ from .internals import (
     vmap_call,
 )
 from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
+from .op_registry import defined_ops
 from .schema import Signature, tensors_in
 from .strong_arithmetic import stands_for, stands_no_longer
 from .transpose import transposing
 from .vmap import loop
 
-__all__ = ["BackwardContext", "CustomOp", "Swap", "active_derivative", "custom_op", "defined"]
-
-_defined: dict[str, CustomOp] = {}  # every op of ours, by its name
-
-
-def defined(name: str) -> CustomOp | None:
-    """The op of ours of that name, if there is one."""
-    return _defined.get(name)
+__all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op"]
 
 
 class CustomOp:
@@ -107,7 +101,7 @@ class CustomOp:
             self._register(short)
             self._resolve()
         compile_cache.remember(self.name, compile_cache.fingerprint(reference))
-        _defined[self.name] = self
+        defined_ops[self.name] = self
         stands_for(self.op)(reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +123,7 @@ class CustomOp:
         with compile_cache.changes():
             release(self._library)
             stands_no_longer(self.op)
-            del _defined[self.name]
+            del defined_ops[self.name]
             compile_cache.put(self.name, "")
             compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs have its derivatives in them
 
@@ -367,11 +361,6 @@ class CustomOp:
         return vmap_call(rule, call, self.signature.bind(args, kwargs))
 
 
-def active_derivative(name: str) -> Derivative | None:
-    """The derivative that the op of ours of this name has now; None for another operator, or where it has none."""
-    return _defined[name]._active_rules.derivative if name in _defined else None
-
-
 def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:
     """Define an operator whose reference implementation is the decorated function.
 
@@ -399,7 +388,7 @@ def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[...,
         text = schema
         if "(" not in schema:
             text = schema + torch.library.infer_schema(function, mutates_args=())
-        if redefine and (old := _defined.get(text.partition("(")[0].strip())) is not None:
+        if redefine and (old := defined_ops.get(text.partition("(")[0].strip())) is not None:
             old.undefine()
         return CustomOp(text, function)
 

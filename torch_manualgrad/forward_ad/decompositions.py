@@ -21,7 +21,8 @@ import torch
 from ..core.forward_mode import ForwardMode, by_decomposition, by_derivative, by_transposition
 from ..core.internals import custom_op_overload
 from ..core.names import Chosen
-from ..core.op import CustomOp, defined
+from ..core.op import CustomOp
+from ..core.op_registry import defined
 from ..core.override import Handle
 from ..core.registry import Registry
 from ..core.rule import check_functional, operator, rules

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core.autograd import Derivative
 from ..core.binding import parameters
 from ..core.internals import below_levels, has_autograd_kernel
-from ..core.op import active_derivative
 from ..core.op_derivatives import ReferenceDerivative
+from ..core.op_registry import active_derivative
 from ..core.rule import Rule, rules
 from ..core.schema import Signature, flatten, is_differentiable, tensors_in, unflatten
 from .tangent_state import Levels, give, innermost, tangent
