@@ -23,7 +23,10 @@ else:
     from build import COMPILER, HERE, ROOT, build
 
 TESTS = [
-    *(f"kernels/test_{name}_kernels.py" for name in ("norm", "distance", "segment", "factor", "spectrum")),
+    *(
+        f"kernels/test_{name}_kernels.py"
+        for name in ("norm", "distance", "segment", "factor", "singular_factor", "spectrum")
+    ),
     "primal/test_primal.py",
     "primal/test_replacement.py",
 ]
