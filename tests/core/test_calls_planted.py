@@ -81,7 +81,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    tests = [str(Path(__file__).with_name("test_calls.py"))]
+    tests = [str(Path(__file__).with_name(f"test_calls_{part}.py")) for part in ("plain", "graph", "tables")]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         capture_output=True, text=True, check=False, env=environment, cwd=ROOT / "tests",

@@ -6,193 +6,37 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from factors_for_tests import (
+    BATCH,
+    DTYPES,
+    IN_CACHE,
+    OPERATORS,
+    SIZES,
+    cases,
+    check,
+    cholesky,
+    kernel,
+    lu_arguments,
+    lu_tangent,
+    matrices,
+    moved,
+    outputs,
+    packed,
+    qr,
+    skip_unless_taken,
+    solve,
+    solve_tangents,
+    triangular,
+)
 from torch import Tensor
 
 import torch_manualgrad as mg
 
-DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
-SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 16, 31, 32]
 RECTANGLES = [(5, 2), (2, 5), (4, 1), (1, 4), (16, 8), (8, 16), (20, 3), (3, 20), (32, 17), (17, 32), (0, 3), (3, 0)]
 LARGER = [33, 48, 100]  # of real square matrices, on the CPU
-BATCH = 35  # two groups of lanes and more than one matrix left, for every dtype
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
-
-def regular(*batch: int, n: int, dtype: torch.dtype) -> Tensor:
-    """Matrices whose factors are well conditioned, with interchanges of rows."""
-    A = random(*batch, n, n, dtype=dtype) / max(1.0, math.sqrt(n)) + 2 * torch.eye(n, dtype=dtype)
-    return A[..., random(n, dtype=torch.float32, seed=9).argsort(), :]
-
-
-def lu_arguments(*batch: int, m: int, n: int, dtype: torch.dtype, grad_L: bool = True, grad_U: bool = True) -> tuple:
-    side = max(m, n)
-    A = regular(*batch, n=side, dtype=dtype)[..., :m, :n]
-    P, L, U = torch.linalg.lu(A)
-    gL = random(*L.shape, dtype=dtype, seed=1) if grad_L else None
-    gU = random(*U.shape, dtype=dtype, seed=2) if grad_U else None
-    return gL, gU, P, L, U, True
-
-
-def definite(*batch: int, n: int, dtype: torch.dtype) -> Tensor:
-    A = random(*batch, n, n, dtype=dtype)
-    return A @ A.mH / max(n, 1) + torch.eye(n, dtype=dtype)
-
-
-def lu_tangent(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
-    m = n if m is None else m
-    _, _, P, L, U, pivot = lu_arguments(*batch, m=m, n=n, dtype=dtype)
-    return random(*batch, m, n, dtype=dtype, seed=3), P, L, U, pivot
-
-
-def packed(*batch: int, n: int, dtype: torch.dtype, m: int | None = None) -> tuple:
-    m = n if m is None else m
-    LU, pivots = torch.linalg.lu_factor(regular(*batch, n=max(m, n), dtype=dtype)[..., :m, :n])
-    return random(*batch, m, n, dtype=dtype, seed=3), LU, pivots, True
-
-
-def cholesky(*batch: int, n: int, dtype: torch.dtype, upper: bool = False) -> tuple:
-    L = torch.linalg.cholesky(definite(*batch, n=n, dtype=dtype), upper=upper)
-    return random(*batch, n, n, dtype=dtype, seed=3), L, upper
-
-
-def det(*batch: int, n: int, dtype: torch.dtype) -> tuple:
-    A = regular(*batch, n=n, dtype=dtype)
-    LU, pivots = torch.linalg.lu_factor(A)
-    return random(*batch, dtype=dtype, seed=3), torch.linalg.det(A), LU, pivots
-
-
-def slogdet(*batch: int, n: int, dtype: torch.dtype) -> tuple:
-    h, _, LU, pivots = det(*batch, n=n, dtype=dtype)
-    return h, LU, pivots
-
-
-def inverse(*batch: int, n: int, dtype: torch.dtype) -> tuple:
-    return random(*batch, n, n, dtype=dtype, seed=3), regular(*batch, n=n, dtype=dtype)
-
-
-def solve(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -> tuple:
-    columns = n if columns is None else columns
-    A = regular(*batch, n=n, dtype=dtype)
-    gX, X = (random(*batch, n, columns, dtype=dtype, seed=s) for s in (3, 4))
-    return gX, X, A, *torch.linalg.lu_factor(A), True
-
-
-def solve_tangents(*batch: int, n: int, dtype: torch.dtype, columns: int | None = None) -> tuple:
-    dB, *rest = solve(*batch, n=n, dtype=dtype, columns=columns)
-    return random(*batch, n, n, dtype=dtype, seed=5), dB, *rest
-
-
-def triangular(
-    *batch: int,
-    n: int,
-    dtype: torch.dtype,
-    columns: int | None = None,
-    upper: bool = True,
-    left: bool = True,
-    unitriangular: bool = False,
-) -> tuple:
-    columns = n if columns is None else columns
-    A = random(*batch, n, n, dtype=dtype) / max(1.0, math.sqrt(n)) + 2 * torch.eye(n, dtype=dtype)
-    grad, X = (random(*batch, *((n, columns) if left else (columns, n)), dtype=dtype, seed=s) for s in (3, 4))
-    return grad, A, X, upper, left, unitriangular
-
-
-def qr(
-    *batch: int, n: int, dtype: torch.dtype, m: int | None = None, grad_Q: bool = True, grad_R: bool = True
-) -> tuple:
-    m = n if m is None else m
-    Q, R = torch.linalg.qr(regular(*batch, n=m, dtype=dtype)[..., :n])
-    gQ = random(*Q.shape, dtype=dtype, seed=1) if grad_Q else None
-    gR = random(*R.shape, dtype=dtype, seed=2) if grad_R else None
-    return gQ, gR, Q, R
-
-
-# operator -> its arguments for square matrices, at (*batch, n=, dtype=)
-OPERATORS: dict[str, Callable[..., tuple]] = {
-    "linalg_lu_backward": lambda *batch, n, dtype: lu_arguments(*batch, m=n, n=n, dtype=dtype),
-    "linalg_lu_jvp": lu_tangent,
-    "lu_factor_ex_backward": packed,
-    "lu_factor_ex_jvp": packed,
-    "cholesky_backward": cholesky,
-    "cholesky_jvp": cholesky,
-    "det_pullback": det,
-    "slogdet_pullback": slogdet,
-    "linalg_inv_backward": inverse,
-    "linalg_inv_jvp": inverse,
-    "linalg_solve_backward": solve,
-    "linalg_solve_jvp": solve_tangents,
-    "linalg_solve_triangular_backward": triangular,
-    "qr_pullback": qr,
-}
-TRIANGLES = ("linalg_solve_triangular_backward", "qr_pullback")
-
-
-IN_CACHE = [
-    name
-    for name in OPERATORS
-    if (not name.endswith(("pushforward", "_jvp")) or name == "linalg_inv_jvp") and name not in TRIANGLES
-]
-
-
-def kernel(name: str) -> Any:
-    """The operator that the compiled kernel is registered for."""
-    packet = getattr(torch.ops.manualgrad, name)
-    return packet.kernel if getattr(mg.ops, name).overloads else packet.default
-
-
-def cases(sizes: list[int], larger: list[int]) -> list[Any]:
-    """(name, n, dtype) that a kernel takes; the larger ones on the CPU."""
-    found = [*itertools.product(OPERATORS, sizes, DTYPES), *itertools.product(IN_CACHE, larger, DTYPES[:2])]
-    return [pytest.param(name, n, dtype, id=f"{name}-{n}-{str(dtype)[6:]}") for name, n, dtype in found]
-
-
-def skip_unless_taken(n: int, device: str, name: str = "linalg_lu_backward") -> None:
-    if device not in getattr(mg.ops, name).kernels:
-        pytest.skip("no such kernel")
-    if n > max(SIZES) and device != "cpu":
-        pytest.skip("the kernel takes smaller matrices")
-
-
-def moved(arguments: tuple, move: Callable[[Tensor], Tensor]) -> tuple:
-    return tuple(move(x) if isinstance(x, Tensor) else x for x in arguments)
-
-
-def outputs(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
-
-
-def matrices(result: Any) -> tuple[Tensor, ...]:
-    """The outputs without what is said of the whole batch."""
-    return tuple(x for x in outputs(result) if x.dim() > 0)
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.complex128 if x.is_complex() else torch.float64) if x.is_floating_point() or x.is_complex() else x
-
-
-def check(name: str, arguments: tuple, device: str) -> tuple[Tensor, ...]:
-    """The kernel against its reference in double precision."""
-    found = outputs(kernel(name)(*moved(arguments, lambda x: x.to(device))))
-    expected = outputs(getattr(mg.ops, name).reference(*moved(arguments, wide)))
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert one.shape == other.shape
-        if one.dtype == torch.bool:
-            assert torch.equal(one.cpu(), other)
-            continue
-        assert (one.mT if name == "qr_pullback" else one).is_contiguous()
-        single = one.dtype in (torch.float32, torch.complex64)
-        scale = 1.0 if other.numel() == 0 else max(1.0, other.abs().max().item())
-        tolerance = (2e-5 if single else 1e-13) * scale
-        torch.testing.assert_close(wide(one.cpu()), other, rtol=0, atol=tolerance)
-    return found
 
 
 @pytest.mark.parametrize("name, n, dtype", cases(SIZES, LARGER))
@@ -283,29 +127,6 @@ def test_qr(m, n, dtype, device):
             assert torch.equal(mg.ops.qr_pullback(*given)[0], found)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16])
-def test_triangles_with_a_pivot_of_zero(n, dtype, device):
-    """What is not finite stays in its matrix; the last pivot of a real square QR is not divided by."""
-    for name, place in (("linalg_solve_triangular_backward", 1), ("qr_pullback", 3)):
-        if device not in getattr(mg.ops, name).kernels:
-            continue
-        arguments = moved(OPERATORS[name](BATCH, n=n, dtype=dtype), lambda x: x.to(device))
-        clean = outputs(kernel(name)(*arguments))
-        for pivot in {0, n - 1}:
-            changed = list(arguments)
-            changed[place] = arguments[place].clone()
-            changed[place][5, pivot, pivot] = 0
-            results = outputs(kernel(name)(*changed))
-            if name == "qr_pullback":
-                assert results[1] and not clean[1]
-            for one, other in zip(matrices(results), matrices(clean)):
-                smooth = name == "qr_pullback" and not dtype.is_complex and pivot == n - 1
-                assert one[5].isfinite().all() == smooth
-                keep = torch.arange(BATCH) != 5
-                assert torch.equal(one[keep], other[keep])
-
-
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "columns": lambda x: x.mT.contiguous().mT if x.dim() > 2 else x,
     "rows": lambda x: x.contiguous(),
@@ -357,108 +178,6 @@ def test_same_bits_wherever_it_stands(name, n, dtype, device):
                 assert torch.equal(one, other)
     finally:
         torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("name, n, dtype", cases([1, 3, 9], [34]))
-def test_infinities_stay_in_their_matrix(name, n, dtype, value, device):
-    skip_unless_taken(n, device, name)
-    op, arguments = kernel(name), OPERATORS[name](BATCH, n=n, dtype=dtype)
-    arguments = moved(arguments, lambda x: x.to(device))
-    clean = matrices(op(*arguments))
-    others = [b for b in range(BATCH) if b != 5]
-    for place, argument in enumerate(arguments):
-        if not isinstance(argument, Tensor) or argument.dtype != dtype:
-            continue
-        changed = argument.clone()
-        changed[5] = value
-        found = matrices(op(*arguments[:place], changed, *arguments[place + 1 :]))
-        for one, other in zip(found, clean):
-            assert torch.equal(one[others], other[others])
-        unread = (name, place) in {
-            ("linalg_solve_backward", 2),
-            ("linalg_solve_jvp", 3),
-        }  # A, of which the kernel takes the factors
-        if n > 1 and math.isnan(value) and not unread:
-            assert any(one[5].isnan().any() for one in found)
-
-
-def singular(n: int, zeros: int, dtype: torch.dtype) -> Tensor:
-    A = regular(6, n=n, dtype=dtype)
-    A[1::2] = A[1::2, :, : n - zeros] @ random(n - zeros, n, dtype=dtype, seed=5)
-    nilpotent = torch.ones(n, n, dtype=dtype).triu(1)
-    return torch.cat((A, nilpotent[None], torch.zeros(1, n, n, dtype=dtype), torch.eye(n, dtype=dtype)[None]))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 9, 36])
-def test_zero_pivots(n, dtype, device):
-    """The adjugate, exact for any number of zeros among the pivots; nan where log|det| has no derivative."""
-    if n > max(SIZES) and (dtype.is_complex or device != "cpu"):
-        pytest.skip("the kernel takes smaller matrices")
-    for zeros in {0, 1, min(2, n), n}:
-        LU, pivots, _ = torch.linalg.lu_factor_ex(singular(n, zeros, dtype))
-        LU = LU.clone()
-        for b, places in enumerate(itertools.islice(itertools.combinations(range(n), zeros), 6)):
-            for i in places:
-                LU[b, i, i] = 0
-        grad = random(*LU.shape[:1], dtype=dtype)
-        swaps = (pivots != torch.arange(1, n + 1)).sum(-1)
-        value = LU.diagonal(dim1=-2, dim2=-1).prod(-1) * (1 - 2 * (swaps % 2))
-        check("det_pullback", (grad, value, LU, pivots), device)
-        found = mg.ops.slogdet_pullback(grad.to(device), LU.to(device), pivots.to(device)).cpu()
-        is_singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)
-        assert found[is_singular].isnan().all()
-        assert found[~is_singular].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("n", [1, 2, 4, 9, 33, 130, 300])
-def test_last_pivot_of_zero(n, dtype, device):
-    """Smooth for the factors of square and wide matrices: nothing is divided by it, in no route."""
-    # of large ones one alone: PyTorch's own LU of several at once hangs on more than one thread
-    arguments = list(lu_arguments(BATCH if n <= max(SIZES) else 1, m=n, n=n, dtype=dtype))
-    arguments[4] = arguments[4].clone()
-    arguments[4][..., -1, -1] = 0
-    if n > max(SIZES):
-        found = mg.ops.linalg_lu_backward(*moved(tuple(arguments), lambda x: x.to(device))).cpu()
-        torch.testing.assert_close(found, mg.ops.linalg_lu_backward.reference(*arguments), rtol=0, atol=1e-11)
-        return
-    for name, given in (("linalg_lu_backward", arguments), ("linalg_lu_jvp", [arguments[0], *arguments[2:]])):
-        assert all(x.isfinite().all() for x in check(name, tuple(given), device))
-
-
-@pytest.mark.parametrize("n", [3, 9, 33])
-def test_what_is_no_permutation_gives_nan(n, device):
-    skip_unless_taken(n, device)
-    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in lu_arguments(4, m=n, n=n, dtype=torch.float64)]
-    expected = kernel("linalg_lu_backward")(*arguments)
-    for value in (0.0, 1.0, 1e30, -1.0, math.nan, math.inf):
-        P = arguments[2].clone()
-        P[2] = value
-        found = kernel("linalg_lu_backward")(*arguments[:2], P, *arguments[3:])
-        assert found[2].isnan().all()
-        assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
-
-
-@pytest.mark.parametrize("n", [3, 9, 33])
-def test_pivots_out_of_range_do_no_harm(n, device):
-    skip_unless_taken(n, device)
-    for name in (
-        "lu_factor_ex_backward",
-        "lu_factor_ex_jvp",
-        "det_pullback",
-        "slogdet_pullback",
-        "linalg_solve_backward",
-        "linalg_solve_jvp",
-    ):
-        if n > max(SIZES) and name not in IN_CACHE:
-            continue
-        arguments = OPERATORS[name](BATCH, n=n, dtype=torch.float64)
-        wrong = moved(arguments, lambda x: (torch.full_like(x, 2**31 - 1) if x.dtype == torch.int32 else x).to(device))
-        kernel(name)(*wrong)
-        wrong = moved(arguments, lambda x: (torch.full_like(x, -(2**31)) if x.dtype == torch.int32 else x).to(device))
-        kernel(name)(*wrong)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

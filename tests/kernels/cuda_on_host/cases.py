@@ -6,8 +6,8 @@ import ctypes
 import itertools
 from collections.abc import Callable
 
+import factors_for_tests as factor
 import pytest
-import test_factor_kernels as factor
 import test_spectrum_kernels as spectrum
 import torch
 from torch import Tensor

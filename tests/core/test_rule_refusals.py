@@ -1,0 +1,146 @@
+"""Rules: every way in which one is refused, and what the version of torch says of it."""
+
+import pytest
+import torch
+from local_rules_for_tests import local
+from ops_for_tests import define
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.names import _choose
+from torch_manualgrad.core.registry import Registry
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def one(grad):
+    return grad
+
+
+@pytest.mark.parametrize(
+    "name, about, message",
+    [
+        ("aten::sinn", {"vjp": {"self": one}}, "rule 'aten::sinn': there is no such operator"),
+        ("nowhere::sin", {"vjp": {"self": one}}, "rule 'nowhere::sin': there is no such operator"),
+        ("sin", {"vjp": {"self": one}}, "expected 'namespace::name' or 'namespace::name.overload'"),
+        ("aten::add.Tensorr", {"vjp": {"self": one}}, "there is no such operator"),
+        ("aten::norm", {"vjp": {"self": one}}, "there is no such operator"),
+        ("aten::sin_", {"vjp": {"self": one}}, "writes to an argument"),
+        ("aten::sin.out", {"vjp": {"self": one}}, "writes to an argument"),
+        ("aten::view", {"vjp": {"self": one}}, "returns a view"),
+        ("aten::square", {"vjp": {"self": one}}, "the operator is composite"),
+        ("aten::sin", {}, "neither a vjp nor a jvp is given"),
+        ("aten::sin", {"vjp": {"x": one}}, r"vjp is given for 'x', which is not one of \['self'\]"),
+        ("aten::add.Tensor", {"vjp": {"alpha": one}}, r"'alpha', which is not one of \['self', 'other'\]"),
+        ("aten::sin", {"jvp": {"out": lambda self_t: self_t}}, r"jvp is given for 'out', which is not one of \['result'\]"),
+        ("aten::sin", {"vjp": {"self": lambda grd: grd}}, "the vjp formula asks for 'grd', which is not one of"),
+        ("aten::sin", {"vjp": {"self": lambda grad_result: 0}}, "asks for 'grad_result'"),
+        ("aten::std_mean.correction", {"vjp": {"self": one}}, "asks for 'grad'.*grad_result0"),
+        ("aten::sin", {"vjp": {"self": lambda *grads: 0}}, "asks for 'grads'"),
+        ("aten::sin", {"jvp": {"result": lambda self_q: self_q}}, "the jvp formula asks for 'self_q'"),
+        ("aten::sin", {"jvp": {"result": lambda grad: grad}}, "the jvp formula asks for 'grad'"),
+        ("aten::mul.Tensor", {"vjp": {("self", "other"): one, "self": one}}, "vjp is given twice for 'self'"),
+        ("aten::mul.Tensor", {"vjp": {("self", "self"): one}}, "vjp is given twice for 'self'"),
+        ("aten::sin", {"vjp": {"self": one}, "improves": "bad"}, "improves='bad' is unknown; expected some of"),
+        ("aten::sin", {"vjp": {"self": one}, "improves": ("speed", "bad")}, "improves='bad' is unknown"),
+        ("aten::sin", {"vjp": {"self": one}, "not_differentiable": "x"}, r"not_differentiable='x' is not one of"),
+        ("aten::sin", {"vjp": {"self": 3}}, "the vjp for self must be a function with named parameters, got 3"),
+        ("aten::sin", {"vjp": {"self": torch.neg}}, "must be a function with named parameters"),
+        ("aten::dist", {"vjp": {"self": one}, "register": True}, "rule 'aten::dist' exists already"),
+    ],
+)  # fmt: skip
+def test_refused(name, about, message):
+    before = list(mg.rules)
+    with pytest.raises(ValueError, match=message):
+        mg.rule(name, **{"register": False, **about})
+    assert list(mg.rules) == before
+
+
+def test_a_name_that_means_two_things_is_refused():
+    op = define("(Tensor grad_result, Tensor grad) -> Tensor", lambda grad_result, grad: 2 * grad)
+    with pytest.raises(ValueError, match="asks for 'grad_result', which names two things here"):
+        local(op.name, vjp={"grad": lambda grad_result: 7 * grad_result})
+    local(op.name, vjp={"grad": lambda output_mask: 0})  # not asked for, no conflict
+
+
+def test_the_cotangent_beside_an_input_that_is_called_grad():
+    op = define("(Tensor grad) -> Tensor", lambda grad: grad.square())
+    rule = local(op.name, vjp={"grad": lambda grad_result, grad: 2 * grad * grad_result})
+    x = torch.tensor(3.0, requires_grad=True)
+    with mg.override(rule):
+        assert torch.autograd.grad(op(x), x)[0] == 6
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """As if this torch were 2.14.1, and nothing were registered."""
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
+    rules = Registry("rule")
+    monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # of another registry
+    return rules
+
+
+def test_an_operator_that_this_torch_lacks_is_absent(registry):
+    about = {"vjp": {"self": one}, "improves": "values"}
+    assert mg.rule("aten::not_yet.Tensor", since="2.15", **about) is None
+    assert mg.rule("aten::gone", since="2.1", until="2.14", **about) is None
+    assert mg.rule("aten::nowhere", until="2.3", register=False, **about) is None
+    assert registry.absent == {
+        "aten::not_yet.Tensor": "torch 2.14.1+cpu has no aten::not_yet.Tensor, which comes with 2.15",
+        "aten::gone": "torch 2.14.1+cpu has no aten::gone, which is gone since 2.14",
+    }
+    made = mg.rule("aten::sin", until="2.14", **about)  # it is here all the same
+    assert list(registry.values()) == [made]
+    for names in ((), ("*",)):
+        with mg.override(*names) as handle:
+            assert handle.rules == (made,)
+    for what in ("aten::gone", "gone"):
+        with pytest.raises(KeyError, match="torch 2.14.1.cpu has no aten::gone, which is gone since 2.14"):
+            mg.override(what)
+    with pytest.raises(ValueError, match="exists already"):
+        mg.rule("aten::gone", until="2.14", **about)
+
+
+@pytest.mark.parametrize("versions", [{"until": "2.15"}, {"since": "2.14"}, {"since": "2.1", "until": "3.0"}, {}])
+def test_an_operator_that_ought_to_be_here_is_an_error(registry, versions):
+    with pytest.raises(ValueError, match="there is no such operator"):
+        mg.rule("aten::sinn", vjp={"self": one}, **versions)
+    assert not registry.absent
+
+
+@pytest.mark.parametrize("version", ["2", "two", "", "2.x", 2.15])
+def test_what_is_no_version_is_refused(version):
+    for about in ({"improves": {"values": version}}, {"since": version}, {"until": version}):
+        with pytest.raises(ValueError, match=f"{version!r} is no version of torch; expected one such as '2.15'"):
+            local("aten::sin", vjp={"self": one}, **about)
+
+
+def test_a_claim_ends_with_a_version(registry):
+    ends = mg.rule("aten::sin", vjp={"self": one}, improves={"values": "2.14", "missing": "2.15", "speed": None})
+    ended = mg.rule("aten::cos", vjp={"self": one}, improves={"values": "2.14"})
+    assert ends.improves == ("missing", "speed") and ended.improves == ()
+    assert ends.claims == {"values": "2.14", "missing": "2.15", "speed": None}
+    with mg.override() as handle:
+        assert handle.rules == (ends,)
+    with mg.override("cos") as handle:
+        assert handle.rules == (ended,)
+
+
+def test_the_registry():
+    assert mg.rules["aten::dist"] is getattr(mg.rules, "aten::dist") and mg.ops.norm_jvp is mg.ops["norm_jvp"]
+    assert (
+        "norm_jvp" in mg.ops
+        and "norm_jpv" not in mg.ops
+        and "norm_jvp" in dir(mg.ops)
+        and len(mg.rules) == len(list(mg.rules))
+    )
+    with pytest.raises(KeyError, match="there is no rule 'aten::dits'; did you mean 'aten::dist'"):
+        mg.rules["aten::dits"]
+    with pytest.raises(AttributeError, match="there is no formula 'norm_jpv'; did you mean 'norm_jvp'"):
+        mg.ops.norm_jpv  # noqa: B018
+    with pytest.raises(TypeError):
+        mg.rules["aten::dist"] = None

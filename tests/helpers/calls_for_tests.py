@@ -1,0 +1,26 @@
+"""A norm that csrc/calls serves, and how many calls it served."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_manualgrad.core import calls
+
+NORM = "aten::linalg_vector_norm"
+norm = torch.linalg.vector_norm
+
+
+def vector(seed=0, n=5, **options):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, generator=generator, dtype=torch.float64, **options).requires_grad_()
+
+
+def made(function):
+    """What ``function`` returns, and (plain calls, backwards compiled, backwards in Python) that it made."""
+    before = calls.counts()
+    result = function()
+    return result, tuple(now - then for now, then in zip(calls.counts(), before))
+
+
+needs_library = pytest.mark.skipif(not calls.loaded(), reason="no library for this torch")

@@ -1,0 +1,36 @@
+"""Functions whose derivatives are given, and which checks fail on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DOUBLE, COMPLEX = torch.float64, torch.complex128
+FIRST = ("rev", "fwd")
+
+
+def rand(*shape: int, dtype: torch.dtype = DOUBLE, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def columns(report) -> set[str]:
+    return {r.check for r in report.failures}
+
+
+def function(forward, vjp=None, jvp=None):
+    """An autograd.Function of one tensor, x -> forward(x), with derivatives vjp(g, x) and jvp(t, x)."""
+
+    class Planted(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+    Planted.forward = staticmethod(forward)
+    if vjp is not None:
+        Planted.backward = staticmethod(lambda ctx, *g: vjp(*g, *ctx.saved_tensors))
+    if jvp is not None:
+        Planted.jvp = staticmethod(lambda ctx, *t: jvp(*t, *ctx.saved_tensors))
+    return Planted.apply
