@@ -68,7 +68,8 @@ def transposed_jvp(
                         "Register a jvp, write the backward in differentiable operations, or return None for a "
                         "gradient that is zero."
                     )
-                pairs.append((g, t))
+                # batching broadcasts only some inputs: the engine would sum the gradient to the shape of its input
+                pairs.append((g if g.shape == t.shape else g.sum_to_size(t.shape), t))
         if not pairs or not variables:
             return [[None] * len(c) if isinstance(c, list) else None for c in cotangents]
         with differentiating_backward(signature.name):
