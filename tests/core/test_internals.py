@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random, same
+from ops_for_tests import inside_kernel, random, same
 from torch.func import grad, jvp, vmap
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_manualgrad.core import internals
 
@@ -29,16 +28,6 @@ def test_no_private_name_elsewhere():
         if match and '"' not in line.split(match.group())[0]
     }
     assert not found
-
-
-def inside_kernel(probe, x, schema="(Tensor x) -> Tensor"):
-    """The result of ``probe(keyset, x)`` as the kernel at the key Autograd of an operator."""
-    with torch.library._scoped_library("mginternals", "FRAGMENT") as library:
-        library.define(f"probe{schema}")
-        op = torch.ops.mginternals.probe.default
-        library.impl("probe", lambda x: x.clone(), "CompositeExplicitAutograd")
-        library.impl("probe", lambda keyset, x: probe(op, keyset, x), "Autograd", with_keyset=True)
-        return op(x)
 
 
 def test_below_autograd_and_its_keys():
@@ -314,184 +303,22 @@ def test_guard_on_compiled_graphs():
     assert internals.guard_compiled_graphs(compile_cache.state) is True
 
 
-def test_nested_names():
-    """A strided nested tensor as sizes, strides and starts in a buffer, also transposed; a jagged one's ragged dim."""
-    buffer = random(6).requires_grad_()
-    sizes, strides, starts = torch.tensor([[1, 2], [2, 2]]), torch.tensor([[2, 1], [2, 1]]), torch.tensor([0, 2])
-    nested = internals.strided_nested(buffer, sizes, strides, starts)
-    assert nested.is_nested and nested.layout is torch.strided and nested.values().data_ptr() == buffer.data_ptr()
-    same(nested.unbind()[1], buffer[2:].reshape(2, 2))
-    same(torch.autograd.grad((nested.values() * buffer.detach()).sum(), buffer)[0], buffer.detach())
-    moved = internals.nested_strides(nested.transpose(1, 2))
-    assert [t.tolist() for t in moved] == [[[2, 1], [2, 2]], [[1, 2], [1, 2]], [0, 2]]
-    assert all(t.device.type == "cpu" for t in moved)
-    for dim in (1, 2):
-        values = random(*(6, 2) if dim == 1 else (2, 6))
-        jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 6]), jagged_dim=dim)
-        assert internals.jagged_dim(jagged) == dim and internals.jagged_dim(jagged.transpose(1, 2)) == 3 - dim
-
-
-def test_the_size_of_a_ragged_dim_in_a_graph():
-    nested = torch.nested.nested_tensor([random(2, 3), random(4, 3)], layout=torch.jagged)
-    with internals.FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        fake = mode.from_tensor(nested)
-        assert internals.traced_nested_int(fake.offsets()) == fake.size(1)
-    assert internals.traced_nested_int(nested.offsets()) is None
-
-
-def test_jagged_names():
-    """A jagged tensor's view of a buffer; one of a dual buffer, which refuses to compute; attention in another's hands."""
-    values, offsets = random(6, 2).requires_grad_(), torch.tensor([0, 2, 6])
-    known = internals.known_lengths(torch.empty(2, 0), torch.empty(4, 0))
-    made = internals.jagged_nested(values, internals.JaggedStructure(offsets, None, 1, known))
-    assert made.is_nested and made.layout is torch.jagged and made.offsets() is offsets
-    assert made.values().data_ptr() == values.data_ptr() and internals.dual_jagged(made) is None
-    found = internals.jagged_structure(made)
-    assert found.offsets is offsets and found.known is known and internals.longest_known(found) == 4
-    assert internals.longest_known(found._replace(known={})) is None
-    assert made.to_padded_tensor(0.0).shape == (2, 4, 2)  # PyTorch knows it too
-    assert internals.is_nested_int(made.size(1)) and not internals.is_nested_int(made.size(2))
-    with torch.no_grad():
-        made.mul_(1)
-    assert values._version == 0
-    result = internals.jagged_result(values, found)
-    with torch.no_grad():
-        result.mul_(1)
-    assert values._version == result._version == 1 and internals.jagged_structure(result).known is known
-    assert not result._is_view() and internals.jagged_result(values[:], found)._is_view()
-    lengths = torch.tensor([1, 2])
-    holes = internals.jagged_nested(values, internals.JaggedStructure(offsets, lengths, 1, {}))
-    assert holes.lengths() is lengths
-    assert [len(c) for c in holes.unbind()] == [1, 2]
-    with fwAD.dual_level():
-        dual = fwAD.make_dual(values.detach(), torch.ones_like(values))
-        made = internals.jagged_of_duals(dual, internals.JaggedStructure(offsets, None, 1, {}))
-        assert made.is_nested and internals.jagged_dim(made) == 1 and made.shape[0] == 2
-        assert internals.has_tangent(internals.dual_jagged(made))
-        with pytest.raises(RuntimeError, match=r"aten\.neg\.default: the tangent of a jagged"):
-            -made
-    q = internals.jagged_nested(random(6, 2, 4), internals.JaggedStructure(offsets, None, 1, {})).transpose(1, 2)
-    stock = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    undo = internals.replace_jagged_attention(lambda own, *args, **kwargs: (own(*args, **kwargs), kwargs))
-    found, given = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=False)
-    undo()
-    same(found.values(), stock.values())
-    assert given == {"is_causal": False}
-    assert torch.nn.functional.scaled_dot_product_attention(q, q, q).is_nested
-
-
-def test_known_zeros():
-    assert internals.is_known_zero(torch._efficientzerotensor(2)) and not internals.is_known_zero(torch.zeros(2))
-
-
-def test_a_mode_sees_what_is_called_below_autograd_and_of_which_memory():
-    class Seen(internals.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append((func, [internals.memory_of(a) for a in args if isinstance(a, torch.Tensor)]))
-            return func(*args, **kwargs or {})
-
-    names = []
-    x = random(2, 3)
-    with Seen(), internals.below_autograd():
-        x.T.matmul(x)  # a composite operator comes as it is called
-    assert (torch.ops.aten.matmul.default, [internals.memory_of(x)] * 2) in names
-    assert internals.memory_of(x.clone()) != internals.memory_of(x)
-    assert internals.memory_of(x.to_sparse()) is None
-
-
-def test_modes_see_a_call_at_the_next_level():
-    """In the middle of a call of torch.func they see nothing, but there."""
-
-    class Seen(internals.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **kwargs or {})
-
-    def probe(op, keyset, x):
-        def inside(x):
-            with Seen():
-                return x.sin()
-
-        assert inside(x) is not None and not seen
-        return internals.at_next_level(inside, internals.primal(x))
-
-    seen = []
-    x = random(3)
-    same(grad(lambda x: inside_kernel(probe, x).detach().sum() + (x * x).sum())(x), 2 * x)
-    assert seen == [torch.ops.aten.sin.default]
-
-
-def test_values_are_read_where_they_can_be():
-    x = random(3)
-    assert internals.values_readable([x]) and not internals.values_readable([x.to("meta")])
-    with internals.FakeTensorMode() as mode:
-        assert not internals.values_readable([x])
-        fake = mode.from_tensor(x)
-    assert not internals.values_readable([fake])
-    assert internals.are_finite([x, x.to(torch.complex64), x.half()])
-    for bad in (float("inf"), float("nan")):
-        assert not internals.are_finite([x, torch.tensor([1.0, bad])])
-
-    def of_batch(y):
-        assert internals.value_of(y) is x2
-        assert internals.values_readable([y]) and not internals.are_finite([y])
-        return y
-
-    x2 = torch.tensor([[1.0], [float("nan")]])
-    vmap(of_batch)(x2)
-    assert internals.decompositions[torch.ops.aten.gelu_backward.default] is not None
-
-
-def test_calls_seen_apart_from_what_is_around():
+def test_recorded_by_jit():
     seen = []
 
-    def see(op, args, kwargs, result):
-        seen.append((op.name(), type(result).__name__))
+    def f(x):
+        seen.append(internals.is_recorded_by_jit())
+        return 2 * x
 
-    def inside(x):
-        with internals.fakes() as fake:
-            y = fake((2, 3), torch.float64, torch.device("cpu"))
-            assert y.shape == (2, 3) and not y.requires_grad
-            with internals.calls_seen(see):
-                torch.nn.functional.linear(y, y)
-            with pytest.raises(internals.ReadsValues):
-                y.sum().item()
-        with internals.fakes(real=True):
-            assert torch.ones(2).sum().item() == 2
-        return x * 2
-
-    vmap(grad(lambda x: inside(x)))(random(3))
-    assert [n for n, _ in seen if n.startswith("aten")][:2] == ["aten::t", "aten::mm"] and "FakeTensor" in {
-        kind for _, kind in seen
-    }
+    f(random(2))
+    torch.jit.trace(f, (random(2),), check_trace=False)
+    assert seen == [False, True]
 
 
-def test_a_tensor_without_memory():
-    class Kind(torch.Tensor):
-        @staticmethod
-        def __new__(cls, like):
-            return internals.tensor_without_memory(cls, like)
+def test_skipped_by_dynamo():
+    def compiled(f):
+        graphs = []
+        torch.compile(f, backend=lambda graph, _: graphs.append(graph) or graph.forward)(random(2))
+        return graphs
 
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            raise TypeError(func.name())
-
-    x = Kind(random(2, 3))
-    assert x.shape == (2, 3) and x.dtype is random(1).dtype
-    with pytest.raises(TypeError, match="aten::sin"):
-        x.sin()
-
-
-def test_a_function_of_constants_in_a_graph():
-    called = []
-
-    @internals.constant_in_graphs
-    def length(shape):
-        called.append(shape)  # which Dynamo would not trace
-        return len(shape)
-
-    f = torch.compile(lambda x: x * length(tuple(x.shape)), backend="eager", fullgraph=True, dynamic=False)
-    x = random(2, 3)
-    same(f(x), x * 2)
-    same(f(x), x * 2)
-    assert called == [(2, 3)]
+    assert compiled(lambda x: x.sin()) and not compiled(internals.skipped_by_dynamo(lambda x: x.sin()))

@@ -91,3 +91,13 @@ UNIT = {
     "residuals computed, jvp written": computed_with_jvp,
     "whole autograd kernel": single_level,
 }
+
+
+def inside_kernel(probe, x, schema="(Tensor x) -> Tensor"):
+    """The result of ``probe(keyset, x)`` as the kernel at the key Autograd of an operator."""
+    with torch.library._scoped_library("mginternals", "FRAGMENT") as library:
+        library.define(f"probe{schema}")
+        op = torch.ops.mginternals.probe.default
+        library.impl("probe", lambda x: x.clone(), "CompositeExplicitAutograd")
+        library.impl("probe", lambda keyset, x: probe(op, keyset, x), "Autograd", with_keyset=True)
+        return op(x)
