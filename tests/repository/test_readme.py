@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/composition.md",
     "docs/degeneracy.md",
     "docs/forward_ad_decompositions.md",
+    "docs/forward_ad_jets.md",
     "docs/forward_ad_levels.md",
     "docs/packages.md",
     "docs/versions.md",
@@ -47,6 +48,7 @@ WITH_EXAMPLES = [
     "CONTRIBUTING.md",
     "docs/degeneracy.md",
     "docs/forward_ad_decompositions.md",
+    "docs/forward_ad_jets.md",
     "docs/forward_ad_levels.md",
 ]
 
@@ -62,7 +64,7 @@ def test_examples_run(document, tmp_path):
 
 def test_there_are_as_many_examples_as_it_says():
     text = (ROOT / "README.md").read_text()
-    assert "## Nine examples" in text and text.count("```python") == 9 + 1  # one goes on in a second block
+    assert "## Ten examples" in text and text.count("```python") == 10 + 1  # one goes on in a second block
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
