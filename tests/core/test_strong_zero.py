@@ -111,8 +111,9 @@ def backward(outputs, inputs, cotangents):
 
 
 def tracked(rule, sample, tensors):
-    """Copies of the tensors; those require grad that the rule has a vjp for."""
-    wanted = {name for key in rule.vjp for name in key}
+    """Copies of the tensors; those require grad that the rule has a vjp for, and that the operator does not write to."""
+    written = {a.name for a in rule.aten._schema.arguments if a.alias_info is not None}
+    wanted = {name for key in rule.vjp for name in key} - written
     of_rule = [n in wanted for n, x in zip(rule.signature.names, sample.args) for _ in leaves([x])]
     return [x.detach().clone().requires_grad_(yes) for x, yes in zip(tensors, of_rule)]
 

@@ -12,6 +12,7 @@ from ways import WAYS
 import torch_manualgrad as mg
 from torch_manualgrad.core import autograd, autograd_function, calls, fast_path, formula, internals, op
 from torch_manualgrad.core.formula import Formula
+from torch_manualgrad.core.names import _choose
 from torch_manualgrad.core.rule import Rule
 
 NORM, EXP = "aten::linalg_vector_norm", "aten::linalg_matrix_exp"
@@ -39,6 +40,7 @@ def plant(monkeypatch):
             **options,
         )
         monkeypatch.setitem(mg.rules._entries, name, rule)
+        monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # what "*" means has changed
         return rule
 
     return put

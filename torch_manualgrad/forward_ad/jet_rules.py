@@ -115,7 +115,13 @@ def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:
     for name, arguments, results in trace.nodes:
         args, kwargs = decode(arguments, known)
         _keep(step(space, name, args, kwargs), results, known)
-    return decode(trace.result, known)
+    try:
+        return decode(trace.result, known)
+    except KeyError:
+        names = ", ".join(dict.fromkeys(name for name, *_ in trace.nodes)) or "no operator"
+        raise NotImplementedError(
+            f"a jet has no series here: the result is made beyond what is seen ({names})"
+        ) from None
 
 
 def _keep(found: Any, encoded: Any, known: dict[int, Any]) -> None:
