@@ -6,6 +6,13 @@ all r where the mean is taken, and zero where the class is ignored,
     cotangent of z, given that of the losses:  G = g_n r_n (s - e_y),
     from which:                                G W for x, G^T x for W, and the sum of the rows of G for b.
 
+From torch 2.15 on the target may be a probability p of each class instead: with a weight w_c of each class, and 1 / N for
+the mean,
+
+    G = g_n (s <w, p_n> - w p_n),               and -g_n w log s for p.
+
+PyTorch refuses such a target that requires grad, so that the operator database has the samples of it.
+
 PyTorch computes these in the forward and takes them for constants. They are used where nobody differentiates them again.
 """
 
@@ -38,14 +45,47 @@ def _logit_gradient(
     reduction: str,
     ignore_index: int,
 ) -> Tensor:
-    """r_n (s - e_y), (N, C)."""
+    """r_n (s - e_y), or s <w, p_n> - w p_n, (N, C)."""
     z = torch.nn.functional.linear(x, linear_weight, linear_bias)
+    if target.is_floating_point():
+        p = _scaled(target, weight, reduction)
+        return p.sum(1, keepdim=True) * z.softmax(1) - p
     counted = target != ignore_index
     y = torch.where(counted, target, 0)
     r = counted.to(z.dtype) if weight is None else torch.where(counted, weight.to(z.dtype)[y], 0)
     if reduction == "mean":
         r = r / r.sum()
     return r[:, None] * (z.softmax(1) - (y[:, None] == torch.arange(z.shape[1], device=z.device)).to(z.dtype))
+
+
+def _scaled(x: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
+    """What belongs to probabilities of classes, (N, C), times the weights of these, and 1 / N where the mean is taken."""
+    x = x if weight is None else x * weight
+    return x / x.shape[0] if reduction == "mean" else x
+
+
+@formula
+def linear_cross_entropy_target_backward(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+) -> Tensor:
+    """Cotangent of the probabilities p of the classes, given that of the cross entropy: -g_n w log s.
+
+    Args:
+        grad, input, linear_weight, linear_bias, weight, reduction: see `linear_cross_entropy_backward`.
+
+    Returns:
+        The shape of p, (N, C).
+
+    References:
+        torch.nn.modules.linear_cross_entropy, which refuses it.
+    """
+    losses = torch.nn.functional.linear(input, linear_weight, linear_bias).log_softmax(1)
+    return -grad.reshape(-1, 1) * _scaled(losses, weight, reduction)
 
 
 @formula
@@ -65,11 +105,11 @@ def linear_cross_entropy_backward(
         grad: of the loss, a number, or (N,) without reduction.
         input: x, (N, F), real.
         linear_weight: W, (C, F).
-        target: y, (N,), the classes.
+        target: y, (N,), the classes; or p, (N, C), their probabilities.
         linear_bias: b, (C,), or None.
         weight: of the classes, (C,), or None for 1.
         reduction: "none", "mean" or "sum".
-        ignore_index: the class that is ignored.
+        ignore_index: the class that is ignored; it means nothing where there are probabilities.
 
     Returns:
         The shapes of x, W and b.
@@ -89,7 +129,8 @@ def linear_cross_entropy_jvp(
     input_t: Tensor | None,
     linear_weight_p: Tensor,
     linear_weight_t: Tensor | None,
-    target: Tensor,
+    target_p: Tensor,
+    target_t: Tensor | None,
     linear_bias_p: Tensor | None,
     linear_bias_t: Tensor | None,
     weight: Tensor | None,
@@ -98,13 +139,16 @@ def linear_cross_entropy_jvp(
 ) -> Tensor:
     """Tangent of the cross entropy of z = x W^T + b: <r_n (s - e_y), dz>, with dz = dx W^T + x dW^T + db.
 
+    With probabilities of the classes, <s <w, p> - w p, dz> - <w log s, dp>.
+
     Args:
         input_p, linear_weight_p, linear_bias_p: x, (N, F), W, (C, F), and b, (C,), or None.
         input_t, linear_weight_t, linear_bias_t: their tangents; None for zero.
-        target: y, (N,), the classes.
+        target_p: y, (N,), the classes; or p, (N, C), their probabilities.
+        target_t: the tangent of p, or None.
         weight: of the classes, (C,), or None for 1.
         reduction: "none", "mean" or "sum".
-        ignore_index: the class that is ignored.
+        ignore_index: the class that is ignored; it means nothing where there are probabilities.
 
     Returns:
         A number, or (N,) without reduction.
@@ -112,7 +156,7 @@ def linear_cross_entropy_jvp(
     References:
         The transpose of torch.nn.modules.linear_cross_entropy.
     """
-    G = _logit_gradient(input_p, linear_weight_p, target, linear_bias_p, weight, reduction, ignore_index)
+    G = _logit_gradient(input_p, linear_weight_p, target_p, linear_bias_p, weight, reduction, ignore_index)
     found = torch.zeros_like(G)
     if input_t is not None:
         found = found + input_t @ linear_weight_p.mT
@@ -120,7 +164,11 @@ def linear_cross_entropy_jvp(
         found = found + input_p @ linear_weight_t.mT
     if linear_bias_t is not None:
         found = found + linear_bias_t
-    return (G * found).sum(1) if reduction == "none" else (G * found).sum()
+    found = G * found
+    if target_t is not None:
+        losses = torch.nn.functional.linear(input_p, linear_weight_p, linear_bias_p).log_softmax(1)
+        found = found - target_t * _scaled(losses, weight, reduction)
+    return found.sum(1) if reduction == "none" else found.sum()
 
 
 def _vjp(
@@ -164,18 +212,44 @@ def _vjp_of_each(
     return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
 
 
+def _target_vjp(
+    grad_result0: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+) -> Tensor | None:
+    if not target.is_floating_point():
+        return None
+    return linear_cross_entropy_target_backward(grad_result0, input, linear_weight, linear_bias, weight, reduction)
+
+
+def _target_vjp_of_each(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+) -> Tensor | None:
+    return _target_vjp(grad, input, linear_weight, target, linear_bias, weight, "none")
+
+
 def _jvp_of_each(
     input_p: Tensor,
     input_t: Tensor | None,
     linear_weight_p: Tensor,
     linear_weight_t: Tensor | None,
-    target: Tensor,
+    target_p: Tensor,
+    target_t: Tensor | None,
     linear_bias_p: Tensor | None,
     linear_bias_t: Tensor | None,
     weight: Tensor | None,
     ignore_index: int,
 ) -> Tensor:
-    moving = (input_p, input_t, linear_weight_p, linear_weight_t, target, linear_bias_p, linear_bias_t)
+    moving = (input_p, input_t, linear_weight_p, linear_weight_t, target_p, target_t, linear_bias_p, linear_bias_t)
     return linear_cross_entropy_jvp(*moving, weight, "none", ignore_index)
 
 
@@ -208,13 +282,13 @@ def _samples_of_each(dtype: torch.dtype, device: torch.device | str) -> Iterable
 if exists(_NAME):
     _inputs_of_rule = ("input", "linear_weight", "linear_bias")
     _about: dict[str, Any] = {
-        "uses": (linear_cross_entropy_backward, linear_cross_entropy_jvp),
+        "uses": (linear_cross_entropy_backward, linear_cross_entropy_target_backward, linear_cross_entropy_jvp),
         "improves": ("values", "missing"),
         "source": "torch.nn.modules.linear_cross_entropy; its derivatives are new",
     }
     rule(
         _NAME,
-        vjp={_inputs_of_rule: _vjp},
+        vjp={_inputs_of_rule: _vjp, "target": _target_vjp},
         jvp={"result0": linear_cross_entropy_jvp},
         not_differentiable=("result1", "result2", "result3"),
         samples=_samples,
@@ -223,7 +297,7 @@ if exists(_NAME):
     )
     rule(
         f"{_NAME}_no_reduction",
-        vjp={_inputs_of_rule: _vjp_of_each},
+        vjp={_inputs_of_rule: _vjp_of_each, "target": _target_vjp_of_each},
         jvp={"result": _jvp_of_each},
         samples=_samples_of_each,
         probe=in_one_precision(operator(f"{_NAME}_no_reduction")),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, operator, reached, rule
 
 from .entries import (
     OF_COMPRESSED,
@@ -115,7 +115,9 @@ rule(
     jvp={"result": no_tangent},
     uses=sparse_coo_tensor_values_backward,
     sparse=True,
-    gaps=OF_COMPRESSED | OF_SPARSE_RESULTS | {"fake": "the operator's fake kernel asks for the device of real tensors"},
+    gaps=OF_COMPRESSED
+    | OF_SPARSE_RESULTS
+    | {"fake": ("the operator's fake kernel asks for the device of real tensors", "2.15")},
     improves="missing",
     source="ATen derivatives.yaml; for complex values, and differentiable again",
     samples=_compressed_samples,
@@ -145,6 +147,9 @@ _CONVERSIONS: dict[str, dict[str, Any]] = {
     "_to_sparse_bsc": {"blocksize": [2, 1], "real_only": True},
 }
 
+# what PyTorch's fake kernel of blocks of columns says of strides is that of rows, since it has one
+_STRIDES = {"fake": "the operator's fake result has other strides once it is dense"} if reached("2.15") else {}
+
 for _name, _arguments in _CONVERSIONS.items():
     _operator = operator(f"aten::{_name}")
     _compressed = "_cs" in _name or "_bs" in _name
@@ -154,7 +159,9 @@ for _name, _arguments in _CONVERSIONS.items():
         jvp={"result": no_tangent},
         kind="linear",
         sparse=True,
-        gaps=OF_COMPRESSED | OF_SPARSE_RESULTS if _compressed else OF_SPARSE_RESULTS,
+        gaps=OF_SPARSE_RESULTS
+        | (OF_COMPRESSED if _compressed else {})
+        | (_STRIDES if _name == "_to_sparse_bsc" else {}),
         improves="missing",
         source="ATen to_sparse_backward; for complex numbers new",
         samples=_dense_samples(**_arguments),
