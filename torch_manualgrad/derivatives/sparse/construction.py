@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, reached, rule
+from torch_manualgrad.core.rule import Sample, operator, rule
 
 from .entries import (
     OF_COMPRESSED,
@@ -147,9 +147,6 @@ _CONVERSIONS: dict[str, dict[str, Any]] = {
     "_to_sparse_bsc": {"blocksize": [2, 1], "real_only": True},
 }
 
-# what PyTorch's fake kernel of blocks of columns says of strides is that of rows, since it has one
-_STRIDES = {"fake": "the operator's fake result has other strides once it is dense"} if reached("2.15") else {}
-
 for _name, _arguments in _CONVERSIONS.items():
     _operator = operator(f"aten::{_name}")
     _compressed = "_cs" in _name or "_bs" in _name
@@ -159,9 +156,7 @@ for _name, _arguments in _CONVERSIONS.items():
         jvp={"result": no_tangent},
         kind="linear",
         sparse=True,
-        gaps=OF_SPARSE_RESULTS
-        | (OF_COMPRESSED if _compressed else {})
-        | (_STRIDES if _name == "_to_sparse_bsc" else {}),
+        gaps=OF_COMPRESSED | OF_SPARSE_RESULTS if _compressed else OF_SPARSE_RESULTS,
         improves="missing",
         source="ATen to_sparse_backward; for complex numbers new",
         samples=_dense_samples(**_arguments),

@@ -73,8 +73,8 @@ def wanted(found: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None
 
 
 def made_dense(op: Any) -> Callable[..., Tensor]:
-    """The same by conversion."""
-    return lambda *args, **kwargs: op(*args, **kwargs).to_dense(masked_grad=False)
+    """The same by conversion; the strides of what PyTorch makes dense are not those that its fake kernels say."""
+    return lambda *args, **kwargs: op(*args, **kwargs).to_dense(masked_grad=False).contiguous()
 
 
 def entries(x: Tensor) -> tuple[Tensor, ...]:
