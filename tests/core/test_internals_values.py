@@ -123,3 +123,11 @@ def test_a_function_of_constants_in_a_graph():
     same(f(x), x * 2)
     same(f(x), x * 2)
     assert called == [(2, 3)]
+
+
+def test_the_value_of_a_constant():
+    x = random(2)
+    assert internals.value_of_constant(x) is x
+    with internals.FakeTensorMode() as mode:
+        found, none = internals.value_of_constant(torch.tensor(2.5)), internals.value_of_constant(mode.from_tensor(x))
+    assert found.item() == 2.5 and none is None

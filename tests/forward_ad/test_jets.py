@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
+from torch_manualgrad.core import calls
 from torch_manualgrad.forward_ad import directional, jet, taylor
 
 X = 0.37
@@ -246,3 +247,12 @@ def test_a_lost_cross_term_is_found(monkeypatch):
 
     monkeypatch.setattr(taylor, "convolve", without_last)
     assert error_of(FUNCTIONS["products"], random(4, 3), 3) > 1e-3
+
+
+def test_numbers_among_tensors_under_kernels_in_python():
+    """They make tensors of the numbers, in the middle of what is traced."""
+    x = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    expected = mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75), x, torch.ones_like(x), 3)
+    with mg.override("*"), calls.in_python():
+        found = mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75).reshape(2), x, torch.ones_like(x), 3)
+    torch.testing.assert_close(found, expected)

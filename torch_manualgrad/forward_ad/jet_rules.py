@@ -111,7 +111,7 @@ def _values(x: Any) -> Any:
 
 def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:
     """The calls of a trace on these tensors, of which some are jets of the space."""
-    known = dict(enumerate(tensors))
+    known = {**dict(enumerate(tensors)), **dict(trace.constants)}
     for name, arguments, results in trace.nodes:
         args, kwargs = decode(arguments, known)
         _keep(step(space, name, args, kwargs), results, known)

@@ -19,6 +19,7 @@ from torch_manualgrad.core.internals import (
     fakes,
     is_autocast_enabled,
     is_composite,
+    value_of_constant,
 )
 
 OpOverload = type(torch.ops.aten.sin.default)
@@ -50,10 +51,14 @@ class Node(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The calls in their order, and what the function returns; tensors are numbered, the arguments first."""
+    """The calls in their order, and what the function returns; tensors are numbered, the arguments first.
+
+    Tensors that no call has made are constants: numbers among tensors, which a kernel in Python has made tensors.
+    """
 
     nodes: tuple[Node, ...]
     result: Any
+    constants: tuple[tuple[int, Tensor], ...] = ()
 
 
 # An encoded value is (kind, content): the kinds keep apart values that are equal, 1 and 1.0 and True.
@@ -145,7 +150,11 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
 def _constant(func: Callable[..., Any], template: Any, likes: Any) -> Any:
     from .jet_rules import jet_rule  # which is made of what calls this
 
-    nodes, result = _trace(func, template, likes, None)
+    nodes, result, constants = _trace(func, template, likes, None)
+    if constants:
+        raise NotImplementedError(
+            f"{getattr(func, '__name__', func)}: a number among tensors has no place in a graph here"
+        )
     for node in nodes:
         try:
             jet_rule(node.name)  # made now, as Dynamo does not read the registries
@@ -158,6 +167,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     known: list[Any] = []  # kept alive, so that an id stays one tensor's
     places: dict[int, int] = {}
     nodes: list[Node] = []
+    constants: list[tuple[int, Tensor]] = []
 
     def number(x: Any) -> int:
         if id(x) not in places:
@@ -165,10 +175,15 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             known.append(x)
         return places[id(x)]
 
+    def number_of_argument(x: Any) -> int:
+        if id(x) not in places and (value := value_of_constant(x)) is not None:
+            constants.append((number(x), value))
+        return number(x)
+
     def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         if not any(isinstance(x, Tensor) for x in (result if isinstance(result, (list, tuple)) else [result])):
             return  # a question that was answered
-        arguments = encode((args, kwargs), [], number)
+        arguments = encode((args, kwargs), [], number_of_argument)
         name = operator.name().removesuffix(".default")
         nodes.append(Node(name, arguments, encode(result, [], number)))
 
@@ -187,7 +202,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
                 f"{name} reads the values of a tensor inside of a function that runs on Taylor series; compute with "
                 "tensors, or call .detach() first to hold the value constant"
             ) from None
-        return Trace(tuple(nodes), encode(result, [], number))
+        return Trace(tuple(nodes), encode(result, [], number), tuple(constants))
 
 
 def _value(x: Any) -> Tensor:

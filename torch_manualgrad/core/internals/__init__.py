@@ -83,7 +83,14 @@ from .nested import (
     traced_nested_int,
 )
 from .threads import stay_on_this_thread
-from .tracing import ReadsValues, calls_seen, constant_in_graphs, fakes, tensor_without_memory
+from .tracing import (
+    ReadsValues,
+    calls_seen,
+    constant_in_graphs,
+    fakes,
+    tensor_without_memory,
+    value_of_constant,
+)
 from .values import DispatchMode, are_finite, decompositions, memory_of, value_of, values_readable
 
 __all__ = [
@@ -170,6 +177,7 @@ __all__ = [
     "unattached",
     "unwrap_if_dead",
     "value_of",
+    "value_of_constant",
     "values_hidden",
     "values_readable",
     "vmap_call",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -137,7 +138,11 @@ _SLOT = "torch_manualgrad.forward_ad"
 
 
 def put_on_this_thread(state: object) -> None:
+    """Keep an object for this thread, and for those of its backward passes."""
+    count = sys.getrefcount(state)
     torch._C._stash_obj_in_tls(_SLOT, state)
+    if sys.getrefcount(state) == count:  # it drops a reference in the end; some releases do not take one first
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
 
 
 def on_this_thread() -> Any:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory"]
+__all__ = ["ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory", "value_of_constant"]
 
 # Raised by fake tensors where a number is read from one.
 ReadsValues = DataDependentOutputException
@@ -63,6 +63,11 @@ class _Seen(TorchDispatchMode):
 def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> TorchDispatchMode:
     """A context: ``see(operator, args, kwargs, result)`` is called for each operator that autograd has no parts of."""
     return _Seen(see)
+
+
+def value_of_constant(x: Tensor) -> Tensor | None:
+    """What a tensor that was made of numbers holds, though it be a fake one; None where that is not known."""
+    return getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
 
 
 def tensor_without_memory(kind: Any, like: Tensor) -> Any:
