@@ -303,6 +303,11 @@ def test_guard_on_compiled_graphs():
     assert internals.guard_compiled_graphs(compile_cache.state) is True
 
 
+def test_is_view():
+    x = random(2, 2)
+    assert internals.is_view(x[0]) and not internals.is_view(x) and not internals.is_view(x.clone()[:].detach().clone())
+
+
 def test_recorded_by_jit():
     seen = []
 

@@ -6,7 +6,6 @@ from local_rules_for_tests import local
 from ops_for_tests import define
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.names import _choose
 from torch_manualgrad.core.registry import Registry
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -80,7 +79,6 @@ def registry(monkeypatch):
     rules = Registry("rule")
     monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
     monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
-    monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # of another registry
     return rules
 
 

@@ -40,7 +40,7 @@ def plant(monkeypatch):
             **options,
         )
         monkeypatch.setitem(mg.rules._entries, name, rule)
-        monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # what "*" means has changed
+        monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # nobody has told the registry
         return rule
 
     return put

@@ -17,7 +17,7 @@ from torch import Tensor
 from .autograd import Mode, differentiated
 from .autograd_function import fast_function
 from .forward_mode import ForwardMode
-from .internals import below_autograd, is_recorded_by_jit
+from .internals import below_autograd, is_recorded_by_jit, is_view
 from .schema import Signature, is_differentiable, tensors_in, with_tensors
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def in_place_kernel(
 def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
     """Whether the result is of its dtype, and nobody but autograd of this tensor has to know that it was written to."""
     same = all(x.dtype is target.dtype for x in tensors_in(values) if is_differentiable(x))
-    return (
-        same and is_differentiable(target) and not target._is_view() and not (target.is_leaf and target.requires_grad)
-    )
+    return same and is_differentiable(target) and not is_view(target) and not (target.is_leaf and target.requires_grad)
 
 
 @functools.cache

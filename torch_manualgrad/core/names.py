@@ -241,7 +241,7 @@ def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
         TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
     """
     find = _remembered if all(isinstance(name, Hashable) for name in names) else _choose
-    return find(tuple(names), strong_zero, len(rules), len(replacements))
+    return find(tuple(names), strong_zero, rules.version, replacements.version)
 
 
 def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacements: int) -> Chosen:
@@ -255,7 +255,7 @@ def _choose(names: tuple[Any, ...], strong_zero: bool, _rules: int, _replacement
     )
 
 
-# To enter an override again costs a look-up; registries only grow, so that their sizes say which state they are in.
+# To enter an override again costs a look-up.
 _remembered = functools.lru_cache(maxsize=128)(_choose)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
 __all__ = ["Registry"]
 
 T = TypeVar("T")
+
+_versions = itertools.count()
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -30,6 +33,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._what = what
         self._fill = fill
         self._entries: dict[str, T] = {}
+        self._version = next(_versions)
         self.absent: dict[str, str] = {}
         self._all: list[Registry[Any]] = [self] if beside is None else beside._all  # that share one set of names
         if beside is not None:
@@ -39,12 +43,14 @@ class Registry(Mapping[str, T], Generic[T]):
         """Enter ``entry``. Raises ValueError if the name is taken."""
         self._is_new(name)
         self._entries[name] = entry
+        self._version = next(_versions)
         return entry
 
     def remove(self, name: str) -> T:
         """Take the entry out, and return it."""
         found = self[name]
         del self._entries[name]
+        self._version = next(_versions)
         return found
 
     def without(self, name: str, reason: str) -> None:
@@ -56,6 +62,12 @@ class Registry(Mapping[str, T], Generic[T]):
         for other in self._all:
             if name in other._entries or name in other.absent:
                 raise ValueError(f"{other._what} {name!r} exists already; a duplicate name is an error")
+
+    @property
+    def version(self) -> int:
+        """A number that changes with the entries, and that no other registry ever has: what follows from them may be kept by it."""
+        self._fill()
+        return self._version
 
     def missing(self, name: object) -> str:
         """The message for a name that is not here."""

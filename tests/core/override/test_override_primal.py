@@ -8,7 +8,7 @@ from sine_rules_for_tests import factor, sine_times
 from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.names import _choose
+from torch_manualgrad.core.registry import Registry
 
 
 def test_forward_is_used_when_asked_for():
@@ -32,8 +32,9 @@ def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
     )  # of graphs in other tests
     asked = []
     left = sine_times(2, defer_to_stock=lambda x: asked.append(x) or len(x) < 4, improves="speed")
-    monkeypatch.setattr("torch_manualgrad.core.names.rules", {left.name: left})
-    monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # of another registry
+    rules = Registry("rule")
+    rules.add(left.name, left)
+    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
     x = random(3).requires_grad_()
     with mg.override():
         assert torch.sin(x).grad_fn.name() == "SinBackward0"

@@ -24,6 +24,7 @@ __all__ = [
     "is_below_autograd",
     "is_composite",
     "is_recorded_by_jit",
+    "is_view",
     "library_backward",
     "operators",
     "own_kernel",
@@ -64,6 +65,11 @@ def reading_bits() -> Any:
 # Whether torch.jit.trace records what this thread calls. It is off inside of what it has recorded; some operators, as
 # convolution, it passes over, to record those that they call.
 is_recorded_by_jit: Callable[[], bool] = torch._C._is_tracing
+
+
+def is_view(x: torch.Tensor) -> bool:
+    """Whether autograd holds it to be a view of another tensor, and has to tell that of what is written to it."""
+    return x._is_view()
 
 
 def is_composite(op: Any) -> bool:
