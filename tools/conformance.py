@@ -197,6 +197,8 @@ their variants; one counts as wrong or raising in a mode if it is so at one samp
 - ok: right in every mode. wrong: a wrong value. raises: an error. unsettled: the finite differences do not converge at a
   sample, as at the kinks that are all the samples of linalg_norm_subgradients_at_zero; tests look at those by themselves.
 - Given a compressed sparse tensor, which torch.func does not take, torch.autograd alone is checked.
+- Only dtypes whose gradients the database says are supported are checked: complex `to_sparse`, which PyTorch refuses and a
+  rule differentiates, is not.
 - -: nothing to differentiate in this dtype. not counted: why the samples say nothing of a derivative.
 
 Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/conformance.py` (`make conformance`).
