@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import torch_manualgrad as mg
-from torch_manualgrad.__main__ import main
 from torch_manualgrad.testing import derivatives_yaml
+from torch_manualgrad_cli import cli
 
 RIGHT = """
 import torch
@@ -51,106 +53,141 @@ def module(tmp_path, request):
     sys.path[:] = before
 
 
-def test_list(capsys):
-    assert main(["list"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"| {name} " in printed for name in (*mg.rules, *mg.catalogue, *mg.ops))
+def run(*arguments):
+    """(exit status, standard output, standard error)"""
+    found = CliRunner().invoke(cli, arguments)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found.exit_code, found.stdout, found.stderr
 
 
-def test_coverage(capsys):
-    status = main(["coverage"])
-    printed = capsys.readouterr().out
+def printed(*arguments, status=0):
+    """Standard output; where the status is 2, standard error."""
+    got, output, error = run(*arguments)
+    assert got == status, (output, error)
+    return error if status == 2 else output
+
+
+def test_list():
+    text = printed("list")
+    assert all(f"| {name} " in text for name in (*mg.rules, *mg.catalogue, *mg.ops))
+
+
+def test_coverage():
     entries = derivatives_yaml.entries()
-    assert all(f"| {entry.name} " in printed for entry in entries)
-    assert f"{len(entries)} entries" in printed and (status == 1) == any(not entry.kind for entry in entries)
-    assert main(["coverage", "--kind", "gap"]) in (0, 1)
-    assert "aten::sin " not in capsys.readouterr().out
-    assert main(["coverage", "--kind", "nope"]) == 2
+    text = printed("coverage", status=1 if any(not entry.kind for entry in entries) else 0)
+    assert all(f"| {entry.name} " in text for entry in entries) and f"{len(entries)} entries" in text
+    status, text, _ = run("coverage", "--kind", "gap")
+    assert status in (0, 1) and "aten::sin " not in text
+    assert "there is no kind 'nope'" in printed("coverage", "--kind", "nope", status=2)
 
 
-def test_show_every_name(capsys):
+def test_show_every_name():
     for name, rule in mg.rules.items():
-        assert main(["show", name]) == 0
-        printed = capsys.readouterr().out
-        assert str(rule.aten._schema) in printed and rule.source in printed
-        assert all(formula.__name__ in printed for formula in rule.formulas)
-        assert all(reason in printed for reason in rule.gaps.values())
+        text = printed("show", name)
+        assert str(rule.aten._schema) in text and rule.source in text
+        assert all(formula.__name__ in text for formula in rule.formulas)
+        assert all(reason in text for reason in rule.gaps.values())
     for name, formula in mg.ops.items():
-        assert main(["show", name]) == 0
-        printed = capsys.readouterr().out
-        assert str(formula.signature.schema) in printed and f"def {name}(" in printed
+        text = printed("show", name)
+        assert str(formula.signature.schema) in text and f"def {name}(" in text
 
 
-def test_show_takes_short_names(capsys):
-    assert main(["show", "norm"]) == 0
-    assert capsys.readouterr().out.count("rule  ") == 6  # all overloads, and what torch.norm reaches
-    assert main(["show", "manualgrad::norm_jvp"]) == 0
+def test_show_takes_short_names():
+    assert printed("show", "norm").count("rule       ") == 6  # all overloads, and what torch.norm reaches
+    assert printed("show", "manualgrad::norm_jvp")
 
 
-def test_show_an_elementwise_rule_and_what_has_none(capsys):
-    assert main(["show", "aten::sin"]) == 0
-    assert "derivatives/elementwise/trigonometric.py:" in capsys.readouterr().out
+def test_show_an_elementwise_rule_and_what_has_none():
+    assert "derivatives/elementwise/trigonometric.py:" in printed("show", "aten::sin")
     for name in ("aten::transpose.int", "transpose.int"):
-        assert main(["show", name]) == 0
-        assert "view  aten::transpose.int: returns a view, which PyTorch differentiates" in capsys.readouterr().out
+        assert "view  aten::transpose.int: returns a view, which PyTorch differentiates" in printed("show", name)
 
 
-def test_show_an_unknown_name(capsys):
-    assert main(["show", "norm_jpv"]) == 2
-    error = capsys.readouterr().err
-    assert "there is no formula 'norm_jpv'; did you mean 'norm_jvp'" in error
+def test_show_an_unknown_name():
+    assert "there is no formula 'norm_jpv'; did you mean 'norm_jvp'" in printed("show", "norm_jpv", status=2)
 
 
-def test_env(capsys):
-    assert main(["env"]) == 0
-    printed = capsys.readouterr().out
-    assert mg.__version__ in printed and torch.__version__ in printed
-    assert "cpu kernels" in printed and "cuda kernels" in printed
-    assert printed.count("loaded") >= 2  # loaded, or why not
+def test_env():
+    text = printed("env")
+    assert mg.__version__ in text and torch.__version__ in text
+    assert "cpu kernels" in text and "cuda kernels" in text
+    assert text.count("loaded") >= 2  # loaded, or why not
 
 
-def test_what_is_absent_and_what_claims_ended_are_said(capsys, monkeypatch):
+def test_what_is_absent_and_what_claims_ended_are_said(monkeypatch):
     rule = mg.rules["aten::dist"]
     monkeypatch.setitem(mg.rules.absent, "aten::gone", "torch 2.15 has no aten::gone")
     monkeypatch.setattr(rule, "claims", {**rule.claims, "missing": "2.3"})
-    assert main(["list"]) == 0 and "absent: torch 2.15 has no aten::gone" in capsys.readouterr().out
-    assert main(["env"]) == 0
-    printed = capsys.readouterr().out
-    assert "torch 2.15 has no aten::gone" in printed and "aten::dist: missing, since torch 2.3" in printed
-    assert main(["show", "dist"]) == 0 and "missing, since torch 2.3" in capsys.readouterr().out
-    assert main(["show", "gone"]) == 2 and "torch 2.15 has no aten::gone" in capsys.readouterr().err
+    assert "absent  torch 2.15 has no aten::gone" in printed("list")
+    text = printed("env")
+    assert "torch 2.15 has no aten::gone" in text and "aten::dist: missing, since torch 2.3" in text
+    assert "missing, since torch 2.3" in printed("show", "dist")
+    assert "missing, since torch 2.3" in printed("explain", "dist")
+    assert "torch 2.15 has no aten::gone" in printed("show", "gone", status=2)
 
 
-def test_functions_are_names_too(capsys):
+def test_functions_are_names_too():
     for name in ("linalg.svd", "torch.linalg.svd", "svd"):
-        assert main(["show", name]) == 0 and "rule       aten::_linalg_svd" in capsys.readouterr().out
+        assert "rule       aten::_linalg_svd" in printed("show", name)
 
 
-def test_check_a_rule(capsys):
-    assert main(["check", "aten::dist", "--modes", "rev,fwd", "--checks", "duality"]) == 0
-    printed = capsys.readouterr().out
-    assert "aten::dist" in printed and ", 0 failed" in printed
-    assert main(["check", "renorm", "--modes", "rev", "--checks", "duality", "--dtype", "complex128"]) == 0
-    assert "complex128" in capsys.readouterr().out
+def test_explain_says_who_serves_a_call_and_what_is_kept(module):
+    text = printed("explain", "linalg.lu")
+    assert "linalg_lu_jvp" in text and "values: PyTorch's derivative is wrong" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| (f64[3, 3]) ")]
+    assert line.endswith("| 216                   | 216                    |")  # A has none; P, L and U are 3 x 3
+    assert "PyTorch keeps the call" in printed("explain", "layer_norm")
+    assert "leaves it to PyTorch" in printed("explain", "aten::sin")
+    assert "by PyTorch: view" in printed("explain", "transpose.int")
+    path = module("cli_explained", 1)
+    assert "(f64[3])" in printed("explain", "aten::sin", "--samples", f"{path}:samples")
+    assert "there is no rule" in printed("explain", "nothing_at_all", status=2)
 
 
-def test_check_an_op_in_a_file(module, capsys):
+def test_explain_says_which_kernels_run():
+    found = json.loads(printed("explain", "linalg.lu", "--json"))
+    assert found["aten::linalg_lu"]["formula"][0].startswith("linalg_lu_backward (")
+    with_kernels = mg.core.kernels.status()[0].loaded
+    for sample in found["aten::linalg_lu: samples"]:
+        assert sample["kernels"] == ("manualgrad::linalg_lu_backward" if with_kernels else "none")
+        assert sample["forward"] in ("C++", "Python")
+
+
+def test_check_a_rule():
+    text = printed("check", "aten::dist", "--modes", "rev,fwd", "--checks", "duality")
+    assert "aten::dist" in text and ", 0 failed" in text
+    assert "complex128" in printed("check", "renorm", "--modes", "rev", "--checks", "duality", "--dtype", "complex128")
+
+
+def test_check_an_op_in_a_file(module):
     path = module("cli_right", 1)
-    assert main(["check", f"{path}:op", "--checks", "vmap"]) == 0
-    assert ", 0 failed" in capsys.readouterr().out
+    assert ", 0 failed" in printed("check", f"{path}:op", "--checks", "vmap")
 
 
-def test_check_finds_a_wrong_derivative(module, capsys):
+def test_check_finds_a_wrong_derivative(module):
     path = module("cli_wrong", 2)
-    assert main(["check", f"{path}:op", "--modes", "rev", "--checks", "vmap"]) == 1
-    assert "wrong" in capsys.readouterr().out
+    command = ["check", f"{path}:op", "--modes", "rev", "--checks", "vmap"]
+    assert "wrong" in printed(*command, status=1)
+    results = json.loads(printed(*command, "--json", status=1))["results"]
+    assert {r["outcome"] for r in results if r["check"] == "rev"} == {"wrong"}
 
 
-def test_composition(module, capsys):
+def test_composition(module):
     path = module("cli_composition", 1)
-    command = ["composition", f"{path}:op", "--reference", f"{path}:plain", "--no-compile"]
-    assert main(command) == 0
-    assert "| rev-fwd-rev " in capsys.readouterr().out
+    assert "| rev-fwd-rev " in printed("composition", f"{path}:op", "--reference", f"{path}:plain", "--no-compile")
+
+
+def test_conformance():
+    text = printed("conformance", "trace", "--limit", "1", "--workers", "1")
+    assert "| trace " in text and "| all " in text
+    assert "the operator database has no differentiable 'trance'" in printed("conformance", "trance", status=2)
+
+
+@pytest.mark.parametrize("command", ["list", "coverage", "env"])
+def test_json(command):
+    document = json.loads(run(command, "--json")[1])
+    assert document and all(document.values()) or command == "list"
 
 
 @pytest.mark.parametrize(
@@ -172,19 +209,22 @@ def test_composition(module, capsys):
         (["composition", "math:sin", "--reference", "math"], "'math' names nothing"),
     ],
 )
-def test_what_does_not_exist_is_named(arguments, message, capsys):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+def test_what_does_not_exist_is_named(arguments, message):
+    assert message in printed(*arguments, status=2)
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["show"]])
-def test_misuse_prints_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    assert "usage: python -m torch_manualgrad" in capsys.readouterr().err
+def test_misuse_prints_the_usage(arguments):
+    status, output, error = run(*arguments)
+    assert status == 2 and "Usage: " in output + error
 
 
 def test_as_a_program():
     run = subprocess.run([sys.executable, "-m", "torch_manualgrad", "show", "nothing"], capture_output=True, text=True)
     assert run.returncode == 2 and "there is no rule" in run.stderr and not run.stdout
+
+
+def test_help_does_without_torch():
+    code = "import sys, torch_manualgrad_cli as m\nsys.argv[1:] = ['--help']\ntry: m.main()\nfinally: assert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0 and "explain" in run.stdout, run.stderr

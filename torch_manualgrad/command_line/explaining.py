@@ -1,0 +1,112 @@
+"""`explain`: what happens when an operator is differentiated here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from ..core import calls
+from ..core.catalogue import KINDS, catalogue
+from ..core.deferral import ButManySmall, always
+from ..core.names import rules_named
+from ..core.override import override
+from ..core.rule import Rule
+from ..core.sample import Sample
+from ..testing import tree
+from ..testing.problem import Problem
+from .answer import Answer, Fields, Part, Table
+from .registry import ended_claims, kernels_of
+from .targets import named_samples, own_samples, rules_of
+
+__all__ = ["explain"]
+
+CLAIMS = {
+    "values": "PyTorch's derivative is wrong or nan in some mode or at some input",
+    "missing": "PyTorch raises in some mode",
+    "speed": "PyTorch's derivative is right, and slower",
+}
+HEADER = ["sample", "forward", "backward", "kernels", "bytes kept by PyTorch", "bytes kept by the rule"]
+
+
+def explain(name: str, samples: str | None) -> Answer:
+    """Of each rule of the operator: when it acts, what a call costs, and what its samples keep and run."""
+    full = f"aten::{name.removeprefix('aten::')}".removesuffix(".default")
+    if full in catalogue and not rules_named(name):
+        entry = catalogue[full]
+        why = f"by PyTorch: {entry.kind}, {entry.reason or KINDS[entry.kind]}"
+        return Answer([Fields(entry.name, [("operator", entry.name), ("differentiated", why)])])
+    parts: list[Part] = []
+    for rule in rules_of(name):
+        found = named_samples(samples) if samples else own_samples(rule)
+        parts += [
+            Fields(rule.name, _fields(rule)),
+            Table(f"{rule.name}: samples", HEADER, [_measured(rule, sample) for sample in found]),
+        ]
+    return Answer(parts)
+
+
+def _fields(rule: Rule) -> list[tuple[str, str]]:
+    claims = [f"{claim}: {CLAIMS[claim]}" for claim in rule.improves]
+    acts = "acts" if rule.improves else "leaves it to PyTorch, as the rule claims nothing over PyTorch's derivative"
+    return [
+        ("operator", rule.name),
+        *[("claims", claim) for claim in claims],
+        *[("claimed once", ended) for ended in ended_claims(rule)],
+        ("override()", f"{acts}; {_deferral(rule)}" if rule.improves else acts),
+        ('override("*")', "acts"),
+        ("strong zero", "its own" if rule.has_strong_zero else "not needed: a zero stays a zero"),
+        ("keeps", ", ".join(rule.residuals) or "nothing"),
+        *[("formula", f"{f.__name__} ({', '.join(kernels_of(f)) or 'no kernel'})") for f in rule.formulas],
+        *[("raises", f"{mode}: {reason}") for mode, reason in rule.gaps.items()],
+    ]
+
+
+def _deferral(rule: Rule) -> str:
+    defers = rule.defer_to_stock
+    if defers is None:
+        return "takes every call"
+    if defers is always:
+        return "where only reverse mode can follow, PyTorch keeps the call"
+    if isinstance(defers, ButManySmall):
+        return (
+            "where only reverse mode can follow, on the CPU, takes batches of at least "
+            f"{defers.matrices} matrices up to order {defers.order}, and leaves the others to PyTorch"
+        )
+    return "where only reverse mode can follow, PyTorch keeps the calls that `defer_to_stock` names"
+
+
+def _measured(rule: Rule, sample: Sample | tuple[Any, ...]) -> list[str]:
+    problem = Problem(rule.probe, sample if isinstance(sample, Sample) else Sample(*sample))
+    stock, _ = _run(problem, nullcontext)
+    before = calls.counts()
+    ours, ran = _run(problem, lambda: override(rule))
+    plain, compiled, python = (b - a for a, b in zip(before, calls.counts(), strict=True))
+    backward = "a kernel, from C++" if compiled and not python else "Python"
+    return [repr(sample), "C++" if plain else "Python", backward, ", ".join(ran) or "none", stock, ours]
+
+
+def _run(problem: Problem, active: Callable[[], AbstractContextManager[Any]]) -> tuple[str, list[str]]:
+    """Forward and backward: the bytes that are kept between them, inputs included; the kernels that run."""
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.layout == torch.strided:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    try:
+        with active(), profile(use_kineto=False) as events:  # kineto writes to standard error
+            xs = [x.detach().requires_grad_() for x in problem.primals]
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                outputs = [o for o in problem.flat(*xs) if tree.is_differentiable(o) and o.requires_grad]
+            torch.autograd.grad(outputs, xs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    except Exception as error:
+        return f"raises {type(error).__name__}", []
+    names = {(e.name, getattr(e, "overload_name", "")) for e in events.function_events}
+    ran = sorted(f"{name}.{overload}".rstrip(".") for name, overload in names if name.startswith("manualgrad::"))
+    return str(sum(kept.values())), ran

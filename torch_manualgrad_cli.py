@@ -1,0 +1,154 @@
+"""The command line, ``manualgrad`` or ``python -m torch_manualgrad``: commands and options, and no more.
+
+A module of its own beside the package, as importing the package imports torch: ``--help`` does without. Each command's
+work is in `torch_manualgrad.command_line`. Exit status: 0 if all is well, 1 if a check failed, 2 if something that was
+named does not exist.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="torch_manualgrad", message="%(version)s")
+def cli() -> None:
+    """PyTorch's hand-written derivatives: what there is, whether it is right, and what a call of an operator does."""
+
+
+def _command(*imports: Command) -> Callable[[Command], Command]:
+    """A command that returns an `Answer`; with ``--json``, and with ``--import`` where ``_importing`` is given."""
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def run(as_json: bool, **options: Any) -> None:
+            from torch_manualgrad.command_line.targets import import_module
+
+            for name in options.pop("modules", ()):
+                import_module(name)
+            answer = function(**options)
+            answer.print(as_json=as_json)
+            click.get_current_context().exit(answer.status)
+
+        with_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+        decorated = with_json(run)
+        for extra in imports:
+            decorated = extra(decorated)
+        made: Command = cli.command()(decorated)
+        return made
+
+    return decorate
+
+
+_importing = click.option(
+    "--import",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    help="A module, or FILE.py, that registers rules or formulas. May be given several times.",
+)
+
+
+@_command(_importing)
+def list() -> Any:
+    """List every rule, every operator without one, and every formula."""
+    from torch_manualgrad.command_line import registry
+
+    return registry.list_all()
+
+
+@_command(_importing)
+@click.argument("name")
+def show(name: str) -> Any:
+    """Show what a rule or a formula is made of, and its source text.
+
+    NAME is an operator or a function, such as aten::dist or linalg.svd, or a formula, such as norm_backward.
+    """
+    from torch_manualgrad.command_line import registry
+
+    return registry.show(name)
+
+
+@_command(_importing)
+@click.argument("name", metavar="OP")
+@click.option("--samples", metavar="MODULE:NAME", help="A list of samples, or a function that returns one.")
+def explain(name: str, samples: str | None) -> Any:
+    """Explain what happens when OP is differentiated here.
+
+    Says which rule serves it, what a call costs (PyTorch, C++ or Python), what is kept for the backward, in bytes and
+    beside PyTorch's, and which kernels run on the rule's own samples.
+    """
+    from torch_manualgrad.command_line import explaining
+
+    return explaining.explain(name, samples)
+
+
+@_command(_importing)
+@click.argument("target")
+@click.option("--samples", metavar="MODULE:NAME", help="A list of samples, or a function that returns one.")
+@click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
+@click.option("--device", default="cpu", show_default=True, help="Of a rule's own samples.")
+@click.option("--modes", help="Some of rev,fwd,rev-rev,fwd-rev,fwd-fwd,rev-fwd.")
+@click.option("--checks", help="Some of the checks beside the modes, such as duality,vmap,compile.")
+def check(target: str, samples: str | None, dtype: str, device: str, modes: str | None, checks: str | None) -> Any:
+    """Check the derivatives of TARGET in every mode and through every transform.
+
+    TARGET is MODULE:OP or FILE.py:OP, an operator, a function or a rule, or what `show` takes, such as aten::dist.
+    """
+    from torch_manualgrad.command_line import checking
+
+    return checking.check(target, samples, dtype=dtype, device=device, modes=modes, checks=checks)
+
+
+@_command()
+@click.argument("target", metavar="MODULE:OP")
+@click.option("--reference", metavar="MODULE:NAME", required=True, help="The same function in plain torch code.")
+@click.option("--samples", metavar="MODULE:NAME", help="The first is used.  [default: MODULE:samples]")
+@click.option("--compile/--no-compile", default=True, help="Whether to include what compiles or exports.")
+def composition(target: str, reference: str, samples: str | None, compile: bool) -> Any:
+    """Run an operator through everything in PyTorch, beside plain torch code."""
+    from torch_manualgrad.command_line import checking
+
+    return checking.composition(target, reference, samples, compile=compile)
+
+
+@_command(_importing)
+@click.option("--kind", help="Only entries of one kind: rule, elementwise, linear, view, gap, ...")
+def coverage(kind: str | None) -> Any:
+    """Say what there is for each entry of PyTorch's table of derivatives."""
+    from torch_manualgrad.command_line import coverage
+
+    return coverage.coverage(kind)
+
+
+@_command()
+@click.argument("names", nargs=-1, metavar="[OP]...")
+@click.option("--limit", default=6, show_default=True, help="Samples of each variant.")
+@click.option("--workers", type=int, help="Processes at a time.  [default: all cores]")
+def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
+    """Compare PyTorch's and our derivatives over PyTorch's operator database, in six modes.
+
+    OP is a name of the database, such as linalg.det; without any, all are measured (an hour).
+    """
+    from torch_manualgrad.command_line import coverage
+
+    return coverage.conformance(names, limit, workers)
+
+
+@_command()
+def env() -> Any:
+    """Print versions, and which kernels are loaded."""
+    from torch_manualgrad.command_line import environment
+
+    return environment.environment()
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="manualgrad")
