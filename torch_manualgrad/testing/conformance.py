@@ -109,10 +109,11 @@ def measure_all(
                 process.start()
                 theirs.close()
                 running[ours] = (name, process)
-            for ours in wait(list(running)):
-                name, process = running.pop(ours)
+            ready: list[Any] = wait(list(running))
+            for answer in ready:
+                name, process = running.pop(answer)
                 try:
-                    outcomes, bad = ours.recv()
+                    outcomes, bad = answer.recv()
                 except EOFError:
                     outcomes, bad = (
                         {name: {f"float64 {c}": dict.fromkeys(MODES, RAISES) for c in columns}},
