@@ -249,7 +249,7 @@ def test_the_plugin_does_not_import_torch(tmp_path) -> None:
     assert "1 passed" in found.stdout, found.stdout + found.stderr
     declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'torch_manualgrad_pytest = "torch_manualgrad_pytest"' in declared
-    assert 'py-modules = ["torch_manualgrad_pytest"]' in declared
+    assert 'py-modules = ["torch_manualgrad_cli", "torch_manualgrad_pytest"]' in declared
 
 
 # composition ---------------------------------------------------------------------------------------------------------
@@ -261,3 +261,10 @@ def test_composition_of_a_right_function() -> None:
     names = [row.name for row in table]
     assert len(names) == len(set(names)) > 35
     assert str(table).startswith("| through")
+
+
+def test_steps_that_span_many_periods_of_an_angle_are_not_believed():
+    # the imaginary part of the result is an angle: far steps see its jumps, and no slope
+    x = torch.tensor(1231834.172088464 + 1078753.8613502707j, dtype=torch.complex128)
+    report = check(lambda x: torch.complex(x.real, x.imag.sin().atan2(x.imag.cos())), [Sample(x)], checks=())
+    assert {r.outcome for r in report.results} == {"ok"}

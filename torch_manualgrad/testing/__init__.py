@@ -7,6 +7,7 @@ from .modes import MODES
 from .numeric import TOLERANCES, Tolerance
 from .opinfo import check_op, op_samples
 from .report import Report, Result
+from .trace_nan import NanReport, Origin, trace_nan
 
 __all__ = [
     "ALL_CHECKS",
@@ -15,6 +16,8 @@ __all__ = [
     "TOLERANCES",
     "CheckFailed",
     "Composition",
+    "NanReport",
+    "Origin",
     "Report",
     "Result",
     "Sample",
@@ -23,4 +26,5 @@ __all__ = [
     "check_op",
     "composition",
     "op_samples",
+    "trace_nan",
 ]

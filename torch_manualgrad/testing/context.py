@@ -42,8 +42,8 @@ class Context:
 
     @cached_property
     def curvature(self) -> list[Reference]:
-        """Second derivatives of each output's loss."""
-        return self.wide.curvature()
+        """Second derivatives of each output's loss, by steps at which the first can be trusted."""
+        return self.wide.curvature(total(self.joint_slope).step)
 
     @cached_property
     def total_curvature(self) -> Reference:
@@ -55,7 +55,7 @@ class Context:
         reference = total(self.curvature)
         if not reference.settled and all(r.outcome == report.OK for r in self.results if r.check == "rev"):
             try:
-                return self.wide.curvature_of_gradient()
+                return self.wide.curvature_of_gradient(total(self.joint_slope).step)
             except Exception:
                 return reference
         return reference

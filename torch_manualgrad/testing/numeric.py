@@ -28,13 +28,21 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 }
 
 
+#: The first step of finite differences, in units of a direction.
+STEP = 2.0**-4
+
+
 @dataclass(frozen=True)
 class Reference:
-    """A number from finite differences, its error estimate, and the magnitude by which both are judged."""
+    """A number from finite differences, its error estimate, and the magnitude by which both are judged.
+
+    `step` is the largest step that smaller ones do not contradict.
+    """
 
     value: float
     error: float
     scale: float
+    step: float = STEP
 
     @property
     def settled(self) -> bool:
@@ -46,12 +54,13 @@ class Reference:
 
 
 def extrapolate(
-    difference: Callable[[float], Sequence[float]], noise: float, order: int, levels: int, start: float = 2.0**-4
-) -> tuple[list[float], list[float]]:
+    difference: Callable[[float], Sequence[float]], noise: float, order: int, levels: int, start: float = STEP
+) -> tuple[list[float], list[float], float]:
     """The limit of `difference(h)` as h goes to 0, an even series in h, with an error estimate for each component.
 
     Ridders' method: halve the step, eliminate one more power of h**2 at each level (Neville's tableau), keep the entry
-    whose neighbours differ least.
+    whose neighbours differ least. Where steps a thousand times smaller contradict what a few of them agree on, as where
+    these span many periods of an angle, they are dropped, and it starts again from smaller ones.
 
     Args:
         difference: a difference quotient for a step, by component.
@@ -61,19 +70,19 @@ def extrapolate(
         start: the first step.
 
     Returns:
-        The limits, and their errors.
+        The limits, their errors, and the first of the steps that were not dropped.
     """
     best: list[float] = []
     errors: list[float] = []
     previous: list[list[float]] = []
     h = start
-    for level in range(levels):
+    for _ in range(levels):
         values = [float(v) for v in difference(h)]
-        if level == 0:
-            best, errors = list(values), [math.inf] * len(values)
+        if not previous:
+            best, errors, start = list(values), [math.inf] * len(values), h
         row = [values]
         floor = noise / h**order
-        for column in range(1, level + 1):
+        for column in range(1, len(previous) + 1):
             factor = 4.0**column
             row.append(
                 [(factor * a - b) / (factor - 1) for a, b in zip(row[column - 1], previous[column - 1], strict=True)]
@@ -85,31 +94,44 @@ def extrapolate(
                     best[i], errors[i] = value, error
         previous = row
         # smaller steps cannot do better than the rounding error of this one
-        if level >= 2 and all(e <= 4 * floor or e <= 1e-11 * abs(b) for b, e in zip(best, errors, strict=True)):
-            break
+        if len(row) >= 3 and all(e <= 4 * floor or e <= 1e-11 * abs(b) for b, e in zip(best, errors, strict=True)):
+            near = h * 2.0**-10
+            if not _contradicted(best, difference(near), noise / near**order):
+                break
+            previous = []
         h /= 2
-    return best, errors
+    return best, errors, start
 
 
-def first_derivative(f: Callable[[float], Sequence[float]], noise: float) -> tuple[list[float], list[float]]:
-    """d/dh f(h) at 0, by component, with errors."""
+def _contradicted(best: Sequence[float], nearer: Sequence[float], noise: float) -> bool:
+    """Whether a difference over a far smaller step, with this rounding error, is another number."""
+    return any(abs(n - b) > 1e-3 * max(abs(b), 1.0) + 1e3 * noise for b, n in zip(best, nearer, strict=True))
+
+
+def first_derivative(
+    f: Callable[[float], Sequence[float]], noise: float, start: float = STEP
+) -> tuple[list[float], list[float], float]:
+    """d/dh f(h) at 0, by component, with errors, and the first step that was of use."""
 
     def difference(h: float) -> list[float]:
         return [(a - b) / (2 * h) for a, b in zip(f(h), f(-h), strict=True)]
 
-    return extrapolate(difference, noise, 1, levels=24)
+    return extrapolate(difference, noise, 1, 24, start)
 
 
 def mixed_derivative(
-    plus: Callable[[float], Sequence[float]], minus: Callable[[float], Sequence[float]], noise: float
-) -> tuple[list[float], list[float]]:
+    plus: Callable[[float], Sequence[float]],
+    minus: Callable[[float], Sequence[float]],
+    noise: float,
+    start: float = STEP,
+) -> tuple[list[float], list[float], float]:
     """d/ds d/dt of f at 0, from f along u + v and u - v: a quarter of the difference of their second derivatives."""
 
     def difference(h: float) -> list[float]:
         corners = zip(plus(h), plus(-h), minus(h), minus(-h), strict=True)
         return [(a + b - c - d) / (4 * h * h) for a, b, c, d in corners]
 
-    return extrapolate(difference, noise, 2, levels=14)
+    return extrapolate(difference, noise, 2, 14, start)
 
 
 def worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:

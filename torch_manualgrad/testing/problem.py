@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.sample import Sample
 from . import tree
-from .numeric import Reference, first_derivative, mixed_derivative
+from .numeric import STEP, Reference, first_derivative, mixed_derivative
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -224,17 +224,17 @@ class Problem:
 
         return _references(*first_derivative(along, self.noise), self.size)
 
-    def curvature(self) -> list[Reference]:
-        """d/ds d/dt of each output's loss at the displacement s u + t v, by finite differences."""
+    def curvature(self, start: float = STEP) -> list[Reference]:
+        """d/ds d/dt of each output's loss at the displacement s u + t v, by finite differences from the step `start` on."""
 
         def along(direction: Point) -> Callable[[float], list[float]]:
             return lambda h: self._values(self.bent(*(h * d for d in direction)))
 
         plus = tuple(a + b for a, b in zip(self.u, self.v, strict=True))
         minus = tuple(a - b for a, b in zip(self.u, self.v, strict=True))
-        return _references(*mixed_derivative(along(plus), along(minus), self.noise), self.size)
+        return _references(*mixed_derivative(along(plus), along(minus), self.noise, start), self.size)
 
-    def curvature_of_gradient(self) -> Reference:
+    def curvature_of_gradient(self, start: float = STEP) -> Reference:
         """The same for the whole loss, from the gradient: more accurate, but it relies on reverse mode."""
 
         def along(h: float) -> list[float]:
@@ -242,7 +242,7 @@ class Problem:
             grads = torch.autograd.grad(self.curve(*z), z, allow_unused=True)
             return [float(inner(grads, self.u))]
 
-        return _references(*first_derivative(along, self.noise), self.size)[0]
+        return _references(*first_derivative(along, self.noise, start), self.size)[0]
 
     @property
     def size(self) -> float:
@@ -258,7 +258,10 @@ class Problem:
 def total(references: Sequence[Reference]) -> Reference:
     """The reference of a sum."""
     return Reference(
-        sum(r.value for r in references), sum(r.error for r in references), max(r.scale for r in references)
+        sum(r.value for r in references),
+        sum(r.error for r in references),
+        max(r.scale for r in references),
+        min(r.step for r in references),
     )
 
 
@@ -267,8 +270,8 @@ def magnitude(x: Tensor) -> float:
     return largest if 0 < largest < math.inf else 1.0
 
 
-def _references(values: list[float], errors: list[float], scale: float) -> list[Reference]:
-    return [Reference(v, e, scale) for v, e in zip(values, errors, strict=True)]
+def _references(values: list[float], errors: list[float], step: float, scale: float) -> list[Reference]:
+    return [Reference(v, e, scale, step) for v, e in zip(values, errors, strict=True)]
 
 
 def _nan_free(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -120,7 +121,10 @@ def trace_nan(
     parameters = list(f.parameters()) if isinstance(f, torch.nn.Module) else []
     found = NanReport()
     for mode in modes:
-        with _Watch() as watch, torch.random.fork_rng(), torch.autograd.set_detect_anomaly(True, check_nan=False):
+        # anomaly mode, which keeps the lines of the forward, warns of every error with pages of these
+        keeping_lines = torch.autograd.set_detect_anomaly(True, check_nan=False)
+        with warnings.catch_warnings(), torch.random.fork_rng(), keeping_lines, _Watch() as watch:
+            warnings.simplefilter("ignore")
             torch.manual_seed(seed)
             try:
                 results = _RUN[mode](f, inputs, parameters)
@@ -249,13 +253,13 @@ class _Watch(TorchDispatchMode):
     """Knows of each storage with an entry that is not finite which operation made the first."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known: dict[int, _Origins] = {}
         self.kept: list[Tensor] = []  # so that no storage takes the address of another
 
     def origin_of(self, results: Sequence[Tensor | None], infinities: bool) -> Origin | None:
         """Of the first of these that is not finite; a nan before an infinity."""
-        found = [(r, self.known.get(_address(r))) for r in results if r is not None]
+        found = [(r, self.known.get(_address(r))) for r in results if r is not None and _is_watched(r)]
         for result, origins in found:
             if origins is not None and origins.nan is not None and bool(result.isnan().any()):
                 return origins.nan
@@ -266,7 +270,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = [x for x in tree.leaves((args, kwargs))]
+        operands = list(tree.leaves((args, kwargs)))
         values = [_snapshot(x) for _, x in operands]
         nans = [_first_origin(self.known, x, "nan") for _, x in operands if _has(x, torch.isnan)]
         infinities = [_first_origin(self.known, x, "infinity") for _, x in operands if _has(x, torch.isinf)]
@@ -350,6 +354,8 @@ def _shown(x: Any, index: tuple[int, ...] | None, shape: torch.Size) -> str:
 def _line(node: Any) -> str:
     """The line of the user's code; in a backward, that of the forward, as anomaly mode keeps it."""
     if node is not None:
+        while node.metadata.get("parent_") is not None:  # it was made in the backward of this one
+            node = node.metadata["parent_"]
         for entry in reversed(node.metadata.get("traceback_", [])):
             if not any(package in entry for package in _PACKAGES):
                 place, _, code = entry.strip().partition("\n")
