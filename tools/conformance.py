@@ -1,7 +1,8 @@
 """Counts, mode by mode, what is right and wrong over PyTorch's whole operator database, and writes docs/coverage.md.
 
 Run it:  python tools/conformance.py                (`make conformance`; about an hour)
-         manualgrad conformance linalg.det          (some operators, with every failure; writes nothing)
+         python tools/conformance.py linalg.det     (these again, the others from the last run)
+         manualgrad conformance linalg.det          (these alone, with every failure; writes nothing)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torch_manualgrad.testing.conformance import COLUMNS, header, lines_of, measure_all, totals
+from torch_manualgrad.testing.conformance import COLUMNS, Outcomes, header, lines_of, measure_all, totals
 from torch_manualgrad.testing.opinfo import op_db
 from torch_manualgrad.testing.report import table
 
@@ -21,20 +22,14 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "coverage.md"
 RAW = Path(__file__).resolve().parents[1] / "build" / "conformance.json"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, default=6, help="samples of each variant (default: 6)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time (default: all cores)")
-    options = parser.parse_args()
-    names = sorted({op.name for op in op_db() if op.supports_autograd})
-    found, failures = measure_all(names, list(COLUMNS), options.limit, options.workers)
-    summary = table([header(list(COLUMNS)), *totals(found, list(COLUMNS))])
-    text = table([["operator", "dtype", *COLUMNS], *lines_of(found, list(COLUMNS))])
-    RAW.parent.mkdir(exist_ok=True)
-    RAW.write_text(json.dumps({"outcomes": found, "failures": failures}, indent=1))
-    PAGE.write_text(f"""# Coverage
+def page(found: Outcomes, limit: int) -> str:
+    """The text of docs/coverage.md."""
+    columns = list(COLUMNS)
+    summary = table([header(columns), *totals(found, columns)])
+    text = table([["operator", "dtype", *columns], *lines_of(found, columns)])
+    return f"""# Coverage
 
-PyTorch's operators in six modes, on the samples of its own operator database (at most {options.limit} of each variant), each mode
+PyTorch's operators in six modes, on the samples of its own operator database (at most {limit} of each variant), each mode
 against finite differences in double precision: by PyTorch, under `mg.override()` (the rules that improve on PyTorch) and
 under `mg.override("*")` (all rules). Of a mode's two words the first is the outer transform. Counted are operators and
 their variants; one counts as wrong or raising in a mode if it is so at one sample.
@@ -51,8 +46,22 @@ their variants; one counts as wrong or raising in a mode if it is so at one samp
 Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/conformance.py` (`make conformance`).
 
 {text}
-""")
-    print(summary)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, default=6, help="samples of each variant (default: 6)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time (default: all cores)")
+    parser.add_argument("names", nargs="*", help="measure these again, and take the others from the last run")
+    options = parser.parse_args()
+    last = json.loads(RAW.read_text()) if options.names else {"outcomes": {}, "failures": []}
+    names = options.names or sorted({op.name for op in op_db() if op.supports_autograd})
+    found, failures = measure_all(names, list(COLUMNS), options.limit, options.workers)
+    found = dict(sorted({**last["outcomes"], **found}.items()))
+    RAW.parent.mkdir(exist_ok=True)
+    RAW.write_text(json.dumps({"outcomes": found, "failures": failures}, indent=1))
+    PAGE.write_text(page(found, options.limit))
     print(f"wrote {PAGE}, and {len(failures)} failures to {RAW}")
 
 
