@@ -1,7 +1,7 @@
 // Determinants: the cotangent of the matrix.
 //
-//   manualgrad::det_pullback(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
-//   manualgrad::slogdet_pullback(Tensor h, Tensor LU, Tensor pivots) -> Tensor
+//   manualgrad::linalg_det_backward.kernel(Tensor grad, Tensor det, Tensor LU, Tensor pivots) -> Tensor
+//   manualgrad::slogdet_backward.kernel(Tensor h, Tensor LU, Tensor pivots) -> Tensor
 //
 // Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder; float32, float64 and
 // their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those of a matrix bitwise
@@ -73,16 +73,16 @@ struct DetVjp : DetArguments<S>, Order<F> {
 
 template <class Device>
 struct DetOperators {
-  static Tensor det_pullback(const Tensor& grad, const Tensor& det, const Tensor& LU, const Tensor& pivots) {
-    return determinant("manualgrad::det_pullback: ", "grad", grad, det, LU, pivots);
+  static Tensor linalg_det_backward(const Tensor& grad, const Tensor& det, const Tensor& LU, const Tensor& pivots) {
+    return determinant("manualgrad::linalg_det_backward: ", "grad", grad, det, LU, pivots);
   }
-  static Tensor slogdet_pullback(const Tensor& h, const Tensor& LU, const Tensor& pivots) {
-    return determinant("manualgrad::slogdet_pullback: ", "h", h, std::nullopt, LU, pivots);
+  static Tensor slogdet_backward(const Tensor& h, const Tensor& LU, const Tensor& pivots) {
+    return determinant("manualgrad::slogdet_backward: ", "h", h, std::nullopt, LU, pivots);
   }
 
   static void add_to(Library& library) {
-    library.impl("det_pullback", TORCH_BOX(&det_pullback));
-    library.impl("slogdet_pullback", TORCH_BOX(&slogdet_pullback));
+    library.impl("linalg_det_backward.kernel", TORCH_BOX(&linalg_det_backward));
+    library.impl("slogdet_backward.kernel", TORCH_BOX(&slogdet_backward));
   }
 
  private:

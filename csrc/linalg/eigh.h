@@ -1,7 +1,8 @@
 // The Hermitian eigendecomposition: its derivatives, and that of small matrices.
 //
-//   manualgrad::eigh_pullback(Tensor? gL, Tensor? gV, Tensor L, Tensor V, <options>) -> (Tensor gA, Tensor
-//   gauge_dependent) manualgrad::eigh_pushforward(Tensor dA, Tensor L, Tensor V, <options>)
+//   manualgrad::linalg_eigh_backward.kernel(Tensor? gL, Tensor? gV, Tensor L, Tensor V, <options>)
+//       -> (Tensor gA, Tensor gauge_dependent)
+//   manualgrad::linalg_eigh_jvp.kernel(Tensor dA, Tensor L, Tensor V, <options>)
 //       -> (Tensor dL, Tensor dV, Tensor gauge_dependent)
 //   <options>: float? rtol, float atol, float broadening
 //   manualgrad::eigh_jacobi(Tensor A, bool lower) -> (Tensor L, Tensor V)        n up to kJacobiRank; one triangle is
@@ -53,18 +54,18 @@ struct EighJacobi : EighJacobiArguments<S>, Order<F> {
 
 template <class Device>
 struct EighOperators {
-  static std::tuple<Tensor, Tensor> eigh_pullback(const OptionalTensor& gl, const OptionalTensor& gv, const Tensor& l,
-                                                  const Tensor& v, std::optional<double> rtol, double atol,
-                                                  double broadening) {
-    const char* where = "manualgrad::eigh_pullback: ";
+  static std::tuple<Tensor, Tensor> linalg_eigh_backward(const OptionalTensor& gl, const OptionalTensor& gv,
+                                                         const Tensor& l, const Tensor& v, std::optional<double> rtol,
+                                                         double atol, double broadening) {
+    const char* where = "manualgrad::linalg_eigh_backward: ";
     return decomposition_vjp<Derivative<false, false>, Device>(
         where, {gv, gl, std::nullopt}, decomposition(where, v, l, std::nullopt, rtol, atol, broadening));
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> eigh_pushforward(const Tensor& da, const Tensor& l, const Tensor& v,
-                                                             std::optional<double> rtol, double atol,
-                                                             double broadening) {
-    const char* where = "manualgrad::eigh_pushforward: ";
+  static std::tuple<Tensor, Tensor, Tensor> linalg_eigh_jvp(const Tensor& da, const Tensor& l, const Tensor& v,
+                                                            std::optional<double> rtol, double atol,
+                                                            double broadening) {
+    const char* where = "manualgrad::linalg_eigh_jvp: ";
     Tensor gauge_dependent = Device::new_flag(v);
     Tangents t = decomposition_jvp<Derivative<true, false>, Device>(
         where, da, decomposition(where, v, l, std::nullopt, rtol, atol, broadening), gauge_dependent);
@@ -91,8 +92,8 @@ struct EighOperators {
   }
 
   static void add_to(Library& library) {
-    library.impl("eigh_pullback", TORCH_BOX(&eigh_pullback));
-    library.impl("eigh_pushforward", TORCH_BOX(&eigh_pushforward));
+    library.impl("linalg_eigh_backward.kernel", TORCH_BOX(&linalg_eigh_backward));
+    library.impl("linalg_eigh_jvp.kernel", TORCH_BOX(&linalg_eigh_jvp));
     library.impl("eigh_jacobi", TORCH_BOX(&eigh_jacobi));
   }
 };

@@ -1,6 +1,6 @@
 // QR: the cotangent of the matrix, on the CPU.
 //
-//   manualgrad::qr_pullback(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R)
+//   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R)
 //       -> (Tensor grad_A, Tensor deficient)
 //       Q (*, m, n), R (*, n, n), m >= n
 //
@@ -84,9 +84,9 @@ bool any_deficient(const MatrixBatch<const S>& R, int64_t batch, int64_t m, int6
 
 template <class Device>
 struct QrOperators {
-  static std::tuple<Tensor, Tensor> qr_pullback(const OptionalTensor& grad_Q, const OptionalTensor& grad_R,
-                                                const Tensor& Q, const Tensor& R) {
-    constexpr const char* where = "manualgrad::qr_pullback: ";
+  static std::tuple<Tensor, Tensor> linalg_qr_backward(const OptionalTensor& grad_Q, const OptionalTensor& grad_R,
+                                                       const Tensor& Q, const Tensor& R) {
+    constexpr const char* where = "manualgrad::linalg_qr_backward: ";
     const MatrixShape shape = matrix_shape(where, "Q", Q);
     const int64_t m = Q.size(-2), n = Q.size(-1);
     MANUALGRAD_CHECK(m >= n, where, "Q: expected no more columns than rows, got ", m, " by ", n);
@@ -110,7 +110,7 @@ struct QrOperators {
     return {torch::stable::transpose(out, -2, -1), deficient};
   }
 
-  static void add_to(Library& library) { library.impl("qr_pullback", TORCH_BOX(&qr_pullback)); }
+  static void add_to(Library& library) { library.impl("linalg_qr_backward.kernel", TORCH_BOX(&linalg_qr_backward)); }
 };
 
 }  // namespace manualgrad

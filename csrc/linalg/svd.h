@@ -1,8 +1,8 @@
 // The SVD: its derivatives, and the decomposition of small matrices.
 //
-//   manualgrad::svd_pullback(Tensor? gU, Tensor? gS, Tensor? gVh, Tensor U, Tensor S, Tensor Vh, <options>)
+//   manualgrad::svd_backward.kernel(Tensor? gU, Tensor? gS, Tensor? gVh, Tensor U, Tensor S, Tensor Vh, <options>)
 //       -> (Tensor gA, Tensor gauge_dependent)
-//   manualgrad::svd_pushforward(Tensor dA, Tensor U, Tensor S, Tensor Vh, <options>)
+//   manualgrad::linalg_svd_jvp.kernel(Tensor dA, Tensor U, Tensor S, Tensor Vh, <options>)
 //       -> (Tensor dU, Tensor dS, Tensor dVh, Tensor gauge_dependent)
 //   <options>: float? rtol, float atol, float broadening
 //   manualgrad::svd_jacobi(Tensor A) -> (Tensor U, Tensor S, Tensor Vh)
@@ -61,19 +61,19 @@ struct SvdJacobi : SvdJacobiArguments<S>, Order<F> {
 
 template <class Device>
 struct SvdOperators {
-  static std::tuple<Tensor, Tensor> svd_pullback(const OptionalTensor& gu, const OptionalTensor& gs,
+  static std::tuple<Tensor, Tensor> svd_backward(const OptionalTensor& gu, const OptionalTensor& gs,
                                                  const OptionalTensor& gvh, const Tensor& u, const Tensor& s,
                                                  const Tensor& vh, std::optional<double> rtol, double atol,
                                                  double broadening) {
-    const char* where = "manualgrad::svd_pullback: ";
+    const char* where = "manualgrad::svd_backward: ";
     return decomposition_vjp<Derivative<false, true>, Device>(where, {gu, gs, gvh},
                                                               decomposition(where, u, s, vh, rtol, atol, broadening));
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> svd_pushforward(const Tensor& da, const Tensor& u, const Tensor& s,
-                                                                    const Tensor& vh, std::optional<double> rtol,
-                                                                    double atol, double broadening) {
-    const char* where = "manualgrad::svd_pushforward: ";
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> linalg_svd_jvp(const Tensor& da, const Tensor& u, const Tensor& s,
+                                                                   const Tensor& vh, std::optional<double> rtol,
+                                                                   double atol, double broadening) {
+    const char* where = "manualgrad::linalg_svd_jvp: ";
     Tensor gauge_dependent = Device::new_flag(u);
     Tangents t = decomposition_jvp<Derivative<true, true>, Device>(
         where, da, decomposition(where, u, s, vh, rtol, atol, broadening), gauge_dependent);
@@ -103,8 +103,8 @@ struct SvdOperators {
   }
 
   static void add_to(Library& library) {
-    library.impl("svd_pullback", TORCH_BOX(&svd_pullback));
-    library.impl("svd_pushforward", TORCH_BOX(&svd_pushforward));
+    library.impl("svd_backward.kernel", TORCH_BOX(&svd_backward));
+    library.impl("linalg_svd_jvp.kernel", TORCH_BOX(&linalg_svd_jvp));
     library.impl("svd_jacobi", TORCH_BOX(&svd_jacobi));
   }
 };

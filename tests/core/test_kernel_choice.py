@@ -1,5 +1,7 @@
 """Which calls of a formula a kernel takes, and that nothing else changes."""
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -80,6 +82,45 @@ def test_a_kernel_that_takes_what_autograd_tracks():
     assert multiplied(x.to("meta")).is_meta
 
 
+def _cube(y: Tensor) -> tuple[Tensor, Tensor]:
+    """The cube, and whether it is not finite."""
+    ran.append("kernel")
+    cube = y * y * y
+    return cube, ~cube.isfinite().all()
+
+
+def _unless_infinite(compiled, x: Tensor, k: int = 7) -> Tensor | None:
+    cube, declined = compiled(x)
+    return None if declined else k * cube
+
+
+@mg.formula(kernels=Kernel("cpu", compiled=_cube, python=_unless_infinite), namespace="kernelchoicetest")
+def of_cube(x: Tensor, k: int = 7) -> Tensor:
+    """k x^3. Source: none."""
+    ran.append("body")
+    return k * x**3
+
+
+del mg.ops._entries["kernelchoicetest::of_cube"]
+
+
+def test_a_kernel_with_other_arguments_and_results():
+    x, infinite = X.clone().requires_grad_(), torch.full((2,), torch.inf)
+    operator = torch.ops.kernelchoicetest.of_cube
+    assert of_cube.kernels == ("cpu",)
+    assert str(operator.kernel._schema).endswith("of_cube.kernel(Tensor y) -> (Tensor, Tensor)")
+    for call in (of_cube, operator, operator.python):
+        assert torch.equal(call(X), 7 * X**3) and torch.equal(call(X, 3), 3 * X**3)
+        assert which(call, X) == ["kernel"]
+        assert which(call, infinite) == ["kernel", "body"]  # which the kernel left to it
+    assert which(of_cube, x) == ["body"]
+    assert operator.python(X.to("meta")).is_meta
+    assert torch.equal(torch.vmap(of_cube)(X), 7 * X**3)
+    torch.autograd.gradcheck(operator.python, (x.detach().double().requires_grad_(),), check_forward_ad=True)
+    compiled = torch.compile(of_cube, backend="aot_eager", fullgraph=True)
+    assert which(compiled, X)[-1] == "kernel" and torch.equal(compiled(infinite), infinite)
+
+
 def test_transforms_see_the_body():
     assert torch.equal(torch.vmap(lambda x: doubled(x, Y, 1))(torch.stack((X, Y))), torch.stack((2 * X + Y, 3 * Y)))
     torch.autograd.gradcheck(
@@ -104,6 +145,10 @@ def test_refused():
         mg.formula(kernels=Kernel("cpu"), namespace="kernelchoicetest")(keyword)
     with pytest.raises(ValueError, match="kernel= makes it opaque"):
         mg.formula(kernels=Kernel("cpu"), kernel=("cpu",))(scaled)
+    with pytest.raises(ValueError, match="more than one kernel in Python"):
+        mg.formula(kernels=[Kernel(python=scaled), Kernel(python=keyword)], namespace="kernelchoicetest")(scaled)
+    with pytest.raises(ValueError, match="for a kernel that python= calls"):
+        Kernel("cpu", compiled=scaled)
     with pytest.raises(RuntimeError, match="is transparent"):
         doubled.impl("cpu")(_by_two)
 
@@ -113,4 +158,6 @@ def test_compiled_kernels_are_overloads():
         namespace, _, name = formula.name.partition("::")
         for overload, op in formula.overloads.items():
             assert op.op is getattr(getattr(getattr(torch.ops, namespace), name), overload)
-            assert [a.name for a in op.op._schema.arguments] == formula.signature.names
+            assert op.signature.names == list(inspect.signature(op.reference).parameters)
+        if (python := formula.overloads.get("python")) is not None:
+            assert python.signature.names == formula.signature.names

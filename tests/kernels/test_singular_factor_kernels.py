@@ -34,7 +34,7 @@ import torch_manualgrad as mg
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16])
 def test_triangles_with_a_pivot_of_zero(n, dtype, device):
     """What is not finite stays in its matrix; the last pivot of a real square QR is not divided by."""
-    for name, place in (("linalg_solve_triangular_backward", 1), ("qr_pullback", 3)):
+    for name, place in (("linalg_solve_triangular_backward", 1), ("linalg_qr_backward", 3)):
         if device not in getattr(mg.ops, name).kernels:
             continue
         arguments = moved(OPERATORS[name](BATCH, n=n, dtype=dtype), lambda x: x.to(device))
@@ -44,10 +44,10 @@ def test_triangles_with_a_pivot_of_zero(n, dtype, device):
             changed[place] = arguments[place].clone()
             changed[place][5, pivot, pivot] = 0
             results = outputs(kernel(name)(*changed))
-            if name == "qr_pullback":
+            if name == "linalg_qr_backward":
                 assert results[1] and not clean[1]
             for one, other in zip(matrices(results), matrices(clean)):
-                smooth = name == "qr_pullback" and not dtype.is_complex and pivot == n - 1
+                smooth = name == "linalg_qr_backward" and not dtype.is_complex and pivot == n - 1
                 assert one[5].isfinite().all() == smooth
                 keep = torch.arange(BATCH) != 5
                 assert torch.equal(one[keep], other[keep])
@@ -99,8 +99,8 @@ def test_zero_pivots(n, dtype, device):
         grad = random(*LU.shape[:1], dtype=dtype)
         swaps = (pivots != torch.arange(1, n + 1)).sum(-1)
         value = LU.diagonal(dim1=-2, dim2=-1).prod(-1) * (1 - 2 * (swaps % 2))
-        check("det_pullback", (grad, value, LU, pivots), device)
-        found = mg.ops.slogdet_pullback(grad.to(device), LU.to(device), pivots.to(device)).cpu()
+        check("linalg_det_backward", (grad, value, LU, pivots), device)
+        found = kernel("slogdet_backward")(grad.to(device), LU.to(device), pivots.to(device)).cpu()
         is_singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)
         assert found[is_singular].isnan().all()
         assert found[~is_singular].isfinite().all()
@@ -141,8 +141,8 @@ def test_pivots_out_of_range_do_no_harm(n, device):
     for name in (
         "lu_factor_ex_backward",
         "lu_factor_ex_jvp",
-        "det_pullback",
-        "slogdet_pullback",
+        "linalg_det_backward",
+        "slogdet_backward",
         "linalg_solve_backward",
         "linalg_solve_jvp",
     ):

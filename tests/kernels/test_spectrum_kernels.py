@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from factors_for_tests import kernel, operator
 from torch import Tensor
 
 import torch_manualgrad as mg
@@ -68,9 +69,9 @@ def same(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], size: int) ->
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance * max(scale, 1e-30))
 
 
-def compare(op, *args) -> tuple[Tensor, ...]:
-    found = op.op(*args)
-    same(found, op.reference(*args), max(args[-4].shape[-2:]))
+def compare(name: str, *args) -> tuple[Tensor, ...]:
+    found = kernel(name)(*args)
+    same(found, operator(name).reference(*args), max(args[-4].shape[-2:]))
     return found
 
 
@@ -86,23 +87,23 @@ def test_against_the_reference(m, n, dtype, device):
             if not small and mask not in ((True, True, True), (False, True, True), (True, False, False)):
                 continue
             cotangents = [g if wanted else None for g, wanted in zip(given, mask)]
-            compare(mg.ops.svd_pullback, *cotangents, U, S, Vh, None, 0.0, 0.0)
+            compare("svd_backward", *cotangents, U, S, Vh, None, 0.0, 0.0)
             if m == n and mask[2]:
-                compare(mg.ops.eigh_pullback, cotangents[1], cotangents[0], S, U, None, 0.0, 0.0)
-        compare(mg.ops.svd_pushforward, dA, U, S, Vh, None, 0.0, 0.0)
+                compare("linalg_eigh_backward", cotangents[1], cotangents[0], S, U, None, 0.0, 0.0)
+        compare("linalg_svd_jvp", dA, U, S, Vh, None, 0.0, 0.0)
         if m == n:
-            compare(mg.ops.eigh_pushforward, dA + dA.mH, S, U, None, 0.0, 0.0)
+            compare("linalg_eigh_jvp", dA + dA.mH, S, U, None, 0.0, 0.0)
 
 
 def results(U, S, Vh, gU, gS, gVh, dA, *options) -> list[Tensor]:
     """All of both decompositions."""
     found = [
-        *mg.ops.svd_pullback.op(gU, gS, gVh, U, S, Vh, *options),
-        *mg.ops.svd_pushforward.op(dA, U, S, Vh, *options),
+        *kernel("svd_backward")(gU, gS, gVh, U, S, Vh, *options),
+        *kernel("linalg_svd_jvp")(dA, U, S, Vh, *options),
     ]
     if U.shape[-2] == Vh.shape[-1]:
-        found += mg.ops.eigh_pullback.op(gS, gU, S, U, *options)
-        found += mg.ops.eigh_pushforward.op(dA, S, U, *options)
+        found += kernel("linalg_eigh_backward")(gS, gU, S, U, *options)
+        found += kernel("linalg_eigh_jvp")(dA, S, U, *options)
     return found
 
 
@@ -118,8 +119,8 @@ def test_options(options, dtype, device):
     for m, n in ((4, 4), (16, 5), (3, 6), (20, 20), (40, 35)):
         for spectrum in SPECTRA:
             U, S, Vh, gU, gS, gVh, dA = arguments(3, m=m, n=n, dtype=dtype, device=device, spectrum=spectrum)
-            compare(mg.ops.svd_pullback, gU, gS, gVh, U, S, Vh, *options)
-            compare(mg.ops.svd_pushforward, dA, U, S, Vh, *options)
+            compare("svd_backward", gU, gS, gVh, U, S, Vh, *options)
+            compare("linalg_svd_jvp", dA, U, S, Vh, *options)
 
 
 LAYOUTS = {
@@ -209,8 +210,8 @@ def test_rules_look_at_each_matrix_by_itself(device):
 def test_unsorted_values_meet_the_same_rules(device):
     U, S, Vh, gU, gS, gVh, dA = arguments(m=40, n=40, dtype=torch.float64, device=device, spectrum="mixed")
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    plain = mg.ops.svd_pullback.op(gU, gS, gVh, U, S, Vh, None, 0.0, 0.0)
-    shuffled = mg.ops.svd_pullback.op(
+    plain = kernel("svd_backward")(gU, gS, gVh, U, S, Vh, None, 0.0, 0.0)
+    shuffled = kernel("svd_backward")(
         gU[:, order], gS[order], gVh[order], U[:, order], S[order], Vh[order], None, 0.0, 0.0
     )
     torch.testing.assert_close(shuffled[0], plain[0], rtol=1e-11, atol=1e-11 * plain[0].abs().max().item())
@@ -224,7 +225,7 @@ def test_sizes_where_squares_leave_the_range(device):
         G = 1e-30 * random(n, n, dtype=torch.float32, seed=1, device=device)
         M = U.mT @ G @ Vh.mT  # of <G, U V^H>
         gU, gVh = G @ Vh.mT, U.mT @ G
-        gA, doubts = mg.ops.svd_pullback.op(gU, None, gVh, U, S, Vh, None, 0.0, 0.0)
+        gA, doubts = kernel("svd_backward")(gU, None, gVh, U, S, Vh, None, 0.0, 0.0)
         expected = U @ ((M - M.mT) / 4) @ Vh
         assert not doubts
         torch.testing.assert_close(gA, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
@@ -232,7 +233,7 @@ def test_sizes_where_squares_leave_the_range(device):
 
 def test_arguments_are_checked(device):
     U, S, Vh, gU, gS, gVh, dA = arguments(2, m=4, n=3, dtype=torch.float32, device=device)
-    pull, push = mg.ops.svd_pullback.op, mg.ops.svd_pushforward.op
+    pull, push = kernel("svd_backward"), kernel("linalg_svd_jvp")
     for call, what in [
         (lambda: pull(gU, gS[:1], gVh, U, S, Vh, None, 0.0, 0.0), r"values: expected shape \[2, 3\], got \[1, 3\]"),
         (lambda: pull(gU.double(), gS, gVh, U, S, Vh, None, 0.0, 0.0), "left vectors: expected torch.float32"),

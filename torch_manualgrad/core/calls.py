@@ -246,7 +246,7 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
         numbers += [constants.index(name), *_literal(value)]
     for names in (compiled.contiguous, compiled.one_batch, compiled.square, compiled.nonzero):
         numbers += [len(names), *[saved.index(name) for name in names]]
-    for parameter in compiled.formula.signature.names:
+    for parameter in compiled.operator.signature.names:
         source = compiled.bind.get(parameter, parameter)
         name, default = source if isinstance(source, tuple) else (source, None)
         if not isinstance(name, str):

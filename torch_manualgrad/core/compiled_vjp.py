@@ -21,7 +21,7 @@ class CompiledVjp(NamedTuple):
     Attributes:
         inputs: whose gradients are its results, in their order: a name, or several.
         formula: one with a compiled kernel.
-        bind: for parameters of the formula that are not called as in the rule: the name there, or a value that is not a
+        bind: for parameters of the kernel that are not called as in the rule: the name there, or a value that is not a
             string, or a pair of the name and what stands for None. ``needs_<input>`` is whether that gradient is
             wanted; the result for one that is not is passed over.
         largest: for matrices, the most rows or columns, of a dtype of linear algebra; None: every shape and dtype.
@@ -31,7 +31,7 @@ class CompiledVjp(NamedTuple):
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
         square: inputs and outputs that must be square matrices.
         nonzero: inputs and outputs that must be on the CPU, where it costs little to ask, and have no zero.
-        declines: the formula has one more result, a 0-dim bool: true where it leaves the call to the vjp. For the CPU
+        declines: the kernel has one more result, a 0-dim bool: true where it leaves the call to the vjp. For the CPU
             only: to read it would synchronize with a GPU.
     """
 

@@ -29,14 +29,22 @@ class Kernel:
         devices: the types of device that it runs on; none for a kernel in Python: all of them.
         when: which calls it takes: a function of some of the formula's arguments, by their names, that asks for sizes,
             dtypes and devices, and never for values. Without it, all of them on these devices.
-        python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous.
+        python: the kernel, if it is in Python; else it is in ``csrc/``, and its results are contiguous. It may return
+            None: the body then has the call.
+        compiled: where the kernel in ``csrc/`` has other arguments or results than the formula: a function that
+            computes the same, and runs on other devices than these. ``python`` then takes calls on all devices, is
+            given the kernel before the arguments, and makes the formula's results of the kernel's.
         tracked: whether it takes what autograd tracks, too, as its derivative is the body's: for a kernel that does more
             than the body, such as to warn.
+
+    Raises:
+        ValueError: ``compiled`` without ``python``.
     """
 
     devices: tuple[str, ...]
     when: Callable[..., bool] | None
     python: Callable[..., Any] | None
+    compiled: Callable[..., Any] | None
     tracked: bool
 
     def __init__(
@@ -44,15 +52,14 @@ class Kernel:
         *devices: str,
         when: Callable[..., bool] | None = None,
         python: Callable[..., Any] | None = None,
+        compiled: Callable[..., Any] | None = None,
         tracked: bool = False,
     ) -> None:
-        for name, value in (("devices", devices), ("when", when), ("python", python), ("tracked", tracked)):
+        if compiled is not None and python is None:
+            raise ValueError("compiled= is for a kernel that python= calls")
+        given = {"devices": devices, "when": when, "python": python, "compiled": compiled, "tracked": tracked}
+        for name, value in given.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def overload(self) -> str:
-        """The overload of the formula's operator that runs it."""
-        return "kernel" if self.python is None else "python"
 
 
 class _Route(NamedTuple):
@@ -72,8 +79,9 @@ class Formula(CustomOp):
 
     It is transparent: autograd, vmap, fake tensors and the compiler see its body, and calling it runs the body at once.
     Where a kernel takes the call and autograd does not track it, that runs in the body's place: an overload of the
-    operator, ``manualgrad::<name>.kernel``, which is opaque. The body is its reference, its fake kernel, its vmap rule,
-    what runs on devices without the kernel, and what is differentiated when someone asks for the next order.
+    operator, ``manualgrad::<name>.kernel`` or ``.python``, which is opaque. The body is its reference, its fake kernel,
+    its vmap rule, what runs on devices without the kernel, and what is differentiated when someone asks for the next
+    order.
 
     With ``kernel`` the formula itself is opaque in this way, for any call.
 
@@ -93,7 +101,9 @@ class Formula(CustomOp):
     ) -> None:
         if kernel and kernels:
             raise ValueError(f"{function.__name__}: kernel= makes it opaque, and kernels= takes only some of the calls")
-        compiled = [device for k in kernels if k.python is None for device in k.devices]
+        if sum(k.python is not None for k in kernels) > 1:
+            raise ValueError(f"{function.__name__}: there is more than one kernel in Python")
+        compiled = [device for k in kernels if k.python is None or k.compiled is not None for device in k.devices]
         self.kernels = tuple(dict.fromkeys((*kernel, *compiled)))
         self.overloads: dict[str, CustomOp] = {}
         self._routes: tuple[_Route, ...] = ()
@@ -116,25 +126,46 @@ class Formula(CustomOp):
                 f"{self.name}: a formula with a kernel takes no lists of tensors and no keyword-only arguments"
             )
         for k in kernels:
-            self._add(k, f"{name}.{k.overload}{plain}")
+            self._add(k, plain)
 
     def _add(self, kernel: Kernel, schema: str) -> None:
-        if kernel.overload not in self.overloads:
-            reference = self.reference if kernel.python is not None else _contiguous(self.reference)
-            made = CustomOp(schema, reference, differentiable=True, may_be_overload=True)
-            if kernel.python is not None:
-                made.impl("default")(kernel.python)
-            self.overloads[kernel.overload] = made
-        elif kernel.python is not None:
-            raise ValueError(f"{self.name}: there is more than one kernel in Python")
+        python = kernel.python
+        if python is None:
+            made = self._overload("kernel", schema, _contiguous(self.reference))
+        else:
+            given = []
+            if kernel.compiled is not None:
+                own = torch.library.infer_schema(kernel.compiled, mutates_args=())
+                given.append(entry(self._overload("kernel", own, kernel.compiled).op))
+            made = self._overload("python", schema, self.reference)
+            made.impl("default")(python := self._completed(python, given))
         names = inspect.signature(kernel.when).parameters if kernel.when is not None else ()
         unknown = [n for n in names if n not in self.signature.names]
         if unknown:
             raise ValueError(f"{self.name}: when= asks for {unknown[0]!r}, which is not one of {self.signature.names}")
         places = tuple(self.signature.names.index(n) for n in names)
-        op = self.overloads[kernel.overload].op
-        self._routes += (_Route(kernel.devices, kernel.when, places, op, entry(op), kernel.python, kernel.tracked),)
+        devices = kernel.devices if kernel.compiled is None else ()
+        self._routes += (_Route(devices, kernel.when, places, made.op, entry(made.op), python, kernel.tracked),)
         compile_cache.remember(f"{self.name} {len(self._routes)}", compile_cache.fingerprint(kernel.when))
+
+    def _overload(self, name: str, schema: str, reference: Callable[..., Any]) -> CustomOp:
+        if name not in self.overloads:
+            schema = f"{self.name}.{name}{schema}"
+            self.overloads[name] = CustomOp(schema, reference, differentiable=True, may_be_overload=True)
+        return self.overloads[name]
+
+    def _completed(self, python: Callable[..., Any], given: Sequence[Any]) -> Callable[..., Any]:
+        """The kernel in Python, with what it is given and with every argument; the body where it returns None."""
+        body, signature, count = self.reference, self.signature, len(self.signature.names)
+
+        @functools.wraps(python)
+        def completed(*args: Any) -> Any:
+            if len(args) < count:  # the dispatcher leaves out what equals the default
+                args = tuple(signature.bind(args, {}))
+            result = python(*given, *args)
+            return body(*args) if result is None else result
+
+        return completed
 
     def _chosen(self, *args: Any, **kwargs: Any) -> Any:
         """The first kernel that takes the call, and the body where there is none."""

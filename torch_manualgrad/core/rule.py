@@ -183,7 +183,7 @@ class Rule:
         asked = {p for f in self.vjp.values() for p in parameters(f)}
         cotangents = {*self.signature.cotangent_names}
         known = asked & {*self.signature.names, *outputs} | cotangents | {f"needs_{n}" for n in compiled.names}
-        for parameter in compiled.formula.signature.names:
+        for parameter in compiled.operator.signature.names:
             source = compiled.bind.get(parameter, parameter)
             name = source[0] if isinstance(source, tuple) else source
             if isinstance(name, str) and name not in known:

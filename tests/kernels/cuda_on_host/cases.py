@@ -78,18 +78,18 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
 for dtype, n in itertools.product(DOUBLES, (3, 6)):
     of = f"{str(dtype)[6:]} {n}"
     for name in factor.OPERATORS:
-        if name != "qr_pullback":
+        if name != "linalg_qr_backward":
             CASES[f"{name} {of}"] = lambda name=name, dtype=dtype, n=n: factor.OPERATORS[name](3, n=n, dtype=dtype)
     CASES[f"svd_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n + 2, n, dtype=dtype),)
     CASES[f"eigh_jacobi {of}"] = lambda dtype=dtype, n=n: (random(3, n, n, dtype=dtype), True)
     CASES[f"lu_small {of}"] = lambda dtype=dtype, n=n: (random(3, n, n + 1, dtype=dtype),)
 for dtype, (m, n) in itertools.product(DOUBLES, ((6, 4), (4, 6), (36, 33))):
-    for name in ("svd_pullback", "svd_pushforward"):
+    for name in ("svd_backward", "linalg_svd_jvp"):
 
         def arguments(name: str = name, dtype: torch.dtype = dtype, m: int = m, n: int = n) -> tuple:
             given = spectrum.arguments(2, m=m, n=n, dtype=dtype, device="cpu", spectrum="mixed")
             U, S, Vh, gU, gS, gVh, dA = given
-            return (gU, gS, gVh, U, S, Vh, None, 0.0, 0.0) if name == "svd_pullback" else (dA, U, S, Vh, None, 0.0, 0.0)
+            return (gU, gS, gVh, U, S, Vh, None, 0.0, 0.0) if name == "svd_backward" else (dA, U, S, Vh, None, 0.0, 0.0)
 
         CASES[f"{name} {str(dtype)[6:]} {m} {n}"] = arguments
 
@@ -98,7 +98,8 @@ for dtype, (m, n) in itertools.product(DOUBLES, ((6, 4), (4, 6), (36, 33))):
 def test_the_order_of_threads_does_not_change_a_bit(case):
     """In any order, what each thread does is the same: a race shows, and so does what is not written."""
     name, given = case.split()[0], CASES[case]()
-    op = factor.kernel(name) if name in factor.OPERATORS else getattr(ops(), name).default
+    packet = getattr(ops(), name)
+    op = packet.kernel if "kernel" in packet.overloads() else packet.default
     found = []
     try:
         for order in ORDERS:

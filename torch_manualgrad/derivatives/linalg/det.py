@@ -15,7 +15,7 @@ tangents of that matrix are nan, those of the others in the batch are not affect
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -59,8 +59,12 @@ def _underflowed(det: Tensor, LU: Tensor) -> bool:
     return det.is_cpu and not det.all() and bool(((det == 0) & (LU.diagonal(dim1=-2, dim2=-1) != 0).all(-1)).any())
 
 
+def _has_factors(A: Tensor) -> bool:
+    return A.numel() > 0 and (A.is_cpu or A.is_cuda)
+
+
 def _is_small(A: Tensor) -> bool:
-    return A.numel() > 0 and small(A, A.shape[-1], in_cache=_IN_CACHE)
+    return _has_factors(A) and small(A, A.shape[-1], in_cache=_IN_CACHE)
 
 
 # -- det --------------------------------------------------------------------------------------------------------------
@@ -88,43 +92,29 @@ def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Ten
 @adjugate_again.impl("default")
 def _(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     if A.numel() == 0:
-        return adjugate_again.reference(A, result, LU, pivots)
+        return torch.zeros_like(A)
     if _without_zeros(LU.diagonal(dim1=-2, dim2=-1)) and not _underflowed(result, LU):
         return _inverse(result, A, LU, pivots, adjoint=False)
     of_factors = adjugate_from_lu(LU, pivots).contiguous()
     return of_factors.mT if _is_of_transpose(A) else of_factors
 
 
-@formula(kernel=("cpu", "cuda"))
-def det_pullback(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """The compiled kernel of `linalg_det_backward`, for B^T in place of A where B = P L U: grad conj(adj(B)).
-
-    Args:
-        grad: cotangent of the determinant, (*).
-        det: the determinant, (*), which has not underflowed.
-        LU: the packed factors, (*, n, n), of the orders in csrc/linalg/det.h.
-        pivots: (*, n), int32.
-
-    Returns:
-        (*, n, n), row-major.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.
-
-    References:
-        `linalg_det_backward`.
-    """
+def _det_of_small(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
+    """grad conj(adj(B)), row-major: `linalg_det_backward` for B^T in place of A, where B = P L U."""
     return (grad[..., None, None] * adjugate_from_lu(LU, pivots).conj()).contiguous()
 
 
-def _det_of_small(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """`linalg_det_backward` of small matrices."""
-    run = det_pullback.reference if _underflowed(result, LU) else det_pullback
-    gradient = run(grad_result, result, LU, pivots)
+def _det_unless_underflowed(
+    compiled: Callable[..., Tensor], grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor
+) -> Tensor | None:
+    """`linalg_det_backward` of small matrices: the kernel multiplies by the determinant."""
+    if _underflowed(result, LU):
+        return None
+    gradient = compiled(grad_result, result, LU, pivots)
     return gradient if _is_of_transpose(A) else gradient.mT
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=_is_small, python=_det_of_small))
+@formula(kernels=Kernel("cpu", "cuda", when=_is_small, compiled=_det_of_small, python=_det_unless_underflowed))
 def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """Cotangent of A, given that of its determinant: grad adj(A)^H, also where A is singular.
 
@@ -181,45 +171,32 @@ def _slogdet_factor(grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: 
     return h
 
 
-@formula(kernel=("cpu", "cuda"))
-def slogdet_pullback(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """The compiled kernel of `slogdet_backward`, for B^T in place of A where B = P L U: h conj(B^-1).
-
-    Args:
-        h: see the module's docstring, (*), in the dtype of LU.
-        LU: the packed factors, (*, n, n), of the orders in csrc/linalg/det.h.
-        pivots: (*, n), int32.
-
-    Returns:
-        (*, n, n), row-major.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger n.
-
-    Note:
-        Where not differentiable: where a pivot is zero; the matrix is then nan.
-
-    References:
-        `slogdet_backward`.
-    """
+def _slogdet_of_small(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
+    """h conj(B^-1), row-major, nan where a pivot is zero: `slogdet_backward` for B^T in place of A, where B = P L U."""
     singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)[..., None, None]
     right = torch.diag_embed(h.conj().unsqueeze(-1).expand(pivots.shape))
     return torch.linalg.lu_solve(LU, pivots, right).conj().masked_fill(singular, math.nan)
 
 
 def _slogdet_from_factors(
-    grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
+    compiled: Callable[..., Tensor],
+    grad_sign: Tensor | None,
+    grad_logabsdet: Tensor | None,
+    A: Tensor,
+    sign: Tensor,
+    LU: Tensor,
+    pivots: Tensor,
 ) -> Tensor:
     """`slogdet_backward` from the factors of the forward."""
     h = _slogdet_factor(grad_sign, grad_logabsdet, A, sign)
     if _is_small(A):
-        gradient = slogdet_pullback(h, LU, pivots)
+        gradient = compiled(h, LU, pivots)
         return gradient if _is_of_transpose(A) else gradient.mT
     result = _inverse(h, A, LU, pivots, adjoint=True)
     return result if _without_zeros(sign) else result.masked_fill_((sign == 0)[..., None, None], math.nan)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=lambda A: A.numel() > 0, python=_slogdet_from_factors))
+@formula(kernels=Kernel("cpu", "cuda", when=_has_factors, compiled=_slogdet_of_small, python=_slogdet_from_factors))
 def slogdet_backward(
     grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
 ) -> Tensor:
@@ -306,7 +283,7 @@ rule(
     jvp={"result": linalg_det_jvp},
     compiled_vjp=CompiledVjp(
         "A",
-        det_pullback,
+        linalg_det_backward,
         {"grad": "grad_result", "det": "result"},
         LARGEST,
         real=True,
@@ -323,7 +300,7 @@ rule(
     "aten::_linalg_slogdet",
     vjp={"A": _slogdet_vjp},
     jvp={("sign", "logabsdet"): slogdet_jvp},
-    compiled_vjp=CompiledVjp("A", slogdet_pullback, {"h": "grad_logabsdet"}, LARGEST, real=True, contiguous=("A",)),
+    compiled_vjp=CompiledVjp("A", slogdet_backward, {"h": "grad_logabsdet"}, LARGEST, real=True, contiguous=("A",)),
     uses=slogdet_backward,
     not_differentiable=("LU", "pivots"),
     improves={"values": "2.15"},

@@ -24,8 +24,12 @@ from torch_manualgrad.core.rule import Sample, rule
 
 from .common import random, random_conditioned
 from .degeneracy import Resolved, Scale
-from .eigh import WHAT, eigh_pullback, eigh_pushforward, linalg_eigh_backward, linalg_eigh_jvp, projectors
+from .eigh import WHAT, linalg_eigh_backward, linalg_eigh_jvp, projectors
 from .gauge import check_gauge, gauge_independent, reported
+
+
+def _is_general(is_hermitian: bool) -> bool:
+    return not is_hermitian
 
 
 def _pullback(
@@ -38,9 +42,7 @@ def _pullback(
     atol: float,
     broadening: float,
 ) -> tuple[Tensor, Tensor]:
-    """The result of `linalg_eig_backward`, and whether the loss depends on the choice of basis."""
-    if is_hermitian:
-        return eigh_pullback(grad_L, grad_V, L, V, rtol, atol, broadening)
+    """`linalg_eig_backward` of a general matrix, and a bool without dims: whether the loss depends on the basis."""
     gauge_dependent = gauge_independent(V)
     if V.numel() == 0 or (grad_L is None and grad_V is None):
         return torch.zeros_like(V), gauge_dependent
@@ -57,7 +59,7 @@ def _pullback(
     return torch.linalg.solve(V.mH, inner), gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(_pullback, WHAT), tracked=True))
+@formula(kernels=Kernel(when=_is_general, python=reported(WHAT, _pullback), tracked=True))
 def linalg_eig_backward(
     grad_L: Tensor | None,
     grad_V: Tensor | None,
@@ -77,17 +79,13 @@ def linalg_eig_backward(
         L: what the decomposition returned, (*, n), complex.
         V: what the decomposition returned, (*, n, n), complex.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_backward`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+        rtol, atol, broadening, gauge: as in `svd_backward`.
 
     Returns:
         (*, n, n), the dtype of ``V``.
 
     Raises:
-        GaugeError: gauge is "error" and the loss depends on the choice.
-        ValueError: another gauge.
+        GaugeError, ValueError: as in `svd_backward`.
 
     Note:
         Where not differentiable: repeated eigenvalues, by the rules in degeneracy.py but 2. A matrix that cannot be
@@ -97,7 +95,7 @@ def linalg_eig_backward(
         ATen linalg_eig_backward; Boeddeker et al., arXiv:1701.00392, eq. 4.77.
     """
     if is_hermitian:
-        return linalg_eigh_backward.reference(grad_L, grad_V, L, V, rtol, atol, broadening, gauge)
+        return linalg_eigh_backward(grad_L, grad_V, L, V, rtol, atol, broadening, gauge)
     check_gauge(gauge)
     return _pullback(grad_L, grad_V, L, V, is_hermitian, rtol, atol, broadening)[0]
 
@@ -105,9 +103,7 @@ def linalg_eig_backward(
 def _pushforward(
     A_t: Tensor, L: Tensor, V: Tensor, is_hermitian: bool, rtol: float | None, atol: float, broadening: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `linalg_eig_jvp`, and whether the direction splits a group of equal eigenvalues."""
-    if is_hermitian:
-        return eigh_pushforward(A_t, L, V, rtol, atol, broadening)
+    """`linalg_eig_jvp` of a general matrix, and a bool without dims: whether the direction splits a group."""
     if V.numel() == 0:
         return torch.zeros_like(L), torch.zeros_like(V), gauge_independent(V)
     P = torch.linalg.solve(V, A_t.to(V.dtype) @ V)
@@ -118,7 +114,7 @@ def _pushforward(
     return L_t, V_t - V * lengths, quotients.gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(_pushforward, WHAT), tracked=True))
+@formula(kernels=Kernel(when=_is_general, python=reported(WHAT, _pushforward), tracked=True))
 def linalg_eig_jvp(
     A_t: Tensor,
     L: Tensor,
@@ -136,17 +132,13 @@ def linalg_eig_jvp(
         L: as in `linalg_eig_backward`.
         V: as in `linalg_eig_backward`.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_jvp`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``L`` and ``V``.
 
     Raises:
-        GaugeError: gauge is "error" and the direction splits a group of equal values.
-        ValueError: another gauge.
+        GaugeError, ValueError: as in `svd_backward`.
 
     Note:
         Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^-1 dA V, and V
@@ -156,7 +148,7 @@ def linalg_eig_jvp(
         ATen linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.60 to 4.77.
     """
     if is_hermitian:
-        return linalg_eigh_jvp.reference(A_t, L, V, rtol, atol, broadening, gauge)
+        return linalg_eigh_jvp(A_t, L, V, rtol, atol, broadening, gauge)
     check_gauge(gauge)
     L_t, V_t, _ = _pushforward(A_t, L, V, is_hermitian, rtol, atol, broadening)
     return L_t, V_t

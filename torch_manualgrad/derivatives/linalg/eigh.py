@@ -30,8 +30,7 @@ from .gauge import MAY_RUN_TWICE, check_gauge, gauge_independent, reported
 WHAT = "derivative of the eigendecomposition"
 
 
-@formula(kernel=("cpu", "cuda"))
-def eigh_pullback(
+def _pullback(
     grad_L: Tensor | None,
     grad_V: Tensor | None,
     L: Tensor,
@@ -40,30 +39,7 @@ def eigh_pullback(
     atol: float,
     broadening: float,
 ) -> tuple[Tensor, Tensor]:
-    """`linalg_eigh_backward`, which returns what that reports.
-
-    Args:
-        grad_L: cotangent of L, (*, n), real; None for zero.
-        grad_V: cotangent of V, (*, n, n); None for zero.
-        L: (*, n), real.
-        V: (*, n, n); float32, float64, complex64 or complex128.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-
-    Returns:
-        The cotangent of A, (*, n, n), and gauge_dependent, a bool of no dims: whether the loss depends on the choice of
-        basis in any of the matrices.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other.
-
-    Note:
-        Where not differentiable: as `linalg_eigh_backward`.
-
-    References:
-        Those of `linalg_eigh_backward`.
-    """
+    """`linalg_eigh_backward`, and a bool without dims: whether the loss depends on the choice of basis."""
     if V.numel() == 0 or (grad_L is None and grad_V is None):
         return torch.zeros_like(V, memory_format=torch.contiguous_format), gauge_independent(V)
     if grad_V is None:
@@ -77,7 +53,7 @@ def eigh_pullback(
     return (V @ inner) @ V.mH, quotients.gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(eigh_pullback, WHAT), tracked=True))
+@formula(kernels=Kernel("cpu", "cuda", compiled=_pullback, python=reported(WHAT), tracked=True))
 def linalg_eigh_backward(
     grad_L: Tensor | None,
     grad_V: Tensor | None,
@@ -95,17 +71,13 @@ def linalg_eigh_backward(
         grad_V: cotangent of V, (*, n, n); None for zero.
         L: what the decomposition returned, (*, n), real.
         V: what the decomposition returned, (*, n, n), real or complex.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+        rtol, atol, broadening, gauge: as in `svd_backward`.
 
     Returns:
         Hermitian, (*, n, n), the dtype of ``V``.
 
     Raises:
-        GaugeError: gauge is "error" and the loss depends on the choice.
-        ValueError: another gauge.
+        GaugeError, ValueError: as in `svd_backward`.
 
     Note:
         Where not differentiable: repeated eigenvalues, by the rules in degeneracy.py.
@@ -114,36 +86,13 @@ def linalg_eigh_backward(
         ATen linalg_eig_backward with is_hermitian; Giles (2008), 3.1.
     """
     check_gauge(gauge)
-    return eigh_pullback.reference(grad_L, grad_V, L, V, rtol, atol, broadening)[0]
+    return _pullback(grad_L, grad_V, L, V, rtol, atol, broadening)[0]
 
 
-@formula(kernel=("cpu", "cuda"))
-def eigh_pushforward(
+def _pushforward(
     A_t: Tensor, L: Tensor, V: Tensor, rtol: float | None, atol: float, broadening: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`linalg_eigh_jvp`, which returns what that reports.
-
-    Args:
-        A_t: tangent of A, (*, n, n).
-        L: as in `eigh_pullback`.
-        V: as in `eigh_pullback`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-
-    Returns:
-        The tangents of L and V, and gauge_dependent, a bool of no dims: whether the direction splits a group of equal
-        values in any of the matrices.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other.
-
-    Note:
-        Where not differentiable: as `linalg_eigh_jvp`.
-
-    References:
-        Those of `linalg_eigh_jvp`.
-    """
+    """`linalg_eigh_jvp`, and a bool without dims: whether the direction splits a group of equal values."""
     if V.numel() == 0:
         return (
             torch.zeros_like(L),
@@ -159,7 +108,7 @@ def eigh_pushforward(
     return L_t, V_t, quotients.gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(eigh_pushforward, WHAT), tracked=True))
+@formula(kernels=Kernel("cpu", "cuda", compiled=_pushforward, python=reported(WHAT), tracked=True))
 def linalg_eigh_jvp(
     A_t: Tensor,
     L: Tensor,
@@ -175,17 +124,13 @@ def linalg_eigh_jvp(
         A_t: tangent of A, (*, n, n); its Hermitian part is taken.
         L: as in `linalg_eigh_backward`.
         V: as in `linalg_eigh_backward`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``L`` and ``V``.
 
     Raises:
-        GaugeError: gauge is "error" and the direction splits a group of equal values.
-        ValueError: another gauge.
+        GaugeError, ValueError: as in `svd_backward`.
 
     Note:
         Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^H dA V, and V
@@ -195,7 +140,7 @@ def linalg_eigh_jvp(
         ATen linalg_eig_jvp with is_hermitian; Giles (2008), 3.1.
     """
     check_gauge(gauge)
-    L_t, V_t, _ = eigh_pushforward.reference(A_t, L, V, rtol, atol, broadening)
+    L_t, V_t, _ = _pushforward(A_t, L, V, rtol, atol, broadening)
     return L_t, V_t
 
 
@@ -225,7 +170,9 @@ eigh_rule = rule(
     "aten::_linalg_eigh",
     vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
     jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
-    compiled_vjp=CompiledVjp("A", eigh_pullback, _GRADS | _OUTPUTS | vars(Degeneracy()), MAY_RUN_TWICE, declines=True),
+    compiled_vjp=CompiledVjp(
+        "A", linalg_eigh_backward, _GRADS | _OUTPUTS | vars(Degeneracy()), MAY_RUN_TWICE, declines=True
+    ),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
     samples=_samples,

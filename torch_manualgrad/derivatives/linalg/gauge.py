@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -110,27 +109,26 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     _unread.append((event, flag, text))
 
 
-# Of rtol, atol, broadening and gauge, in which the arguments of a formula end.
-_DEFAULTS: tuple[Any, ...] = (None, 0.0, 0.0, "warn")
+def _as_compiled(compiled: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
+    return compiled(*args)
 
 
-def reported(compute: Callable[..., tuple[Tensor, ...]], what: str) -> Callable[..., Any]:
-    """The Python kernel of a formula that ends in ``rtol, atol, broadening, gauge``: computes its results, and reports.
+def reported(what: str, compute: Callable[..., tuple[Tensor, ...]] = _as_compiled) -> Callable[..., Any]:
+    """The Python kernel of a formula whose last argument is ``gauge``: gives its results, and reports.
 
     Args:
-        compute: takes the formula's arguments but ``gauge``; returns its results and the flag for `report`.
         what: as in `report`.
+        compute: takes what the kernel is given but ``gauge``; returns the formula's results and the flag for `report`.
+            Without it, the compiled kernel does.
 
     Returns:
         The kernel.
     """
-    before = len(inspect.signature(compute).parameters) - 3
 
     def kernel(*args: Any) -> Any:
-        # the dispatcher leaves out what equals the default
-        *tolerances, gauge = (*args[before:], *_DEFAULTS[len(args) - before :])
+        *given, gauge = args
         check_gauge(gauge)
-        *results, gauge_dependent = compute(*args[:before], *tolerances)
+        *results, gauge_dependent = compute(*given)
         report(gauge_dependent, gauge, what)
         return results[0] if len(results) == 1 else tuple(results)
 

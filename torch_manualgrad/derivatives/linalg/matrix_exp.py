@@ -138,7 +138,7 @@ def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
     _check(self, grad)
     n = self.shape[-1]
     if self.numel() == 0:
-        return linalg_matrix_exp_differential.reference(self, grad, adjoint)
+        return torch.zeros_like(self, memory_format=torch.contiguous_format)
     A = self.mH if adjoint else self
     return _frechet(A.reshape(-1, n, n), grad.reshape(-1, n, n)).reshape(A.shape)
 

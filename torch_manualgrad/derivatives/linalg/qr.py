@@ -108,30 +108,10 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
-@formula(kernel=("cpu",))
-def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """`linalg_qr_backward` for matrices of full rank. The kernel takes the sizes in csrc/linalg/qr.h.
+def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """`linalg_qr_backward` with full rank and a cotangent, and a bool without dims: whether some matrix is deficient.
 
-    Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
-
-    Args:
-        grad_Q: cotangent of Q, its shape; None for zero.
-        grad_R: cotangent of R, its shape; None for zero, but one of both is given.
-        Q: (*, m, w).
-        R: (*, w, n).
-
-    Returns:
-        The cotangent of A, (*, m, n), column-major; inf or nan where a pivot is zero. And deficient, a bool of no dims:
-        whether a pivot is zero to rounding in any of the matrices.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other, or a larger matrix.
-
-    Note:
-        Where not differentiable: zero pivots.
-
-    References:
-        ATen linalg_qr_backward.
+    Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H. A deficient one gets inf or nan.
     """
     m, n = Q.shape[-2], R.shape[-1]
     c = min(m, n)
@@ -155,44 +135,57 @@ def qr_pullback(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tens
 
 
 def _where_deficient(
-    results: tuple[Tensor, ...], A: Tensor, R: Tensor, body: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None
-) -> tuple[Tensor, ...]:
-    """The results, with those of ``body`` for matrices in which a pivot vanishes; on the CPU to ask costs nothing."""
+    results: tuple[Tensor, ...],
+    A: Tensor,
+    R: Tensor,
+    again: Callable[..., tuple[Tensor, ...]],
+    *tensors: Tensor | None,
+) -> tuple[Tensor, ...] | None:
+    """The results, with those of ``again`` for matrices in which a pivot vanishes; None where these are all of them."""
     c = min(A.shape[-2:])
     deficient = _vanishing(max(A.shape[-2:]), R[..., :c, :c]).any(-1)
     if not deficient.any():
         return results
-    if A.dim() == 2:
-        return body(*tensors)
-    for result, right in zip(results, body(*[x if x is None else x[deficient] for x in tensors])):
+    if deficient.all():
+        return None
+    for result, right in zip(results, again(*[x if x is None else x[deficient] for x in tensors])):
         result[deficient] = right
     return results
 
 
 def _backward_by_rank(
-    grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
-) -> Tensor:
+    compiled: Callable[..., tuple[Tensor, Tensor]],
+    grad_Q: Tensor | None,
+    grad_R: Tensor | None,
+    A: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    mode: str,
+) -> Tensor | None:
     """`linalg_qr_backward` by the shorter formula where the rank is full; and what it reports."""
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
         report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
-
-    def body(*tensors: Tensor) -> tuple[Tensor]:
-        return (linalg_qr_backward.reference(*tensors, mode),)
-
-    if not A.is_cpu:
-        return body(grad_Q, grad_R, A, Q, R)[0]
+    if not A.is_cpu:  # to ask for the rank would synchronize
+        return None
     # at every order that the kernel takes it is as fast as BLAS or faster, by measurement
-    compiled = Q.shape[-1] == R.shape[-1] and small(Q, m)
-    grad_A, deficient = (qr_pullback if compiled else qr_pullback.reference)(grad_Q, grad_R, Q, R)
+    is_small = Q.shape[-1] == R.shape[-1] and small(Q, m)
+    grad_A, deficient = (compiled if is_small else _full_rank_backward)(grad_Q, grad_R, Q, R)
     if not deficient:
         return grad_A
-    return _where_deficient((grad_A,), A, R, body, grad_Q, grad_R, A, Q, R)[0]
+
+    def again(*tensors: Tensor | None) -> tuple[Tensor]:
+        return (linalg_qr_backward(*tensors, mode),)
+
+    found = _where_deficient((grad_A,), A, R, again, grad_Q, grad_R, A, Q, R)
+    return found if found is None else found[0]
 
 
 @formula(
     kernels=Kernel(
+        "cpu",
         when=lambda grad_Q, grad_R, mode: mode in ("reduced", "complete") and not (grad_Q is None and grad_R is None),
+        compiled=_full_rank_backward,
         python=_backward_by_rank,
         tracked=True,
     )
@@ -253,13 +246,13 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     return Q @ omega, (QhA_t - omega @ R).triu()
 
 
-def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...]:
+def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...] | None:
     """`linalg_qr_jvp` by the shorter formula where the rank is full."""
 
-    def body(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return linalg_qr_jvp.reference(*tensors, mode)
+    def again(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return linalg_qr_jvp(*tensors, mode)
 
-    return _where_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, body, A_t, A_p, Q, R)
+    return _where_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
 
 
 @formula(kernels=Kernel("cpu", when=lambda mode: mode in ("reduced", "complete"), python=_jvp_by_rank))
@@ -310,7 +303,9 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
-    compiled_vjp=CompiledVjp("A", qr_pullback, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True),
+    compiled_vjp=CompiledVjp(
+        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True
+    ),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
     improves=("values", "missing"),

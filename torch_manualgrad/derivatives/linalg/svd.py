@@ -23,7 +23,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,8 +39,7 @@ from .gauge import MAY_RUN_TWICE, check_gauge, depends_on_basis, gauge_independe
 WHAT = "derivative of the singular value decomposition"
 
 
-@formula(kernel=("cpu", "cuda"))
-def svd_pullback(
+def _pullback(
     grad_U: Tensor | None,
     grad_S: Tensor | None,
     grad_Vh: Tensor | None,
@@ -51,32 +50,7 @@ def svd_pullback(
     atol: float,
     broadening: float,
 ) -> tuple[Tensor, Tensor]:
-    """`svd_backward` of thin factors, which returns what that reports.
-
-    Args:
-        grad_U: cotangent of U, (*, m, k); None for zero.
-        grad_S: cotangent of S, (*, k), real; None for zero.
-        grad_Vh: cotangent of V^H, (*, k, n); None for zero.
-        U: (*, m, k) with k = min(m, n); float32, float64, complex64 or complex128.
-        S: (*, k), real.
-        Vh: (*, k, n).
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-
-    Returns:
-        The cotangent of A, (*, m, n), and gauge_dependent, a bool of no dims: whether the loss depends on the choice of
-        basis in any of the matrices.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other.
-
-    Note:
-        Where not differentiable: as `svd_backward`.
-
-    References:
-        Those of `svd_backward`.
-    """
+    """`svd_backward` of thin factors, and a bool without dims: whether the loss depends on the choice of basis."""
     k = S.shape[-1]
     if 0 in (U.numel(), Vh.numel()) or (grad_U is None and grad_S is None and grad_Vh is None):
         return U.new_zeros((*U.shape[:-1], Vh.shape[-1])), gauge_independent(U)
@@ -116,21 +90,20 @@ def _thin(
     return grad_U, grad_Vh, U, Vh
 
 
-def _pullback(
+def _whole_pullback(
+    thin_pullback: Callable[..., tuple[Tensor, Tensor]],
     grad_U: Tensor | None,
     grad_S: Tensor | None,
     grad_Vh: Tensor | None,
     U: Tensor,
     S: Tensor,
     Vh: Tensor,
-    rtol: float | None,
-    atol: float,
-    broadening: float,
+    *tolerances: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """`svd_pullback` of thin or full factors."""
+    """`_pullback` of thin or full factors."""
     k = S.shape[-1]
     gU, gVh, thin_U, thin_Vh = _thin(grad_U, grad_Vh, U, S, Vh)
-    grad_A, gauge_dependent = svd_pullback(gU, grad_S, gVh, thin_U, S, thin_Vh, rtol, atol, broadening)
+    grad_A, gauge_dependent = thin_pullback(gU, grad_S, gVh, thin_U, S, thin_Vh, *tolerances)
     if grad_U is not None and U.shape[-1] > k:
         gauge_dependent = gauge_dependent | depends_on_basis(U[..., k:], grad_U[..., k:])
     if grad_Vh is not None and Vh.shape[-2] > k:
@@ -138,7 +111,7 @@ def _pullback(
     return grad_A, gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(_pullback, WHAT), tracked=True))
+@formula(kernels=Kernel("cpu", "cuda", compiled=_pullback, python=reported(WHAT, _whole_pullback), tracked=True))
 def svd_backward(
     grad_U: Tensor | None,
     grad_S: Tensor | None,
@@ -160,9 +133,7 @@ def svd_backward(
         U: what the decomposition returned, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
         S: (*, k), real.
         Vh: (*, k, n), or in full (*, n, n).
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
+        rtol, atol, broadening: see `Degeneracy`.
         gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
 
     Returns:
@@ -180,37 +151,13 @@ def svd_backward(
     """
     check_gauge(gauge)
     grad_U, grad_Vh, U, Vh = _thin(grad_U, grad_Vh, U, S, Vh)
-    return svd_pullback.reference(grad_U, grad_S, grad_Vh, U, S, Vh, rtol, atol, broadening)[0]
+    return _pullback(grad_U, grad_S, grad_Vh, U, S, Vh, rtol, atol, broadening)[0]
 
 
-@formula(kernel=("cpu", "cuda"))
-def svd_pushforward(
+def _pushforward(
     A_t: Tensor, U: Tensor, S: Tensor, Vh: Tensor, rtol: float | None, atol: float, broadening: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`linalg_svd_jvp` of thin factors, which returns what that reports.
-
-    Args:
-        A_t: tangent of A, (*, m, n).
-        U: as in `svd_pullback`.
-        S: as in `svd_pullback`.
-        Vh: as in `svd_pullback`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-
-    Returns:
-        The tangents of U, S and V^H, and gauge_dependent, a bool of no dims: whether the direction splits a group of
-        equal values in any of the matrices.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other.
-
-    Note:
-        Where not differentiable: as `linalg_svd_jvp`.
-
-    References:
-        Those of `linalg_svd_jvp`.
-    """
+    """`linalg_svd_jvp` of thin factors, and a bool without dims: whether the direction splits a group of values."""
     k = S.shape[-1]
     if 0 in (U.numel(), Vh.numel()):  # with no singular value there is nothing to move
         return U * 0, S * 0, Vh * 0, gauge_independent(U)
@@ -239,17 +186,22 @@ def _with_complements(U_t: Tensor, Vh_t: Tensor, U: Tensor, S: Tensor, Vh: Tenso
     return U_t, Vh_t
 
 
-def _pushforward(
-    A_t: Tensor, U: Tensor, S: Tensor, Vh: Tensor, rtol: float | None, atol: float, broadening: float
+def _whole_pushforward(
+    thin_pushforward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],
+    A_t: Tensor,
+    U: Tensor,
+    S: Tensor,
+    Vh: Tensor,
+    *tolerances: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`svd_pushforward` of thin or full factors."""
+    """`_pushforward` of thin or full factors."""
     k = S.shape[-1]
-    U_t, S_t, Vh_t, gauge_dependent = svd_pushforward(A_t, U[..., :k], S, Vh[..., :k, :], rtol, atol, broadening)
+    U_t, S_t, Vh_t, gauge_dependent = thin_pushforward(A_t, U[..., :k], S, Vh[..., :k, :], *tolerances)
     U_t, Vh_t = _with_complements(U_t, Vh_t, U, S, Vh)
     return U_t, S_t, Vh_t, gauge_dependent
 
 
-@formula(kernels=Kernel(python=reported(_pushforward, WHAT), tracked=True))
+@formula(kernels=Kernel("cpu", "cuda", compiled=_pushforward, python=reported(WHAT, _whole_pushforward), tracked=True))
 def linalg_svd_jvp(
     A_t: Tensor,
     U: Tensor,
@@ -267,18 +219,14 @@ def linalg_svd_jvp(
         U: as in `svd_backward`.
         S: as in `svd_backward`.
         Vh: as in `svd_backward`.
-        rtol: see `Degeneracy`.
-        atol: see `Degeneracy`.
-        broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``U``, ``S`` and ``Vh``. That of a pair of complex vectors leaves their common phase
         unchanged.
 
     Raises:
-        GaugeError: gauge is "error" and the direction splits a group of equal values.
-        ValueError: another gauge.
+        GaugeError, ValueError: as in `svd_backward`.
 
     Note:
         Where not differentiable: within a group of equal values the tangent of S is the diagonal of U^H dA V, and U and
@@ -290,8 +238,7 @@ def linalg_svd_jvp(
     """
     check_gauge(gauge)
     k = S.shape[-1]
-    thin = U[..., :k], S, Vh[..., :k, :]
-    U_t, S_t, Vh_t, _ = svd_pushforward.reference(A_t, *thin, rtol, atol, broadening)
+    U_t, S_t, Vh_t, _ = _pushforward(A_t, U[..., :k], S, Vh[..., :k, :], rtol, atol, broadening)
     U_t, Vh_t = _with_complements(U_t, Vh_t, U, S, Vh)
     return U_t, S_t, Vh_t
 
@@ -316,7 +263,7 @@ svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": svd_backward},
     compiled_vjp=CompiledVjp(
-        "A", svd_pullback, vars(Degeneracy()), MAY_RUN_TWICE, only={"full_matrices": False}, declines=True
+        "A", svd_backward, vars(Degeneracy()), MAY_RUN_TWICE, only={"full_matrices": False}, declines=True
     ),
     jvp={("U", "S", "Vh"): linalg_svd_jvp},
     improves="values",

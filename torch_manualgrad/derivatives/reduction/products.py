@@ -57,10 +57,10 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
     return grad * _products_of_others(inp, dim).conj()
 
 
-def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor | None:
     """e as the quotient of the product and x, where every product is a normal number, and so nothing is zero."""
     if not (result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)).all():
-        return prod_backward.reference(grad, input, result, dim, keepdim)
+        return None
     if dim is not None:
         grad, result = (restore_reduced_dims(y, input.dim(), [dim], keepdim) for y in (grad, result))
     return (grad * (result / input).conj()).contiguous()
