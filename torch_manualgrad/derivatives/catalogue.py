@@ -248,13 +248,8 @@ nondifferentiable(
 )
 gap(
     "aten::_standard_gamma_grad",
-    reason="the rule of _standard_gamma has a gradient of its own, which is differentiated again",
-)
-gap(
-    "aten::_sample_dirichlet",
     "aten::_dirichlet_grad",
-    reason="samples are drawn by rejection; PyTorch's derivative is that of the quantile at one probability, of first order, "
-    "and a second one asks for the incomplete gamma function's in its first argument",
+    reason="the rules of _standard_gamma and _sample_dirichlet have gradients of their own, which are differentiated again",
 )
 gap(
     "aten::_ctc_loss_backward",

@@ -59,6 +59,7 @@ PROOFS = {
         "values": [point(slope_of_a_sample, 1.0)],
         "missing": [own("fwd"), own("rev-rev")],
     },
+    "aten::_sample_dirichlet": {"missing": [own("rev"), own("fwd")]},
     "aten::special_zeta": {"missing": [own("fwd")]},
     "aten::special_zeta.other_scalar": {"missing": [own("rev")]},
     "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},

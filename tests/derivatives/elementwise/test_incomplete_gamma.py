@@ -111,3 +111,12 @@ def test_samples_in_a_batch():
     with mg.override():
         x, slope = torch.func.vmap(value_and_slope, randomness="different")(shapes)
     torch.testing.assert_close(slope, mg.ops.standard_gamma_grad(shapes, x))
+
+
+@pytest.mark.parametrize("name", ["igamma_self_derivative", "standard_gamma_grad"])
+def test_many_numbers_by_blocks(name):
+    formula = mg.ops[name]
+    a = torch.linspace(0.01, 30.0, 3000, dtype=F64).view(2, 1500)
+    x = a.flip(1).contiguous()
+    torch.testing.assert_close(formula(a, x), formula.reference(a, x), rtol=1e-14, atol=0)
+    torch.testing.assert_close(formula(a.clone().requires_grad_(), x).detach(), formula(a, x), rtol=1e-14, atol=0)

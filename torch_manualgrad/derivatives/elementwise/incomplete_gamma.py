@@ -25,63 +25,42 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import cos, factorial, log, nan, pi
+from collections.abc import Callable, Iterable
+from math import factorial, log, nan, pi
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .series import polynomial
+from .series import DIGAMMA, FAR, STIRLING, gauss_legendre, polynomial
 
 _CUT = 44.0  # exp(-44) is below the rounding error
-_NODES = 36
-_FAR = 10  # from where Stirling's series has all digits
+_RULE = gauss_legendre(36)
+_BLOCK = 1024
 _TERMS = 20  # of the power series, where x < 1
-_FLAT = 0.5  # where |s| is below this, exp(s) - 1 - s is its series
-_STIRLING = [1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400]
-_DIGAMMA = [-(2 * k + 1) * c for k, c in enumerate(_STIRLING)]
-_EXP = [1 / factorial(k) for k in range(2, 16)]
-
-
-def _gauss_legendre(n: int) -> tuple[list[float], list[float]]:
-    """The nodes and weights of Gauss and Legendre's rule of n nodes on (0, 1), by Newton's method."""
-    nodes, weights = [], []
-    for i in range(n):
-        x = cos(pi * (i + 0.75) / (n + 0.5))
-        for _ in range(6):
-            before, value = 1.0, x
-            for k in range(2, n + 1):
-                before, value = value, ((2 * k - 1) * x * value - (k - 1) * before) / k
-            slope = n * (x * value - before) / (x * x - 1)
-            x -= value / slope
-        nodes.append((1 + x) / 2)
-        weights.append(1 / ((1 - x * x) * slope * slope))
-    return nodes, weights
-
-
-_RULE = _gauss_legendre(_NODES)
+_FLAT = 0.1  # where |s| is below this, as it is for large x, exp(s) - 1 - s is its series
+_EXP = [1 / factorial(k) for k in range(2, 10)]
 
 
 def _prefactor(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The logarithm of x^a exp(-x) / Gamma(a + 1), and log x - psi(a + 1), by Stirling's series; for small a at a + 10."""
-    far = a >= _FAR
-    z = torch.where(far, a, a + _FAR)
+    far = a >= FAR
+    z = torch.where(far, a, a + FAR)
     square = 1 / (z * z)
-    rest = polynomial(_STIRLING, square) / z
-    digamma = polynomial(_DIGAMMA, square) * square - 1 / (2 * z)  # psi(z) - log z
+    rest = polynomial(STIRLING, square) / z
+    digamma = polynomial(DIGAMMA, square) * square - 1 / (2 * z)  # psi(z) - log z
 
-    large, small = torch.where(far, a, _FAR), torch.where(far, 1, a)
+    large, small = torch.where(far, a, FAR), torch.where(far, 1, a)
     offset = (x - large) / large
     near = offset.abs() < 0.5
     quotient = torch.where(near, 1, x / large).clamp(min=torch.finfo(x.dtype).tiny)
     ratio = torch.where(near, torch.where(near, offset, 0).log1p(), quotient.log())
     density = large * (ratio - offset) - (2 * pi * large).log() / 2 - rest
 
-    factors = small.unsqueeze(-1) + torch.arange(1, _FAR, dtype=a.dtype, device=a.device)
+    factors = small.unsqueeze(-1) + torch.arange(1, FAR, dtype=a.dtype, device=a.device)
     log_z = z.log()
     gamma = (z - 0.5) * log_z - z + log(2 * pi) / 2 + rest - factors.prod(-1).log()
     return (
@@ -100,9 +79,7 @@ def _by_quadrature(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
         bound = torch.where(above, torch.minimum(bound, closer), -bound)
     nodes, weights = torch.tensor(_RULE, dtype=x.dtype, device=x.device)
     s = bound.unsqueeze(-1) * nodes
-    flat = s.abs() < _FLAT
-    inner = torch.where(flat, s, 0)
-    bend = torch.where(flat, inner * inner * polynomial(_EXP, inner), s.expm1() - s)  # exp(s) - 1 - s
+    bend = torch.where(s.abs() < _FLAT, s * s * polynomial(_EXP, s), s.expm1() - s)
     a, x, logs = a.unsqueeze(-1), x.unsqueeze(-1), logs.unsqueeze(-1)
     falling = ((a - x) * s - x * bend).exp()
     return bound * (weights * (a * (logs + s) + 1) * falling).sum(-1)
@@ -133,7 +110,34 @@ def _inside(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return inside, torch.where(inside, a, 1).to(dtype), torch.where(inside, x, 1).to(dtype)
 
 
-@formula
+def _in_a(a: Tensor, x: Tensor) -> Tensor:
+    inside, a_inside, x_inside = _inside(a, x)
+    density, slope = _slope(a_inside, x_inside)
+    zero_or_nan = 0 * torch.igamma(a.detach(), x.detach())
+    return torch.where(inside, -density.exp() * slope, zero_or_nan)
+
+
+def _of_a_sample(a: Tensor, x: Tensor) -> Tensor:
+    inside, a_inside, x_inside = _inside(a, x)
+    inside = inside & (a > 0)
+    a_inside = torch.where(inside, a_inside, 1)
+    slope = x_inside / a_inside * _slope(a_inside, x_inside)[1]
+    return torch.where(inside, slope, torch.where(x == 0, 0, nan)).to(x.dtype)
+
+
+def _by_blocks(body: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
+    """As many numbers at a time as fit into a cache with their nodes."""
+
+    def many(a: Tensor, x: Tensor) -> bool:
+        return x.numel() > _BLOCK and a.shape == x.shape and a.is_contiguous() and x.is_contiguous()
+
+    def blocks(a: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([body(*both) for both in zip(a.flatten().split(_BLOCK), x.flatten().split(_BLOCK))]).view_as(x)
+
+    return Kernel("cpu", when=many, python=blocks)
+
+
+@formula(kernels=_by_blocks(_in_a))
 def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of P(a, x) in a.
 
@@ -150,31 +154,25 @@ def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
     References:
         DLMF 8.2.4 and 8.7.1, differentiated in a; PyTorch has no derivative.
     """
-    inside, a_inside, x_inside = _inside(a, x)
-    density, slope = _slope(a_inside, x_inside)
-    zero_or_nan = 0 * torch.igamma(a.detach(), x.detach())
-    return torch.where(inside, -density.exp() * slope, zero_or_nan)
+    return _in_a(a, x)
 
 
-@formula
-def standard_gamma_grad(self: Tensor, output: Tensor) -> Tensor:
+@formula(kernels=_by_blocks(_of_a_sample))
+def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of a sample x of the gamma distribution in its shape a: -(dP/da) / (dP/dx).
 
     Args:
-        self: a, real, positive.
-        output: x, the shape of ``self``.
+        a: real, positive.
+        x: the sample, the shape of ``a``.
 
     Returns:
-        The shape of ``self``; 0 at x = 0.
+        The shape of ``x``; 0 at x = 0.
 
     References:
         Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen standard_gamma_grad has approximations of this, and
         no derivative.
     """
-    inside, a, x = _inside(self, output)
-    inside = inside & (self > 0)
-    a = torch.where(inside, a, 1)
-    return torch.where(inside, x / a * _slope(a, x)[1], torch.where(output == 0, 0, nan)).to(output.dtype)
+    return _of_a_sample(a, x)
 
 
 def _density(self: Tensor, other: Tensor) -> Tensor:
