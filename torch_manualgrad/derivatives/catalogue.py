@@ -341,10 +341,6 @@ gap(
     reason="all layers of a network in one operator, which only Apple's devices have",
 )
 gap(
-    "aten::geqrf",
-    reason="PyTorch raises; the derivative of the reflectors is not implemented, that of Q and R is linalg_qr's",
-)
-gap(
     "aten::_cudnn_ctc_loss",
     "aten::_cudnn_ctc_loss.Tensor",
     "aten::miopen_ctc_loss",
