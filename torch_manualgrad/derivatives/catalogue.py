@@ -187,12 +187,6 @@ gap(
     reason="for float32 only, so that no finite differences tell anything; PyTorch has its straight-through estimate in "
     "reverse mode, in every order",
 )
-gap(
-    "aten::_fake_quantize_learnable_per_channel_affine",
-    "aten::_fake_quantize_learnable_per_tensor_affine",
-    reason="the straight-through estimates for scale and zero point, which PyTorch has in reverse mode and first order, are "
-    "the gradient of no function",
-)
 
 # Normalizations and attention.
 gap(

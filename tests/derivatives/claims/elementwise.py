@@ -87,6 +87,10 @@ PROOFS = {
         ]
     },
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
+    **{
+        f"aten::_fake_quantize_learnable_per_{what}_affine": {"missing": [own("fwd"), own("rev-rev")]}
+        for what in ("tensor", "channel")
+    },
     "aten::frexp.Tensor": {"values": derivatives(lambda x: torch.frexp(2.0**200 * x)[0], 0.75, 1.0)},
     **{
         f"aten::_foreach_{name}.{overload}": {"values": [own("fwd")]}
