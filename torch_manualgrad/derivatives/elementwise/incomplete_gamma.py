@@ -8,8 +8,8 @@ over what is above x where x > a - 1/2, and over what is below it elsewhere. The
 nothing cancels in either tail. It is as flat as a normal density or as an exponential one, and Gauss and Legendre's rule
 takes it up to where E is `_CUT`. For x < 1 dP/da is the sum of the derivatives of the power series. All of it is made of
 elementary functions, and is differentiated again itself. In double precision the relative error of the first and the
-second derivative is below 1e-12 for 1e-3 < a < 1e4 and 1e-5 < x < 1e4; where P varies as fast as to be ill-conditioned,
-that of rounding a and x once is on top.
+second derivative in a is below 1e-12 for 1e-3 < a < 1e4 and 1e-5 < x < 1e4, but next to a zero of the second; far in the
+tails that of rounding a and x once is on top.
 
 A sample x of the gamma distribution has dx/da = -(dP/da) / p, the derivative of the quantile, from which p drops out:
 it is right where both underflow.
