@@ -99,10 +99,9 @@ def is_floating(x):
 
 
 POINTWISE = [r for r in IN_PLACE if len(r.signature.tensor_like) > 1 and torch.Tag.pointwise in r.aten.tags]
-SEVERAL = [r for r in POINTWISE if not r.name.startswith("aten::igamma")]  # no derivative for what is written to
 
 
-@pytest.mark.parametrize("rule", SEVERAL, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", POINTWISE, ids=lambda r: r.name)
 def test_a_number_in_the_place_of_a_tensor(rule):
     """So the dispatcher hands a kernel in Python a wrapped number of C++, such as a constant of a traced graph."""
     sample = next(iter(rule.samples(F64, "cpu")))

@@ -19,11 +19,14 @@ STRONG = [rule for rule in mg.rules.values() if rule.has_strong_zero]
 BAD = (0.0, math.inf, math.nan)
 NAN_CRASHES_PYTORCH = {name for name in mg.rules if "grid_sampler" in name} | {"aten::linalg_lstsq"}
 # Whose tangent of zero is nan: a column of a QR decomposition that depends on those before it has none.
-UNDEFINED_TANGENTS = {"aten::linalg_qr"}
+UNDEFINED_TANGENTS = {"aten::linalg_qr", "aten::geqrf"}
 OF_MATRICES = re.compile("linalg|cholesky|triangular|ormqr|lu_solve")
 # Which are given a result of others among their inputs, that one wrong number makes wrong; in which one pair of points,
-# or one sequence, is one thing.
+# one sequence, or one matrix whose first columns have numbers of their own, is one thing; and of which PyTorch's sample of one
+# component is 1 even where its parameter is nan.
 NOT_SEPARATE = {
+    "aten::_sample_dirichlet",
+    "aten::geqrf",
     "aten::log_sigmoid_backward",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
     "aten::native_group_norm_backward",

@@ -187,12 +187,6 @@ gap(
     reason="for float32 only, so that no finite differences tell anything; PyTorch has its straight-through estimate in "
     "reverse mode, in every order",
 )
-gap(
-    "aten::_fake_quantize_learnable_per_channel_affine",
-    "aten::_fake_quantize_learnable_per_tensor_affine",
-    reason="the straight-through estimates for scale and zero point, which PyTorch has in reverse mode and first order, are "
-    "the gradient of no function",
-)
 
 # Normalizations and attention.
 gap(
@@ -247,12 +241,9 @@ nondifferentiable(
     reason="the result is drawn at random, and PyTorch's gradient is zero; torch.distributions has those of samples",
 )
 gap(
-    "aten::_standard_gamma",
     "aten::_standard_gamma_grad",
-    "aten::_sample_dirichlet",
     "aten::_dirichlet_grad",
-    reason="samples are drawn by rejection; PyTorch's derivative is that of the quantile at one probability, of first order, "
-    "and a second one asks for the incomplete gamma function's in its first argument",
+    reason="the rules of _standard_gamma and _sample_dirichlet have gradients of their own, which are differentiated again",
 )
 gap(
     "aten::_ctc_loss_backward",
@@ -344,10 +335,6 @@ gap(
     reason="all layers of a network in one operator, which only Apple's devices have",
 )
 gap(
-    "aten::geqrf",
-    reason="PyTorch raises; the derivative of the reflectors is not implemented, that of Q and R is linalg_qr's",
-)
-gap(
     "aten::_cudnn_ctc_loss",
     "aten::_cudnn_ctc_loss.Tensor",
     "aten::miopen_ctc_loss",
@@ -358,5 +345,6 @@ gap(
 gap(
     "aten::linalg_matrix_sqrth",
     "aten::linalg_polar",
-    reason="PyTorch's own derivatives; torch_manualgrad.linalg has sqrtm and polar, which need no decomposition",
+    reason="PyTorch's derivatives are right in all six modes; torch_manualgrad.linalg has sqrtm and polar, which need no "
+    "decomposition",
 )

@@ -16,6 +16,16 @@ def norm_of_one(x):
     return aten._foreach_norm.Scalar([x])[0]
 
 
+def slope_of_a_sample():
+    """The derivative of a sample in its shape, over -(dP/da) / (dP/dx) by finite differences."""
+    a, step = scalar(5.0).requires_grad_(), 1e-4
+    x = torch._standard_gamma(a, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad(x, a)
+    a, x = a.detach(), x.detach()
+    in_a = aten.igamma(a + step, x) - aten.igamma(a - step, x)
+    return -slope * (aten.igamma(a, x + step) - aten.igamma(a, x - step)) / in_a
+
+
 PROOFS = {
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
     "aten::atan2": {
@@ -39,12 +49,17 @@ PROOFS = {
     "aten::special_log_ndtr": {"values": derivatives(torch.special.log_ndtr, -1e6, 1e6, -1.0)},
     "aten::igamma": {
         "values": derivatives(lambda x: aten.igamma(scalar(1.0), x), 0.0, 1.0),
-        "missing": [own("fwd")],
+        "missing": [own("rev"), own("fwd")],
     },
     "aten::igammac": {
         "values": derivatives(lambda x: aten.igammac(scalar(1.0), x), 0.0, -1.0),
-        "missing": [own("fwd")],
+        "missing": [own("rev"), own("fwd")],
     },
+    "aten::_standard_gamma": {
+        "values": [point(slope_of_a_sample, 1.0)],
+        "missing": [own("fwd"), own("rev-rev")],
+    },
+    "aten::_sample_dirichlet": {"missing": [own("rev"), own("fwd")]},
     "aten::special_zeta": {"missing": [own("fwd")]},
     "aten::special_zeta.other_scalar": {"missing": [own("rev")]},
     "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},
@@ -72,6 +87,10 @@ PROOFS = {
         ]
     },
     "aten::sinc": {"values": derivatives(torch.sinc, 0.0, 0.0, -(math.pi**2) / 3, 0.0, math.pi**4 / 5)},
+    **{
+        f"aten::_fake_quantize_learnable_per_{what}_affine": {"missing": [own("fwd"), own("rev-rev")]}
+        for what in ("tensor", "channel")
+    },
     "aten::frexp.Tensor": {"values": derivatives(lambda x: torch.frexp(2.0**200 * x)[0], 0.75, 1.0)},
     **{
         f"aten::_foreach_{name}.{overload}": {"values": [own("fwd")]}

@@ -59,6 +59,7 @@ PROOFS = {
     "aten::_linalg_solve_ex": {"values": [own("fwd-fwd")]},
     "aten::triangular_solve": {"values": [own("fwd-rev")]},
     "aten::cholesky": {"missing": [own("fwd")]},
+    "aten::geqrf": {"missing": [own("rev"), own("fwd")]},
     "aten::cholesky_inverse": {"values": [own("fwd-fwd")]},
     "aten::cholesky_solve": {"values": [point(lambda: grad(solved_by_a_full_factor)(FULL), [[-6.0, -10.0], [-10.0, -16.0]])]},
     "aten::_linalg_det": {

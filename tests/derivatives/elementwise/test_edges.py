@@ -219,3 +219,28 @@ def test_zeta_in_its_first_argument(s, x, first, second):
             torch.testing.assert_close(other(f)(number(s)), number(first), rtol=1e-13, atol=0)
             torch.testing.assert_close(one(other(f))(number(s)), number(second), rtol=1e-12, atol=0)
         assert torch.func.grad(f)(number(0.5)).isnan()
+
+
+@pytest.mark.parametrize("axes", [(), (0,)], ids=["per tensor", "per channel"])
+def test_fake_quantization_with_a_learned_scale(axes):
+    """The first order is PyTorch's, which is for float32; the second, of the function with constant rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x, weights = (3 * torch.randn(2, 40, generator=generator) for _ in range(2))
+    scale, zero_point = torch.tensor([0.23, 0.4]), torch.tensor([1.2, -30.0])  # of which one is outside of the range
+    n = 2 if axes else 1
+    op = [aten._fake_quantize_learnable_per_tensor_affine, aten._fake_quantize_learnable_per_channel_affine][n - 1]
+    given = [t.requires_grad_() for t in (x, scale[:n], zero_point[:n])]
+
+    def gradients(**more):
+        return torch.autograd.grad(op(*given, *axes, -8, 7, 0.3), given, weights, **more)
+
+    expected = gradients()
+    outside = expected[0] == 0
+    with mg.override():
+        found = gradients(create_graph=True)
+        in_zero_point = torch.autograd.grad(found[1].sum(), given[2])[0].sum()
+        others = [x.detach(), given[2].detach()]
+        _, tangent = torch.func.jvp(lambda s: op(others[0], s, others[1], *axes, -8, 7, 0.3), *2 * [(scale[:n],)])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(in_zero_point, -0.3 * weights[outside].sum())
+    torch.testing.assert_close((tangent * weights).sum(), (found[1] * scale[:n]).sum())

@@ -162,6 +162,35 @@ def test_a_cumulative_product_in_place():
         torch.testing.assert_close(found, expected)
 
 
+def factors(case, dtype):
+    x = 0.5 + random(3, 40, dtype=dtype).abs().to(dtype)
+    rows = {"normal": 1.0, "one zero": 1.0, "all underflow": 1e-20, "some do": torch.tensor([[1.0], [1e-20], [0.08]])}
+    x = x * rows[case]
+    if case == "one zero":
+        x[1, 7] = 0
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
+@pytest.mark.parametrize("case", ["normal", "one zero", "all underflow", "some do"])
+def test_division_where_it_may_be(case, dtype):
+    """By whatever way, products have the derivative that double precision has, as far as it is a number of the dtype."""
+    x = factors(case, dtype)
+    exact = x.to(torch.complex128 if dtype.is_complex else F64)
+    g = torch.ones(3, 40, dtype=dtype)
+    g[:, 1::2] = 0
+    rtol, atol = (1e-12 if dtype is F64 else 1e-4), 4 * torch.finfo(dtype).smallest_normal
+    for found, expected in (
+        (mg.ops.prod_backward(g[:, 0], x, x.prod(1), 1), others(exact, 1).conj()),
+        (mg.ops.prod_backward(g[0, 0], x[0], x[0].prod()), others(exact[0], 0).conj()),
+        (
+            mg.ops.cumprod_backward(g, x, 1, x.cumprod(1)),
+            mg.ops.cumprod_backward.reference(g.to(exact.dtype), exact, 1, exact.cumprod(1)),
+        ),
+    ):
+        torch.testing.assert_close(found, expected.to(dtype), rtol=rtol, atol=atol)
+
+
 @pytest.mark.parametrize("product", [torch.prod, lambda x: torch.prod(x, 0), lambda x: torch.cumprod(x, 0)[-1]])
 def test_products_that_leave_the_range(product):
     for x in ([1e-200, 2e-200], [1e200, 2e200]):

@@ -8,7 +8,6 @@ Note:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from math import inf, pi, sqrt
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample
 
 from .series import polynomial
 
@@ -64,25 +62,6 @@ def _log_ndtr(self: Tensor) -> Tensor:
     return torch.where(far, at_infinity, near)
 
 
-def _gamma_density(self: Tensor, other: Tensor) -> Tensor:
-    """x^(a - 1) exp(-x) / Gamma(a)."""
-    a = self.to(other.dtype)
-    return (torch.special.xlogy(a - 1, other) - other - torch.lgamma(a)).exp()
-
-
-def _not_in_the_first_argument() -> Tensor:
-    raise NotImplementedError("the derivative in the first argument is not implemented, as in PyTorch")
-
-
-def _two_argument_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Whole numbers for the first argument, which has no derivative."""
-    if not dtype.is_complex:
-        x = torch.tensor([[0.7, 1.3, 2.5], [0.4, 3.1, 1.9]], dtype=dtype, device=device)
-        yield Sample(torch.tensor([2, 3, 4], device=device), x)
-        yield Sample(torch.tensor([[2], [5]], device=device), x[0])
-        yield Sample(torch.tensor(3, device=device), x[1, 1])
-
-
 elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self * self).exp(), real_only=True)
 elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self * self).exp(), real_only=True)
 elementwise("aten::special_erfcx", lambda self, result: _erfcx(self, result), real_only=True, improves="values")
@@ -102,22 +81,4 @@ elementwise(
 )
 elementwise(
     "aten::mvlgamma", mvlgamma_backward, domain=(1, inf), real_only=True, arguments=[{"p": 1}, {"p": 2}, {"p": 3}]
-)
-elementwise(
-    "aten::igamma",
-    {
-        "self": lambda: _not_in_the_first_argument(),
-        "other": lambda self, other: _gamma_density(self, other),
-    },
-    samples=_two_argument_samples,
-    improves=("values", "missing"),
-)
-elementwise(
-    "aten::igammac",
-    {
-        "self": lambda: _not_in_the_first_argument(),
-        "other": lambda self, other: -_gamma_density(self, other),
-    },
-    samples=_two_argument_samples,
-    improves=("values", "missing"),
 )

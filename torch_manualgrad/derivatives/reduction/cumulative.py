@@ -18,11 +18,12 @@ CMU-CS-90-190, section 1.4.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .dims import cast
@@ -65,7 +66,30 @@ def _pull(a: Tensor, g: Tensor) -> Tensor:
     return recurrence(_before(a.conj().flip(-1)), g.flip(-1)).flip(-1)
 
 
-@formula
+def _are_normal(P: Tensor, g: Tensor) -> bool:
+    """Whether all P and g_m P_m are normal numbers, and sums of these are finite; or g_m is 0."""
+    if P.numel() == 0:
+        return False
+    limits = torch.finfo(g.dtype)
+    smallest, largest = (y.item() for y in P.abs().aminmax())
+    if not (smallest >= limits.tiny and largest < limits.max):
+        return False
+    sizes = g.abs()
+    low, high = (y.item() for y in sizes.aminmax())
+    low = low or sizes.masked_fill(sizes == 0, inf).amin().item()
+    return smallest * low >= limits.tiny and largest * max(high, 1) * g.shape[-1] < limits.max
+
+
+def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+    """The sum of conj(P_m) g_m over m >= k, over conj(x_k), where nothing under- or overflows."""
+    P, g = (_last(widened(y, grad), dim) for y in (output, grad))
+    if not _are_normal(P, g):
+        return cumprod_backward.reference(grad, input, dim, output)
+    sums = (g * P.conj()).flip(-1).cumsum(-1).flip(-1)
+    return _back(sums / _last(widened(input, grad), dim).conj(), grad, dim)
+
+
+@formula(kernels=Kernel("cpu", python=_by_division))
 def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
     """Cotangent of x, given that of its cumulative products P: conj(P_(k-1)) S_k, see the module.
 

@@ -18,11 +18,12 @@ from .dims import restore_reduced_dims
 from .norm import spread
 
 
-def _softmax(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+def _softmax(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Multiples of w, and their sum, with the reduced dims; the sum is 1 where w is 0."""
     shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
     e = (x - torch.where(shift.isinf(), 0, shift)).exp()
     empty = (shift.real if shift.is_complex() else shift) == -torch.inf
-    return e / torch.where(empty, 1, e.sum(dim, keepdim=True))
+    return e, torch.where(empty, 1, e.sum(dim, keepdim=True))
 
 
 @formula
@@ -45,7 +46,8 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
     References:
         ATen logsumexp_backward.
     """
-    return restore_reduced_dims(grad, self.dim(), dim, keepdim) * _softmax(self, result, dim, keepdim).conj()
+    e, total = _softmax(self, result, dim, keepdim)
+    return restore_reduced_dims(grad, self.dim(), dim, keepdim) / total.conj() * e.conj()
 
 
 @formula
@@ -68,7 +70,8 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     References:
         ATen logsumexp_jvp and safe_logsumexp_jvp.
     """
-    return (_softmax(self_p, result, dim, keepdim) * self_t).sum(dim, keepdim)
+    e, total = _softmax(self_p, result, dim, keepdim)
+    return (e * (self_t / total)).sum(dim, keepdim)
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

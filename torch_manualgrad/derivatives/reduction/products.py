@@ -7,6 +7,7 @@ every order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -57,13 +58,25 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
     return grad * _products_of_others(inp, dim).conj()
 
 
+def _vanishes(x: Tensor, dim: int | None) -> Tensor:
+    """Where all e are surely below the smallest number, by logarithms; not where an x is zero."""
+    logs = x.abs().log2()
+    total, least = (logs.sum(), logs.amin()) if dim is None else (logs.sum(dim, True), logs.amin(dim, True))
+    limits = torch.finfo(x.dtype)
+    return total - least < math.log2(limits.tiny * limits.eps) - 8 + 1e-5 * total
+
+
 def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor | None:
-    """e as the quotient of the product and x, where every product is a normal number, and so nothing is zero."""
-    if not (result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)).all():
-        return None
+    """e as the quotient of the product and x, where every product is a normal number, or all e are zero."""
+    normal = result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)
+    g, product, regular = grad, result, normal
     if dim is not None:
-        grad, result = (restore_reduced_dims(y, input.dim(), [dim], keepdim) for y in (grad, result))
-    return (grad * (result / input).conj()).contiguous()
+        g, product, regular = (restore_reduced_dims(y, input.dim(), [dim], keepdim) for y in (grad, result, normal))
+    if not normal.all():
+        if input.numel() == 0 or not (regular | _vanishes(input, dim)).all():
+            return None
+        product = torch.where(regular, product, 0)
+    return (g * (product / input).conj()).contiguous()
 
 
 @formula(kernels=Kernel("cpu", "cuda", python=_by_division))

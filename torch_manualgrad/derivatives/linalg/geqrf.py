@@ -1,0 +1,111 @@
+"""Derivatives of geqrf, which keeps Q of A = Q R as Householder reflectors V and numbers tau.
+
+Where Q is made of as many reflectors as it has columns, it determines them: by the compact form of the product (see
+householder.py), with the leading rows V_1 of V,
+
+    Q - I = V U,      U = -T V_1^H,      diag(U) = -tau,
+
+and V is unit lower trapezoidal, and U upper triangular, so that this is an LU factorization without pivoting. The
+derivative is that of the QR factorization of A, and of the LU factorization of Q - I after it. No pivot tau_i is small,
+as LAPACK chooses the sign of R_ii.
+
+Note:
+    Where not differentiable: at a zero pivot of R (see qr.py), and where tau_i = 0 before the last, that is, where the column
+    that a reflector is for is zero below the diagonal already: there LAPACK takes none, and close by one of tau_i = 2. Tangents of V are inf or nan.
+
+References:
+    Ballard, Demmel, Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from tall-skinny QR,
+    Journal of Parallel and Distributed Computing 85 (2015) 3, doi:10.1016/j.jpdc.2015.06.003, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+from torch.nn.functional import pad
+
+from ...core.formula import formula
+from ...core.rule import Sample, rule
+from .common import leading, random_conditioned
+from .lu import linalg_lu_backward, linalg_lu_jvp, unpacked
+from .qr import linalg_qr_backward, linalg_qr_jvp
+
+
+def _factors(a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Q, R, V and U."""
+    below, R = unpacked(a)
+    Q = torch.linalg.householder_product(below, tau)
+    identity = torch.eye(*Q.shape[-2:], dtype=Q.dtype, device=Q.device)
+    k = tau.shape[-1]
+    V = below + identity
+    U = solve_triangular(leading(V, rows=k), leading(Q - identity, rows=k), upper=False, unitriangular=True)
+    return Q, R, V, U.triu()
+
+
+@formula
+def geqrf_backward(grad_a: Tensor | None, grad_tau: Tensor | None, self: Tensor, a: Tensor, tau: Tensor) -> Tensor:
+    """Cotangent of A, given those of the packed factors and tau: that of V and U, to Q; that of Q and R, to A.
+
+    Args:
+        grad_a: cotangent of the packed factors, (*, m, n); None for zero.
+        grad_tau: cotangent of tau, (*, k), k = min(m, n); None for zero.
+        self: A, (*, m, n), real or complex.
+        a, tau: what the forward returned.
+
+    Returns:
+        (*, m, n).
+
+    Note:
+        Where not differentiable: see the module.
+
+    References:
+        `linalg_lu_backward` and `linalg_qr_backward`; PyTorch has no derivative.
+    """
+    Q, R, V, U = _factors(a, tau)
+    grad_V, grad_R = (None, None) if grad_a is None else unpacked(grad_a)
+    grad_U = None if grad_tau is None else torch.diag_embed(-grad_tau)
+    return linalg_qr_backward(linalg_lu_backward(grad_V, grad_U, V, V, U, False), grad_R, self, Q, R, "reduced")
+
+
+@formula
+def geqrf_jvp(self_t: Tensor, self_p: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """Tangents of the packed factors and tau: dR + dV and -diag(dU).
+
+    Args:
+        self_t: tangent of A, (*, m, n).
+        self_p: A, real or complex.
+        a, tau: what the forward returned.
+
+    Returns:
+        (*, m, n) and (*, k).
+
+    Note:
+        Where not differentiable: see the module.
+
+    References:
+        `linalg_qr_jvp` and `linalg_lu_jvp`; PyTorch has no derivative.
+    """
+    Q, R, V, U = _factors(a, tau)
+    Q_t, R_t = linalg_qr_jvp(self_t, self_p, Q, R, "reduced")
+    V_t, U_t = linalg_lu_jvp(Q_t, V, V, U, False)
+    m, n, k = *a.shape[-2:], tau.shape[-1]
+    return pad(R_t, (0, 0, 0, m - k)) + pad(V_t, (0, n - k)), -U_t.diagonal(dim1=-2, dim2=-1)
+
+
+def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 4, 2), (2, 4), (1, 1), (0, 3, 2)):
+        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
+
+
+rule(
+    "aten::geqrf",
+    vjp={"self": geqrf_backward},
+    jvp={("a", "tau"): geqrf_jvp},
+    improves="missing",
+    source="the derivatives of linalg_qr and linalg_lu; Ballard et al. 2015, section 5",
+    samples=_samples,
+    probe=lambda A: torch.geqrf(A),  # opcheck needs a fake kernel, which PyTorch lacks
+)
