@@ -13,7 +13,7 @@ from .jet_scaled import reshaped
 from .jet_tensor import Space, is_jet
 from .jet_vmap import each_direction, leaves, rebuilt
 
-__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "linear", "primal_of", "term_of"]
+__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "constant", "linear", "primal_of", "term_of"]
 
 # Linear where they are differentiable: what they select or where they cut is that of the value.
 PIECEWISE = frozenset(
@@ -243,8 +243,10 @@ def _expanded(space: Space, self: Any, size: Any, **others: Any) -> Any:
     return space.jet([primal, *terms])
 
 
-def _stop(space: Space, self: Any) -> Any:
-    return self.primal.detach()
+def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule whose results are no jets."""
+    rule.constant = True  # type: ignore[attr-defined]
+    return rule
 
 
 _BY_VMAP = (
@@ -266,7 +268,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::squeeze.dim": _squeezed,
     "aten::squeeze.dims": _squeezed,
     "aten::expand": _expanded,
-    "aten::detach": _stop,
+    "aten::detach": constant(lambda space, self: self.primal.detach()),
     "aten::_to_copy": view("aten::_to_copy"),
     "aten::clone": view("aten::clone"),
     "aten::unsafe_split.Tensor": view("aten::split.Tensor"),

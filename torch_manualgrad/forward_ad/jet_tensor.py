@@ -57,7 +57,8 @@ class Space:
     """
 
     def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
-        self.order, self.directions, self.weights, self.level = order, directions, weights, 0
+        self.order, self.directions, self.weights = order, directions, weights
+        self.level: float = 0
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, inside of this space: only there are its jets to be used."""
@@ -71,9 +72,13 @@ class Space:
         finally:
             _depth.now -= 1
 
+    def has(self, x: Any) -> bool:
+        """Whether ``x`` is a jet of this space."""
+        return is_jet(x) and x.space is self
+
     def coefficients(self, x: Any) -> list[Any]:
         """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
-        return [x.primal, *x.terms] if is_jet(x) and x.space is self else [x, *[None] * self.order]
+        return [x.primal, *x.terms] if self.has(x) else [x, *[None] * self.order]
 
     def factored(self, x: Any) -> list[Any]:
         """`coefficients`, with the Jacobians that are kept as products: see `jet_scaled`."""
