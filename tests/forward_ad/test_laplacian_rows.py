@@ -53,6 +53,7 @@ APART = {
     "from the left": lambda x: (V @ x.mT.sin()).square().mT,
     "in place": in_place,
     "norms": lambda x: F.normalize(x, dim=-1) * F.gelu(x) + F.layer_norm(x, (3,), W[:, 0]) + torch.linalg.norm(x, dim=-1)[..., None],
+    "chosen columns": lambda x: x.sin().index_select(-1, torch.tensor([2, 0])).cumprod(-1) * x.min(-1, keepdim=True)[0],
     "held constant": lambda x: x.sin() * x.detach().exp() + torch.zeros_like(x) + x * (x > 0),
 }  # fmt: skip
 MIXED = {

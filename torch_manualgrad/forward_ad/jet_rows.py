@@ -21,18 +21,18 @@ __all__ = ["RowSpace", "Rows", "densified", "in_rows"]
 
 
 class Rows(NamedTuple):
-    """The rows that the entries of a tensor belong to: entry i of a dimension to ``first + i // inner % count``.
+    """The rows that the entries of a tensor belong to: entry i of a dimension to ``first + i // inner % number``.
 
     Attributes:
-        dim: negative, so that broadcasting does not change it; of no account where count is 1.
+        dim: negative, so that broadcasting does not change it; of no account where there is one row.
         inner: how many entries in sequence belong to one row.
-        first, count: the rows.
+        first, number: the rows.
     """
 
     dim: int
     inner: int
     first: int
-    count: int
+    number: int
 
 
 class RowSpace(Space):
@@ -47,7 +47,7 @@ class RowSpace(Space):
     def __init__(self, argument: Any, dim: int, directions: int) -> None:
         super().__init__(2, directions)
         self.start = Rows(dim - argument.ndim, 1, 0, argument.shape[dim])
-        self.apart, self.full = Space(2, directions), Space(2, self.start.count * directions)
+        self.apart, self.full = Space(2, directions), Space(2, self.start.number * directions)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         def inside() -> Any:
@@ -76,10 +76,10 @@ def densified(x: Any) -> Any:
     space, (primal, jacobian, last), rows = x.space, x.space.coefficients(x), x.rows
     if jacobian is not None:
         owners = torch.tensor([rows.first], device=primal.device)
-        if rows.count > 1:
-            owners = rows.first + torch.arange(primal.shape[rows.dim], device=primal.device) // rows.inner % rows.count
+        if rows.number > 1:
+            owners = rows.first + torch.arange(primal.shape[rows.dim], device=primal.device) // rows.inner % rows.number
             owners = owners.reshape(-1, *[1] * (-1 - rows.dim))
-        every = torch.arange(space.start.count, device=primal.device).reshape(-1, *[1] * (primal.ndim + 1))
+        every = torch.arange(space.start.number, device=primal.device).reshape(-1, *[1] * (primal.ndim + 1))
         jacobian = torch.where(every == owners, jacobian, 0).flatten(0, 1)
     return space.full.jet([primal, jacobian, last])
 
@@ -121,7 +121,7 @@ def _rows_after(space: RowSpace, name: str, jets: list[Any], args: Any, kwargs: 
         return _joined(space, args[0], args[1] if len(args) > 1 else 0, name == "aten::stack")
     if any(x.rows != jets[0].rows for x in jets):
         return None
-    if jets[0].rows.count == 1 or name in _ELEMENTWISE:
+    if jets[0].rows.number == 1 or name in _ELEMENTWISE:
         return jets[0].rows
     if name in _VIEWS:
         return _VIEWS[name](args[0], *args[1:], **kwargs)
@@ -152,7 +152,7 @@ def _reshaped(name: str) -> Callable[..., Rows | None]:
         size = 1
         for dim in range(-1, -len(shape) - 1, -1):
             inner, rest = divmod(sequence, size)
-            if rest == 0 and shape[dim] % (inner * x.rows.count) == 0:
+            if rest == 0 and shape[dim] % (inner * x.rows.number) == 0:
                 return x.rows._replace(dim=dim, inner=inner)
             size *= shape[dim]
         return None
@@ -162,13 +162,13 @@ def _reshaped(name: str) -> Callable[..., Rows | None]:
 
 def _is_split(x: Any, dim: int) -> bool:
     """Whether ``dim`` is that of the rows, of which each has one entry."""
-    return dim % x.ndim == x.rows.dim % x.ndim and x.rows.inner == 1 and x.shape[dim] == x.rows.count
+    return dim % x.ndim == x.rows.dim % x.ndim and x.rows.inner == 1 and x.shape[dim] == x.rows.number
 
 
 def _part(x: Any, dim: int, start: int, count: int) -> Rows | None:
     if dim % x.ndim != x.rows.dim % x.ndim:
         return x.rows
-    return x.rows._replace(first=x.rows.first + start, count=count) if _is_split(x, dim) and count > 0 else None
+    return x.rows._replace(first=x.rows.first + start, number=count) if _is_split(x, dim) and count > 0 else None
 
 
 def _sliced(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Rows | None:
@@ -204,17 +204,17 @@ def _joined(space: RowSpace, tensors: Any, dim: int, stacked: bool) -> Rows | No
     x = jets[0]
     ndim = x.ndim + stacked
     dim = dim % ndim - ndim
-    if all(y.rows == x.rows for y in jets) and (x.rows.count == 1 or stacked or dim != x.rows.dim):
+    if all(y.rows == x.rows for y in jets) and (x.rows.number == 1 or stacked or dim != x.rows.dim):
         return x.rows._replace(dim=x.rows.dim - (stacked and dim >= x.rows.dim))
-    follow = all(b.rows.first == a.rows.first + a.rows.count for a, b in zip(jets, jets[1:]))
-    apart = all(y.rows.count == 1 if stacked else y.shape[dim] == y.rows.count for y in jets)
+    follow = all(b.rows.first == a.rows.first + a.rows.number for a, b in zip(jets, jets[1:]))
+    apart = all(y.rows.number == 1 if stacked else y.shape[dim] == y.rows.number for y in jets)
     if len(jets) < len(tensors) or not follow or not apart or not (stacked or all(_along(y, dim) for y in jets)):
         return None
-    return Rows(dim, 1, x.rows.first, sum(y.rows.count for y in jets))
+    return Rows(dim, 1, x.rows.first, sum(y.rows.number for y in jets))
 
 
 def _along(x: Any, dim: int) -> bool:
-    return x.rows.count == 1 or x.rows.dim == dim and x.rows.inner == 1
+    return x.rows.number == 1 or x.rows.dim == dim and x.rows.inner == 1
 
 
 def _product(space: RowSpace, places: tuple[int, int], args: Any) -> Rows | None:

@@ -182,7 +182,8 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         found = torch.zeros_like(x.primal) + source
     else:
         found = _apply(space, functional, args, kwargs)
-    x.space, x.primal, x.terms = found.space, found.primal, found.terms
-    if isinstance(x.space, RowSpace):
-        x.rows = found.rows
+    if is_jet(found):
+        x.space, x.rows = found.space, found.rows
+    primal, *terms = space.coefficients(found)
+    x.primal, x.terms = primal, tuple(terms)
     return x

@@ -139,6 +139,7 @@ class _Series(Series):
     space: Space
     primal: Any
     terms: tuple[Any, ...]
+    rows: Any = None  # of a jet with a block-diagonal Jacobian: see `jet_rows`
     aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
 
     @classmethod
@@ -199,7 +200,7 @@ class Jet(_Series, Tensor):  # type: ignore[misc, override]
         self.space, self.primal, self.factored, self.aliases = space, primal, terms, [1]
 
     @property
-    def terms(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def terms(self) -> tuple[Any, ...]:
         """Whole, from the first time on that they are read."""
         self.factored = tuple([whole(t) for t in self.factored])
         return self.factored
