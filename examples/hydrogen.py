@@ -5,8 +5,9 @@ Metropolis' algorithm, and the mean of the local energies
 
     E(x) = -1/2 (laplacian of log |psi| + |gradient of log |psi||^2) + V(x)
 
-is never below the exact energy, up to its statistical error. The Laplacian is most of the cost: `mg.forward_ad.laplacian` finds
-it, value and gradient in one pass. Everything is in atomic units (energies in hartree, lengths in bohr).
+is never below the exact energy, up to its statistical error. `mg.forward_ad.laplacian` finds the Laplacian, with value and
+gradient, in one pass; the parameters follow the natural gradient of the mean energy. Everything is in atomic units (energies
+in hartree, lengths in bohr).
 
     python examples/hydrogen.py [--system H2] [--steps N] [--walkers N] [--out FOLDER]
 """
@@ -175,6 +176,29 @@ def mean_and_error(samples: list[float], block: int = 10) -> tuple[float, float]
     ) > 1 else math.inf
 
 
+def score_function(psi: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The gradients of log |psi| in all parameters, one row for each walker."""
+    parameters = dict(psi.named_parameters())
+    one = torch.func.grad(lambda p, x: torch.func.functional_call(psi, p, (x,)))
+
+    def scores(x: Tensor) -> Tensor:
+        found = torch.vmap(one, (None, 0))({k: p.detach() for k, p in parameters.items()}, x)
+        return torch.cat([found[k].flatten(1) for k in parameters], 1)
+
+    return scores
+
+
+def natural_gradient(scores: Tensor, local: Tensor, damping: float) -> Tensor:
+    """S^-1 g: g half the gradient of the mean energy, <(E - <E>) score>, S the covariance of the scores.
+
+    With O the centred scores of n walkers, S is O^T O / n and g is O^T (E - <E>) / n. A system of n equations is solved, not one
+    of as many as there are parameters (stochastic reconfiguration; Chen and Heyl, arXiv:2302.01941).
+    """
+    centred, n = scores - scores.mean(0), len(local)
+    gram = centred @ centred.mT / n + damping * torch.eye(n)
+    return centred.mT @ torch.linalg.solve(gram, (local - local.mean()) / n)
+
+
 class Run(NamedTuple):
     """What was found.
 
@@ -193,7 +217,7 @@ class Run(NamedTuple):
 
 
 def main(
-    name: str = "H2", steps: int = 1500, walkers: int = 512, measurements: int = 300, out: Path | None = None
+    name: str = "H2", steps: int = 400, walkers: int = 512, measurements: int = 300, out: Path | None = None
 ) -> Run:
     torch.manual_seed(0)
     before = torch.get_default_dtype()
@@ -207,8 +231,7 @@ def main(
 def run(name: str, steps: int, number: int, measurements: int, out: Path | None) -> Run:
     system = SYSTEMS[name]
     psi, walkers = WaveFunction(system), Walkers(system, number)
-    optimizer = torch.optim.Adam(psi.parameters(), lr=5e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    scores = score_function(psi)
 
     @torch.no_grad()
     def local_energies(x: Tensor) -> Tensor:
@@ -223,14 +246,15 @@ def run(name: str, steps: int, number: int, measurements: int, out: Path | None)
         middle = local.median()
         spread = (local - middle).abs().mean()
         local = local.clamp(middle - 5 * spread, middle + 5 * spread)
-        optimizer.zero_grad()
-        (
-            2 * (local - local.mean()) * psi(x)
-        ).mean().backward()  # the gradient of the mean energy, by the score function
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % 100 == 0:
-            mean, error = mean_and_error(energies[-100:])
+        rows = scores(x)
+        update = natural_gradient(rows, local, damping=1e-3)
+        change = (rows @ update).std()  # of log |psi| at the walkers, which limits the step
+        rate = min(0.1 / (1 + 4 * step / steps), 0.1 / change.item())
+        with torch.no_grad():
+            parameters = nn.utils.parameters_to_vector(psi.parameters())
+            nn.utils.vector_to_parameters(parameters - rate * update, psi.parameters())
+        if (step + 1) % 50 == 0:
+            mean, error = mean_and_error(energies[-50:])
             bar.write(f"step {step + 1:5}: energy {mean:.5f} +- {error:.5f}")
         bar.set_postfix(energy=f"{energies[-1]:.4f}", width=f"{walkers.width:.2f}")
 
@@ -286,7 +310,7 @@ def plot(energies: list[float], system: System, path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", choices=list(SYSTEMS), default="H2")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--walkers", type=int, default=512)
     parser.add_argument("--measurements", type=int, default=300, help="after the training, for the energy")
     parser.add_argument("--out", type=Path, default=None, help="a folder for the figure")
