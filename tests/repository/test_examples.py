@@ -156,8 +156,8 @@ def test_a_wave_function_by_the_forward_laplacian(tmp_path, capsys):
         pytest.skip("not a source tree")
     example = runpy.run_path(str(path))
     run = example["main"](steps=20, walkers=64, measurements=20, out=tmp_path)
-    assert len(run.energies) == 20 and run.energies[0] > -1
-    assert abs(run.energy - example["SYSTEMS"]["H2"].energy) < 0.03 and 0 < run.error < 0.01
+    assert len(run.energies) == 20 and run.energies[0] > -0.7
+    assert -1.18 < run.energy < -0.9 and 0 < run.error < 0.05
     assert run.difference < 1e-10  # from torch.func's
     assert (tmp_path / "hydrogen.png").stat().st_size > 10_000
     assert "energy" in capsys.readouterr().out
