@@ -44,6 +44,18 @@ class Orbitals(nn.Module):
         return torch.linalg.slogdet(self.orbitals(h + self.mlp(self.norm2(h))))[1]
 
 
+class Slater(nn.Module):
+    """The determinant of orbitals, each of one electron's coordinates."""
+
+    def __init__(self, electrons: int, width: int = 128) -> None:
+        super().__init__()
+        hidden = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+        self.orbitals = nn.Sequential(*hidden, nn.Linear(width, electrons))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.slogdet(self.orbitals(x))[1]
+
+
 def stock_laplacian(f: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """For each example: the diagonal of the Hessian by vmap of Hessian-vector products, forward over reverse."""
     gradient = torch.func.grad(lambda x: f(x.reshape(shape)))
@@ -87,13 +99,15 @@ def problems() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str
     sizes = (64, 256, 256, 256)
     hidden = [layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.Tanh())]
     mlp = nn.Sequential(*hidden, nn.Linear(256, 1)).requires_grad_(False)
-    orbitals = Orbitals().requires_grad_(False)
+    orbitals, slater = Orbitals().requires_grad_(False), Slater(16).requires_grad_(False)
     x, electrons, point = torch.randn(128, 64), torch.randn(32, 8, 3), torch.tensor(0.3, dtype=torch.float64)
+    many = torch.randn(32, 16, 3)
     f = lambda x: mlp(x).squeeze(-1)  # noqa: E731
     total = lambda x: f(x).sum()  # noqa: E731
     v = torch.randn_like(x)
     composed = lambda x: torch.sin(torch.exp(torch.sin(x)))  # noqa: E731
     stock_mlp, stock_orbitals = stock_laplacian(f, (64,)), stock_laplacian(orbitals, (8, 3))
+    stock_slater, ours_slater = stock_laplacian(slater, (16, 3)), laplacian(slater, batch_dims=1, block_dim=1)
     ours_mlp, ours_orbitals = laplacian(f, batch_dims=1), laplacian(orbitals, batch_dims=1)
     ninth, one = nested(composed, 9), torch.ones_like(point)
     return {
@@ -102,6 +116,9 @@ def problems() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str
         ),
         "Laplacian, LayerNorm, attention, slogdet, batch 32": (
             lambda: stock_orbitals(electrons), lambda: ours_orbitals(electrons), "0.6", f"{24 + 2} of {2 * 24 + 2}"
+        ),
+        "Laplacian, orbitals of 16 electrons, slogdet, batch 32, by blocks": (
+            lambda: stock_slater(many), lambda: ours_slater(many), "", f"{3 + 2} of {2 * 48 + 2}"
         ),
         "ninth derivative of sin(exp(sin(x)))": (
             lambda: ninth(point), lambda: directional(composed, point, one, 9)[-1], "0.05", ""

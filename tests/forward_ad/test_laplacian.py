@@ -6,7 +6,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_manualgrad import forward_ad
-from torch_manualgrad.forward_ad import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
+from torch_manualgrad.forward_ad import (
+    biharmonic,
+    ggn_vp,
+    hessian_diagonal,
+    hvp,
+    jet_products,
+    jet_scaled,
+    laplacian,
+    weighted_laplacian,
+)
 from torch_manualgrad.forward_ad.jet_tensor import Space
 
 
@@ -135,6 +144,33 @@ def test_the_gradient_of_a_laplacian_in_its_argument():
     weights = random(3).requires_grad_()
     (found,) = torch.autograd.grad(weighted_laplacian(MLP, weights)(x[0]).sum(), weights)
     torch.testing.assert_close(found, hessian_diagonal(MLP)(x[0]).sum(0))
+
+
+def test_jacobians_kept_as_products(monkeypatch):
+    """Elementwise functions in a chain, a Jacobian that is read twice, an end that nobody reads; few elements at a time."""
+    wide = network(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def f(x):
+        first = wide[0](x).tanh().sin()
+        h = wide[2](first)
+        return wide[2](h.tanh() + first).exp().unsqueeze(0).flatten(0, 1).sigmoid()
+
+    x = random(2, 4, 3)
+    monkeypatch.setattr(jet_scaled, "BLOCK", 70)
+    for g in (f, lambda x: (wide(x).tanh() @ random(8, 8).requires_grad_()).sum(-1)):
+        found = laplacian(g, batch_dims=1, with_jacobian=True)(x)
+        assert not found[0].requires_grad or found[2].requires_grad
+        with torch.no_grad(), monkeypatch.context() as patch:
+            products = []
+            real = jet_scaled.matmul
+            patch.setattr(jet_products, "matmul", lambda x, y: products.append(type(x)) or real(x, y))
+            untracked = laplacian(g, batch_dims=1, with_jacobian=True)(x)
+            assert jet_scaled.Scaled in products
+            patch.setattr(jet_scaled, "_plain", lambda *_: False)
+            expected = laplacian(g, batch_dims=1, with_jacobian=True)(x)
+        for a, b, c in zip(found, untracked, expected):
+            torch.testing.assert_close(a, c)
+            torch.testing.assert_close(b, c)
 
 
 @pytest.mark.slow

@@ -150,6 +150,38 @@ def test_attention_on_jagged_and_on_padded_tensors_learns_the_same(capsys):
     assert "largest difference of the losses" in capsys.readouterr().out
 
 
+def test_a_wave_function_by_the_forward_laplacian(tmp_path, capsys):
+    path = EXAMPLES / "hydrogen.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    example = runpy.run_path(str(path))
+    run = example["main"](steps=20, walkers=64, measurements=20, out=tmp_path)
+    assert len(run.energies) == 20 and run.energies[0] > -0.7
+    assert -1.18 < run.energy < -0.9 and 0 < run.error < 0.05
+    assert run.difference < 1e-10  # from torch.func's
+    assert (tmp_path / "hydrogen.png").stat().st_size > 10_000
+    assert "energy" in capsys.readouterr().out
+
+
+def test_local_energies_of_known_states():
+    """exp(-r) is hydrogen's ground state, of energy -1/2 wherever the electron is; a sum of -Z_i^2/2 without repulsion."""
+    path = EXAMPLES / "hydrogen.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    example = runpy.run_path(str(path))
+    x = torch.randn(5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = lambda x: -2 * x.norm(dim=-1).sum(-1)  # noqa: E731
+    repulsion = 1 / (x[:, 0] - x[:, 1]).norm(dim=-1)
+    for kinetic in (example["kinetic_forward"], example["kinetic_torch_func"]):
+        local = kinetic(exact, x) + example["potential"](example["SYSTEMS"]["He"], x)
+        torch.testing.assert_close(local - repulsion, torch.full_like(local, -4.0))
+    be = example["WaveFunction"](example["SYSTEMS"]["Be"]).double()
+    y = torch.randn(3, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(be(y[:, [1, 0, 2, 3]]), be(y))  # antisymmetric: the logarithm of its size stays
+    gradient = torch.func.grad(lambda x: example["kinetic_forward"](be, x).sum())
+    assert gradient(y).isfinite().all()
+
+
 def test_a_network_solves_equations_by_series_and_by_reverse_mode(tmp_path, capsys):
     path = EXAMPLES / "pinn.py"
     if not path.exists():

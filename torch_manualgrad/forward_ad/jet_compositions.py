@@ -21,7 +21,12 @@ __all__ = ["RULES", "composition"]
 
 def composition(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of an operator that is this function of torch's."""
-    return lambda space, *args, **kwargs: function(*args, **kwargs)
+
+    def rule(space: Space, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    rule.composed = True  # type: ignore[attr-defined]
+    return rule
 
 
 def _largest(x: Tensor, dim: Any) -> Tensor:

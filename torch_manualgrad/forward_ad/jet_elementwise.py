@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import taylor
+from .jet_scaled import times
 from .jet_tensor import Space, is_jet
 from .jet_trace import is_tensor
 from .taylor import Coefficients
@@ -22,9 +23,9 @@ def unary(function: Callable[..., Coefficients]) -> Callable[..., Any]:
     """
 
     def rule(space: Space, self: Any, *rest: Any, **others: Any) -> Any:
-        x = space.coefficients(self)
         if space.directions is None:
-            return space.jet(function(x, *rest, **others))
+            return space.jet(function(space.coefficients(self), *rest, **others))
+        x = space.factored(self)
         ones = torch.ones_like(x[0])
         outer = function([x[0], ones, *[None] * (space.order - 1)], *rest, **others)
         return space.jet(_composed(space, outer, x))
@@ -40,7 +41,8 @@ def _composed(space: Space, outer: Coefficients, x: Coefficients) -> Coefficient
     for m in range(1, order + 1):
         for k in range(m, order):
             if power[k] is not None and outer[m] is not None:
-                y[k] = taylor.sum_of((y[k], outer[m] * power[k]))
+                product = outer[m] * power[k] if order > 2 else times(outer[m], power[k])
+                y[k] = taylor.sum_of((y[k], product))
         if m < order and outer[m + 1] is not None:
             top = taylor.convolve(step, power, order, start=1, product=space.collapsed_product)
             y[order] = taylor.sum_of((y[order], None if top is None else outer[m + 1] * top))

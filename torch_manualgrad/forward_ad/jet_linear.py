@@ -9,10 +9,11 @@ import torch
 
 from torch_manualgrad.core.rule import Rule, operator
 
+from .jet_scaled import reshaped
 from .jet_tensor import Space, is_jet
 from .jet_vmap import each_direction, leaves, rebuilt
 
-__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "linear", "primal_of", "term_of"]
+__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "constant", "linear", "primal_of", "term_of"]
 
 # Linear where they are differentiable: what they select or where they cut is that of the value.
 PIECEWISE = frozenset(
@@ -191,17 +192,16 @@ def view(name: str) -> Callable[..., Any]:
     return run
 
 
-def shaped(space: Space, self: Any, size: Any, *_: Any, **__: Any) -> Any:
+def _shaped(space: Space, self: Any, size: Any, *_: Any, **__: Any) -> Any:
     """``view`` and its like; reshaped, as the coefficients may have other strides than a trace thinks."""
-    primal = self.primal.reshape(size)
-    return _reshaped(space, self, primal)
+    return _reshaped(space, self, self.primal.reshape(size))
 
 
 def _reshaped(space: Space, self: Any, primal: Any) -> Any:
     shape = tuple(primal.shape)
     terms = [
-        None if t is None else t.reshape(space.directions, *shape) if _batched(space, k) else t.reshape(shape)
-        for k, t in enumerate(self.terms, start=1)
+        None if t is None else reshaped(t, shape) if _batched(space, k) else t.reshape(shape)
+        for k, t in enumerate(space.factored(self)[1:], start=1)
     ]
     return space.jet([primal, *terms])
 
@@ -243,8 +243,10 @@ def _expanded(space: Space, self: Any, size: Any, **others: Any) -> Any:
     return space.jet([primal, *terms])
 
 
-def _stop(space: Space, self: Any) -> Any:
-    return self.primal.detach()
+def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule whose results are no jets."""
+    rule.constant = True  # type: ignore[attr-defined]
+    return rule
 
 
 _BY_VMAP = (
@@ -253,9 +255,9 @@ _BY_VMAP = (
 ).split()
 RULES: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": view(f"aten::{name}") for name in _BY_VMAP},
-    "aten::view": shaped,
-    "aten::_unsafe_view": shaped,
-    "aten::_reshape_alias": shaped,
+    "aten::view": _shaped,
+    "aten::_unsafe_view": _shaped,
+    "aten::_reshape_alias": _shaped,
     "aten::permute": lambda space, self, dims: _permuted(space, self, lambda n: [d % n for d in dims]),
     "aten::transpose.int": lambda space, self, a, b: (
         _permuted(space, self, lambda n: _swapped(n, a % n, b % n)) if self.ndim else self
@@ -266,7 +268,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::squeeze.dim": _squeezed,
     "aten::squeeze.dims": _squeezed,
     "aten::expand": _expanded,
-    "aten::detach": _stop,
+    "aten::detach": constant(lambda space, self: self.primal.detach()),
     "aten::_to_copy": view("aten::_to_copy"),
     "aten::clone": view("aten::clone"),
     "aten::unsafe_split.Tensor": view("aten::split.Tensor"),

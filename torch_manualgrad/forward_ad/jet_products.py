@@ -16,6 +16,7 @@ from torch_manualgrad.core.rule import operator
 
 from . import taylor
 from .jet_elementwise import aligned
+from .jet_scaled import Scaled, matmul
 from .jet_tensor import Space, is_jet
 from .jet_trace import is_tensor
 from .jet_vmap import each_direction
@@ -75,11 +76,11 @@ def _times(x: Any, y: Any) -> Any:
 _MUL = Product(_times, _times, _times, _times, Space.collapsed_product)
 
 
-def _rows(x: Tensor, y: Tensor) -> Tensor:
+def _rows(x: Any, y: Tensor) -> Tensor:
     """x[r] @ y for each direction r; of rows that are all one, which a seed of basis vectors has, for the first alone."""
-    if x.shape[1] > 1 and x.stride(1) == 0:
+    if not isinstance(x, Scaled) and x.shape[1] > 1 and x.stride(1) == 0:
         return torch.matmul(x[:, 0], y).unsqueeze(1).expand(-1, x.shape[1], -1)
-    return torch.matmul(x, y)
+    return matmul(x, y)
 
 
 _MM = Product(
@@ -111,9 +112,15 @@ def _by_vmap(plain: Map) -> Product:
     return Product(plain, left, right, both, lambda space, x, y: space.collapse(both(x, y)))
 
 
+def _series(space: Space, x: Any, y: Any, product: Product) -> Coefficients:
+    constant = product is _MM and not (is_jet(y) and y.space is space)
+    left = space.factored(x) if constant else space.coefficients(x)
+    return leibniz(space, left, space.coefficients(y), product)
+
+
 def bilinear(product: Product) -> Callable[..., Any]:
     """The rule of an operator that is this product."""
-    return lambda space, x, y: space.jet(leibniz(space, space.coefficients(x), space.coefficients(y), product))
+    return lambda space, x, y: space.jet(_series(space, x, y, product))
 
 
 def _mul(space: Space, x: Any, y: Any) -> Any:
@@ -127,7 +134,7 @@ def _sum_with(product: Product) -> Callable[..., Any]:
     """beta bias + alpha x y."""
 
     def rule(space: Space, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-        found = leibniz(space, space.coefficients(x), space.coefficients(y), product)
+        found = _series(space, x, y, product)
         found = found if alpha == 1 else taylor.scale(found, alpha)
         if beta == 0:
             return space.jet(found)

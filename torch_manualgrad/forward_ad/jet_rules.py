@@ -7,7 +7,6 @@ either raises.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch_manualgrad.core.rule import operator, rules
 
 from . import jet_compositions, jet_elementwise, jet_linear, jet_products
 from .jet_fallback import by_rule
+from .jet_rows import RowSpace, in_rows
 from .jet_tensor import Space, is_jet
 from .jet_trace import Trace, decode
 
@@ -79,13 +79,13 @@ def _derived(name: str) -> JetRule:
     if namespace == "manualgrad" and formula_name in ops:
         return jet_compositions.composition(ops[formula_name].reference)
     if name in catalogue and catalogue[name].kind == "nondifferentiable":
-        return lambda space, *args, **kwargs: operator(name)(*_values(args), **_values(kwargs))
+        return jet_linear.constant(lambda space, *args, **kwargs: operator(name)(*_values(args), **_values(kwargs)))
     if all(str(r.type) == "Tensor" for r in operator(name)._schema.returns):
-        return functools.partial(_of_values, name)
+        return jet_linear.constant(lambda space, *args, **kwargs: _of_values(name, *args, **kwargs))
     raise NotImplementedError(_unknown(name))
 
 
-def _of_values(name: str, space: Space, *args: Any, **kwargs: Any) -> Any:
+def _of_values(name: str, *args: Any, **kwargs: Any) -> Any:
     """An operator of which nothing is known, and which has no derivative if it returns no real or complex numbers."""
     found = operator(name)(*_values(args), **_values(kwargs))
     for x in found if isinstance(found, (list, tuple)) else [found]:
@@ -147,7 +147,7 @@ def step(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     base, _, overload = name.partition(".")
     if base.endswith("_") or overload == "out" or overload.endswith("_out"):
         return _in_place(space, name, args, kwargs)
-    found = jet_rule(name)(space, *args, **kwargs)
+    found = _apply(space, name, args, kwargs)
     if name in jet_linear.VIEWS:
         for x in found if isinstance(found, (list, tuple)) else [found]:
             if is_jet(x):
@@ -156,10 +156,15 @@ def step(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     return found
 
 
+def _apply(space: Space, name: str, args: Any, kwargs: Any) -> Any:
+    rule = jet_rule(name)
+    return in_rows(space, name, rule, args, kwargs) if isinstance(space, RowSpace) else rule(space, *args, **kwargs)
+
+
 def _has_jet(space: Space, x: Any) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_has_jet(space, v) for v in x)
-    return is_jet(x) and x.space is space
+    return space.has(x)
 
 
 def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
@@ -176,6 +181,9 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         source = args[1]
         found = torch.zeros_like(x.primal) + source
     else:
-        found = jet_rule(functional)(space, *args, **kwargs)
-    x.primal, x.terms = found.primal, found.terms
+        found = _apply(space, functional, args, kwargs)
+    if is_jet(found):
+        x.space, x.rows = found.space, found.rows
+    primal, *terms = space.coefficients(found)
+    x.primal, x.terms = primal, tuple(terms)
     return x

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_manualgrad.core.internals import tensor_without_memory
 
+from .jet_scaled import BLOCK, Scaled, whole
 from .jet_trace import Series, Trace, encode, traced
 
 __all__ = ["Jet", "Space", "call", "is_jet"]
@@ -56,7 +57,8 @@ class Space:
     """
 
     def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
-        self.order, self.directions, self.weights, self.level = order, directions, weights, 0
+        self.order, self.directions, self.weights = order, directions, weights
+        self.level: float = 0
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, inside of this space: only there are its jets to be used."""
@@ -70,9 +72,17 @@ class Space:
         finally:
             _depth.now -= 1
 
+    def has(self, x: Any) -> bool:
+        """Whether ``x`` is a jet of this space."""
+        return is_jet(x) and x.space is self
+
     def coefficients(self, x: Any) -> list[Any]:
         """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
-        return [x.primal, *x.terms] if is_jet(x) and x.space is self else [x, *[None] * self.order]
+        return [x.primal, *x.terms] if self.has(x) else [x, *[None] * self.order]
+
+    def factored(self, x: Any) -> list[Any]:
+        """`coefficients`, with the Jacobians that are kept as products: see `jet_scaled`."""
+        return [x.primal, *x.factored] if type(x) is Jet and x.space is self else self.coefficients(x)
 
     def jet(self, coefficients: Sequence[Any]) -> Any:
         """The jet with these coefficients, each of them expanded to the shape of the first."""
@@ -80,9 +90,9 @@ class Space:
         shape = tuple(primal.shape)
         for k, term in enumerate(terms):
             if term is not None:
-                whole = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
-                if tuple(term.shape) != whole:
-                    terms[k] = term.expand(whole)
+                shape_of_term = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
+                if not isinstance(term, Scaled) and tuple(term.shape) != shape_of_term:
+                    terms[k] = term.expand(shape_of_term)
         if not torch.compiler.is_dynamo_compiling():
             return Jet(self, primal, tuple(terms))
         # not a number, so that a call which does not come here is seen in the result
@@ -96,11 +106,13 @@ class Space:
 
     def collapsed_product(self, x: Tensor, y: Tensor) -> Tensor:
         """The weighted sum over the directions of x y, a few of them at a time: their products stay in the cache."""
+        if x is y and isinstance(x, Scaled):
+            return x.factor * x.factor * self.collapsed_product(x.term, x.term)
         if x is y and x.ndim > 2 and x.shape[1] > 1 and x.stride(1) == 0:  # rows that are all one, as of a basis
             row = x[:, :1]
             return self.collapsed_product(row, row).expand(x.shape[1:])
         count = x.shape[0]
-        size = max(1, _BLOCK * count // max(1, x.numel(), y.numel()))
+        size = max(1, BLOCK * count // max(1, x.numel(), y.numel()))
         if size >= count or is_jet(x) or is_jet(y):
             return self.collapse(x * y)
         weights = [None] * count if self.weights is None else self.weights.to(x.dtype).split(size)
@@ -109,9 +121,6 @@ class Space:
             part = (a * b).sum(0) if w is None else torch.tensordot(w, a * b, 1)
             total = part if total is None else total + part
         return total
-
-
-_BLOCK = 2**16  # elements
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -130,6 +139,7 @@ class _Series(Series):
     space: Space
     primal: Any
     terms: tuple[Any, ...]
+    rows: Any = None  # of a jet with a block-diagonal Jacobian: see `jet_rows`
     aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
 
     @classmethod
@@ -187,7 +197,17 @@ class Jet(_Series, Tensor):  # type: ignore[misc, override]
         return tensor_without_memory(cls, primal)
 
     def __init__(self, space: Space, primal: Tensor, terms: tuple[Any, ...]) -> None:
-        self.space, self.primal, self.terms, self.aliases = space, primal, terms, [1]
+        self.space, self.primal, self.factored, self.aliases = space, primal, terms, [1]
+
+    @property
+    def terms(self) -> tuple[Any, ...]:
+        """Whole, from the first time on that they are read."""
+        self.factored = tuple([whole(t) for t in self.factored])
+        return self.factored
+
+    @terms.setter
+    def terms(self, terms: tuple[Any, ...]) -> None:
+        self.factored = terms
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

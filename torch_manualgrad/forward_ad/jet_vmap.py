@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .jet_rows import densified
 from .jet_tensor import is_jet
 
 __all__ = ["each_direction", "leaves", "rebuilt"]
@@ -39,6 +40,7 @@ def _take(x: Any, dim: int, parts: list[Any], dims: list[int]) -> Any:
         parts.append(x)
         dims.append(dim)
         return len(parts) - 1
+    x = densified(x)
     space = x.space
     collapsed = [space.directions is None or k == space.order for k in range(1, space.order + 1)]
     terms = [_take(t, dim if c else dim + 1, parts, dims) for t, c in zip(x.terms, collapsed)]

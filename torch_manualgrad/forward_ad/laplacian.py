@@ -13,7 +13,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.internals import pytree
 
+from .jet_rows import RowSpace, densified
 from .jet_tensor import Space
 from .jet_vmap import each_direction
 from .jets import directional, zeros_for
@@ -28,29 +29,58 @@ from .jets import directional, zeros_for
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
 
-def laplacian(f: Callable[..., Any], *, batch_dims: int = 0, with_jacobian: bool = False) -> Callable[..., Any]:
+def laplacian(
+    f: Callable[..., Any], *, batch_dims: int = 0, block_dim: int | None = None, with_jacobian: bool = False
+) -> Callable[..., Any]:
     """The Laplacian of ``f`` in its first argument: the sum of the second derivatives in all its entries.
 
     Args:
         f: a function of a tensor, and of others that are constant; it returns tensors, in any pytree.
         batch_dims: how many first dimensions of the argument count examples: f must act on each example alone, and the sum is
             over the other dimensions.
+        block_dim: a dimension of the argument, such as that of electrons. While f acts on each of its entries alone, the
+            Jacobian is block-diagonal, and its blocks are all that is computed; where f mixes them, the whole of it. The
+            result is the same.
         with_jacobian: return what else the pass computes.
 
     Returns:
         The function with f's arguments whose value is the Laplacian of each output; with ``with_jacobian`` the triple of
         f's value, its Jacobian and the Laplacian. The Jacobian has the shape of the output, followed by that of the
         argument without its batch dimensions.
+
+    Raises:
+        ValueError: block_dim is a dimension of the batch, or none of the argument's.
     """
 
     def of(x: Tensor, *others: Any) -> Any:
-        value, jacobian, sums = _collapsed(f, x, others, basis(x, batch_dims), None)
+        first, same = batch_dims, [*range(batch_dims)]
+        if block_dim is not None:
+            if not -x.ndim <= block_dim < x.ndim or block_dim % x.ndim in same:
+                raise ValueError(
+                    f"laplacian: block_dim {block_dim} of {x.ndim} dimensions, {batch_dims} of them a batch's"
+                )
+            first = block_dim % x.ndim
+        several = block_dim is not None and x.shape[first] > 1
+        seeds = _seeds(x, [*same, first] if several else same)
+        space = RowSpace(x, first, len(seeds)) if several else Space(2, len(seeds))
+        outputs, tree, sums = _collapsed(f, x, others, seeds, space)
         if not with_jacobian:
             return sums
-        event = x.shape[batch_dims:]
-        return value, pytree.tree_map(lambda j: j.movedim(0, -1).reshape(*j.shape[1:], *event), jacobian), sums
+        found = [space.coefficients(densified(y)) for y in outputs]
+        values = [value for value, *_ in found]
+        jacobians = [_jacobian(value, term, x.shape[batch_dims:], first - batch_dims) for value, term, _ in found]
+        return pytree.tree_unflatten(values, tree), pytree.tree_unflatten(jacobians, tree), sums
 
     return of
+
+
+def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: int) -> Tensor:
+    """With the argument's dimensions behind, given it with the directions in front, those of one dimension first."""
+    if term is None:
+        return zeros_for(value).reshape(*value.shape, *[1] * len(event)).expand(*value.shape, *event)
+    sizes = [*event[first : first + 1], *event[:first], *event[first + 1 :]]
+    found = term.movedim(0, -1).reshape(*value.shape, *sizes)
+    return found.movedim(value.ndim, value.ndim + first) if first else found
 
 
 def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int = 0) -> Callable[..., Any]:
@@ -73,10 +103,11 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
         n = math.prod(x.shape[batch_dims:])
         if tuple(weight.shape) not in ((n,), (n, n)):
             raise ValueError(f"weighted_laplacian: a weight of shape {tuple(weight.shape)} for {n} entries")
-        if weight.ndim == 1:
-            return _collapsed(f, x, others, basis(x, batch_dims), weight)[2]
-        weights, vectors = torch.linalg.eigh(weight.detach().to(x.dtype))
-        return _collapsed(f, x, others, _seeds(vectors.mT, x, batch_dims), weights)[2]
+        weights, seeds = weight, _seeds(x, range(batch_dims))
+        if weight.ndim == 2:
+            weights, vectors = torch.linalg.eigh(weight.detach().to(x.dtype))
+            seeds = _seeds(x, range(batch_dims), vectors.mT)
+        return _collapsed(f, x, others, seeds, Space(2, n, weights))[2]
 
     return of
 
@@ -108,7 +139,9 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
             return [terms[1] for terms in flat]
 
         event = x.shape[batch_dims:]
-        found = [h.movedim(0, -1).reshape(*h.shape[1:], *event) for h in each_direction(second, basis(x, batch_dims))]
+        found = [
+            h.movedim(0, -1).reshape(*h.shape[1:], *event) for h in each_direction(second, _seeds(x, range(batch_dims)))
+        ]
         return pytree.tree_unflatten(found, trees[0])
 
     return of
@@ -145,33 +178,23 @@ def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], 
     return pullback(hvp(loss, output, tangent))[0]
 
 
-def basis(x: Tensor, batch_dims: int) -> Tensor:
-    """A direction for each entry of an example; the same for all examples, without copies."""
-    n = math.prod(x.shape[batch_dims:])
-    return _seeds(torch.eye(n, dtype=x.dtype, device=x.device), x, batch_dims)
-
-
-def _seeds(rows: Tensor, x: Tensor, batch_dims: int) -> Tensor:
-    return rows.reshape(rows.shape[0], *[1] * batch_dims, *x.shape[batch_dims:]).expand(rows.shape[0], *x.shape)
+def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Tensor:
+    """Directions, without copies along the dimensions in which they are the ``same``; in the others a basis, or these."""
+    shape = [1 if d in same else size for d, size in enumerate(x.shape)]
+    if vectors is None:
+        vectors = torch.eye(math.prod(shape), dtype=x.dtype, device=x.device)
+    return vectors.reshape(vectors.shape[0], *shape).expand(vectors.shape[0], *x.shape)
 
 
 def _collapsed(
-    f: Callable[..., Any], x: Tensor, others: Any, directions: Tensor, weights: Tensor | None
-) -> tuple[Any, Any, Any]:
-    """The value, the derivatives along the directions, the (weighted) sum of the second ones."""
-    space = Space(2, directions.shape[0], weights)
+    f: Callable[..., Any], x: Tensor, others: Any, directions: Tensor, space: Space
+) -> tuple[list[Any], Any, Any]:
+    """The jets that f returns, their tree, and the (weighted) sums of the second derivatives along the directions."""
 
-    def run() -> tuple[Any, Any, Any]:
-        leaves, tree = pytree.tree_flatten(f(space.jet([x, directions, None]), *others))
-        found = [space.coefficients(y) for y in leaves]
-        return (
-            pytree.tree_unflatten([y[0] for y in found], tree),
-            pytree.tree_unflatten([_or_zero(y[1], y[0], directions.shape[0]) for y in found], tree),
-            pytree.tree_unflatten([zeros_for(y[0]) if y[2] is None else 2 * y[2] for y in found], tree),
-        )
+    def run() -> tuple[list[Any], Any, Any]:
+        outputs, tree = pytree.tree_flatten(f(space.jet([x, directions, None]), *others))
+        found = [space.factored(y) for y in outputs]
+        sums = [zeros_for(y[0]) if y[2] is None else 2 * y[2] for y in found]
+        return outputs, tree, pytree.tree_unflatten(sums, tree)
 
     return space.run(run)
-
-
-def _or_zero(term: Any, value: Tensor, directions: int) -> Tensor:
-    return zeros_for(value).expand(directions, *value.shape) if term is None else term

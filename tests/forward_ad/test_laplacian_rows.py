@@ -1,0 +1,160 @@
+"""Laplacians with block-diagonal Jacobians beside those without."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torch_manualgrad.forward_ad import jet_rows, laplacian
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def network(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double()
+
+
+NET = network(nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 4))
+W, V = random(3, 5), random(4, 3)
+
+
+def in_place(x):
+    y = x.sin()
+    y += x
+    y.mul_(x)
+    return y
+
+
+def spins(x):
+    up, down = NET(x[:, :2]), NET(x[:, 2:].sin())
+    return torch.cat([up, down], 1), torch.cat([up[:, :1].exp(), up[:, 1:]], 1)
+
+
+# Of (2, 4, 3): a batch, rows, coordinates.
+APART = {
+    "network": NET,
+    "sizes": lambda x: (x * W[:, 0] + random(5, 1, 4, 3)).sin() * x[..., :1] * random(2, 4, 1),
+    "transposed": lambda x: torch.exp((x.mT.sin() * random(4)).permute(2, 0, 1) / 2).transpose(0, 1),
+    "reshaped": lambda x: (x.reshape(8, 3).sin() @ W).reshape(2, 4, 5).unsqueeze(1).flatten(2).cos().view(1, 2, -1),
+    "grouped": lambda x: x.reshape(2, 4, 3, 1).expand(2, 4, 3, 2).flatten(1).sin().unflatten(1, (4, 3, 2)).prod(-1),
+    "columns": lambda x: (x[..., 0].sin() * x[..., 2], *(y.exp() for y in x.split([1, 2], -1)), *x.unbind(-1)),
+    "indices": lambda x: (x[:, 1:3].sin() * random(2, 3), x[:, 2].cos().prod(-1), x[..., ::2].exp(), x[:, -1:].square()),
+    "one by one": lambda x: torch.stack([NET(x[:, i]).sum(-1) ** 2 for i in range(4)], 1),
+    "one row alone": lambda x: torch.linalg.slogdet(x[:, 1, :, None] * x[:, 1, None] + torch.eye(3))[1],
+    "spins": spins,
+    "features": lambda x: torch.cat([x, x.norm(dim=-1, keepdim=True), random(2, 4, 1)], -1).prod(-1),
+    "stacked": lambda x: torch.stack([x.sin(), x**2, random(2, 4, 3)], -1).prod(-1) + torch.stack([x, x * x], 1).prod(1),
+    "sums": lambda x: x.exp().sum(-1) + x.sin().mean(-1) ** 2 + x.square().amax(-1) + x.norm(dim=-1) + x.cumsum(-1)[..., 2],
+    "selections": lambda x: torch.where(x > 0, x**3, x.sin()).relu().max(-1)[0].clamp(0.1) + x.softmax(-1)[..., 0],
+    "einsum": lambda x: torch.einsum("bni,ij->bnj", x, W).sin() + torch.einsum("ji,bni->bnj", W.mT, x.cos()),
+    "from the left": lambda x: (V @ x.mT.sin()).square().mT,
+    "in place": in_place,
+    "norms": lambda x: F.normalize(x, dim=-1) * F.gelu(x) + F.layer_norm(x, (3,), W[:, 0]) + torch.linalg.norm(x, dim=-1)[..., None],
+    "chosen columns": lambda x: x.sin().index_select(-1, torch.tensor([2, 0])).cumprod(-1) * x.min(-1, keepdim=True)[0],
+    "held constant": lambda x: x.sin() * x.detach().exp() + torch.zeros_like(x) + x * (x > 0),
+}  # fmt: skip
+MIXED = {
+    "sum": lambda x: NET(x).sum(1) ** 2 + x.square().sum((1, 2)).sin()[:, None],
+    "attention": lambda x: x + F.scaled_dot_product_attention(x, 2 * x, x.sin()),
+    "slogdet": lambda x: torch.linalg.slogdet(NET(x))[1],
+    "pairs": lambda x: (x[:, :, None] - x[:, None]).square().sum(-1) + 1 / (1 + torch.cdist(x, x + 1)),
+    "gram": lambda x: x @ x.mT.exp(),
+    "over rows": lambda x: x.softmax(1) + x.cumsum(1) * x.flip(1) + x.sort(1)[0] + x.roll(1, 1).sin(),
+    "permuted rows": lambda x: x[:, [2, 0, 1, 3]].sin() * x + x[:, ::2].repeat_interleave(2, 1).cos(),
+    "rows beside others": lambda x: torch.cat([x[:, 2:].sin(), x[:, :2]], 1) * x + torch.cat([x, V[None].expand(2, 4, 3)], 1)[:, 1:5],
+    "rows in two dimensions": lambda x: x.reshape(2, 2, 2, 3).sin().prod(1) + x.reshape(2, 6, 2).cos().sum(1)[..., None],
+    "two rows": lambda x: x[:, 0] * x[:, 1].sin() + x[:, :2].prod(1) * x[:, 2],
+    "in place of rows": lambda x: in_place(x).mul_(x.sum(1, keepdim=True)).sin(),
+    "mean of examples": lambda x: x.sin() * x.mean((1, 2), keepdim=True),
+    "diagonal": lambda x: (x[:, :3] * x[:, 1:2]).diagonal(dim1=1, dim2=2).exp(),
+}  # fmt: skip
+
+
+@pytest.fixture
+def mixed(monkeypatch):
+    """How often rows were mixed."""
+    seen = []
+    real = jet_rows.densified
+
+    def counting(x):
+        if isinstance(getattr(x, "space", None), jet_rows.RowSpace):
+            seen.append(x)
+        return real(x)
+
+    monkeypatch.setattr(jet_rows, "densified", counting)
+    return seen
+
+
+def compare(f, x, **options):
+    found = laplacian(f, with_jacobian=True, **options)(x)
+    options.pop("block_dim")
+    torch.testing.assert_close(found, laplacian(f, with_jacobian=True, **options)(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [*APART, *MIXED])
+def test_beside_the_whole_jacobian(name, mixed):
+    f = APART.get(name) or MIXED[name]
+    x = random(2, 4, 3)
+    laplacian(f, batch_dims=1, block_dim=1)(x)
+    assert bool(mixed) == (name in MIXED)
+    compare(f, x, batch_dims=1, block_dim=-2)
+
+
+def test_other_places_of_the_rows(mixed):
+    x = random(2, 4, 3)
+    compare(lambda x: NET(x.sin()), x[0], block_dim=0)
+    compare(lambda x: (x.mT @ W).sin() * x.sum(-2)[..., None], x.mT, batch_dims=1, block_dim=2)
+    compare(lambda x: x.exp() * random(4, 1), x, block_dim=1)  # the batch's are among the others
+    compare(lambda x: x.sin().prod(-1), x, batch_dims=1, block_dim=2)
+    assert len(mixed) == 1  # the last
+    compare(torch.sin, random(1, 3), block_dim=0)
+    compare(torch.sin, random(0, 3), block_dim=0)
+    compare(lambda x: {"f": torch.ones(3), "g": [x.prod()]}, x[0], block_dim=0)
+    for dim in (0, 3, -4):
+        with pytest.raises(ValueError, match="block_dim"):
+            laplacian(NET, batch_dims=1, block_dim=dim)(x)
+
+
+def test_training_vmap_and_nesting():
+    x = random(2, 4, 3)
+    both = [
+        lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1], block_dim=0)(x),
+        lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1])(x),
+    ]
+    parameters = [p for p in NET.parameters() if p.ndim == 2]
+    first, second = (torch.autograd.grad(torch.vmap(f)(x).square().sum(), parameters) for f in both)
+    torch.testing.assert_close(first, second)
+    first, second = (torch.func.jacrev(f)(x[0]) for f in both)
+    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(torch.func.jacfwd(both[0])(x[0]), second)
+    inner = laplacian(NET, batch_dims=1, block_dim=1)
+    expected = laplacian(laplacian(NET, batch_dims=1), batch_dims=1)(x)
+    for block in (None, 1):
+        torch.testing.assert_close(laplacian(inner, batch_dims=1, block_dim=block)(x), expected)
+
+
+@pytest.mark.slow
+def test_compiled():
+    x = random(2, 4, 3)
+    for f in (
+        NET[:2],
+        lambda x: torch.linalg.slogdet(NET(x))[1],
+        lambda x: x * x.detach().sin() + NET[0](x).sum(1)[:, None, :3],
+    ):
+        torch.compiler.reset()
+        compiled = torch.compile(
+            laplacian(f, batch_dims=1, block_dim=1), backend="aot_eager", fullgraph=True, dynamic=False
+        )
+        torch.testing.assert_close(compiled(x), laplacian(f, batch_dims=1)(x))
+
+
+def test_a_lost_mixing_is_found(monkeypatch):
+    """Sums over any dimension taken to leave rows apart."""
+    monkeypatch.setattr(jet_rows, "_reduced", lambda name, args, kwargs: args[0].rows)
+    x = random(2, 4, 3)
+    f = lambda x: x.sin().sum(1).square()  # noqa: E731
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        compare(f, x, batch_dims=1, block_dim=1)

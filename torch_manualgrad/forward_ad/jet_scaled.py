@@ -1,0 +1,71 @@
+"""A Jacobian with a diagonal factor in front, as an elementwise function makes it, kept as the two.
+
+The factors of one elementwise function after another multiply without the Jacobian, and a matrix product multiplies them in for
+a few directions at a time, which stay in the cache. What is never read is never multiplied: at the end of a Laplacian, only the
+trace is. The two are made by the rules for jets, so that nobody writes to them; both are plain tensors, so that it makes no
+difference where they are multiplied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.internals import only_autograd, values_readable
+
+__all__ = ["BLOCK", "Scaled", "matmul", "reshaped", "times", "whole"]
+
+BLOCK = 2**18  # elements, of which a few such tensors stay in the cache
+
+
+class Scaled(NamedTuple):
+    """``factor * term``; the term has the directions in front."""
+
+    factor: Tensor
+    term: Tensor
+
+
+def whole(x: Any) -> Any:
+    """The product, of what is one."""
+    return x.factor * x.term if isinstance(x, Scaled) else x
+
+
+def times(factor: Tensor, term: Any) -> Any:
+    """``factor * term``, kept as two where they are plain."""
+    if isinstance(term, Scaled):
+        return Scaled(factor * term.factor, term.term)
+    return Scaled(factor, term) if _plain(factor, term) else factor * term
+
+
+def matmul(x: Any, y: Tensor) -> Tensor:
+    """x @ y."""
+    if not isinstance(x, Scaled):
+        return torch.matmul(x, y)
+    factor, term = x
+    if not _plain(factor, y if torch.is_grad_enabled() else y.detach()):
+        return torch.matmul(factor * term, y)
+    found = term.new_empty(*term.shape[:-1], y.shape[-1])
+    size = max(1, BLOCK // max(1, factor.numel()))
+    for part, out in zip(term.split(size), found.split(size)):
+        torch.matmul(factor * part, y, out=out)
+    return found
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A term along many curves as one of tensors of another shape."""
+    if isinstance(x, Scaled) and x.term.is_contiguous():
+        return Scaled(x.factor.reshape(shape), x.term.reshape(-1, *shape))
+    x = whole(x)
+    return x.reshape(x.shape[0], *shape)
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether no mode and no transform asks for more than numbers, of these tensors now and of what they make later."""
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and not any(x.requires_grad for x in tensors)
+        and only_autograd()
+        and values_readable(tensors)
+    )
