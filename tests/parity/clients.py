@@ -29,7 +29,7 @@ class Client:
 
     Attributes:
         version: the one that pip is asked for; empty where its archives hold no tests, so that a checkout is needed.
-        path: the folder of a checkout from which the package is imported.
+        paths: the folders of a checkout from which the package, and what its tests share, is imported.
     """
 
     name: str
@@ -38,12 +38,13 @@ class Client:
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     wheel: bool = False
-    path: str = "."
+    paths: tuple[str, ...] = (".",)
 
 
 _LINEAR_OPERATOR = ("jaxtyping", "wadler_lindig", "mpmath", "scipy")
 _GPYTORCH = ("linear_operator==0.6.1", *_LINEAR_OPERATOR, "scikit-learn", "joblib", "threadpoolctl")
 _METRIC_LEARNING = ("scikit-learn", "scipy", "joblib", "threadpoolctl", "narwhals", "tqdm")
+_BOTORCH = ("gpytorch==1.15.2", *_GPYTORCH, "multipledispatch", "pyre-extensions", "typing-inspect", "mypy-extensions")
 CLIENTS = (
     Client("linear_operator", "0.6.1", ("test",), _LINEAR_OPERATOR),
     Client("gpytorch", "1.15.2", ("test",), _GPYTORCH),
@@ -52,7 +53,10 @@ CLIENTS = (
     Client("einops", "0.8.2", ("einops/tests",), (), (("EINOPS_TEST_BACKENDS", "torch"),), wheel=True),
     Client("roma", "", ("test",), ("scipy",)),
     Client("geotorch", "", ("test",)),
-    Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), path="src"),
+    Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), paths=("src",)),
+    Client("torchdiffeq", "", tuple(f"tests/{name}_tests.py" for name in ("api", "event", "gradient", "norm", "odeint")), ("scipy",), paths=(".", "tests")),
+    Client("torchsde", "", ("tests",), ("scipy", "trampoline")),
+    Client("botorch", "", tuple(f"test/{name}" for name in ("acquisition", "models", "posteriors", "utils")), _BOTORCH),
     Client("kornia", "", ("tests/geometry", "tests/losses"), ("kornia_rs", "packaging")),
 )  # fmt: skip
 
@@ -61,16 +65,16 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
 
 
-def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, Path]:
-    """Install a client beside the environment: the folder that its tests stand in, and the one to import it from."""
+def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, list[Path]]:
+    """Install a client beside the environment: the folder that its tests stand in, and those to import it from."""
     site = folder / client.name / "site"
     wanted = list(client.needs) if checkout else [f"{client.name}=={client.version}", *client.needs]
     if wanted and not site.exists():
         pip("install", "--no-deps", "--target", str(site), *wanted)
     if checkout:
-        return checkout, checkout / client.path
+        return checkout, [checkout / path for path in client.paths]
     if client.wheel:
-        return site, site
+        return site, [site]
     source = folder / client.name / "source"
     if not source.exists():
         archives = folder / client.name / "archives"
@@ -79,17 +83,17 @@ def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, Pa
         )
         with tarfile.open(next(archives.glob("*.tar.gz"))) as archive:
             archive.extractall(source, filter="data")
-    return next(source.iterdir()), site
+    return next(source.iterdir()), [site]
 
 
-def run(client: Client, source: Path, path: Path, mode: str, folder: Path, *options: str) -> dict[str, str]:
+def run(client: Client, source: Path, paths: list[Path], mode: str, folder: Path, *options: str) -> dict[str, str]:
     """Test -> passed, failed or skipped."""
     found = folder / client.name / f"{MODES[mode] or 'plain'}.xml".replace("*", "all")
     found.parent.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         **dict(client.environment),
-        "PYTHONPATH": os.pathsep.join(map(str, (path, folder / client.name / "site", ROOT, HERE))),
+        "PYTHONPATH": os.pathsep.join(map(str, (*paths, folder / client.name / "site", ROOT, HERE))),
         "MANUALGRAD_INSTALLED": MODES[mode],
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider", f"--junitxml={found}"]
@@ -121,10 +125,10 @@ def main() -> int:
         if not client.version and checkout is None:
             print(f"{client.name}: no checkout is given")
             continue
-        source, path = fetch(client, folder, checkout)
+        source, paths = fetch(client, folder, checkout)
         stock: dict[str, str] = {}
         for mode in MODES:
-            outcomes = run(client, source, path, mode, folder, *options)
+            outcomes = run(client, source, paths, mode, folder, *options)
             stock = stock or outcomes
             passed = sum(o == "passed" for o in outcomes.values())
             failed = sum(o in ("failure", "error") for o in outcomes.values())
