@@ -29,7 +29,7 @@ class Client:
 
     Attributes:
         version: the one that pip is asked for; empty where its archives hold no tests, so that a checkout is needed.
-        paths: the folders of a checkout from which the package, and what its tests share, is imported.
+        path: the folder of a checkout from which the package is imported.
     """
 
     name: str
@@ -38,23 +38,15 @@ class Client:
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     wheel: bool = False
-    paths: tuple[str, ...] = (".",)
+    path: str = "."
 
 
+# fmt: off
 _LINEAR_OPERATOR = ("jaxtyping", "wadler_lindig", "mpmath", "scipy")
 _GPYTORCH = ("linear_operator==0.6.1", *_LINEAR_OPERATOR, "scikit-learn", "joblib", "threadpoolctl")
 _METRIC_LEARNING = ("scikit-learn", "scipy", "joblib", "threadpoolctl", "narwhals", "tqdm")
-_BOTORCH = (
-    "gpytorch==1.15.2",
-    *_GPYTORCH,
-    "multipledispatch",
-    "pyre-extensions",
-    "typing-inspect",
-    "mypy-extensions",
-    "pyro-ppl",
-    "pyro-api",
-    "opt_einsum",
-)
+_BOTORCH = ("gpytorch==1.15.2", *_GPYTORCH, "multipledispatch", "pyre-extensions", "typing-inspect", "mypy-extensions", "pyro-ppl", "pyro-api", "opt_einsum")
+_BOTORCH_TESTS = ("acquisition/test_analytic.py", "acquisition/test_logei.py", "models/kernels", "models/test_gp_regression.py", "posteriors", "utils/probability")
 CLIENTS = (
     Client("linear_operator", "0.6.1", ("test",), _LINEAR_OPERATOR),
     Client("gpytorch", "1.15.2", ("test",), _GPYTORCH),
@@ -63,28 +55,27 @@ CLIENTS = (
     Client("einops", "0.8.2", ("einops/tests",), (), (("EINOPS_TEST_BACKENDS", "torch"),), wheel=True),
     Client("roma", "", ("test",), ("scipy",)),
     Client("geotorch", "", ("test",)),
-    Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), paths=("src",)),
-    Client("torchdiffeq", "", tuple(f"tests/{name}_tests.py" for name in ("api", "event", "gradient", "norm", "odeint")), ("scipy",), paths=(".", "tests")),
-    Client("torchsde", "", ("tests",), ("scipy", "trampoline")),
-    Client("botorch", "", tuple(f"test/{name}" for name in ("acquisition/test_analytic.py", "acquisition/test_logei.py", "models/kernels", "models/test_gp_regression.py", "posteriors", "utils/probability")), _BOTORCH),
+    Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), path="src"),
+    Client("botorch", "", tuple(f"test/{name}" for name in _BOTORCH_TESTS), _BOTORCH),
     Client("kornia", "", ("tests/geometry", "tests/losses"), ("kornia_rs", "packaging")),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
 
 
-def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, list[Path]]:
-    """Install a client beside the environment: the folder that its tests stand in, and those to import it from."""
+def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, Path]:
+    """Install a client beside the environment: the folder that its tests stand in, and the one to import it from."""
     site = folder / client.name / "site"
     wanted = list(client.needs) if checkout else [f"{client.name}=={client.version}", *client.needs]
     if wanted and not site.exists():
         pip("install", "--no-deps", "--target", str(site), *wanted)
     if checkout:
-        return checkout, [checkout / path for path in client.paths]
+        return checkout, checkout / client.path
     if client.wheel:
-        return site, [site]
+        return site, site
     source = folder / client.name / "source"
     if not source.exists():
         archives = folder / client.name / "archives"
@@ -93,17 +84,17 @@ def fetch(client: Client, folder: Path, checkout: Path | None) -> tuple[Path, li
         )
         with tarfile.open(next(archives.glob("*.tar.gz"))) as archive:
             archive.extractall(source, filter="data")
-    return next(source.iterdir()), [site]
+    return next(source.iterdir()), site
 
 
-def run(client: Client, source: Path, paths: list[Path], mode: str, folder: Path, *options: str) -> dict[str, str]:
+def run(client: Client, source: Path, path: Path, mode: str, folder: Path, *options: str) -> dict[str, str]:
     """Test -> passed, failed or skipped."""
     found = folder / client.name / f"{MODES[mode] or 'plain'}.xml".replace("*", "all")
     found.parent.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         **dict(client.environment),
-        "PYTHONPATH": os.pathsep.join(map(str, (*paths, folder / client.name / "site", ROOT, HERE))),
+        "PYTHONPATH": os.pathsep.join(map(str, (path, folder / client.name / "site", ROOT, HERE))),
         "MANUALGRAD_INSTALLED": MODES[mode],
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider", f"--junitxml={found}"]
@@ -135,10 +126,10 @@ def main() -> int:
         if not client.version and checkout is None:
             print(f"{client.name}: no checkout is given")
             continue
-        source, paths = fetch(client, folder, checkout)
+        source, path = fetch(client, folder, checkout)
         stock: dict[str, str] = {}
         for mode in MODES:
-            outcomes = run(client, source, paths, mode, folder, *options)
+            outcomes = run(client, source, path, mode, folder, *options)
             stock = stock or outcomes
             passed = sum(o == "passed" for o in outcomes.values())
             failed = sum(o in ("failure", "error") for o in outcomes.values())
