@@ -1,5 +1,7 @@
 """The in-place form of an operator under a rule: PyTorch's values, and the rule's derivative."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -119,38 +121,103 @@ def test_a_number_in_the_place_of_a_tensor(rule):
         assert torch.equal(result, rule.aten(*args, **kwargs))
 
 
-KEPT_RESULT = [r for r in IN_PLACE if r.signature.names[0] not in r.derivative.saved]
+def fresh(rule, sample):
+    """The arguments, those that require grad which may: PyTorch refuses it of a noise."""
+    return [
+        x.detach().clone().requires_grad_(name != "noise") if is_floating(x) else x
+        for name, x in zip(rule.signature.names, sample.args)
+    ]
 
 
-@pytest.mark.parametrize("rule", KEPT_RESULT, ids=lambda r: r.name)
-def test_a_result_that_is_kept_is_the_tensor_that_was_written_to(rule):
-    """So that it takes no memory of its own; the derivative is that of the functional form, and the version counts."""
-    sample = next(iter(rule.samples(F64, "cpu")))
-    x, *rest = sample.args
-    if not is_floating(x):
-        pytest.skip("nothing is differentiated")
-    written, functional = (x.clone().requires_grad_() for _ in range(2))
-    target, places = written * 1, []
+def samples_to_write_to(rule, number=2):
+    """Of several shapes, where the result has that of what it is written to."""
+    found = {}
+    for sample in rule.samples(F64, "cpu"):
+        x = sample.args[0]
+        if is_floating(x) and x.layout is torch.strided and x.numel() > 1 and len(found) < number:
+            if rule.aten(*sample.args, **sample.kwargs).shape == x.shape:
+                found.setdefault(tuple(y.shape for y in sample.args if isinstance(y, torch.Tensor)), sample)
+    return list(found.values())
 
-    def pack(kept):
-        places.append(kept.untyped_storage().data_ptr() if kept.layout is torch.strided else None)
-        return kept
+
+def written_to(rule, inputs, kwargs):
+    """The result, and the bytes of what is kept beside it."""
+    target, sizes = inputs[0] * 1, {}
+
+    def pack(x):
+        if x.layout is torch.strided and x.dim():
+            sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
 
     torch.manual_seed(0)
-    with mg.override(rule), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         version = target._version
-        result = in_place_operator(rule)(target, *rest, **sample.kwargs)
+        result = in_place_operator(rule)(target, *inputs[1:], **kwargs)
+    assert result is target and target._version > version
+    sizes.pop(target.untyped_storage().data_ptr(), None)
+    return result, sum(sizes.values())
+
+
+def two_orders(result, inputs):
+    inputs = [x for x in inputs if is_floating(x) and x.requires_grad]
+    how = {"create_graph": True, "materialize_grads": True}
+    first = torch.autograd.grad(result.square().sum() + inputs[0].pow(3).sum(), inputs, **how)
+    return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs, **how)
+
+
+@pytest.mark.parametrize("rule", IN_PLACE, ids=lambda r: r.name)
+def test_it_keeps_no_more_than_pytorch_and_has_the_derivatives_of_the_functional_form(rule):
+    missing = rule.name in ("aten::asinh", "aten::acosh", "aten::atanh")  # PyTorch has no derivative in place
+    for sample in samples_to_write_to(rule):
+        _, stock = written_to(rule, fresh(rule, sample), sample.kwargs)
+        inputs, others = fresh(rule, sample), fresh(rule, sample)
+        with mg.override(rule):
+            result, kept = written_to(rule, inputs, sample.kwargs)
+            torch.manual_seed(0)
+            expected = rule.aten(*others, **sample.kwargs)
+        assert kept <= stock or missing
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        if result.requires_grad:
+            torch.testing.assert_close(two_orders(result, inputs), two_orders(expected, others))
+
+
+def outcome(rule, sample, context, same=None, later=False):
+    """The gradients, or that it raises, with the tensor that is written to in the place ``same``, or written to later."""
+    inputs = fresh(rule, sample)
+    args = [inputs[0] * 1, *inputs[1:]]
+    if same is not None:
+        args[same] = args[0]
     torch.manual_seed(0)
-    with mg.override(rule):
-        expected = rule.aten(functional, *rest, **sample.kwargs)
-    if expected.shape != x.shape:
-        pytest.skip("the result has another shape")
-    assert result is target and target._version > version and torch.equal(result, expected)
-    known = {target.untyped_storage().data_ptr(), *(y.untyped_storage().data_ptr() for y in rest if is_floating(y))}
-    assert {place for place in places if place} <= known or not {"result"} & set(rule.derivative.saved)
-    pairs = ((result, written), (expected, functional))
-    losses = [(y.square().sum() + z.pow(3).sum(), z) for y, z in pairs]
-    gradients = [torch.autograd.grad(*loss, create_graph=True)[0] for loss in losses]
-    torch.testing.assert_close(*gradients)
-    second = [torch.autograd.grad(g.square().sum(), z)[0] for g, z in zip(gradients, (written, functional))]
-    torch.testing.assert_close(*second)
+    try:
+        with context:
+            in_place_operator(rule)(*args, **sample.kwargs)
+            if later:
+                args[0].detach().add_(1)
+            inputs = [x for x in inputs if is_floating(x) and x.requires_grad]
+            return torch.autograd.grad(args[0].square().sum(), inputs, materialize_grads=True)
+    except RuntimeError:
+        return "raises"
+
+
+@pytest.mark.parametrize("rule", IN_PLACE, ids=lambda r: r.name)
+def test_what_is_written_to_twice_or_read_at_once_raises_where_pytorch_raises(rule):
+    for sample in samples_to_write_to(rule):
+        x = sample.args[0]
+        places = [i for i, y in enumerate(sample.args) if i and is_floating(y) and y.shape == x.shape]
+        for how in ({"later": True}, *[{"same": i} for i in places]):
+            stock, ours = (outcome(rule, sample, context, **how) for context in (nullcontext(), mg.override(rule)))
+            if stock != "raises" or "same" in how:
+                assert (ours == "raises") == (stock == "raises"), how
+                torch.testing.assert_close(ours, stock) if stock != "raises" else None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "celu"])
+def test_the_slope_of_a_result_whose_side_the_result_does_not_tell(name, sign):
+    """PyTorch refuses the backward of these in place where the number is negative; the rule then keeps the input."""
+    x = torch.tensor([-2.0, -0.3, 0.0, 0.4, 1.5], dtype=F64)
+    op, functional = getattr(torch.ops.aten, f"{name}_"), getattr(torch.ops.aten, name)
+    with mg.override(name):
+        torch.testing.assert_close(
+            gradient(lambda x: op(x * 1, 0.7 * sign), x), gradient(lambda x: functional(x, 0.7 * sign), x)
+        )

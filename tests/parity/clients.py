@@ -41,9 +41,12 @@ class Client:
     path: str = "."
 
 
+# fmt: off
 _LINEAR_OPERATOR = ("jaxtyping", "wadler_lindig", "mpmath", "scipy")
 _GPYTORCH = ("linear_operator==0.6.1", *_LINEAR_OPERATOR, "scikit-learn", "joblib", "threadpoolctl")
 _METRIC_LEARNING = ("scikit-learn", "scipy", "joblib", "threadpoolctl", "narwhals", "tqdm")
+_BOTORCH = ("gpytorch==1.15.2", *_GPYTORCH, "multipledispatch", "pyre-extensions", "typing-inspect", "mypy-extensions", "pyro-ppl", "pyro-api", "opt_einsum")
+_BOTORCH_TESTS = ("acquisition/test_analytic.py", "acquisition/test_logei.py", "models/kernels", "models/test_gp_regression.py", "posteriors", "utils/probability")
 CLIENTS = (
     Client("linear_operator", "0.6.1", ("test",), _LINEAR_OPERATOR),
     Client("gpytorch", "1.15.2", ("test",), _GPYTORCH),
@@ -53,8 +56,10 @@ CLIENTS = (
     Client("roma", "", ("test",), ("scipy",)),
     Client("geotorch", "", ("test",)),
     Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), path="src"),
+    Client("botorch", "", tuple(f"test/{name}" for name in _BOTORCH_TESTS), _BOTORCH),
     Client("kornia", "", ("tests/geometry", "tests/losses"), ("kornia_rs", "packaging")),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def pip(*arguments: str) -> None:

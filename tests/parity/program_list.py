@@ -22,6 +22,7 @@ class Program:
         build: given the dtype, makes the model, and the function that gives its loss at a step.
         heavy: compiling it takes minutes.
         single: it computes a part in single precision, whatever the dtype.
+        one_thread: its package has state of the process that calls change: two threads differ on stock, from run to run.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Program:
     build: Callable[[torch.dtype], Built]
     heavy: bool = False
     single: bool = False
+    one_thread: bool = False
 
     @property
     def available(self) -> bool:
@@ -38,10 +40,10 @@ class Program:
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(package: str, heavy: bool = False, single: bool = False) -> Callable[[Any], Any]:
+def program(package: str, heavy: bool = False, single: bool = False, one_thread: bool = False) -> Callable[[Any], Any]:
     def add(build: Callable[[torch.dtype], Built]) -> Callable[[torch.dtype], Built]:
         name = build.__name__.removeprefix("_")
-        PROGRAMS[name] = Program(name, package, build, heavy, single)
+        PROGRAMS[name] = Program(name, package, build, heavy, single, one_thread)
         return build
 
     return add

@@ -126,7 +126,7 @@ def _kornia(dtype: torch.dtype) -> Built:
     return Warp().to(dtype), lambda m, i: m(random(i, 2, 3, 12, 12, dtype=dtype))
 
 
-@program("gpytorch")
+@program("gpytorch", one_thread=True)  # its settings
 def _gaussian_process(dtype: torch.dtype) -> Built:
     import gpytorch as g
 

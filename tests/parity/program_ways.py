@@ -24,6 +24,8 @@ class Way:
         self.run, self.dtype, self.rtol, self.heavy = run, dtype, rtol, heavy
 
     def __call__(self, program: Program, dtype: torch.dtype | None = None) -> Numbers:
+        if program.one_thread and self.run is _threads:
+            raise NotImplementedError(f"{program.package} is for one thread")
         torch.manual_seed(0)
         model, loss = program.build(dtype or self.dtype)
         return self.run(model.train(), loss)

@@ -167,33 +167,38 @@ def autograd_function(derivative: Derivative) -> Any:
     return function_class(derivative, forward, backward, jvp)
 
 
-def fast_function(derivative: Derivative, in_place: Callable[[Sequence[Any]], Any] | None = None) -> Any:
+def fast_function(
+    derivative: Derivative, in_place: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None, others: int = 0
+) -> Any:
     """The same for plain calls of an operator with one tensor as output and no lists: most calls, so with no detour.
 
     Args:
         derivative: of the operator.
-        in_place: computes the result in the first of the values.
+        in_place: ``(values, tensors) -> result`` writes the result to one of the tensors.
+        others: how many tensors there are beside those of the values; they get no gradient.
     """
-    run, residuals, places = in_place or derivative.run_below, derivative.residuals, derivative.signature.tensor_like
+    residuals, places = derivative.residuals, derivative.signature.tensor_like
     constants, selective = [None] * len(derivative.signature.names), derivative.selective
 
-    def forward(ctx: Any, values: Any, *_: Any) -> Any:
-        result = run(values)
-        if in_place is not None:
+    def forward(ctx: Any, values: Any, *tensors: Any) -> Any:
+        if in_place is None:
+            result = derivative.run_below(values)
+        else:
+            result = in_place(values, tensors)
             ctx.mark_dirty(result)
-        tensors, ctx.static = residuals(values, (result,))
-        ctx.save_for_backward(*(derivative.kept(tensors, ctx.needs_input_grad[1:]) if selective else tensors))
+        kept, ctx.static = residuals(values, (result,))
+        ctx.save_for_backward(*(derivative.kept(kept, ctx.needs_input_grad[1:]) if selective else kept))
         ctx.set_materialize_grads(False)
         return result
 
     def backward(ctx: Any, grad: Any) -> Any:
         if grad is None:
-            return (None, *[None for _ in places])
+            return (None,) * (1 + len(places) + others)
         needed: list[Any] = constants.copy()
         for i, wanted in zip(places, ctx.needs_input_grad[1:]):
             needed[i] = wanted
         found = pull_back(derivative, ctx, needed, (grad,))
-        return (None, *[found[i] for i in places])
+        return (None, *[found[i] for i in places], *(None,) * others)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise AssertionError("a plain call has no tangents")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +88,18 @@ class Bound(Derivative):
     strong_zero = False
     bare = True  # `vjp` does no more than to call the formulas
 
-    def __init__(self, rule: Rule, forward: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        forward: Callable[..., Any] | None,
+        vjp: Mapping[tuple[str, ...], Callable[..., Any]] | None = None,
+    ) -> None:
         signature = rule.signature
         self.rule = rule
         self.forward = forward
+        vjp = rule.vjp if vjp is None else vjp
         known = [*signature.names, *signature.output_names]
-        wanted = {p for f in rule.vjp.values() for p in parameters(f)}
+        wanted = {p for f in vjp.values() for p in parameters(f)}
         if rule.compiled_vjp is not None:  # its conditions are asked of constants
             wanted |= set(rule.compiled_vjp.only)
         self.saved = [n for n in known if n in wanted]
@@ -112,7 +118,7 @@ class Bound(Derivative):
         names = [*tensors, *constants, *facts, *self.grad_names, "output_mask"]
         self.vjps = [
             (_Plan(rule.name, "vjp", self.meant(f), names), [signature.names.index(n) for n in key])
-            for key, f in rule.vjp.items()
+            for key, f in vjp.items()
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
         self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
@@ -146,6 +152,22 @@ class Bound(Derivative):
     def fast_call(self) -> Callable[..., Any] | None:  # type: ignore[override]
         """See `fast_path.fast_call`."""
         return self._fast[0]
+
+    @functools.cached_property
+    def _from_result(self) -> tuple[Bound, list[int]] | None:
+        """The derivative that reads the result, and the places of what may not be negative."""
+        given, names = self.rule.from_result, self.signature.names
+        if given is None or self.strong_zero or self.forward is not None:
+            return None
+        vjp = {**self.rule.vjp, (names[0],): given.vjp}
+        return Bound(self.rule, None, vjp), [names.index(n) for n in given.nonnegative]
+
+    def in_place(self, values: Sequence[Any]) -> Bound:
+        """The derivative of a plain call whose result takes the place of its first argument."""
+        if self._from_result is None:
+            return self
+        derivative, nonnegative = self._from_result
+        return derivative if all(values[i] >= 0 for i in nonnegative) else self
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether the formulas are for such tensors: nested ones, and sparse ones but in `Rule.sparse`, keep PyTorch's."""

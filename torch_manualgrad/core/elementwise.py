@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .binding import Binding, bound_to, parameters
 from .formula import Formula
-from .rule import Rule, exists, operator, rule
+from .rule import FromResult, Rule, exists, operator, rule
 from .sample import Sample
 from .schema import Signature
 from .strong_zero import strong_product
@@ -37,6 +38,7 @@ def elementwise(
     arguments: Sequence[Mapping[str, Any]] = ({},),
     samples: Callable[..., Iterable[Sample]] | None = None,
     source: str = "ATen derivatives.yaml",
+    from_result: FromResult | None = None,
     **about: Any,
 ) -> Rule | None:
     """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
@@ -57,6 +59,7 @@ def elementwise(
         arguments: values of the other arguments, by name; there are samples with each of these.
         samples: in place of those, ``(dtype, device) -> iterable of Sample``.
         source: where the derivative comes from.
+        from_result: the derivative as a function of the result, for the operator in place.
         about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a finite
             number whatever the inputs, nan too, or a choice.
 
@@ -81,6 +84,8 @@ def elementwise(
         derivative = {inputs[0]: derivative}
     (output,) = signature.output_names
     given = [d.formula if isinstance(d, Binding) else d for d in derivative.values()]
+    if from_result is not None:
+        about["from_result"] = replace(from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False))
     about["uses"] = [*about.get("uses", ()), *[d for d in given if isinstance(d, Formula)]]
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
     return rule(

@@ -1,8 +1,8 @@
 """The in-place form of an operator that has a rule: ``x.renorm_(...)`` beside ``x.renorm(...)``.
 
 PyTorch differentiates it by a formula of its own. Under a rule it is the functional operator, with the rule's
-derivative, whose result is copied into the tensor: autograd knows what a copy is. Where the rule does not keep the
-tensor, it is written to at once, so that a result that is kept is the tensor itself.
+derivative, whose result is copied into the tensor: autograd knows what a copy is. Plain calls write to the tensor at once,
+so that a result that is kept is the tensor itself, and keep a copy of what stood there only where the rule reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .autograd import Mode, differentiated
 from .autograd_function import fast_function
 from .forward_mode import ForwardMode
 from .internals import below_autograd, is_recorded_by_jit, is_view
-from .schema import Signature, is_differentiable, tensors_in, with_tensors
+from .schema import Signature, is_dense, is_differentiable, tensors_in, with_tensors
 
 if TYPE_CHECKING:
     from .bound import Bound
@@ -74,13 +74,18 @@ def in_place_kernel(
             return stock(keyset, *args, **kwargs)
         if isinstance(derivative, ForwardMode):
             keeps = True
-        elif (
-            not (keeps := written in derivative.saved)
-            and mode is Mode.PLAIN_REVERSE
-            and _takes_any_result(target, values)
-        ):
-            if (write := _function(derivative, op)) is not None:
-                return write(values, *[values[i] for i in signature.tensor_like])
+        else:
+            at_once = mode is Mode.PLAIN_REVERSE and _takes_any_result(target, values)
+            if at_once:
+                if _reads_what_it_writes(values):
+                    return stock(keyset, *args, **kwargs)
+                derivative = derivative.in_place(values)
+            keeps = written in derivative.saved
+            if at_once and (write := _function(derivative, op, keeps)) is not None:
+                if not keeps:
+                    return write(values, *[values[i] for i in signature.tensor_like])
+                values = [target.clone(), *values[1:]]
+                return write(values, *[values[i] for i in signature.tensor_like], target)
         # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read
         copied = keeps or mode is Mode.DUAL
         inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
@@ -94,19 +99,29 @@ def in_place_kernel(
 
 def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
     """Whether the result is of its dtype, and nobody but autograd of this tensor has to know that it was written to."""
-    same = all(x.dtype is target.dtype for x in tensors_in(values) if is_differentiable(x))
-    return same and is_differentiable(target) and not is_view(target) and not (target.is_leaf and target.requires_grad)
+    if not is_differentiable(target) or is_view(target) or target.is_leaf and target.requires_grad:
+        return False
+    return all(is_dense(x) and (x.dtype is target.dtype or not is_differentiable(x)) for x in tensors_in(values[1:]))
+
+
+def _reads_what_it_writes(values: Sequence[Any]) -> bool:
+    """Whether an argument lies where the result will; PyTorch knows which of these it refuses, at once or in the backward."""
+    written = values[0].untyped_storage().data_ptr()
+    return any(x.untyped_storage().data_ptr() == written for x in tensors_in(values[1:]))
 
 
 @functools.cache
-def _function(derivative: Bound, op: Any) -> Callable[..., Any] | None:
-    """``(values, *tensors) -> the tensor that was written to``; None where the rule has a primal of its own."""
+def _function(derivative: Bound, op: Any, keeps: bool) -> Callable[..., Any] | None:
+    """``(values, *tensors) -> the tensor that was written to``; None where the rule has a primal of its own.
+
+    Where the derivative keeps what stood there, that is among the values, and the last of the tensors is written to.
+    """
     if derivative.forward is not None or derivative.fast_function is None:
         return None
 
-    def run(values: Sequence[Any]) -> Any:
-        args, kwargs = derivative.signature.split(values)
+    def write(values: Sequence[Any], tensors: Sequence[Any]) -> Any:
+        args, kwargs = derivative.signature.split([tensors[-1 if keeps else 0], *values[1:]])
         with below_autograd():
             return op(*args, **kwargs)
 
-    return fast_function(derivative, run)
+    return fast_function(derivative, write, others=int(keeps))

@@ -16,6 +16,7 @@ from .compile_cache import fingerprint
 from .compiled_vjp import CompiledVjp
 from .deferral import ButManySmall, always
 from .formula import Formula
+from .from_result import FromResult
 from .internals import is_composite
 from .registry import Registry
 from .sample import Sample
@@ -27,6 +28,7 @@ __all__ = [
     "IMPROVEMENTS",
     "ButManySmall",
     "CompiledVjp",
+    "FromResult",
     "Rule",
     "Sample",
     "always",
@@ -72,6 +74,7 @@ class Rule:
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
             every order, and faster.
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
+        from_result: the vjp of the operator in place as a function of its result, if there is one.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`: not where the
             formulas, and PyTorch's, choose, or multiply with finite numbers, whatever the input: ``finite=True``, which is
             assumed of kind "linear". Sparse tensors have none.
@@ -97,6 +100,7 @@ class Rule:
         forward: Callable[..., Any] | None = None,
         defer_to_stock: Callable[..., bool] | None = None,
         compiled_vjp: CompiledVjp | None = None,
+        from_result: FromResult | None = None,
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
         drops_graph: bool = False,
@@ -125,6 +129,7 @@ class Rule:
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
+        self.from_result = from_result
         self.sparse, self.drops_graph = sparse, drops_graph
         self.kind = kind
         self.not_differentiable = (

@@ -16,7 +16,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import FromResult, Sample, rule
 
 from .samples import alike, both
 
@@ -124,6 +124,10 @@ elementwise(
 elementwise(
     "aten::leaky_relu",
     lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
+    from_result=FromResult(
+        lambda grad, result, negative_slope: aten.leaky_relu_backward(grad, result, negative_slope, True),
+        nonnegative=("negative_slope",),
+    ),
     real_only=True,
     arguments=[{}, {"negative_slope": 0.3}],
     finite=True,
@@ -140,6 +144,12 @@ elementwise(
 elementwise(
     "aten::elu",
     lambda grad, self, alpha, scale, input_scale: aten.elu_backward(grad, alpha, scale, input_scale, False, self),
+    from_result=FromResult(
+        lambda grad, result, alpha, scale, input_scale: aten.elu_backward(
+            grad, alpha, scale, input_scale, True, result
+        ),
+        nonnegative=("alpha", "scale", "input_scale"),
+    ),
     real_only=True,
     arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],
     finite=True,
@@ -157,6 +167,9 @@ elementwise(
 elementwise(
     "aten::celu",
     lambda grad, self, alpha: aten.elu_backward(grad, alpha, 1, 1 / alpha, False, self),
+    from_result=FromResult(
+        lambda grad, result, alpha: aten.elu_backward(grad, alpha, 1, 1 / alpha, True, result), nonnegative=("alpha",)
+    ),
     real_only=True,
     arguments=[{}, {"alpha": 2.0}],
     finite=True,

@@ -87,6 +87,8 @@ def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[li
     yield [q, k[:, :1], v[:, :1], 0.0, True], {"scale": 0.8}
     yield [q, k, v, 0.0, False], {"attn_mask": draw(3, 4, seed=4)}
     yield [q, k, v, 0.0, True], {"attn_mask": draw(1, 2, 1, 4, seed=4)}
+    # (N, L, H, d) in memory, as nn.MultiheadAttention and most models have them
+    yield [*(draw(2, 3, 2, 2, seed=seed).transpose(1, 2) for seed in (5, 6, 7)), 0.0, False], {"scale": None}
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -100,16 +102,21 @@ def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterabl
         yield Sample(random(*q.shape, dtype=dtype, device=device, seed=3), q, k, v, *saved, *flags, **kwargs)
 
 
+def _with_rows(x: Tensor) -> Tensor:
+    """PyTorch's kernel reads rows as if they were contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _probe(*args: Any, **kwargs: Any) -> Tensor:
-    """The first output, the only one that is differentiable. PyTorch's kernel reads rows as if they were contiguous."""
+    """The first output, the only one that is differentiable."""
     q, k, v, *flags = args
-    return _forward(q.contiguous(), k.contiguous(), v.contiguous(), *flags, **kwargs)[0]
+    return _forward(*map(_with_rows, (q, k, v)), *flags, **kwargs)[0]
 
 
 def _backward_probe(*args: Any, **kwargs: Any) -> list[Tensor]:
     """The backward with the outputs of its inputs, in place of any others."""
     g, *inputs, _, _, dropout_p, is_causal = args
-    g, q, k, v = (x.contiguous() for x in (g, *inputs))
+    g, q, k, v = map(_with_rows, (g, *inputs))
     saved = _forward(*map(untracked, (q, k, v)), dropout_p, is_causal, **_untracked_mask(**kwargs))
     return uneven(*_backward(g, q, k, v, *saved, dropout_p, is_causal, **kwargs))
 

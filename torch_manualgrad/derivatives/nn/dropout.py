@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import FromResult, Sample, rule
 
 from ..elementwise.softmax import softmax_differential
 from .normalization import first_of, random
@@ -258,6 +258,12 @@ rule(
         ),
         "noise": lambda grad: None,
     },
+    from_result=FromResult(
+        lambda grad, result, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
+            grad, result, noise, lower, upper, training, True
+        ),
+        nonnegative=("lower", "upper"),
+    ),
     jvp={
         "result": lambda self, self_t, noise, lower, upper, training: (
             None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
