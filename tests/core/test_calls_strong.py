@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import calls
+from torch_manualgrad.core.registration import without_overrides
+from torch_manualgrad.core.schema import is_differentiable, tensors_in
 
 pytestmark = needs_library
 PYTORCH, RULE = (1, 0, 0), (1, 0, 1)  # whose gradient it is, of one call
@@ -146,6 +149,38 @@ def test_errors_of_a_call_are_its_own():
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_the_rule_keeps_no_tensor_that_pytorch_does_not():
+    """So that both together hold on to no more memory than PyTorch alone."""
+    tried = 0
+    for rule in mg.rules.values():
+        if not rule.has_strong_zero or rule.improves and rule.defer_to_stock is None:
+            continue
+        for sample in itertools.islice(rule.samples(torch.float64, "cpu"), 1):
+            args = [x.clone().requires_grad_() if differentiable(x) else x for x in sample.args]
+            with without_overrides():
+                try:
+                    stock = storages(lambda: rule.aten(*args, **sample.kwargs))  # noqa: B023
+                except RuntimeError:  # PyTorch has no derivative in one of these
+                    continue
+            assert storages(lambda: rule.aten(*args, **sample.kwargs)) <= stock, rule.name  # noqa: B023
+            tried += 1
+    assert tried > 100
+
+
+def differentiable(x):
+    return isinstance(x, torch.Tensor) and is_differentiable(x)
+
+
+def storages(call):
+    """Memory that the backward of ``call()`` holds on to: inputs by their addresses, and how much else."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        results = call()
+    made = {x.untyped_storage().data_ptr(): i for i, x in enumerate(tensors_in([results]))}
+    found = [x.untyped_storage().data_ptr() for x in kept if x.numel()]
+    return {made.get(address, address) for address in found}
 
 
 def test_hooks_are_given_each_tensor_once():
