@@ -45,7 +45,11 @@ inline variable_list pull_back_in_python(const Table& table, const std::vector<b
 // Whether the rule leaves the call to stock.
 inline bool deferred_in_python(const Table& table, c10::ArrayRef<IValue> arguments) {
   static const PythonOp defers("manualgrad_calls::defers");
-  return defers({table.rule, c10::ivalue::Tuple::create(arguments.vec())}).toBool();
+  std::vector<IValue> values = arguments.vec();
+  for (IValue& value : values) {
+    if (is_absent(value)) value = IValue();
+  }
+  return defers({table.rule, c10::ivalue::Tuple::create(std::move(values))}).toBool();
 }
 
 }  // namespace manualgrad

@@ -124,8 +124,14 @@ def test_calls_that_are_left_to_pytorch_by_their_arguments():
     norm = torch.nn.BatchNorm1d(3).double()
     _, count = made(lambda: norm(x).sum().backward())
     assert count == PYTORCH and norm.weight.grad is not None
+    without = torch.nn.BatchNorm1d(3, affine=False, track_running_stats=False)  # tensors that are not defined
+    _, count = made(lambda: without(x.clone().requires_grad_()).sum().backward())
+    assert count == PYTORCH
     _, count = made(lambda: F.conv1d(x, torch.ones(2, 3, 2, dtype=x.dtype, requires_grad=True)).sum().backward())
-    assert count == PYTORCH  # its bias is a tensor that is not defined
+    assert count == PYTORCH
+    with mg.override():  # without strong zeros it is asked as well
+        y = without(x.clone().requires_grad_())
+    assert y.grad_fn.name() == "NativeBatchNormBackward0"
 
 
 def test_what_pytorch_refuses_is_the_rules():
