@@ -4,7 +4,8 @@
 //   stock    no rule is active: PyTorch's own kernel, as if nothing were registered.
 //   plain    dense tensors on which nothing else acts: the forward, the residuals and the node of the graph are made
 //            here, by the rule's `Table` (table.h). The backward calls the compiled formula that the table names, or
-//            the rule's vjp in Python (node.h).
+//            the rule's vjp in Python (node.h). Where zeros are strong, PyTorch's own node may come before these
+//            (stock.h).
 //   Python   everything else (functorch, dual tensors, modes, subclasses, numbers): the general kernel, which Python
 //            registered at the same key before, and which this one covers.
 //
@@ -12,6 +13,8 @@
 // drives it.
 #include "node.h"
 #include "table.h"
+
+#include <ATen/SavedTensorHooks.h>
 
 #include <map>
 
@@ -43,34 +46,38 @@ struct Kernel : public c10::OperatorKernel {
       python.callBoxed(op, keys, stack);
       return;
     }
-    bool grad = false, numbers = false;
+    bool grad = false, numbers = false, on_cpu = true;
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     for (const int64_t place : table->tensors) {
       const IValue& value = arguments[place];
-      if (value.isNone()) continue;
-      if (!value.isTensor() || !value.toTensor().defined() || !plain(value.toTensor())) {
+      if (is_absent(value)) continue;
+      if (!value.isTensor() || !plain(value.toTensor())) {
         python.callBoxed(op, keys, stack);
         return;
       }
       grad = grad || value.toTensor().requires_grad();
       numbers = numbers || is_number(value);
+      on_cpu = on_cpu && value.toTensor().is_cpu();
     }
     if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);
-    } else if (table->defers == Table::kAsked) {
-      python.callBoxed(op, keys, stack);
-    } else if (table->defers != Table::kNever && deferred(*table, arguments[0])) {
+    } else if (!deferred(*table, arguments)) {
+      differentiate(*table, op, keys, stack, numbers, nullptr);
+    } else if (!table->checked) {
       stock.callBoxed(op, keys, stack);
     } else {
-      differentiate(*table, op, keys, stack, numbers);
+      // hooks are to be given what is saved once; of a device, values cannot be read while a graph is captured
+      const bool twice = on_cpu && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+      differentiate(*table, op, keys, stack, numbers, twice ? &stock : nullptr);
     }
   }
 
  private:
   // What core/deferral.py says.
-  static bool deferred(const Table& table, const IValue& first) {
-    if (table.defers == Table::kAlways) return true;
-    const at::Tensor& A = first.toTensor();
+  static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
+    if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
+    if (table.defers == Table::kAsked) return deferred_in_python(table, arguments);
+    const at::Tensor& A = arguments[0].toTensor();
     if (A.dim() < 2) return true;
     const int64_t n = A.size(-1);
     return A.is_cpu() && (n > table.order || A.numel() < table.matrices * n * n);
@@ -81,30 +88,43 @@ struct Kernel : public c10::OperatorKernel {
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   }
 
+  // Whether stock takes the call; it may have no derivative in one of these arguments, where the rule has.
+  static bool taken(const c10::SafeKernelFunction& stock, const c10::OperatorHandle& op, DispatchKeySet keys,
+                    Stack* stack, const std::vector<IValue>& arguments) {
+    const size_t below = stack->size() - arguments.size();
+    try {
+      stock.callBoxed(op, keys, stack);
+      return true;
+    } catch (const c10::Error&) {
+      stack->resize(below);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      return false;
+    }
+  }
+
+  // With `stock`: its node is asked for the gradients before the rule is.
   static void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
-                            bool numbers) {
+                            bool numbers, const c10::SafeKernelFunction* stock) {
     ++counts.plain;
     const size_t n = op.schema().arguments().size(), outputs = table.differentiable.size();
     // the call takes the arguments off the stack: what is kept of them is copied before
-    std::vector<IValue> kept;
-    torch::autograd::edge_list edges;
+    std::vector<IValue> kept = torch::jit::last(*stack, n).vec();
+    edge_list edges;
     edges.reserve(table.tensors.size());
     std::vector<bool> wanted(n);
-    {
-      const auto arguments = torch::jit::last(*stack, n);
-      for (const int64_t place : table.tensors) {
-        const IValue& value = arguments[place];
-        edges.push_back(value.isTensor() ? torch::autograd::impl::gradient_edge(value.toTensor())
-                                         : torch::autograd::Edge());
-        wanted[place] = value.isTensor() && value.toTensor().requires_grad();
-      }
-      kept.assign(arguments.begin(), arguments.end());
+    for (const int64_t place : table.tensors) {
+      IValue& value = kept[place];
+      if (is_absent(value)) value = IValue();
+      edges.push_back(value.isTensor() ? torch::autograd::impl::gradient_edge(value.toTensor())
+                                       : torch::autograd::Edge());
+      wanted[place] = value.isTensor() && value.toTensor().requires_grad();
     }
-    if (numbers) numbers_as_tensors(table.tensors, kept);
     auto node = make_node<NodePointer, RuleNode>(table);
     node->set_next_edges(std::move(edges));
-    below(op, keys, stack);
+    if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack);
+    if (numbers) numbers_as_tensors(table.tensors, kept);
 
+    edge_list of_stock(outputs);
     auto results = torch::jit::last(*stack, outputs);
     for (size_t i = 0; i < outputs; ++i) {
       IValue& result = (*stack)[stack->size() - outputs + i];
@@ -120,6 +140,10 @@ struct Kernel : public c10::OperatorKernel {
         }
       }
       const at::Tensor& y = result.toTensor();
+      if (y.grad_fn()) {
+        of_stock[i] = torch::autograd::impl::gradient_edge(y);
+        torch::autograd::impl::set_gradient_edge(y, torch::autograd::Edge());
+      }
       if (table.differentiable[i] && torch::autograd::isDifferentiableType(y.scalar_type())) {
         const auto place = node->add_input_metadata(y);
         torch::autograd::impl::set_gradient_edge(y, torch::autograd::Edge(node, place));
@@ -127,6 +151,7 @@ struct Kernel : public c10::OperatorKernel {
         node->add_input_metadata(Node::undefined_input());
       }
     }
+    node->stock = StockVjp::from(of_stock, node->next_edges());
     const auto known = [&](int64_t place) -> const IValue& {
       return static_cast<size_t>(place) < n ? kept[place] : results[place - n];
     };

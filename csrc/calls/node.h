@@ -1,54 +1,19 @@
 // The node that a plain call leaves in autograd's graph: it calls the compiled formula, or the rule's vjp in Python.
 #pragma once
 
+#include "python.h"
+#include "stock.h"
 #include "table.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/all.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <type_traits>
 
 namespace manualgrad {
-
-// ---- the vjp in Python ----------------------------------------------------------------------------------------------
-
-// manualgrad_calls::pull_back, whose kernel is in core/calls.py. Called past the dispatcher: it sees no tensors in a
-// tuple, and what autograd tracks and transforms see are the operators that the kernel calls.
-inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
-                                         const variable_list& tensors, const std::vector<IValue>& constants,
-                                         const variable_list& grads) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("manualgrad_calls::pull_back", "");
-  static const auto kernel = op.getComputedKernelForDispatchKey(DispatchKey::CPU);
-  const auto tuple_of = [](const variable_list& list) {
-    std::vector<IValue> found;
-    found.reserve(list.size());
-    for (const at::Tensor& x : list) found.push_back(x.defined() ? IValue(x) : IValue());
-    return c10::ivalue::Tuple::create(std::move(found));
-  };
-  std::vector<IValue> mask(needed.begin(), needed.end());
-  Stack stack;
-  stack.reserve(5);
-  stack.emplace_back(table.rule);
-  stack.emplace_back(c10::ivalue::Tuple::create(std::move(mask)));
-  stack.emplace_back(tuple_of(tensors));
-  stack.emplace_back(c10::ivalue::Tuple::create(constants));
-  stack.emplace_back(tuple_of(grads));
-  ++counts.python;
-  kernel.callBoxed(op, DispatchKeySet(DispatchKey::CPU), &stack);
-  variable_list result;
-  result.reserve(needed.size());
-  for (const IValue& found : stack.back().toListRef()) {
-    result.push_back(found.isTensor() ? found.toTensor() : at::Tensor());
-  }
-  return result;
-}
-
-// ---- the node in the graph ------------------------------------------------------------------------------------------
 
 struct RuleNode : public Node {
   explicit RuleNode(const Table& t) : table(t) {}
@@ -59,9 +24,13 @@ struct RuleNode : public Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     released = true;
     saved.clear();
+    if (stock) stock.node->release_variables();
   }
 
   variable_list apply(variable_list&& grads) override {
+    if (stock && serves(grads)) {
+      if (auto found = stock.gradients(grads, table.tensors.size())) return *std::move(found);
+    }
     // to unpack may run any code of the user's, which no guard may reach
     variable_list tensors;
     {
@@ -114,8 +83,22 @@ struct RuleNode : public Node {
   std::vector<SavedVariable> saved;
   std::vector<IValue> constants;
   bool released = false;
+  StockVjp stock;  // if there is one, asked first
 
  private:
+  // Whether the gradients of PyTorch's node are the rule's, but for zeros: not where these are differentiated again.
+  bool serves(const variable_list& grads) {
+    if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
+    bool any = false;
+    for (const at::Tensor& g : grads) {
+      if (!g.defined()) continue;
+      if (!plain(g)) return false;
+      any = true;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return any && !released;
+  }
+
   NodePointer owner() {
     if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
       return NodePointer(getptr());

@@ -68,6 +68,7 @@ struct Table {
   // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
   enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways };
   int64_t defers = kNever, order = 0, matrices = 0;
+  bool checked = false;  // what goes to stock has its gradients checked: zeros are strong
   bool selective = false;
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
@@ -104,6 +105,11 @@ inline bool no_autocast() {
 inline bool plain(const at::Tensor& x) {
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
   return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !x._fw_grad(/*level=*/0).defined();
+}
+
+// None; in C++ also a tensor that is not defined.
+inline bool is_absent(const IValue& value) {
+  return value.isNone() || (value.isTensor() && !value.toTensor().defined());
 }
 
 // ---- numbers in the place of tensors, as in x * 2 -------------------------------------------------------------------
@@ -206,6 +212,7 @@ inline std::unique_ptr<Table> read_table(Reader in, int64_t rule, const char* no
   table->defers = in.number();
   table->order = in.number();
   table->matrices = in.number();
+  table->checked = in.number() != 0;
   table->selective = in.number() != 0;
   table->tensors = in.list();
   table->saved = in.list();

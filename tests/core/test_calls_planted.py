@@ -47,6 +47,24 @@ FAULTS = {
         "included_ == c10::default_included_set || true; }",
     ),
     "a tangent is not seen": ("!x._fw_grad(/*level=*/0).defined()", "true"),
+    "no gradient is checked": ("if (!finite(found[i])) return std::nullopt;", ""),
+    "the last elements are not checked": ("for (; i < n; ++i) sums[0] += x[i];", ""),
+    "nan is made zero": (
+        "if (!finite(found[i])) return std::nullopt;",
+        "if (!finite(found[i])) found[i] = at::nan_to_num(found[i], 0, 0, 0);",
+    ),
+    "gradients of other inputs": (
+        "found.inputs[at++] = static_cast<int64_t>(i);",
+        "found.inputs[at++] = static_cast<int64_t>(arguments.size() - 1 - i);",
+    ),
+    "cotangents of other outputs": ("found[i] = grads[outputs[i]];", "found[i] = grads[0];"),
+    "PyTorch's gradients are differentiated again": (
+        "if (stock && serves(grads)) {",
+        "if (stock && (c10::GradMode::is_enabled() || serves(grads))) {",
+    ),
+    "hooks are given tensors twice": ("twice ? &stock : nullptr", "&stock"),
+    "PyTorch's node keeps its tensors": ("if (stock) stock.node->release_variables();", ""),
+    "nodes are let go on the stack": ("if (waiting != nullptr) {", "if (false) {"),
 }
 
 
@@ -81,7 +99,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    tests = [str(Path(__file__).with_name(f"test_calls_{part}.py")) for part in ("plain", "graph", "tables")]
+    tests = [str(Path(__file__).with_name(f"test_calls_{part}.py")) for part in ("strong", "plain", "graph", "tables")]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         capture_output=True, text=True, check=False, env=environment, cwd=ROOT / "tests",

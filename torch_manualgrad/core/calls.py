@@ -180,7 +180,7 @@ def _array(numbers: Sequence[int]) -> Any:
 def _table(derivative: Bound | None, defers: Callable[..., bool] | None) -> int:
     key = (derivative, defers)
     if key not in _tables:
-        name, formula, numbers = ("", None, [1] + [0] * 10) if derivative is None else _plan(derivative, defers)
+        name, formula, numbers = ("", None, [1] + [0] * 11) if derivative is None else _plan(derivative, defers)
         if derivative is not None:
             _derivatives.append(derivative)
         call = _library.manualgrad_calls_table
@@ -201,7 +201,7 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     to_stock = (
         [2, *defers] if isinstance(defers, ButManySmall) else [3 if defers is always else int(bool(defers)), 0, 0]
     )
-    numbers: list[int] = [in_python, *to_stock, derivative.selective]
+    numbers: list[int] = [in_python, *to_stock, derivative.strong_zero, derivative.selective]
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]
     facts = [(place, _FACTS.index(what)) for place, what in derivative.facts if what in _FACTS]
@@ -306,6 +306,12 @@ def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any)
     return list(derivative.fast_backward(context, *grads))[1:]
 
 
+def _defers(rule: int, values: Any) -> bool:
+    defers = _derivatives[rule].rule.defer_to_stock
+    assert defers is not None
+    return bool(defers(*values))
+
+
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
@@ -316,3 +322,5 @@ if _library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
     _operators.define("pull_back(int rule, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]")
     _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")
+    _operators.define("defers(int rule, Any values) -> bool")
+    _operators.impl("defers", skipped_by_dynamo(_defers), "CPU")

@@ -13,6 +13,7 @@ from . import calls, compile_cache
 from .autograd import Mode, apply, differentiated
 from .bound import Bound
 from .decorate import decorated
+from .deferral import always
 from .fast_path import picker
 from .forward_mode import ForwardMode
 from .in_place import in_place_kernel, in_place_operator
@@ -44,6 +45,11 @@ class _Active(NamedTuple):
     defer_to_stock: Callable[..., bool] | None
     forward_mode: ForwardMode | None
 
+    def defers(self, values: Sequence[Any]) -> bool:
+        """Whether the call is stock's. With strong zeros only the library of calls can look after what stock gives."""
+        stays = self.derivative is not None and self.derivative.strong_zero
+        return not stays and self.defer_to_stock is not None and self.defer_to_stock(*values)
+
 
 class _State(NamedTuple):
     """What follows from all layers together: the table that calls read, and what compiled graphs depend on."""
@@ -71,8 +77,8 @@ def _resolved(layers: tuple[Layer, ...]) -> _State:
         derivative = rule.derivative_with_forward if layer.forward else rule.derivative
         if layer.strong_zero and derivative.forward is None:
             derivative = rule.derivative_with_strong_zero
-        ours = layer.named or derivative.forward is not None or derivative.strong_zero
-        defer_to_stock = None if ours else rule.defer_to_stock
+        ours = layer.named or derivative.forward is not None
+        defer_to_stock = None if ours else rule.defer_to_stock if rule.improves else always
         table[name] = _Active(derivative, defer_to_stock, None)
         how = " forward" * (derivative.forward is not None) + " defers" * (defer_to_stock is not None)
         how += " strong zero" * derivative.strong_zero
@@ -156,7 +162,7 @@ class _Operator:
                 if grad is False or grad and not tracking:
                     return derivative.run_below(values)
                 if grad:
-                    if active.defer_to_stock is not None and active.defer_to_stock(*values):
+                    if active.defers(values):
                         return stock(keyset, *args, **kwargs)
                     return derivative.fast_call(values, *tensors(values))
             if derivative.forward is not None and not all_dense(values):

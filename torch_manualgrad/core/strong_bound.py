@@ -26,6 +26,9 @@ class StrongBound(Bound):
     A formula that has a variant with strong zeros, its attribute ``strong``, is replaced by it. If all have, that is all.
     Others run as they are, and once more with `StrongArithmetic` if something that is not finite has come out: 0 times a
     finite number needs no care. Where values cannot be read, they run with it at once.
+
+    Of a plain call on the CPU that is left to PyTorch where zeros are not strong, PyTorch's own gradients come before these,
+    and are it if they are finite: csrc/calls/stock.h.
     """
 
     strong_zero = True

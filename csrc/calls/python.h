@@ -1,0 +1,55 @@
+// What is asked of Python: the kernels of manualgrad_calls, which are in core/calls.py.
+#pragma once
+
+#include "table.h"
+
+namespace manualgrad {
+
+// An operator called past the dispatcher: that sees no tensors in a tuple, and what autograd tracks and transforms see
+// are the operators that the kernel calls.
+struct PythonOp {
+  explicit PythonOp(const char* name)
+      : op(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")),
+        kernel(op.getComputedKernelForDispatchKey(DispatchKey::CPU)) {}
+
+  IValue operator()(Stack stack) const {
+    kernel.callBoxed(op, DispatchKeySet(DispatchKey::CPU), &stack);
+    return std::move(stack.back());
+  }
+
+  c10::OperatorHandle op;
+  c10::SafeKernelFunction kernel;
+};
+
+// The rule's vjp.
+inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
+                                         const variable_list& tensors, const std::vector<IValue>& constants,
+                                         const variable_list& grads) {
+  static const PythonOp pull_back("manualgrad_calls::pull_back");
+  const auto tuple_of = [](const variable_list& list) {
+    std::vector<IValue> found;
+    found.reserve(list.size());
+    for (const at::Tensor& x : list) found.push_back(x.defined() ? IValue(x) : IValue());
+    return c10::ivalue::Tuple::create(std::move(found));
+  };
+  std::vector<IValue> mask(needed.begin(), needed.end());
+  ++counts.python;
+  const IValue found = pull_back({table.rule, c10::ivalue::Tuple::create(std::move(mask)), tuple_of(tensors),
+                                  c10::ivalue::Tuple::create(constants), tuple_of(grads)});
+  variable_list result;
+  result.reserve(needed.size());
+  for (const IValue& x : found.toListRef()) result.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+  return result;
+}
+
+// Whether the rule leaves the call to stock.
+inline bool deferred_in_python(const Table& table, c10::ArrayRef<IValue> arguments) {
+  static const PythonOp defers("manualgrad_calls::defers");
+  std::vector<IValue> values = arguments.vec();
+  for (IValue& value : values) {
+    if (is_absent(value)) value = IValue();
+  }
+  return defers({table.rule, c10::ivalue::Tuple::create(std::move(values))}).toBool();
+}
+
+}  // namespace manualgrad
