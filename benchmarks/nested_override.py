@@ -1,6 +1,7 @@
 """PyTorch's calls on its own nested tensors, with and without override, forward and backward; and the least they can take.
 
-The floor is two elementwise operations on a dense tensor of as many bytes: what reading and writing takes each way.
+The floor is two elementwise operations on a dense tensor of as many bytes: what reading and writing takes each way. The
+same call on a dense tensor of as many rows is what is left without the nested class.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 import torch_manualgrad as mg
 
 LAYOUTS = {"strided": torch.strided, "jagged": torch.jagged}
-CONTENDERS = ["stock", "override", "floor"]
+CONTENDERS = ["stock", "override", "dense", "floor"]
 NAMES = ("softmax, dense dim", "sum, dense dim", "layer_norm", "gelu", "silu", "relu", "linear", "number", "itself")
 
 
@@ -33,7 +34,8 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for batch, lengths in batches().items():
         for width in arguments.widths:
             parts = [torch.randn(n, width) for n in lengths]
-            dense = torch.cat(parts)
+            dense = torch.cat(parts).requires_grad_()
+            values = dense.detach()
             for layout in LAYOUTS:
                 x = torch.nested.nested_tensor(parts, layout=LAYOUTS[layout]).requires_grad_()
                 for name in NAMES:
@@ -47,7 +49,12 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     def both(call: Any = call, x: Tensor = x, cotangent: Tensor = cotangent) -> Tensor:
                         return gradient(call(x), x, cotangent, False)
 
-                    contenders = {"stock": both, "override": both, "floor": lambda: (dense * 2) * 2}
+                    y = torch.randn_like(call(dense).detach())
+
+                    def on_dense(call: Any = call, x: Tensor = dense, cotangent: Tensor = y) -> Tensor:
+                        return gradient(call(x), x, cotangent, False)
+
+                    contenders = {"stock": both, "override": both, "dense": on_dense, "floor": lambda: (values * 2) * 2}
                     times = measure(contenders, arguments.seconds, {"override": mg.override("nested")})
                     row: dict[str, Any] = {"batch": batch, "width": width, "operator": name, "layout": layout}
                     found.append(row | summary(times, "stock"))

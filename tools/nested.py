@@ -65,12 +65,14 @@ UNDER_OVERRIDE = """## Under override
 - A call of which nothing is differentiated is PyTorch's own; where that raises, ours computes.
 - A call that is tracked by autograd, or that has a tangent, is ours; what ours refuses, PyTorch's own does. What both
   refuse raises PyTorch's error, with ours as its cause.
-- On a strided tensor whose components lie one after the other, some calls keep PyTorch's graph, which is as fast:
-  softmax, layer_norm, linear, the sum over the last dim, relu, gelu, silu, sums and products. Its backward operators are
-  then ours where PyTorch's have no derivative or refuse a cotangent. What such a graph has saved must not be changed in
+- Where the library of calls is built, some calls keep PyTorch's graph, and enter no Python in first order: on a strided
+  tensor whose components lie one after the other softmax, layer_norm, linear, the sum over the last dim, relu, gelu, silu,
+  sums and products; on a jagged one relu, silu, linear, sums and products. Its backward operators are then ours where
+  PyTorch's have no derivative, and cotangents are put in order before. What such a graph has saved must not be changed in
   place, as PyTorch says.
 - A jagged result keeps its input's structure: the offsets and lengths themselves, and with them the nested int; what is
-  known of the shortest and the longest length; and places of the buffer that belong to no component.
+  known of the shortest and the longest length (what is learnt later only where the call did not keep PyTorch's graph); and
+  places of the buffer that belong to no component.
 - A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
 
 What stays different on purpose:

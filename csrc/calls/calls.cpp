@@ -11,14 +11,13 @@
 //
 // This library is built against one release of torch, with its own headers; torch_manualgrad/core/calls.py loads and
 // drives it.
+#include "guarded.h"
 #include "node.h"
 #include "table.h"
 
 #include <ATen/SavedTensorHooks.h>
 
 #include <map>
-
-#define MANUALGRAD_API extern "C" __attribute__((visibility("default")))
 
 namespace manualgrad {
 namespace {
@@ -52,7 +51,8 @@ struct Kernel : public c10::OperatorKernel {
       const IValue& value = arguments[place];
       if (is_absent(value)) continue;
       if (!value.isTensor() || !plain(value.toTensor())) {
-        python.callBoxed(op, keys, stack);
+        const bool nested = value.isTensor() && value.toTensor().is_nested();  // which no rule is for
+        (nested ? stock : python).callBoxed(op, keys, stack);
         return;
       }
       grad = grad || value.toTensor().requires_grad();
@@ -196,18 +196,6 @@ std::map<size_t, c10::RegistrationHandleRAII> registrations;
 std::vector<std::unique_ptr<Table>> tables;
 std::vector<std::unique_ptr<State>> states;
 size_t slots = 0;
-thread_local std::string message;
-
-template <class F>
-int64_t guarded(F&& f) {
-  try {
-    const std::lock_guard<std::mutex> lock(changes);
-    return f();
-  } catch (const std::exception& error) {
-    message = error.what();
-    return -1;
-  }
-}
 
 }  // namespace
 }  // namespace manualgrad

@@ -50,7 +50,8 @@ def _load() -> Any:
     except (OSError, RuntimeError):  # of another build of this torch: the general kernel is as right
         return None
     library.manualgrad_calls_error.restype = ctypes.c_char_p
-    for name in ("attach", "detach", "table", "state", "activate"):
+    nested = [f"nested_{name}" for name in ("before", "attach", "attach_buffers", "detach", "continues")]
+    for name in ("attach", "detach", "table", "state", "activate", *nested):
         getattr(library, f"manualgrad_calls_{name}").restype = ctypes.c_int64
     return library
 
@@ -131,15 +132,20 @@ def activate(what: str, active: Active) -> None:
 @contextmanager
 def in_python() -> Iterator[None]:
     """Leave all calls, on all threads, to the general kernel: to test it, and to compare with."""
-    global _general
     before = _general
     try:
-        _general = True
-        activate(*_active)
+        _set_general(True)
         yield
     finally:
-        _general = before
-        activate(*_active)
+        _set_general(before)
+
+
+def _set_general(yes: bool) -> None:
+    global _general
+    _general = yes
+    activate(*_active)
+    if _library is not None:
+        _library.manualgrad_calls_nested_in_python(ctypes.c_int64(yes))
 
 
 def suspend(by: int) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from . import compile_cache
 from .compile_cache import fingerprint
 from .internals import forget_dispatch
+from .nested_calls import NestedCalls
 from .registration import Registration, Suspension, without_overrides
 from .registry import Registry
 from .rule import operator
@@ -37,10 +37,8 @@ class Replacements:
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             where PyTorch's own is to be called.
         besides: what is to be replaced beyond operators: each call replaces it, and returns what undoes that.
-        kernels: operator -> ``(own, *args, **kwargs) -> result``, at ``kernel_key``: below autograd, where PyTorch's own
-            graphs compute.
-        kernel_key: the dispatch key of the kernels.
-        continues: whether a call belongs to what was begun while this was active, such as the backward of a graph.
+        calls: the kernels in C++ that cover those of some of the functions. A call that continues what they have begun
+            is ours, whatever is active.
         choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;
             by default the function, and PyTorch's own where that returns NotImplemented.
     """
@@ -52,16 +50,14 @@ class Replacements:
         functions: Mapping[str, Callable[..., Any]],
         *,
         besides: Sequence[Callable[[], Callable[[], None]]] = (),
-        kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-        kernel_key: str = "",
-        continues: Callable[[], bool] = bool,
+        calls: NestedCalls | None = None,
         choose: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.key = key
         self.functions = dict(functions)
         self._besides = tuple(besides)
-        self._kernels, self._kernel_key, self._continues = dict(kernels), kernel_key, continues
+        self._calls = calls or NestedCalls({})
         self._choose = choose or _function_first
         self._holders: list[object] = []
         self._undo: list[Callable[[], None]] = []
@@ -72,7 +68,7 @@ class Replacements:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return " ".join(fingerprint(f) for f in (*self.functions.values(), *self._kernels.values()))
+        return " ".join(fingerprint(f) for f in self.functions.values())
 
     @property
     def holder(self) -> object | None:
@@ -85,6 +81,7 @@ class Replacements:
             if not self._registrations:
                 self._register()
             self._undo = [replace() for replace in self._besides]
+            self._calls.act(True)
         self._holders.append(holder)
         compile_cache.put(f"replacement {self.name}", self.name, self.fingerprint)
 
@@ -96,6 +93,7 @@ class Replacements:
         self._holders = held
         if held:
             return
+        self._calls.act(False)
         for undo in reversed(self._undo):
             undo()
         self._undo = []
@@ -108,7 +106,8 @@ class Replacements:
 
     def unregister(self) -> None:
         """Take the registrations away, if nothing holds the replacement; see `torch_manualgrad.unregister`."""
-        if not self._holders:
+        if not self._holders and self._registrations:
+            self._calls.detach()
             for registration in self._registrations:
                 registration.release()
                 forget_dispatch(operator(registration.name))
@@ -119,33 +118,22 @@ class Replacements:
         for name, function in self.functions.items():
             op = operator(name)
             registration = Registration(op, Signature(op._schema), self.key)
+            self._calls.before(op)
             registration.register(self._kernel(function, registration.stock))
+            self._calls.attach(op)
             forget_dispatch(op)
             made.append(registration)
-        for name, kernel in self._kernels.items():
-            op = operator(name)
-            registration = Registration(op, Signature(op._schema), self._kernel_key)
-            registration.register(self._below(kernel, registration.stock))
-            made.append(registration)
+        self._calls.attach_buffers()
         self._registrations = made
 
     def _acts(self) -> bool:
-        return not (stock.depth or without_overrides.depth) and (bool(self._holders) or self._continues())
+        return not (stock.depth or without_overrides.depth) and (bool(self._holders) or self._calls.continue_here())
 
     def _kernel(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             if self._acts():
                 return self._choose(function, functools.partial(own, keyset), args, kwargs)
-            return own(keyset, *args, **kwargs)
-
-        return kernel
-
-    def _below(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._acts():
-                return function(functools.partial(own, keyset), *args, **kwargs)
             return own(keyset, *args, **kwargs)
 
         return kernel

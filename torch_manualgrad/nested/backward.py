@@ -45,6 +45,12 @@ def _sigmoid(self: Ragged) -> Ragged:
 
 
 @on_nested
+def _neg(self: Ragged) -> Ragged:
+    """Which PyTorch's nodes of differences and quotients call."""
+    return self.like(-self.values)
+
+
+@on_nested
 def _threshold_backward(grad_output: Ragged, self: Ragged, threshold: float) -> Ragged:
     require_same_structure(self, grad_output)
     return self.like(threshold_backwards_nested(grad_output.values, self.values, threshold))
@@ -120,6 +126,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "gelu_backward": _gelu_backward,
     "silu_backward": _silu_backward,
     "sigmoid": _sigmoid,
+    "neg": _neg,
     "threshold_backward": _threshold_backward,
     "_softmax_backward_data": _softmax_backward_data,
     "_nested_sum_backward": _nested_sum_backward,

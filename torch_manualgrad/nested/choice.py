@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import dual_jagged, has_tangent, is_nested_int, tangents_possible
+from ..core.internals import dual_jagged, has_tangent, is_nested_int, is_plain_jagged, tangents_possible
 from .layouts import tracked
 
 __all__ = ["REFUSALS", "choose"]
@@ -58,10 +58,11 @@ def choose(
 
 def _only_stock_holds(x: Tensor) -> bool:
     """Whether it is a strided tensor of a kind that `Ragged.from_nested` does not take."""
-    return x.is_nested and x.layout is torch.strided and (x.dim() < 2 or not x.size(0))
+    strided = x.is_nested and not is_plain_jagged(x) and x.layout is torch.strided
+    return strided and (x.dim() < 2 or not x.size(0))
 
 
 def _dual(x: Tensor) -> bool:
     if x.is_nested:
-        return x.layout is torch.jagged and dual_jagged(x) is not None
+        return not is_plain_jagged(x) and x.layout is torch.jagged and dual_jagged(x) is not None
     return tangents_possible([x]) and has_tangent(x)

@@ -30,7 +30,6 @@ from ..core.internals import (
 from .backward import BACKWARD
 from .conversion import on_nested
 from .layer_normalization import layer_norm_backward_again
-from .matmul import nested_linear_backward
 from .ragged import Ragged
 
 __all__ = ["JAGGED", "has_plain_buffer", "is_untracked", "jagged_call", "same_structure"]
@@ -128,8 +127,6 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
 # -- the calls --------------------------------------------------------------------------------------------------------
 
 _gelu_backward = entry(torch.ops.aten.gelu_backward.default)
-_silu_backward = entry(torch.ops.aten.silu_backward.default)
-_threshold_backward = entry(torch.ops.aten.threshold_backward.default)
 _softmax_backward = entry(torch.ops.aten._softmax_backward_data.default)
 _layer_norm_backward = entry(torch.ops.aten.native_layer_norm_backward.default)
 
@@ -139,28 +136,11 @@ def _with_result(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[
     return result, (result,)
 
 
-def _relu(x: Any) -> _Call:
-    return _Call(
-        functools.partial(_with_result, torch.relu),
-        lambda g, needed, y: (_threshold_backward(g, y, 0),),
-        lambda grad, needed, y, _: (BACKWARD["threshold_backward"](grad, y, 0),),
-        of_result=True,
-    )
-
-
 def _gelu(x: Any, *, approximate: str = "none") -> _Call:
     return _Call(
         lambda v: (F.gelu(v, approximate=approximate), (v,)),
         lambda g, needed, v: (_gelu_backward(g, v, approximate=approximate),),
         lambda grad, needed, x, _: (BACKWARD["gelu_backward"](grad, x, approximate=approximate),),
-    )
-
-
-def _silu(x: Any) -> _Call:
-    return _Call(
-        lambda v: (F.silu(v), (v,)),
-        lambda g, needed, v: (_silu_backward(g, v),),
-        lambda grad, needed, x, _: (BACKWARD["silu_backward"](grad, x),),
     )
 
 
@@ -218,29 +198,8 @@ def _layer_norm(
     return _Call(forward, backward, tracked, parameters=(weight, bias))
 
 
-def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> _Call | None:
-    values = x._values
-    if x._ragged_idx == values.dim() or weight.dim() != 2 or weight.shape[1] != values.shape[-1] or not weight.numel():
-        return None
-    if bias is not None and bias.shape != weight.shape[:1]:
-        return None
-
-    def backward(g: Tensor, needed: Sequence[bool], v: Tensor, w: Tensor, *_: Any) -> Gradients:
-        found = nested_linear_backward.reference(v, g, w, needed)
-        return [gradient if yes else None for gradient, yes in zip(found, needed)]
-
-    def tracked(grad: Any, needed: Sequence[bool], x: Any, v: Tensor, w: Tensor, *_: Any) -> Gradients:
-        found: Gradients = BACKWARD["linear_backward"](x, grad, w, needed)
-        return found
-
-    return _Call(lambda v, w, b: (F.linear(v, w, b), (v, w)), backward, tracked, parameters=(weight, bias))
-
-
 JAGGED: dict[str, Callable[..., _Call | None]] = {
-    "relu": _relu,
     "gelu": _gelu,
-    "silu": _silu,
     "softmax.int": _softmax,
     "layer_norm": _layer_norm,
-    "linear": _linear,
 }

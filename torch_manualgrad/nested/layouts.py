@@ -23,6 +23,7 @@ from ..core.internals import (
     strided_nested,
     tangents_possible,
 )
+from ..core.nested_calls import expect_jagged_tangents
 from ..core.replacements import stock
 from .packing import readable, row_strides, strided_positions
 
@@ -114,6 +115,7 @@ def jagged_values(nested: Any) -> Tensor:
 def to_jagged(values: Tensor, structure: JaggedStructure) -> Any:
     """The jagged nested tensor with this buffer and the structure's own tensors; it shares memory with the buffer."""
     if tangents_possible([values]) and has_tangent(values):
+        expect_jagged_tangents()
         return jagged_of_duals(values, structure)
     if tracked(values):
         return _Pack.apply(values, structure)  # type: ignore[no-untyped-call]

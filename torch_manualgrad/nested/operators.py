@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import jagged_dim, only_autograd, replace_jagged_attention
+from ..core.internals import jagged_dim, replace_jagged_attention
 from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, layout_calls, maps, matmul, reductions, selection, structure
 from .backward import BACKWARD
 from .choice import REFUSALS, choose
 from .jagged import JAGGED, jagged_call
-from .jagged_arithmetic import ARITHMETIC, arithmetic_call
+from .jagged_stock import stays
 from .layer_normalization import layer_norm
 from .rms_normalization import rms_norm
-from .strided import KERNELS, continues, is_one, mark, may_stay, out_of_order, puts_in_order, tracks_silu
+from .strided import ARITHMETIC, CALLS
 
 __all__ = ["LIMITS"]
 
@@ -239,48 +239,23 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **BACKWARD,
 }
 
-# Calls that stay with PyTorch on strided tensors in order. The first may have gradients of dense arguments; the last ones
-# have nodes that hand a cotangent on as it is, which autograd can add to others only if all are in order.
-_WITH_PARAMETERS = {_FUNCTIONS[name] for name in ("linear", "layer_norm")}
-_HAND_ON = {_FUNCTIONS[f"{name}.{other}"] for name in ("add", "sub") for other in ("Tensor", "Scalar")}
-_PRODUCTS = {_FUNCTIONS[f"{name}.{other}"] for name in ("mul", "div") for other in ("Tensor", "Scalar")}
-_STAY = {
-    *(_FUNCTIONS[name] for name in ("softmax.int", "sum.dim_IntList", "relu", "gelu", "silu")),
-    *_WITH_PARAMETERS,
-    *_PRODUCTS,
-    *_HAND_ON,
-}
-_IN_BACKWARD = {*BACKWARD.values(), *_PRODUCTS}
-
-# The fast paths of calls on jagged tensors, by the function.
-_JAGGED = {
-    **{_FUNCTIONS[name]: functools.partial(jagged_call, name) for name in JAGGED},
-    **{_FUNCTIONS[name]: functools.partial(arithmetic_call, name) for name in ARITHMETIC},
-}
+# Calls on jagged tensors, by the function: of one node of ours, and those that stay with PyTorch.
+_JAGGED = {_FUNCTIONS[name]: name for name in JAGGED}
+_TO_STOCK = {_FUNCTIONS[name]: name for name in ("relu", "silu", "linear", *ARITHMETIC)}
 
 # These take the size of a ragged dim as an argument.
 _TAKE_NESTED_INTS = (layout_calls.reshape,)
 
 
 def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The fast ways of a call, by PyTorch's graph (`strided`) or one node on the buffer (`jagged`); else `choose`."""
-    if function is BACKWARD["silu_backward"] and tracks_silu():
-        with torch.enable_grad():
-            return function(*args, **kwargs)
-    if function in _IN_BACKWARD and continues():
-        if out_of_order(args):
-            return function(*args, **kwargs)
-        if not torch.is_grad_enabled() and only_autograd():
-            try:
-                return args[0] if is_one(args) else own(*args, **kwargs)
-            except REFUSALS:
-                pass
+    """The fast paths of a call on jagged tensors, by one node on the buffer (`jagged`) or PyTorch's; else `choose`."""
     try:
-        if function in _STAY and may_stay(args, kwargs, function in _WITH_PARAMETERS):
-            result = mark(own(*args, **kwargs))
-            return puts_in_order(result) if function in _HAND_ON and result.requires_grad else result
-        if function in _JAGGED and (found := _JAGGED[function](*args, **kwargs)) is not None:
-            return found
+        if (name := _TO_STOCK.get(function)) is not None:
+            if stays(name, *args, **kwargs):
+                return CALLS.mark(f"aten::{name}", own(*args, **kwargs))
+        elif (name := _JAGGED.get(function)) is not None:
+            if (found := jagged_call(name, *args, **kwargs)) is not None:
+                return found
     except REFUSALS:
         pass  # what comes now takes the call or says why not
     if _stock_reads_out_of_bounds(function, args):
@@ -315,9 +290,7 @@ replacements.add(
         "AutogradNestedTensor",
         {f"aten::{name}": function for name, function in _FUNCTIONS.items()},
         besides=[functools.partial(replace_jagged_attention, _jagged_attention)],
-        kernels={f"aten::{name}": kernel for name, kernel in KERNELS.items()},
-        kernel_key="NestedTensorCPU",
-        continues=continues,
+        calls=CALLS,
         choose=_choose,
     ),
 )

@@ -1,0 +1,325 @@
+// Calls on PyTorch's strided nested tensors that stay with PyTorch, without Python.
+//
+// PyTorch's nodes for some calls are right in first order where a cotangent lies in memory as PyTorch expects, and
+// compute by backward operators that have derivatives of ours. Such a call is PyTorch's own. Its node gets a hook,
+// which puts cotangents in order, and by which the operators that the node calls know, whenever the backward comes,
+// that they are part of what was begun here. torch_manualgrad/nested/strided.py says which calls these are.
+//
+// A kernel at the dispatch key AutogradNestedTensor decides between
+//   stock    nothing is active, nothing is differentiated, or the call stays with PyTorch.
+//   Python   everything else, and what PyTorch refuses: the kernel that Python registered at the same key before.
+#include "guarded.h"
+#include "strided.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+
+namespace manualgrad {
+namespace {
+
+// tangents: whether a jagged tensor has ever carried one, which only Python can tell
+std::atomic<bool> active{false}, in_python{false}, tangents{false};
+thread_local int64_t left_to_stock = 0,
+                     on_buffers = 0;  // tracked calls, and those that took the whole buffer: for tests
+
+// ---- marked nodes ---------------------------------------------------------------------------------------------------
+
+struct InOrder : public torch::autograd::FunctionPreHook {
+  variable_list operator()(const variable_list& grads) override {
+    variable_list found = grads;
+    for (at::Tensor& grad : found) {
+      if (!grad.defined() || !grad.is_nested() || grad.key_set().has(DispatchKey::Python)) continue;
+      if (numbers_in_order(grad) < 0) grad = grad.contiguous();
+    }
+    return found;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+};
+
+// Where autograd tracks the backward, PyTorch's node of silu computes it by operators that strided tensors do not have,
+// in place of silu_backward. So tracking is off while the node runs, and our silu_backward tracks what it does.
+thread_local bool silu_tracked = false;
+
+struct StopTracking : public InOrder {
+  variable_list operator()(const variable_list& grads) override {
+    variable_list found = InOrder::operator()(grads);
+    silu_tracked = c10::GradMode::is_enabled();
+    if (silu_tracked) c10::GradMode::set_enabled(false);
+    return found;
+  }
+};
+
+struct TrackAgain : public torch::autograd::FunctionPostHook {
+  variable_list operator()(const variable_list& gradients, const variable_list&) override {
+    if (silu_tracked) c10::GradMode::set_enabled(true);
+    silu_tracked = false;
+    return gradients;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+};
+
+bool is_marked(const Node& node) {
+  for (const auto& hook : node.pre_hooks()) {
+    if (dynamic_cast<const InOrder*>(hook.get()) != nullptr) return true;
+  }
+  return false;
+}
+
+// Whether this call is part of the backward of a marked node.
+bool continues() {
+  const auto node = torch::autograd::get_current_node();
+  return node && is_marked(*node);
+}
+
+// Which tracked calls stay with PyTorch, as core/nested_calls.py says: of both layouts, and with gradients of dense
+// arguments.
+enum Way : int64_t { kNone = 0, kStays = 1, kJagged = 2, kParameters = 4, kSilu = 8, kSiluBackward = 16 };
+
+void mark(const at::Tensor& result, int64_t way) {
+  const auto& node = result.grad_fn();
+  if (!node || is_marked(*node)) return;
+  if (way & kSilu) {
+    node->add_pre_hook(std::make_unique<StopTracking>());
+    node->add_post_hook(std::make_unique<TrackAgain>());
+  } else {
+    node->add_pre_hook(std::make_unique<InOrder>());
+  }
+  ++left_to_stock;
+}
+
+bool acts() { return suspended == 0 && (active.load(std::memory_order_acquire) || continues()); }
+
+// ---- calls ----------------------------------------------------------------------------------------------------------
+
+constexpr DispatchKeySet kNestedKeys =
+    kPlainKeys |
+    DispatchKeySet({DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA, DispatchKey::AutogradNestedTensor});
+
+constexpr DispatchKeySet kJaggedKeys =
+    kNestedKeys | DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
+
+bool is_jagged(const at::Tensor& x) { return x.is_nested() && x.key_set().has(DispatchKey::Python); }
+
+bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+
+struct NestedKernel : public c10::OperatorKernel {
+  NestedKernel(int64_t w, c10::SafeKernelFunction stock_kernel, c10::SafeKernelFunction python_kernel)
+      : way(w), stock(std::move(stock_kernel)), python(std::move(python_kernel)) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const size_t n = op.schema().arguments().size();
+    if (way == kSiluBackward && silu_tracked && continues()) {
+      const c10::AutoGradMode tracking(true);
+      python.callBoxed(op, keys, stack);
+      return;
+    }
+    if (in_python) {
+      python.callBoxed(op, keys, stack);
+      return;
+    }
+    if (!acts()) {
+      stock.callBoxed(op, keys, stack);
+      return;
+    }
+    const auto arguments = torch::jit::last(*stack, n).vec();
+    const bool plain = plain_thread() && std::all_of(arguments.begin(), arguments.end(), is_plain);
+    const bool tracked = c10::GradMode::is_enabled() && std::any_of(arguments.begin(), arguments.end(), requires_grad);
+    if (!plain || !taken_if_jagged(arguments) || (tracked && !stays(arguments))) {
+      python.callBoxed(op, keys, stack);
+      return;
+    }
+    if (!taken(op, keys, stack, arguments)) {
+      python.callBoxed(op, keys, stack);
+      return;
+    }
+    if (tracked) mark(stack->back().toTensor(), way);
+  }
+
+ private:
+  // Whether PyTorch takes the call.
+  bool taken(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+             const std::vector<IValue>& arguments) const {
+    const size_t below = stack->size() - arguments.size();
+    try {
+      stock.callBoxed(op, keys, stack);
+      return true;
+    } catch (const c10::Error&) {
+      stack->resize(below);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      return false;
+    }
+  }
+
+  static bool is_plain(const IValue& value) {
+    if (!is_tensor(value)) return true;
+    const at::Tensor& x = value.toTensor();
+    const auto keys = is_jagged(x) && !tangents ? kJaggedKeys : kNestedKeys;
+    return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0 && !x._fw_grad(/*level=*/0).defined();
+  }
+
+  // What PyTorch refuses of jagged tensors it refuses in Python, where it is to be caught. It takes what its graph
+  // calls, and these operators of one jagged tensor and numbers.
+  bool taken_if_jagged(Arguments arguments) const {
+    const at::Tensor* first = nullptr;
+    bool numbers = true;
+    for (const IValue& value : arguments) {
+      if (!is_tensor(value)) continue;
+      const at::Tensor& x = value.toTensor();
+      if (is_jagged(x) && first == nullptr) {
+        first = &x;
+      } else {
+        numbers = numbers && (x.is_nested() ? first != nullptr && x.is_same(*first) : x.dim() == 0);
+      }
+    }
+    return first == nullptr || (numbers && (way & kJagged)) || (!c10::GradMode::is_enabled() && continues());
+  }
+
+  static bool requires_grad(const IValue& value) { return is_tensor(value) && value.toTensor().requires_grad(); }
+
+  bool stays(Arguments arguments) const {
+    // hooks may raise what is not to be caught, or not take nested tensors
+    if (!(way & kStays) || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return false;
+    const at::Tensor* first = nullptr;
+    for (const IValue& value : arguments) {
+      if (!is_tensor(value)) continue;
+      const at::Tensor& x = value.toTensor();
+      if (!x.is_nested()) {
+        if (!(way & kParameters) && (x.requires_grad() || x.dim() > 0)) return false;
+      } else if (is_jagged(x)) {
+        if (!x.is_floating_point() || !no_autocast()) return false;
+        first = &x;
+      } else if (first == nullptr || !x.is_same(*first)) {
+        const auto dtype = (first == nullptr ? x : *first).scalar_type();
+        if (!x.is_floating_point() || x.scalar_type() != dtype || numbers_in_order(x) <= 0) return false;
+        first = &x;
+      }
+    }
+    return true;
+  }
+
+  const int64_t way;
+  const c10::SafeKernelFunction stock, python;
+};
+
+// At NestedTensorCPU, which PyTorch's graphs come to too.
+struct BufferKernel : public c10::OperatorKernel {
+  using Function = at::Tensor (*)(Arguments);
+
+  BufferKernel(Function f, c10::SafeKernelFunction stock_kernel) : function(f), stock(std::move(stock_kernel)) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const size_t n = op.schema().arguments().size();
+    at::Tensor found = !in_python && acts() ? function(torch::jit::last(*stack, n)) : at::Tensor();
+    if (!found.defined()) {
+      stock.callBoxed(op, keys, stack);
+      return;
+    }
+    ++on_buffers;
+    torch::jit::drop(*stack, n);
+    stack->emplace_back(std::move(found));
+  }
+
+  const Function function;
+  const c10::SafeKernelFunction stock;
+};
+
+struct OnBuffer {
+  const char *name, *overload;
+  BufferKernel::Function function;
+};
+
+constexpr OnBuffer kOnBuffers[] = {{"aten::_softmax", "", softmax},
+                                   {"aten::_softmax_backward_data", "", softmax_backward},
+                                   {"aten::sum", "dim_IntList", sum},
+                                   {"aten::_nested_sum_backward", "", sum_backward}};
+
+// ---- what Python calls ----------------------------------------------------------------------------------------------
+
+std::map<std::string, c10::SafeKernelFunction> stock_kernels;
+std::vector<c10::RegistrationHandleRAII> registrations;
+
+struct Silent : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+template <class Kernel, class... Arguments>
+void cover(const c10::OperatorHandle& op, DispatchKey key, Arguments&&... arguments) {
+  Silent silent;  // PyTorch says once a process that a kernel is overridden: that is the point
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(arguments...));
+  registrations.push_back(c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(kernel),
+                                                                    std::nullopt, nullptr, "torch_manualgrad calls"));
+}
+
+}  // namespace
+}  // namespace manualgrad
+
+using namespace manualgrad;
+
+// Calls on jagged tensors that Python leaves to PyTorch.
+TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
+  library.def("mark_nested(Tensor result, int way) -> ()");
+  library.impl("mark_nested", DispatchKey::AutogradNestedTensor, mark);
+}
+
+// Before Python registers its kernel at AutogradNestedTensor for the operator: what is there now is what stock calls go
+// to.
+MANUALGRAD_API int64_t manualgrad_calls_nested_before(const char* name, const char* overload) {
+  return guarded([&]() -> int64_t {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    stock_kernels.insert_or_assign(c10::toString(op.operator_name()),
+                                   op.getComputedKernelForDispatchKey(DispatchKey::AutogradNestedTensor));
+    return 0;
+  });
+}
+
+// After that: covers the kernel. `way`: which tracked calls stay with PyTorch.
+MANUALGRAD_API int64_t manualgrad_calls_nested_attach(const char* name, const char* overload, int64_t way) {
+  return guarded([&]() -> int64_t {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    cover<NestedKernel>(op, DispatchKey::AutogradNestedTensor, way, stock_kernels.at(c10::toString(op.operator_name())),
+                        op.getComputedKernelForDispatchKey(DispatchKey::AutogradNestedTensor));
+    return 0;
+  });
+}
+
+// Registers what computes on the whole buffer.
+MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
+  return guarded([&]() -> int64_t {
+    for (const OnBuffer& one : kOnBuffers) {
+      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(one.name, one.overload);
+      cover<BufferKernel>(op, DispatchKey::NestedTensorCPU, one.function,
+                          op.getComputedKernelForDispatchKey(DispatchKey::NestedTensorCPU));
+    }
+    return 0;
+  });
+}
+
+// Takes all of these kernels away. A thread that is inside of one crashes.
+MANUALGRAD_API int64_t manualgrad_calls_nested_detach() {
+  return guarded([&]() -> int64_t {
+    registrations.clear();
+    return 0;
+  });
+}
+
+// Whether these kernels act, and whether all calls are for Python's.
+MANUALGRAD_API void manualgrad_calls_nested_act(int64_t yes) { active.store(yes != 0, std::memory_order_release); }
+MANUALGRAD_API void manualgrad_calls_nested_in_python(int64_t yes) { in_python = yes != 0; }
+
+// To be called before a jagged tensor carries a tangent.
+MANUALGRAD_API void manualgrad_calls_nested_tangents() { tangents = true; }
+
+// Whether this thread is in the backward of a call that stayed with PyTorch.
+MANUALGRAD_API int64_t manualgrad_calls_nested_continues() { return continues(); }
+
+// On this thread: tracked calls that stayed with PyTorch, calls on the whole buffer.
+MANUALGRAD_API void manualgrad_calls_nested_counts(int64_t* found) {
+  found[0] = left_to_stock;
+  found[1] = on_buffers;
+}

@@ -1,0 +1,52 @@
+"""Calls on jagged nested tensors that stay with PyTorch, as its own graph differentiates them: `strided` says how.
+
+These are operators of one pass over the buffer, where one node of ours (`jagged`) takes as long as PyTorch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..core.internals import PLAIN, is_plain_jagged, jagged_structure
+from .jagged import has_plain_buffer, same_structure
+from .strided import CALLS
+
+__all__ = ["stays"]
+
+
+def stays(name: str, x: Any, *args: Any, **options: Any) -> bool:
+    """Whether PyTorch's graph of this call will do.
+
+    Args:
+        name: of the aten operator.
+        x: what it is called with.
+        args: what it is called with.
+        options: what it is called with.
+    """
+    if not (CALLS.loaded and has_plain_buffer(x)):
+        return False
+    if name == "linear":
+        parameters = [p for p in (*args, *options.values()) if p is not None]
+        plain = all(type(p) in PLAIN and not p.is_nested for p in parameters)
+        return plain and (x.requires_grad or any(p.requires_grad for p in parameters))
+    if not args:
+        return bool(x.requires_grad)
+    if len(args) > 1 or any(value not in (None, 1) for value in options.values()):
+        return False
+    return _both(x, args[0]) if is_plain_jagged(args[0]) else x.requires_grad and _is_number(args[0])
+
+
+def _both(x: Any, other: Any) -> bool:
+    a, b = x._values, other._values
+    if type(b) not in PLAIN or a.dtype is not b.dtype or a.shape != b.shape:
+        return False
+    return (x.requires_grad or other.requires_grad) and same_structure(jagged_structure(x), jagged_structure(other))
+
+
+def _is_number(x: Any) -> bool:
+    """Whether it is real, and a constant."""
+    if isinstance(x, Tensor):
+        return type(x) in PLAIN and not (x.is_nested or x.dim() or x.requires_grad or x.is_complex())
+    return type(x) in (int, float)
