@@ -14,6 +14,7 @@
 #include "lane_transpose.h"
 #include "limits.h"
 #include "matrix_loader.h"
+#include "register_tiles.h"
 
 namespace manualgrad {
 
@@ -23,74 +24,6 @@ template <class T>
 int row_pitch(int n) {
   return (n + kRowStep<T> - 1) / kRowStep<T> * kRowStep<T>;
 }
-
-// c (m, n) := c +- a (m, k) b (k, n); n is a multiple of kRowStep. `zeros`: how many of the rows of b are zero above
-// the entries of column 0; of column j these are j more (b lower triangular), if `triangular`.
-template <class T, int Bytes, bool Subtract>
-struct Multiply {
-  typedef T values __attribute__((vector_size(Bytes)));
-  static constexpr int kCount = Bytes / static_cast<int>(sizeof(T));
-  // as many sums as there are registers for
-  static constexpr int kRows = Bytes == 64 ? 8 : 4;
-
-  HOST_DEVICE static values load(const T* from) {
-    values v;
-    std::memcpy(&v, from, sizeof(v));
-    return v;
-  }
-  HOST_DEVICE static void store(T* to, const values& v) { std::memcpy(to, &v, sizeof(v)); }
-
-  template <int Rows, int Vectors>
-  HOST_DEVICE static void tile(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t first, int64_t k,
-                               T* c, int64_t c_pitch) {
-    values sum[Rows][Vectors];
-    for (int i = 0; i < Rows; ++i) {
-      for (int v = 0; v < Vectors; ++v) sum[i][v] = load(c + i * c_pitch + v * kCount);
-    }
-    for (int64_t p = first; p < k; ++p) {
-      values x[Vectors];
-      for (int v = 0; v < Vectors; ++v) x[v] = load(b + p * b_pitch + v * kCount);
-      for (int i = 0; i < Rows; ++i) {
-        const T factor = a.data[i * a.row + p * a.column];
-        for (int v = 0; v < Vectors; ++v) {
-          if constexpr (Subtract) {
-            sum[i][v] -= x[v] * factor;
-          } else {
-            sum[i][v] += x[v] * factor;
-          }
-        }
-      }
-    }
-    for (int i = 0; i < Rows; ++i) {
-      for (int v = 0; v < Vectors; ++v) store(c + i * c_pitch + v * kCount, sum[i][v]);
-    }
-  }
-
-  template <int Vectors>
-  HOST_DEVICE static void columns(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t first,
-                                  int64_t m, int64_t k, T* c, int64_t c_pitch) {
-    int64_t i = 0;
-    const auto from = [&](int64_t row) { return StridedMatrix<const T>{a.data + row * a.row, a.row, a.column}; };
-    for (; i + kRows <= m; i += kRows) {
-      tile<kRows, Vectors>(from(i), b, b_pitch, first, k, c + i * c_pitch, c_pitch);
-    }
-    for (; i < m; ++i) tile<1, Vectors>(from(i), b, b_pitch, first, k, c + i * c_pitch, c_pitch);
-  }
-
-  HOST_DEVICE static void run(const StridedMatrix<const T>& a, const T* b, int64_t b_pitch, int64_t m, int64_t k,
-                              int64_t n, T* c, int64_t c_pitch, bool triangular, int64_t zeros) {
-    for (int64_t j = 0; j < n;) {
-      const int64_t first = triangular ? std::max<int64_t>(0, zeros + j) : 0;
-      if (j + 2 * kCount <= n) {
-        columns<2>(a, b + j, b_pitch, first, m, k, c + j, c_pitch);
-        j += 2 * kCount;
-      } else {
-        columns<1>(a, b + j, b_pitch, first, m, k, c + j, c_pitch);
-        j += kCount;
-      }
-    }
-  }
-};
 
 // to (n, m) := from (m, n)^T.
 template <class T>
@@ -110,12 +43,24 @@ void transpose(const T* from, int64_t from_pitch, int m, int n, T* to, int64_t t
   }
 }
 
+template <class T>
+void copy_row(const T* from, int n, T* to) {
+  int j = 0;
+  for (; j + kRowStep<T> <= n; j += kRowStep<T>) std::memcpy(to + j, from + j, kLaneBytes);
+  if (j < n) std::memcpy(to + j, from + j, (n - j) * sizeof(T));
+}
+
+template <class T>
+StridedMatrix<const T> matrix_of(const MatrixBatch<const T>& batch, int64_t b) {
+  return {batch.data + b * batch.batch_stride, batch.row_stride, batch.column_stride};
+}
+
 // Matrix b of a batch, (m, n), to rows that are filled up with zeros.
 template <class T>
 void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
   const T* start = from.data + b * from.batch_stride;
   if (from.column_stride == 1) {
-    for (int i = 0; i < m; ++i) std::memcpy(to + i * pitch, start + i * from.row_stride, n * sizeof(T));
+    for (int i = 0; i < m; ++i) copy_row(start + i * from.row_stride, n, to + i * pitch);
   } else if (from.row_stride == 1) {
     transpose(start, from.column_stride, n, m, to, pitch);
   } else {
@@ -123,7 +68,20 @@ void load_rows(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to,
       for (int j = 0; j < n; ++j) to[i * pitch + j] = start[i * from.row_stride + j * from.column_stride];
     }
   }
+  if (n == pitch) return;
   for (int i = 0; i < m; ++i) std::fill(to + i * pitch + n, to + (i + 1) * pitch, T(0));
+}
+// Whether rows of so many entries are no shorter than the widest vectors.
+template <class T>
+bool fills_vectors(int n) {
+  return n >= kRowStep<T>;
+}
+// The same as they are in memory, where they lie in one piece there and fill vectors.
+template <class T>
+Rows<const T> rows_of(const MatrixBatch<const T>& from, int64_t b, int m, int n, T* to, int pitch) {
+  if (from.column_stride == 1 && fills_vectors<T>(n)) return {from.data + b * from.batch_stride, from.row_stride};
+  load_rows(from, b, m, n, to, pitch);
+  return {to, pitch};
 }
 // The same of order n without what is below the diagonal, or above it, the diagonal kept or not.
 template <class T>
@@ -143,17 +101,14 @@ struct CachedMatrix {
   int n, pitch;
   static constexpr int kBlock = 16;
 
-  static void add(const StridedMatrix<const T>& a, const T* b, int m, int k, int64_t columns, T* c, int64_t c_pitch,
-                  int64_t b_pitch, bool triangular = false, int64_t zeros = 0) {
-    run_native<Bytes, Multiply<T, Bytes, false>>(a, b, b_pitch, static_cast<int64_t>(m), static_cast<int64_t>(k),
-                                                 columns, c, c_pitch, triangular, zeros);
+  // c (m, n) := c +- a (m, k) b (k, n), see Multiply.
+  static void add(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
+                  const Rows<T>& c, bool triangular = false, bool replace = false) {
+    run_native<Bytes, Multiply<T, Bytes, false>>(a, b, m, k, n, c, triangular, replace);
   }
-  static void subtract(const StridedMatrix<const T>& a, const T* b, int m, int k, int64_t columns, T* c,
-                       int64_t c_pitch, int64_t b_pitch) {
-    if (k > 0) {
-      run_native<Bytes, Multiply<T, Bytes, true>>(a, b, b_pitch, static_cast<int64_t>(m), static_cast<int64_t>(k),
-                                                  columns, c, c_pitch, false, int64_t{0});
-    }
+  static void subtract(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
+                       const Rows<T>& c, bool replace = false) {
+    run_native<Bytes, Multiply<T, Bytes, true>>(a, b, m, k, n, c, false, replace);
   }
 
   struct Divide {
@@ -163,22 +118,16 @@ struct CachedMatrix {
   };
   static void divide(T* row, T by, int64_t count) { run_native<Bytes, Divide>(row, by, count); }
 
-  // Y (n, columns) := t^-T Y for t lower triangular, from the last row on, or upper triangular, from the first; where
-  // that of Y is lower triangular too, if `triangular`.
-  void solve_adjoint(const T* t, bool lower, bool unit, T* Y, int64_t Y_pitch, bool triangular = false) const {
-    for (int done = 0; done < n; done += kBlock) {
-      const int count = std::min(kBlock, n - done), first = lower ? n - done - count : done;
-      const int known = lower ? first + count : 0;
-      const int64_t columns = triangular ? row_pitch<T>(first + count) : Y_pitch;
-      subtract({t + known * pitch + first, 1, pitch}, Y + known * Y_pitch, count, done, columns, Y + first * Y_pitch,
-               Y_pitch, Y_pitch);
-      for (int r = 0; r < count; ++r) {
-        const int row = lower ? first + count - 1 - r : first + r, from = lower ? row + 1 : first;
-        T* y = Y + row * Y_pitch;
-        subtract({t + from * pitch + row, 1, pitch}, Y + from * Y_pitch, 1, r, columns, y, Y_pitch, Y_pitch);
-        if (!unit) divide(y, t[row * pitch + row], columns);
-      }
-    }
+  // Y (n, columns) := t^-T Y, for t upper triangular or lower; see SolveLower.
+  void solve_upper_adjoint(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y,
+                           bool triangular = false) const {
+    run_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{t.data, t.column, t.row}, inverse, int64_t{n},
+                                            columns, Y, triangular);
+  }
+  void solve_lower_adjoint(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y) const {
+    // from the last row on
+    run_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{&t.at(n - 1, n - 1), -t.column, -t.row}, inverse,
+                                            int64_t{n}, columns, Rows<T>{Y[n - 1], -Y.pitch}, false);
   }
 
   // X u = tril(G^T L)^T for X lower triangular, column by column: those of X are rows of W, from which what is above
@@ -190,20 +139,20 @@ struct CachedMatrix {
       const int64_t width = pitch - begin;
       std::fill(Y, Y + count * width, T(0));
       if (G != nullptr) {
-        add({G + begin * pitch + begin, 1, pitch}, L + begin * pitch + begin, count, n - begin, width, Y, width, pitch,
-            true, 0);
+        add({G + begin * pitch + begin, 1, pitch}, {L + begin * pitch + begin, pitch}, count, n - begin, width,
+            {Y, width}, true);
       }
       if (!strict) {
         for (int c = 0; c < count; ++c) Y[c * width + c] /= 2;
       }
-      subtract({u.data + begin * u.row + end * u.column, u.row, u.column}, W + end * pitch + begin, count, n - end,
-               width, Y, width, pitch);
+      subtract({&u.at(begin, end), u.row, u.column}, {W + end * pitch + begin, pitch}, count, n - end, width,
+               {Y, width});
       for (int c = count - 1; c >= 0; --c) {
         const int row = begin + c, first = strict ? c + 1 : c;
         if (row == n - 1 && strict) continue;
         T *y = Y + c * width, *w = W + row * pitch + begin;
-        subtract({u.data + row * u.row + (row + 1) * u.column, u.row, u.column}, W + (row + 1) * pitch + begin, 1,
-                 count - 1 - c, width, y, width, pitch);
+        subtract({&u.at(row, row + 1), u.row, u.column}, {W + (row + 1) * pitch + begin, pitch}, 1, count - 1 - c,
+                 width, {y, width});
         divide(y, u.data[row * (u.row + u.column)], width);
         std::copy(y + first, y + width, w + first);
       }
@@ -250,10 +199,10 @@ class CachedScratch {
   std::vector<int> order_;
 };
 
-// Row i to row order[i].
+// Row i to row order[i], if there is an order.
 template <class T>
 void store_rows(const T* from, int64_t pitch, int m, int n, const MatrixBatch<T>& to, int64_t b, const int* order) {
-  for (int i = 0; i < m; ++i) std::memcpy(&to.at(b, order[i], 0), from + i * pitch, n * sizeof(T));
+  for (int i = 0; i < m; ++i) copy_row(from + i * pitch, n, &to.at(b, order == nullptr ? i : order[i], 0));
 }
 
 // Cached::vjp<T, Bytes>(arguments, b, m, n, scratch) for each matrix b of a batch of real matrices of order n; those of

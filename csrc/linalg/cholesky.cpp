@@ -17,7 +17,7 @@ struct CachedCholesky {
     scratch.clear(2);
     matrix.couple(G, L, {L, 1, pitch}, false, W, scratch.matrix(4));
     transpose(W, pitch, n, n, G, pitch);
-    matrix.solve_adjoint(L, true, false, G, pitch);
+    matrix.solve_lower_adjoint({L, pitch, 1}, scratch.matrix(4), pitch, {G, pitch});
     transpose(G, pitch, n, n, W, pitch);
     for (int i = 0; i < n; ++i) {
       T* to = &at.out.at(b, i, 0);

@@ -20,14 +20,13 @@ struct CachedDet {
     }
     const CachedMatrix<T, Bytes> matrix{n, row_pitch<T>(n)};
     const int pitch = matrix.pitch;
-    T *L = scratch.matrix(0), *U = scratch.matrix(1), *Y = scratch.matrix(2);
-    load_lower(at.factors, b, n, L, pitch, false);
-    load_upper(at.factors, b, n, U, pitch);
-    scratch.clear(2);
+    T *Y = scratch.matrix(0), *U = scratch.matrix(1);
+    const StridedMatrix<const T> factors = matrix_of(at.factors, b);
+    scratch.clear(0);
     const T scale = at.g.at(b, 0, 0) * (at.det.data != nullptr ? at.det.at(b, 0, 0) : T(1));
     for (int i = 0; i < n; ++i) Y[i * (pitch + 1)] = scale;
-    matrix.solve_adjoint(U, false, false, Y, pitch, true);
-    matrix.solve_adjoint(L, true, true, Y, pitch);
+    matrix.solve_upper_adjoint(factors, scratch.matrix(4), pitch, {Y, pitch}, true);
+    matrix.solve_lower_adjoint(factors, nullptr, pitch, {Y, pitch});
     // that is the transpose of what is asked for
     store_rows(Y, pitch, n, n, MatrixBatch<T>{U, 0, pitch, 1}, 0, scratch.order(at.pivots, b, n));
     transpose(U, pitch, n, n, &at.out.at(b, 0, 0), at.out.row_stride);

@@ -10,15 +10,16 @@ struct CachedInverse {
   template <class T, int Bytes>
   static void vjp(const InverseArguments<T>& at, int64_t b, int, int n, CachedScratch<T>& scratch) {
     using Matrix = CachedMatrix<T, Bytes>;
+    const MatrixBatch<const T> inverse = at.vjp ? at.inverse.transposed() : at.inverse;
     const int pitch = row_pitch<T>(n);
-    T *X = scratch.matrix(0), *G = scratch.matrix(1), *product = scratch.matrix(2);
-    load_rows(at.vjp ? at.inverse.transposed() : at.inverse, b, n, n, X, pitch);
-    load_rows(at.given, b, n, n, G, pitch);
-    scratch.clear(2);
-    Matrix::add({G, pitch, 1}, X, n, n, pitch, product, pitch, pitch);
-    scratch.clear(1);
-    Matrix::subtract({X, pitch, 1}, product, n, n, pitch, G, pitch, pitch);
-    store_rows(G, pitch, n, n, at.out, b, scratch.order(Pivots{}, b, n));
+    const bool direct = fills_vectors<T>(n);
+    const int64_t width = direct ? n : pitch;
+    const Rows<const T> X = rows_of(inverse, b, n, n, scratch.matrix(0), pitch);
+    const Rows<T> product{scratch.matrix(1), pitch};
+    const Rows<T> out = direct ? Rows<T>{&at.out.at(b, 0, 0), n} : Rows<T>{scratch.matrix(2), pitch};
+    Matrix::add(matrix_of(at.given, b), X, n, n, width, product, false, true);
+    Matrix::subtract(matrix_of(inverse, b), {product.data, pitch}, n, n, width, out, true);
+    if (!direct) store_rows(out.data, pitch, n, n, at.out, b, nullptr);
   }
 };
 

@@ -24,7 +24,7 @@ struct CachedLu {
     if (lower) load_lower(at.given.lower, b, n, G, pitch, false);
     matrix.couple(lower ? G : nullptr, L, {U, pitch, 1}, true, W, scratch.matrix(4));
     transpose(W, pitch, n, n, G, pitch);
-    matrix.solve_adjoint(L, true, true, G, pitch);
+    matrix.solve_lower_adjoint({L, pitch, 1}, nullptr, pitch, {G, pitch});
     const int* order = at.P.data != nullptr ? scratch.order(at.P, b, n) : scratch.order(at.pivots, b, n);
     if (order == nullptr) {
       std::fill(G, W, not_a_number<T>());

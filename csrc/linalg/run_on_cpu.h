@@ -29,13 +29,14 @@ struct Cpu {
   }
 
  private:
-  // Large matrices go one at a time, and, where that is faster, by measurement, few ones, and those of which full
-  // products are formed.
+  // Large matrices go one at a time, and, where that is faster, by measurement, few ones, and those whose rows fill
+  // vectors, if full products are formed.
   template <class Kernel>
   static bool prefers_cache(int64_t batch, int64_t m, int64_t n) {
+    using S = typename Kernel::Scalar;
     if (std::max(m, n) > kLaneOrder) return true;
     if (!Kernel::cacheable(m, n) || n <= 4) return false;
-    return batch < kLanes<typename Kernel::Scalar> || (Kernel::kFormsProducts && n >= 16 && m > 4);
+    return batch < kLanes<S> || (Kernel::kFormsProducts && fills_vectors<S>(n) && m > 4);
   }
 };
 

@@ -30,15 +30,20 @@ namespace manualgrad {
   MANUALGRAD_SHARED_COMPLEX(prefix, run, Complex<F>) \
   MANUALGRAD_SHARED_COMPLEX(prefix, run, Complex<D>)
 
-#define MANUALGRAD_SHARED_MULTIPLY(prefix, run, T, Bytes, Subtract)                                                   \
-  prefix template void run<Multiply<T, Bytes, Subtract>>(                                                             \
-      const StridedMatrix<const T>&, const T* const&, const int64_t&, const int64_t&, const int64_t&, const int64_t&, \
-      T* const&, const int64_t&, const bool&, const int64_t&);
-#define MANUALGRAD_SHARED_MULTIPLIES(prefix, run, Bytes)        \
+#define MANUALGRAD_SHARED_MULTIPLY(prefix, run, T, Bytes, Subtract)                                           \
+  prefix template void run<Multiply<T, Bytes, Subtract>>(const StridedMatrix<const T>&, const Rows<const T>&, \
+                                                         const int64_t&, const int64_t&, const int64_t&,      \
+                                                         const Rows<T>&, const bool&, const bool&);
+#define MANUALGRAD_SHARED_SOLVE(prefix, run, T, Bytes)                                                     \
+  prefix template void run<SolveLower<T, Bytes>>(const StridedMatrix<const T>&, T* const&, const int64_t&, \
+                                                 const int64_t&, const Rows<T>&, const bool&);
+#define MANUALGRAD_SHARED_TILES(prefix, run, Bytes)             \
   MANUALGRAD_SHARED_MULTIPLY(prefix, run, float, Bytes, false)  \
   MANUALGRAD_SHARED_MULTIPLY(prefix, run, float, Bytes, true)   \
   MANUALGRAD_SHARED_MULTIPLY(prefix, run, double, Bytes, false) \
-  MANUALGRAD_SHARED_MULTIPLY(prefix, run, double, Bytes, true)
+  MANUALGRAD_SHARED_MULTIPLY(prefix, run, double, Bytes, true)  \
+  MANUALGRAD_SHARED_SOLVE(prefix, run, float, Bytes)            \
+  MANUALGRAD_SHARED_SOLVE(prefix, run, double, Bytes)
 
 #define MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, S) \
   prefix template void vector_product(const View<S>&, const View<S>&, int64_t, int64_t, int64_t, S*, bool);
@@ -52,8 +57,8 @@ using DoubleLanes64 = Lanes<double, 64>;
 #define MANUALGRAD_SHARED_LANES(prefix)                                      \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_avx2, FloatLanes32, DoubleLanes32)   \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_avx512, FloatLanes64, DoubleLanes64) \
-  MANUALGRAD_SHARED_MULTIPLIES(prefix, run_avx2, 32)                         \
-  MANUALGRAD_SHARED_MULTIPLIES(prefix, run_avx512, 64)
+  MANUALGRAD_SHARED_TILES(prefix, run_avx2, 32)                              \
+  MANUALGRAD_SHARED_TILES(prefix, run_avx512, 64)
 #else
 using FloatLanes16 = Lanes<float, 16>;
 using DoubleLanes16 = Lanes<double, 16>;
@@ -62,7 +67,7 @@ using DoubleLanes16 = Lanes<double, 16>;
 #define MANUALGRAD_SHARED_LOOPS(prefix)                          \
   MANUALGRAD_SHARED_LANES(prefix)                                \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_baseline, float, double) \
-  MANUALGRAD_SHARED_MULTIPLIES(prefix, run_baseline, 16)         \
+  MANUALGRAD_SHARED_TILES(prefix, run_baseline, 16)              \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, float)                \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, double)               \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, Complex<float>)       \

@@ -10,19 +10,18 @@ struct CachedSolve {
   template <class T, int Bytes>
   static void vjp(const SolveArguments<T>& at, int64_t b, int m, int n, CachedScratch<T>& scratch) {
     const CachedMatrix<T, Bytes> matrix{n, row_pitch<T>(n)};
+    const bool direct = fills_vectors<T>(n);
     const int pitch = matrix.pitch, columns = row_pitch<T>(m);
-    T *L = scratch.matrix(0), *U = scratch.matrix(1), *G = scratch.matrix(2), *X = scratch.matrix(3);
-    load_lower(at.factors, b, n, L, pitch, false);
-    load_upper(at.factors, b, n, U, pitch);
-    load_rows(at.given, b, n, m, G, columns);
-    matrix.solve_adjoint(U, false, false, G, columns);
-    matrix.solve_adjoint(L, true, true, G, columns);
-    const int* order = scratch.order(at.pivots, b, n);
-    store_rows(G, columns, n, m, at.out_right, b, order);
-    load_rows(at.solution.transposed(), b, m, n, X, pitch);
-    scratch.clear(0);
-    matrix.subtract({G, columns, 1}, X, n, m, pitch, L, pitch, pitch);
-    store_rows(L, pitch, n, n, at.out, b, order);
+    const StridedMatrix<const T> factors = matrix_of(at.factors, b);
+    const Rows<T> G{scratch.matrix(0), columns};
+    load_rows(at.given, b, n, m, G.data, columns);
+    matrix.solve_upper_adjoint(factors, scratch.matrix(4), columns, G);
+    matrix.solve_lower_adjoint(factors, nullptr, columns, G);
+    store_rows(G.data, columns, n, m, at.out_right, b, scratch.order(at.pivots, b, n));
+    const Rows<const T> X = rows_of(at.solution.transposed(), b, m, n, scratch.matrix(1), pitch);
+    const Rows<T> out = direct ? Rows<T>{&at.out.at(b, 0, 0), n} : Rows<T>{scratch.matrix(2), pitch};
+    matrix.subtract({&at.out_right.at(b, 0, 0), m, 1}, X, n, m, direct ? n : pitch, out, true);
+    if (!direct) store_rows(out.data, pitch, n, n, at.out, b, nullptr);
   }
 };
 

@@ -80,7 +80,7 @@ template <class To, class From>
 HOST_DEVICE To bits_as(const From& value) {
   static_assert(sizeof(To) == sizeof(From), "bits_as");
   To result;
-  std::memcpy(&result, &value, sizeof(To));
+  std::memcpy(static_cast<void*>(&result), &value, sizeof(To));
   return result;
 }
 

@@ -32,6 +32,15 @@ struct Lanes {
   typedef T values __attribute__((vector_size(Bytes)));
   static constexpr int kCount = kLanes<T, Bytes>;
   values v;
+
+  Lanes() = default;
+  HOST_DEVICE Lanes(const values& from) : v(from) {}
+  // GCC copies a plain struct of 32 bytes in halves, through memory, and then waits for both to arrive there.
+  HOST_DEVICE Lanes(const Lanes& from) : v(from.v) {}
+  HOST_DEVICE Lanes& operator=(const Lanes& from) {
+    v = from.v;
+    return *this;
+  }
 };
 
 #define MANUALGRAD_LANE_OPERATOR(op)                                                 \

@@ -28,8 +28,8 @@ template <class N>
 MANUALGRAD_NOT_INLINED void spread(const Period& by, const BaseOf<N>* of_columns, N* vectors) {
   BaseOf<N> lane[kMostVectors<N> * kLanesIn<N>];
   for (int i = 0, c = 0; i < by.period * kLanesIn<N>; ++i, c = c + 1 == by.columns ? 0 : c + 1) lane[i] = of_columns[c];
-  std::memcpy(vectors, lane, sizeof(N) * static_cast<size_t>(by.period));
-  for (int j = by.period; j < by.used; ++j) std::memcpy(vectors + j, vectors + j - by.period, sizeof(N));
+  std::memcpy(static_cast<void*>(vectors), lane, sizeof(N) * static_cast<size_t>(by.period));
+  for (int j = by.period; j < by.used; ++j) vectors[j] = vectors[j - by.period];
 }
 
 // Brings the lanes of a column together, and spreads the result. `count` elements were gathered.

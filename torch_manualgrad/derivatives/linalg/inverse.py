@@ -24,13 +24,14 @@ _IN_CACHE = kernel_limit("cached_inverse")
 _LARGEST_TANGENT = 8
 
 # PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement.
-_DEFERRED = ButManySmall(order=8, matrices=600)
+_DEFERRED = ButManySmall(order=_IN_CACHE, matrices=600)
 
 
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
-    # BLAS multiplies larger batches of larger matrices faster, by measurement
-    return small(inverse, n, in_cache=_IN_CACHE) and (n <= 8 or inverse.numel() < 16 * n * n)
+    # elsewhere BLAS multiplies larger batches of larger matrices faster, by measurement
+    fast = n <= 8 or inverse.is_cpu and not inverse.is_complex()
+    return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < 16 * n * n)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))
