@@ -5,7 +5,7 @@ Run it:  python tools/forward_mode.py             (half a minute)
 
 Each entry that the database marks as without forward mode, and with reverse mode, runs on its samples in double
 precision: the tangents are compared with finite differences by PyTorch, by the backward transposed alone, and by all that
-`enable` has.
+`enable` has; and so are those of reverse mode over forward mode by the last.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import torch_manualgrad as mg
 from torch_manualgrad.testing.opinfo import Case, op_db, op_samples
 from torch_manualgrad.testing.report import OK, RAISES, WRONG, Report, table
 
-COLUMNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "PyTorch": nullcontext,
-    "transposition": lambda: mg.forward_ad.enable(by=("transposition",)),
-    "enable()": mg.forward_ad.enable,
+COLUMNS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "PyTorch": ("fwd", nullcontext),
+    "transposition": ("fwd", lambda: mg.forward_ad.enable(by=("transposition",))),
+    "enable()": ("fwd", mg.forward_ad.enable),
+    "and reverse over it": ("rev-fwd", mg.forward_ad.enable),
 }
 RANDOM = ("normal", "normal_number_mean")  # their derivative is 0 by convention, and theirs is it
 LARGEST = 20_000  # numbers in a sample; finite differences of more take minutes
@@ -48,14 +49,14 @@ def _size(case: Case) -> int:
     return sum(x.numel() for x in case.sample.args if isinstance(x, torch.Tensor))
 
 
-def outcome(chosen: list[Case]) -> tuple[str, str]:
-    """What forward mode gives on the samples, and the first error."""
+def outcome(chosen: list[Case], mode: str) -> tuple[str, str]:
+    """What a mode gives on the samples, and the first error."""
     report = Report()
     for case in chosen:
         report += mg.testing.check(
-            case.fn, [case.sample], name=case.name, modes=("fwd",), checks=(), raise_on_failure=False
+            case.fn, [case.sample], name=case.name, modes=(mode,), checks=(), raise_on_failure=False
         )
-    found = report.outcome("fwd") if report.results else "no samples"
+    found = report.outcome(mode) if report.results else "no samples"
     details = [f.detail.partition("\n")[0] for f in report.failures if f.outcome == RAISES]
     return found, details[
         0
@@ -74,22 +75,29 @@ def main() -> None:
     for op in tqdm(entries, leave=False):
         chosen = cases(op, limit)
         outcomes[op.formatted_name] = row = []
-        for column, switched_on in COLUMNS.items():
+        for column, (mode, switched_on) in COLUMNS.items():
             with switched_on():
-                found, why = outcome(chosen)
+                found, why = outcome(chosen, mode)
             row.append(found)
             if column == "enable()":
                 reasons[op.formatted_name] = "drawn at random: 0 by convention" if op.formatted_name in RANDOM else why
     print(table([["operator", *COLUMNS, "what stays"], *([n, *row, reasons[n][:90]] for n, row in outcomes.items())]))
+    right = [name for name, row in outcomes.items() if row[0] == OK and name not in RANDOM]
+    random = [name for name in outcomes if name in RANDOM]
     lacks = [name for name, row in outcomes.items() if row[0] in (RAISES, WRONG) and name not in RANDOM]
+    rest = len(entries) - len(right) - len(random) - len(lacks)
     by_transposition = [name for name in lacks if outcomes[name][1] == OK]
     gained = [name for name in lacks if outcomes[name][2] == OK]
+    again = [name for name in gained if outcomes[name][3] == OK]
     print(
-        f"\ntorch {torch.__version__}: {len(entries)} entries are marked as without forward mode. "
-        f"{len(lacks)} raise or are wrong; {len(gained)} of them gain it, {len(by_transposition)} by transposition alone."
+        f"\ntorch {torch.__version__}: {len(entries)} entries are marked as without forward mode. {len(right)} have it all "
+        f"the same, {len(random)} are random, {rest} have no samples that finite differences can judge; {len(lacks)} raise or are wrong. "
+        f"{len(gained)} of them gain it, {len(by_transposition)} by transposition alone; {len(again)} reverse over it, too."
     )
+    print(f"have it: {', '.join(right)}")
     print(f"gain it: {', '.join(gained)}")
     print(f"by transposition alone: {', '.join(by_transposition)}")
+    print(f"gain it, but not reverse over it: {', '.join(name for name in gained if name not in again)}")
     print(f"do not: {', '.join(name for name in lacks if name not in gained)}")
 
 

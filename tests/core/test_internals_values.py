@@ -129,5 +129,6 @@ def test_the_value_of_a_constant():
     x = random(2)
     assert internals.value_of_constant(x) is x
     with internals.FakeTensorMode() as mode:
-        found, none = internals.value_of_constant(torch.tensor(2.5)), internals.value_of_constant(mode.from_tensor(x))
-    assert found.item() == 2.5 and none is None
+        number, none = internals.value_of_constant(torch.tensor(2.5)), internals.value_of_constant(mode.from_tensor(x))
+        several = internals.value_of_constant(torch.tensor([2.5]))
+    assert isinstance(number, float) and number == 2.5 and none is None and several.tolist() == [2.5]

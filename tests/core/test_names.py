@@ -58,6 +58,7 @@ CALLS = {
         f(random(4, 2), random(3, 2), torch.tensor([0, 1, 2, 0]), reduction=r, options=chunks())
         for r in ("mean", "none")
     ],
+    "native_group_norm": lambda f: f(random(2, 4, 3), None, None, 2, 4, 3, 2, 1e-5),
     "norm_except_dim": lambda f: f(random(2, 3), 2, 0),
     "nuclear_norm": lambda f: f(random(2, 3)),
     "pairwise_distance": lambda f: f(random(2, 3), random(2, 3)),

@@ -158,7 +158,7 @@ def test_under_reverse_mode_vmap_and_the_compiler():
 
 @pytest.mark.slow
 def test_compiled_functions():
-    """Operators, indexing, comparisons, classes of rules; what Dynamo does not hand on is not a number, and no zero."""
+    """Operators, indexing, comparisons, classes of rules."""
     w = random(3, 3)
     functions = [
         lambda x: (x @ w) / (2 + x.mT[:2].exp().sum()) - w[0] ** 2 * x,
@@ -173,8 +173,6 @@ def test_compiled_functions():
             lambda x, v: directional(f, x, v, 2), backend="aot_eager", fullgraph=True, dynamic=False
         )
         torch.testing.assert_close(compiled(x, v), directional(f, x, v, 2))
-    lost = torch.compile(lambda x, v: directional(F.hardswish, x, v, 1), backend="aot_eager", dynamic=False)
-    assert lost(x, v)[0].isnan().all() or lost(x, v)[0].equal(directional(F.hardswish, x, v, 1)[0])
 
 
 # -- what raises -----------------------------------------------------------------------------------------------------------
@@ -253,6 +251,10 @@ def test_numbers_among_tensors_under_kernels_in_python():
     """They make tensors of the numbers, in the middle of what is traced."""
     x = torch.tensor([0.3, 0.7], dtype=torch.float64)
     expected = mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75), x, torch.ones_like(x), 3)
+    f = lambda x: mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75).reshape(2), x, torch.ones_like(x), 3)  # noqa: E731
     with mg.override("*"), calls.in_python():
-        found = mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75).reshape(2), x, torch.ones_like(x), 3)
+        found = f(x)
+        torch.compiler.reset()
+        compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=False)(x)
     torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(compiled, expected)

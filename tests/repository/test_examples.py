@@ -186,11 +186,11 @@ def test_a_network_solves_equations_by_series_and_by_reverse_mode(tmp_path, caps
     path = EXAMPLES / "pinn.py"
     if not path.exists():
         pytest.skip("not a source tree")
-    runs = runpy.run_path(str(path))["main"](steps=12, batch=32, out=tmp_path)
+    runs, cost = runpy.run_path(str(path))["main"](steps=12, batch=32, out=tmp_path)
     for name in ("Poisson", "Kuramoto-Sivashinsky"):
         series, reverse = runs[name, "series"], runs[name, "reverse"]
-        assert series.losses == pytest.approx(reverse.losses, rel=1e-8)  # the same operator, so the same training
+        assert series.losses == pytest.approx(reverse.losses, rel=1e-6)  # the same operator, so the same training
         assert series.losses[-1] < series.losses[0]
-    assert runs["Kuramoto-Sivashinsky", "series"].bytes < 0.5 * runs["Kuramoto-Sivashinsky", "reverse"].bytes
+    assert cost["Kuramoto-Sivashinsky", "series"].bytes < 0.5 * cost["Kuramoto-Sivashinsky", "reverse"].bytes
     assert (tmp_path / "pinn.png").stat().st_size > 10_000
     assert "error of u" in capsys.readouterr().out

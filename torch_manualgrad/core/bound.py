@@ -133,6 +133,8 @@ class Bound(Derivative):
         if forward is not None:
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
+        if rule.reads_grad_mode:
+            self.run = torch.enable_grad()(self.run)  # as it was for the caller of an autograd function
         self.node_name = f"{function_name(signature)}Backward"
 
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:

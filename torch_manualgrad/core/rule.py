@@ -80,6 +80,7 @@ class Rule:
             assumed of kind "linear". Sparse tensors have none.
         drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
             The rule gives it one, on the CPU.
+        reads_grad_mode: whether the operator's kernel returns more, as a workspace, where grad mode is on.
         sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
@@ -104,6 +105,7 @@ class Rule:
         uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
         drops_graph: bool = False,
+        reads_grad_mode: bool = False,
         finite: bool | None = None,
         kind: str = "rule",
     ) -> None:
@@ -130,7 +132,7 @@ class Rule:
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
         self.from_result = from_result
-        self.sparse, self.drops_graph = sparse, drops_graph
+        self.sparse, self.drops_graph, self.reads_grad_mode = sparse, drops_graph, reads_grad_mode
         self.kind = kind
         self.not_differentiable = (
             (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)

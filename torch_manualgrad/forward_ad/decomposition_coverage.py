@@ -10,7 +10,17 @@ from ..core.internals import custom_ops_with_backward, is_composite
 from ..core.rule import exists, operator
 from ..testing import derivatives_yaml
 
-__all__ = ["Lacking", "has_formula", "lacking"]
+__all__ = ["FIRST_ORDER_ONLY", "Lacking", "has_formula", "lacking"]
+
+# PyTorch's formula for forward mode raises in reverse mode over it: it calls what has no derivative, or writes to what
+# autograd has saved.
+FIRST_ORDER_ONLY = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_softmax _log_softmax _safe_softmax logsumexp logcumsumexp linalg_vector_norm norm.Scalar norm.ScalarOpt_dtype "
+        "norm.ScalarOpt_dim _foreach_norm.Scalar dist renorm glu glu_backward hardsigmoid"
+    ).split()
+)
 
 
 class Lacking:

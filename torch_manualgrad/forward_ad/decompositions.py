@@ -203,7 +203,8 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
 def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
 
-    An operator that PyTorch has a formula for is left alone. Another one gets, of what there is, the first: its
+    An operator that PyTorch has a formula for is left alone, unless reverse mode over that formula raises, as of softmax and
+    of norms. Another one gets, of what there is, the first: its
     decomposition; its rule, of which only the derivative along tangents is used; its backward, transposed: u -> vjp(u) is
     linear, and jvp(t) = d/du <vjp(u), t>. That costs two reverse passes, is exact, and is differentiable again as far as
     the backward is. It acts at once and on the whole process, on every thread.
@@ -223,7 +224,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
         RuntimeError: inside of a compiled function. When the call is made: the backward is not differentiable.
     """
     # here, as it reads PyTorch's table of derivatives
-    from .decomposition_coverage import has_formula, lacking
+    from .decomposition_coverage import FIRST_ORDER_ONLY, has_formula, lacking
 
     for way in by:
         if way not in WAYS:
@@ -237,7 +238,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     found = []
     for name, op in chosen.items():
         entry = decomposition_table[name] if name in decomposition_table else None
-        if has_formula(op) and not (entry is not None and entry.replace):
+        if has_formula(op) and name not in FIRST_ORDER_ONLY and not (entry is not None and entry.replace):
             continue
         if entry is not None and "decomposition" in by:
             found.append(by_decomposition(op, entry.function))

@@ -7,7 +7,6 @@ It has no memory: what does not know jets raises, and nothing takes one for a co
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torch_manualgrad.core.internals import tensor_without_memory
+from torch_manualgrad.core.internals import outside_of_compiler, tensor_without_memory
 
 from .jet_scaled import BLOCK, Scaled, whole
 from .jet_trace import Series, Trace, encode, traced
@@ -42,7 +41,19 @@ class _Handler(TorchFunctionMode):
         encode((args, kwargs or {}), tensors)
         if any(is_jet(x) for x in tensors):
             return call(func, args, kwargs or {})
+        if func is not Tensor.as_subclass:  # which makes a jet
+            for x in tensors:
+                check_kept(x)
         return func(*args, **(kwargs or {}))
+
+
+def check_kept(x: Any) -> None:
+    """Raise if Dynamo has put a call on a jet into its graph without asking: what came out is where a `GraphJet` is."""
+    if torch.compiler.is_dynamo_compiling() and isinstance(x, Tensor) and not is_jet(x) and x.device.type == "meta":
+        raise NotImplementedError(
+            "torch.compile has called a function on a Taylor series past its handler, as it does with abs(x), F.hardswish, "
+            "F.hardsigmoid, F.tanh, F.sigmoid, and functions such as torch.exp_: use the method, x.abs(), or torch.ops.aten"
+        )
 
 
 class Space:
@@ -66,9 +77,13 @@ class Space:
         self.level = _depth.now
         try:
             if torch.compiler.is_dynamo_compiling():
+                # on no device, so that a call which does not come here is seen; of inference mode, so that none writes to it
+                with torch.inference_mode():
+                    self.memory = torch.empty((), device="meta")
                 with _Handler():
                     return function(*args)
-            return function(*args)
+            with outside_of_compiler():  # which may be here as it has no graph of all of this: then of no part of it
+                return function(*args)
         finally:
             _depth.now -= 1
 
@@ -78,6 +93,7 @@ class Space:
 
     def coefficients(self, x: Any) -> list[Any]:
         """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
+        check_kept(x)
         return [x.primal, *x.terms] if self.has(x) else [x, *[None] * self.order]
 
     def factored(self, x: Any) -> list[Any]:
@@ -95,8 +111,7 @@ class Space:
                     terms[k] = term.expand(shape_of_term)
         if not torch.compiler.is_dynamo_compiling():
             return Jet(self, primal, tuple(terms))
-        # not a number, so that a call which does not come here is seen in the result
-        found = torch.full(shape, math.nan, dtype=primal.dtype, device=primal.device).as_subclass(GraphJet)
+        found = self.memory.as_subclass(GraphJet)
         found.space, found.primal, found.terms, found.aliases = self, primal, tuple(terms), [1]
         return found
 
@@ -236,6 +251,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     template = encode((args, kwargs), tensors)
     space: Any = None
     for x in tensors:
+        check_kept(x)
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
     found: Trace = traced(func, template, tensors)

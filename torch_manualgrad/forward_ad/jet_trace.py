@@ -53,7 +53,7 @@ class Node(NamedTuple):
 class Trace(NamedTuple):
     """The calls in their order, and what the function returns; tensors are numbered, the arguments first.
 
-    Tensors that no call has made are constants: numbers among tensors, which a kernel in Python has made tensors.
+    Tensors that no call has made, and that are no numbers, are constants.
     """
 
     nodes: tuple[Node, ...]
@@ -62,17 +62,17 @@ class Trace(NamedTuple):
 
 
 # An encoded value is (kind, content): the kinds keep apart values that are equal, 1 and 1.0 and True.
-def encode(value: Any, tensors: list[Any], place: Callable[[Any], int] | None = None) -> Any:
+def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = None) -> Any:
     """A value with numbers for its tensors, hashable if its constants are; the tensors are appended to the list.
 
     Args:
         value: tensors, constants, and lists, tuples, dictionaries and slices of them.
         tensors: what is numbered by its place.
-        place: in place of appending.
+        place: in place of appending; encodes a tensor.
     """
     if is_tensor(value):
         if place is not None:
-            return ("tensor", place(value))
+            return place(value)
         tensors.append(value)
         return ("tensor", len(tensors) - 1)
     if isinstance(value, tuple) and hasattr(value, "n_unnamed_fields"):  # as torch.max(x, 0) returns
@@ -153,7 +153,7 @@ def _constant(func: Callable[..., Any], template: Any, likes: Any) -> Any:
     nodes, result, constants = _trace(func, template, likes, None)
     if constants:
         raise NotImplementedError(
-            f"{getattr(func, '__name__', func)}: a number among tensors has no place in a graph here"
+            f"{getattr(func, '__name__', func)}: a tensor that it has made of numbers has no place in a graph here"
         )
     for node in nodes:
         try:
@@ -169,23 +169,27 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     nodes: list[Node] = []
     constants: list[tuple[int, Tensor]] = []
 
-    def number(x: Any) -> int:
+    def numbered(x: Any) -> Any:
         if id(x) not in places:
             places[id(x)] = len(known)
             known.append(x)
-        return places[id(x)]
+        return ("tensor", places[id(x)])
 
-    def number_of_argument(x: Any) -> int:
+    def argument(x: Any) -> Any:
         if id(x) not in places and (value := value_of_constant(x)) is not None:
-            constants.append((number(x), value))
-        return number(x)
+            if not isinstance(value, Tensor):  # a number among tensors, which a kernel in Python has made a tensor
+                return encode(value, [])
+            constants.append((numbered(x)[1], value))
+        return numbered(x)
 
     def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         if not any(isinstance(x, Tensor) for x in (result if isinstance(result, (list, tuple)) else [result])):
             return  # a question that was answered
-        arguments = encode((args, kwargs), [], number_of_argument)
+        if operator is torch.ops.aten.lift_fresh.default:
+            return  # of what was made of numbers: a constant
+        arguments = encode((args, kwargs), [], argument)
         name = operator.name().removesuffix(".default")
-        nodes.append(Node(name, arguments, encode(result, [], number)))
+        nodes.append(Node(name, arguments, encode(result, [], numbered)))
 
     with fakes(real=tensors is not None) as fake:
         inputs = [fake(*like) for like in likes] if tensors is None else [_value(x) for x in tensors]
@@ -202,7 +206,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
                 f"{name} reads the values of a tensor inside of a function that runs on Taylor series; compute with "
                 "tensors, or call .detach() first to hold the value constant"
             ) from None
-        return Trace(tuple(nodes), encode(result, [], number), tuple(constants))
+        return Trace(tuple(nodes), encode(result, [], numbered), tuple(constants))
 
 
 def _value(x: Any) -> Tensor:

@@ -64,14 +64,10 @@ def _coefficients(primal: Any, terms: Sequence[Any]) -> list[Any]:
     return [t if t is None or k < 2 else t / math.factorial(k) for k, t in enumerate(terms, start=1)]
 
 
-def zeros_for(value: Any) -> Any:
-    """What stands for a coefficient that is zero; in compiled graphs not a number, if the value is none: see `GraphJet`."""
-    return value * 0 if torch.compiler.is_dynamo_compiling() else torch.zeros_like(value)
-
-
 def _terms(y: list[Any]) -> list[Tensor]:
     return [
-        zeros_for(y[0]) if c is None else c if k < 2 else c * math.factorial(k) for k, c in enumerate(y[1:], start=1)
+        torch.zeros_like(y[0]) if c is None else c if k < 2 else c * math.factorial(k)
+        for k, c in enumerate(y[1:], start=1)
     ]
 
 

@@ -24,7 +24,7 @@ from torch_manualgrad.core.internals import pytree
 from .jet_rows import RowSpace, densified
 from .jet_tensor import Space
 from .jet_vmap import each_direction
-from .jets import directional, zeros_for
+from .jets import directional
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
@@ -77,7 +77,7 @@ def laplacian(
 def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: int) -> Tensor:
     """With the argument's dimensions behind, given it with the directions in front, those of one dimension first."""
     if term is None:
-        return zeros_for(value).reshape(*value.shape, *[1] * len(event)).expand(*value.shape, *event)
+        return torch.zeros_like(value).reshape(*value.shape, *[1] * len(event)).expand(*value.shape, *event)
     sizes = [*event[first : first + 1], *event[:first], *event[first + 1 :]]
     found = term.movedim(0, -1).reshape(*value.shape, *sizes)
     return found.movedim(value.ndim, value.ndim + first) if first else found
@@ -194,7 +194,7 @@ def _collapsed(
     def run() -> tuple[list[Any], Any, Any]:
         outputs, tree = pytree.tree_flatten(f(space.jet([x, directions, None]), *others))
         found = [space.factored(y) for y in outputs]
-        sums = [zeros_for(y[0]) if y[2] is None else 2 * y[2] for y in found]
+        sums = [torch.zeros_like(y[0]) if y[2] is None else 2 * y[2] for y in found]
         return outputs, tree, pytree.tree_unflatten(sums, tree)
 
     return space.run(run)

@@ -89,6 +89,7 @@ from .tracing import (
     calls_seen,
     constant_in_graphs,
     fakes,
+    outside_of_compiler,
     tensor_without_memory,
     value_of_constant,
 )
@@ -155,6 +156,7 @@ __all__ = [
     "on_this_thread",
     "only_autograd",
     "operators",
+    "outside_of_compiler",
     "own_kernel",
     "packing_later",
     "parse_schema",

@@ -8,11 +8,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["ReadsValues", "calls_seen", "constant_in_graphs", "fakes", "tensor_without_memory", "value_of_constant"]
+__all__ = [
+    "ReadsValues",
+    "calls_seen",
+    "constant_in_graphs",
+    "fakes",
+    "outside_of_compiler",
+    "tensor_without_memory",
+    "value_of_constant",
+]
 
 # Raised by fake tensors where a number is read from one.
 ReadsValues = DataDependentOutputException
@@ -27,6 +36,16 @@ def constant_in_graphs(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@contextmanager
+def outside_of_compiler() -> Iterator[None]:
+    """Have Dynamo compile no function that is called here, unless it is one of `torch.compile` itself."""
+    callback = eval_frame.set_eval_frame(None)
+    try:
+        yield
+    finally:
+        eval_frame.set_eval_frame(callback)
 
 
 @contextmanager
@@ -65,9 +84,13 @@ def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> TorchDispatchMode:
     return _Seen(see)
 
 
-def value_of_constant(x: Tensor) -> Tensor | None:
-    """What a tensor that was made of numbers holds, though it be a fake one; None where that is not known."""
-    return getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
+def value_of_constant(x: Tensor) -> Any:
+    """What a tensor that was made of numbers holds, though it be a fake one: a number if it was one; None if not known."""
+    value = getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
+    if value is None or value.ndim:
+        return value
+    with _disable_current_modes():
+        return value.item()
 
 
 def tensor_without_memory(kind: Any, like: Tensor) -> Any:

@@ -140,7 +140,11 @@ elementwise(
 )
 elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, arguments=[{}, {"nan": 1.0}], finite=True)
 elementwise(
-    "aten::nextafter", {"self": lambda self, other: self != other, "other": lambda: None}, real_only=True, finite=True
+    "aten::nextafter",
+    {"self": lambda self, other: self != other, "other": lambda: None},
+    real_only=True,
+    finite=True,
+    improves={"missing": "2.13"},
 )
 elementwise(
     "aten::copysign.Tensor",

@@ -224,6 +224,7 @@ rule(
     },
     jvp={("result0", "result1", "result2"): mkldnn_rnn_layer_jvp},
     not_differentiable="result3",
+    reads_grad_mode=True,
     defer_to_stock=always,
     improves="missing",
     source="ATen mkldnn_rnn_layer_differentiable_backward; its jvp is new",
