@@ -185,8 +185,8 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         if not any(isinstance(x, Tensor) for x in (result if isinstance(result, (list, tuple)) else [result])):
             return  # a question that was answered
-        if operator is torch.ops.aten.lift_fresh.default:
-            return  # of what was made of numbers: a constant
+        if operator is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
+            return  # of one number, which is a constant
         arguments = encode((args, kwargs), [], argument)
         name = operator.name().removesuffix(".default")
         nodes.append(Node(name, arguments, encode(result, [], numbered)))
