@@ -88,20 +88,6 @@ struct Kernel : public c10::OperatorKernel {
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   }
 
-  // Whether stock takes the call; it may have no derivative in one of these arguments, where the rule has.
-  static bool taken(const c10::SafeKernelFunction& stock, const c10::OperatorHandle& op, DispatchKeySet keys,
-                    Stack* stack, const std::vector<IValue>& arguments) {
-    const size_t below = stack->size() - arguments.size();
-    try {
-      stock.callBoxed(op, keys, stack);
-      return true;
-    } catch (const c10::Error&) {
-      stack->resize(below);
-      stack->insert(stack->end(), arguments.begin(), arguments.end());
-      return false;
-    }
-  }
-
   // With `stock`: its node is asked for the gradients before the rule is.
   static void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
                             bool numbers, const c10::SafeKernelFunction* stock) {
@@ -121,6 +107,7 @@ struct Kernel : public c10::OperatorKernel {
     }
     auto node = make_node<NodePointer, RuleNode>(table);
     node->set_next_edges(std::move(edges));
+    // stock may have no derivative in one of these arguments, where the rule has
     if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack);
     if (numbers) numbers_as_tensors(table.tensors, kept);
 

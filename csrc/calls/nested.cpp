@@ -133,7 +133,7 @@ struct NestedKernel : public c10::OperatorKernel {
       python.callBoxed(op, keys, stack);
       return;
     }
-    if (!taken(op, keys, stack, arguments)) {
+    if (!taken(stock, op, keys, stack, arguments)) {
       python.callBoxed(op, keys, stack);
       return;
     }
@@ -141,20 +141,6 @@ struct NestedKernel : public c10::OperatorKernel {
   }
 
  private:
-  // Whether PyTorch takes the call.
-  bool taken(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
-             const std::vector<IValue>& arguments) const {
-    const size_t below = stack->size() - arguments.size();
-    try {
-      stock.callBoxed(op, keys, stack);
-      return true;
-    } catch (const c10::Error&) {
-      stack->resize(below);
-      stack->insert(stack->end(), arguments.begin(), arguments.end());
-      return false;
-    }
-  }
-
   static bool is_plain(const IValue& value) {
     if (!is_tensor(value)) return true;
     const at::Tensor& x = value.toTensor();

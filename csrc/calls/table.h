@@ -98,6 +98,20 @@ constexpr DispatchKeySet kPlainKeys = DispatchKeySet({DispatchKey::CPU, Dispatch
 // No transform, no mode and no tracer on this thread: each of them includes a key of its own.
 inline bool plain_thread() { return c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set; }
 
+// Whether a kernel takes the call. Where it raises, the arguments are on the stack again.
+inline bool taken(const c10::SafeKernelFunction& kernel, const c10::OperatorHandle& op, DispatchKeySet keys,
+                  Stack* stack, const std::vector<IValue>& arguments) {
+  const size_t below = stack->size() - arguments.size();
+  try {
+    kernel.callBoxed(op, keys, stack);
+    return true;
+  } catch (const c10::Error&) {
+    stack->resize(below);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    return false;
+  }
+}
+
 inline bool no_autocast() {
   return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
 }
