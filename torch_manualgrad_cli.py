@@ -142,6 +142,20 @@ def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
 
 
 @_command()
+@click.argument("script", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def audit(script: str, arguments: tuple[str, ...]) -> Any:
+    """Run a Python file or module, and list every operator that it differentiates.
+
+    Says of each in which ways, whether PyTorch is known to have it wrong there, what serves it under an override, and
+    at what cost. ARGUMENTS are for the script; put -- before those that begin with a dash.
+    """
+    from torch_manualgrad.command_line import auditing
+
+    return auditing.audit(script, arguments)
+
+
+@_command()
 def env() -> Any:
     """Print versions, and which kernels are loaded."""
     from torch_manualgrad.command_line import environment

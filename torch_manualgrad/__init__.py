@@ -13,6 +13,7 @@ from .core.override import Active, Handle, active, install, override, unregister
 from .core.rule import Rule, rule, rules
 from .core.sample import Sample
 from .linalg import Degeneracy
+from .testing import audit
 
 __all__ = [
     "Active",
@@ -26,6 +27,7 @@ __all__ = [
     "Sample",
     "SingleLevelFunction",
     "active",
+    "audit",
     "catalogue",
     "composite",
     "custom_op",

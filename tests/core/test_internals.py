@@ -10,6 +10,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from ops_for_tests import inside_kernel, random, same
 from torch.func import grad, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_manualgrad.core import internals
 
@@ -124,6 +125,17 @@ def test_tangents():
         assert internals.has_tangent(dual) and not internals.has_tangent(x)
         assert internals.tangents_possible([x])
         assert not internals.has_tangent(internals.primal(dual))
+        seen = []
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append(internals.has_tangent_below_autograd(args[0]))
+                return func(*args, **(kwargs or {}))
+
+        with Mode():
+            dual.sin()
+            x.sin()
+        assert seen[0] and not seen[-1]  # the primal's sine, and that of a tensor without tangent
         same(internals.primal(dual), x)
         with internals.forward_ad_enabled(False):
             assert not internals.has_tangent(dual.sin())

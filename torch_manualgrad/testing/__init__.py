@@ -1,6 +1,7 @@
 """A derivative checker: it compares every mode and every transform with finite differences."""
 
 from ..core.sample import Sample
+from .audit import AuditReport, Differentiated, audit
 from .check import ALL_CHECKS, CHECKS, CheckFailed, check
 from .composition import Composition, composition
 from .modes import MODES
@@ -14,14 +15,17 @@ __all__ = [
     "CHECKS",
     "MODES",
     "TOLERANCES",
+    "AuditReport",
     "CheckFailed",
     "Composition",
+    "Differentiated",
     "NanReport",
     "Origin",
     "Report",
     "Result",
     "Sample",
     "Tolerance",
+    "audit",
     "check",
     "check_op",
     "composition",

@@ -31,6 +31,7 @@ __all__ = [
     "fresh_alias",
     "fresh_variable",
     "has_tangent",
+    "has_tangent_below_autograd",
     "in_functorch",
     "is_known_zero",
     "only_autograd",
@@ -158,6 +159,16 @@ PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of
 def only_autograd() -> bool:
     """Whether no transform and no dual level is near this call: plain tensors then need nothing but autograd."""
     return forward_ad._current_level < 0 and not _tangents_in_graphs and not _own_levels and not in_functorch()
+
+
+def has_tangent_below_autograd(x: Tensor) -> bool:
+    """`has_tangent` inside of a dispatch mode, which autograd has left."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        return has_tangent(x)
 
 
 def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:

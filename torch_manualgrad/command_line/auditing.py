@@ -1,0 +1,40 @@
+"""`audit`: a user's script, run as it is, and what it differentiates."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from .. import testing
+from .answer import Answer, Lines
+from .targets import Unknown
+
+__all__ = ["audit"]
+
+
+def audit(script: str, arguments: Sequence[str]) -> Answer:
+    """A file, or the name of a module, as ``__main__``; status 1 if an operator is doubtful."""
+    if script.endswith(".py") and not Path(script).exists():
+        raise Unknown(f"there is no file {script}")
+    before = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent if script.endswith(".py") else Path.cwd()))
+    try:
+        with testing.audit() as report:
+            if script.endswith(".py"):
+                runpy.run_path(script, run_name="__main__")
+            else:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        if error.name is None and script in str(error):
+            raise Unknown(f"there is no module {script!r}") from None
+        raise
+    except SystemExit as stopped:
+        if stopped.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path[:] = before
+    return Answer([Lines("operators", str(report), [asdict(d) for d in report.operators])], int(bool(report.doubtful)))
