@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.catalogue import catalogue
 from ..core.deferral import always
-from ..core.internals import current_node, has_tangent_below_autograd, in_functorch
+from ..core.internals import DispatchMode, current_node, has_tangent_below_autograd, in_functorch
 from ..core.override import active
 from ..core.rule import Rule, rules
 from . import tree
@@ -118,7 +117,7 @@ class _Surroundings(TorchFunctionMode):
             self.transform = before
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     def __init__(self, report: AuditReport, surroundings: _Surroundings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts, self.surroundings = report.counts, surroundings

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.formula import ops
-from ..core.internals import current_node, is_known_zero
+from ..core.internals import DispatchMode, current_node, is_known_zero
 from . import tree
 
 __all__ = ["NanReport", "Origin", "trace_nan"]
@@ -249,7 +248,7 @@ class _Origins:
     infinity: Origin | None = None
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Knows of each storage with an entry that is not finite which operation made the first."""
 
     def __init__(self) -> None:

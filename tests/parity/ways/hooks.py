@@ -28,8 +28,9 @@ def hooks(c: Call) -> Numbers:
         if o.requires_grad:
             o.retain_grad()
             o.register_hook(lambda g: g * 2)
-            o.grad_fn.register_prehook(lambda gs: tuple(None if g is None else g / 2 for g in gs))
-            o.grad_fn.register_hook(lambda gs, _: seen.append("node"))
+    for node in dict.fromkeys(o.grad_fn for o in out if o.requires_grad):  # several results may have one
+        node.register_prehook(lambda gs: tuple(None if g is None else g / 2 for g in gs))
+        node.register_hook(lambda gs, _: seen.append("node"))
     value = total(p, out)
     value.register_hook(lambda g: g * 1)
     value.backward()

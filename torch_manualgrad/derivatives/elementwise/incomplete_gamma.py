@@ -220,7 +220,7 @@ elementwise(
 def _certain_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
     """Of which nothing is random: for a shape as large as this the sample is the shape, rounded."""
     if not dtype.is_complex:
-        yield Sample(torch.tensor([[1e32, 3e33], [2e34, 1e34]], dtype=dtype, device=device))
+        yield Sample(torch.tensor([[1e34, 3e34], [2e35, 1e35]], dtype=dtype, device=device))
 
 
 rule(

@@ -95,7 +95,9 @@ def compressed_entries(
     """The same of a compressed sparse tensor's parts, whose values have these sizes; batches have the index of the batch before the others."""
     lengths = compressed.diff(dim=-1)
     at = torch.arange(lengths.shape[-1], device=plain.device)
-    outer = torch.repeat_interleave(at.expand_as(lengths).flatten(), lengths.flatten()).reshape(plain.shape)
+    outer = torch.repeat_interleave(
+        at.expand_as(lengths).flatten(), lengths.flatten(), output_size=plain.numel()
+    ).reshape(plain.shape)
     batch = [
         torch.arange(n, device=plain.device).reshape([-1] + [1] * (plain.dim() - d - 1))
         for d, n in enumerate(plain.shape[:-1])
