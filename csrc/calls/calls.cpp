@@ -79,8 +79,8 @@ struct Kernel : public c10::OperatorKernel {
     if (table.defers == Table::kAsked) return deferred_in_python(table, arguments);
     const at::Tensor& A = arguments[0].toTensor();
     if (A.dim() < 2) return true;
-    const int64_t n = A.size(-1);
-    return A.is_cpu() && (n > table.order || A.numel() < table.matrices * n * n);
+    const int64_t largest = A.is_complex() ? table.complex_order : table.order;
+    return A.is_cpu() && (A.size(-1) > largest || A.numel() < table.entries);
   }
 
   static void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {

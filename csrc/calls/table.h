@@ -67,7 +67,7 @@ struct Table {
   bool in_python = true;  // every call of an active rule goes to the general kernel
   // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
   enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways };
-  int64_t defers = kNever, order = 0, matrices = 0;
+  int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool checked = false;  // what goes to stock has its gradients checked: zeros are strong
   bool selective = false;
   std::vector<int64_t> tensors, saved, constants;
@@ -225,7 +225,8 @@ inline std::unique_ptr<Table> read_table(Reader in, int64_t rule, const char* no
   table->in_python = in.number() != 0;
   table->defers = in.number();
   table->order = in.number();
-  table->matrices = in.number();
+  table->complex_order = in.number();
+  table->entries = in.number();
   table->checked = in.number() != 0;
   table->selective = in.number() != 0;
   table->tensors = in.list();

@@ -75,7 +75,7 @@ def _deferral(rule: Rule) -> str:
     if isinstance(defers, ButManySmall):
         return (
             "where only reverse mode can follow, on the CPU, takes batches of at least "
-            f"{defers.matrices} matrices up to order {defers.order}, and leaves the others to PyTorch"
+            f"{defers.entries} entries, of matrices up to order {defers.order}, and leaves the others to PyTorch"
         )
     return "where only reverse mode can follow, PyTorch keeps the calls that `defer_to_stock` names"
 

@@ -186,7 +186,7 @@ def _array(numbers: Sequence[int]) -> Any:
 def _table(derivative: Bound | None, defers: Callable[..., bool] | None) -> int:
     key = (derivative, defers)
     if key not in _tables:
-        name, formula, numbers = ("", None, [1] + [0] * 11) if derivative is None else _plan(derivative, defers)
+        name, formula, numbers = ("", None, [1] + [0] * 12) if derivative is None else _plan(derivative, defers)
         if derivative is not None:
             _derivatives.append(derivative)
         call = _library.manualgrad_calls_table
@@ -205,7 +205,7 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     simple = simple and all(what in _FACTS for _, what in derivative.facts)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
     to_stock = (
-        [2, *defers] if isinstance(defers, ButManySmall) else [3 if defers is always else int(bool(defers)), 0, 0]
+        [2, *defers] if isinstance(defers, ButManySmall) else [3 if defers is always else int(bool(defers)), 0, 0, 0]
     )
     numbers: list[int] = [in_python, *to_stock, derivative.strong_zero, derivative.selective]
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):

@@ -22,15 +22,17 @@ class ButManySmall(NamedTuple):
     """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
 
     Attributes:
-        order: the largest matrices that the rule takes.
-        matrices: the fewest.
+        order: the largest real matrices that the rule takes.
+        complex_order: the largest complex ones.
+        entries: the fewest that these have in all.
     """
 
     order: int
-    matrices: int
+    complex_order: int
+    entries: int
 
     def __call__(self, A: Tensor, *others: Any) -> bool:
         if A.dim() < 2:
             return True  # it raises
-        n = A.shape[-1]
-        return A.is_cpu and (n > self.order or A.numel() < self.matrices * n * n)
+        largest = self.complex_order if A.is_complex() else self.order
+        return A.is_cpu and (A.shape[-1] > largest or A.numel() < self.entries)

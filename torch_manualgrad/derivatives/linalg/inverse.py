@@ -23,14 +23,17 @@ _IN_CACHE = kernel_limit("cached_inverse")
 # Up to which order the kernel for tangents is faster than BLAS, by measurement.
 _LARGEST_TANGENT = 8
 
+# Up to which order the kernel is faster than BLAS for complex matrices and on GPUs, by measurement.
+_SMALL = 8
+
 # PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement.
-_DEFERRED = ButManySmall(order=_IN_CACHE, matrices=600)
+_DEFERRED = ButManySmall(order=_IN_CACHE, complex_order=_SMALL, entries=4096)
 
 
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
     # elsewhere BLAS multiplies larger batches of larger matrices faster, by measurement
-    fast = n <= 8 or inverse.is_cpu and not inverse.is_complex()
+    fast = n <= _SMALL or inverse.is_cpu and not inverse.is_complex()
     return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < 16 * n * n)
 
 
