@@ -145,7 +145,7 @@ struct NestedKernel : public c10::OperatorKernel {
     if (!is_tensor(value)) return true;
     const at::Tensor& x = value.toTensor();
     const auto keys = is_jagged(x) && !tangents ? kJaggedKeys : kNestedKeys;
-    return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0 && !x._fw_grad(/*level=*/0).defined();
+    return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0 && !has_tangent(x);
   }
 
   // What PyTorch refuses of jagged tensors it refuses in Python, where it is to be caught. It takes what its graph

@@ -95,6 +95,8 @@ constexpr DispatchKeySet kPlainKeys = DispatchKeySet({DispatchKey::CPU, Dispatch
                                                       DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) |
                                       c10::autocast_dispatch_keyset;
 
+inline bool has_tangent(const at::Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
+
 // No transform, no mode and no tracer on this thread: each of them includes a key of its own.
 inline bool plain_thread() { return c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set; }
 
@@ -118,7 +120,7 @@ inline bool no_autocast() {
 
 inline bool plain(const at::Tensor& x) {
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
-  return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !x._fw_grad(/*level=*/0).defined();
+  return (impl->key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && !has_tangent(x);
 }
 
 // None; in C++ also a tensor that is not defined.
