@@ -56,17 +56,15 @@ def test_one_tensor_in_two_places():
 
 
 def test_each_cotangent_is_that_of_its_output():
-    x, weight = vector(n=12).detach().view(4, 3).requires_grad_(), vector(1, 3)
-
-    def of(y, mean, rstd):
-        return torch.autograd.grad(y[0].sum() + 2 * mean.sum() + 3 * rstd.square().sum(), (x, weight))
+    x = vector(n=12).detach().view(4, 3).requires_grad_()
 
     def call():
-        return of(*torch.native_layer_norm(x, [3], weight, None, 1e-5))
+        low, high = torch.aminmax(x, dim=1)
+        return torch.autograd.grad(2 * low.sum() + 3 * high.square().sum(), x)
 
-    found, count = made(call)
+    (found,), count = made(call)
     with calls.in_python():
-        expected = call()
+        (expected,) = call()
     assert count[2] == 0
     torch.testing.assert_close(found, expected)
 
