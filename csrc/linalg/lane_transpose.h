@@ -1,14 +1,11 @@
 // Batches of small matrices, from memory into lanes and back. Host code.
 //
 // Lanes want the same entry of many matrices side by side, memory has the entries of one matrix side by side: this is a
-// transposition, done in blocks of 16 bytes, which every instruction set can shuffle, as many at a time as fit a
-// vector.
+// transposition, done in blocks of 16 bytes, which every instruction set can shuffle.
 #pragma once
 
 #include <cstring>
-#include <utility>
 
-#include "../base/simd.h"
 #include "../math/matrix.h"
 
 namespace manualgrad {
@@ -51,201 +48,110 @@ HOST_DEVICE Complex<T> get_lane(const Complex<Lanes<T, B>>& number, int lane) {
   return {number.re.v[lane], number.im.v[lane]};
 }
 
-// --- 16 bytes, and vectors of them -----------------------------------------------------------------------------------
+// --- 16 bytes -------------------------------------------------------------------------------------------------------
 
-#if defined(__clang__)
-#define MANUALGRAD_WIDE_QUADS
-#elif defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define MANUALGRAD_WIDE_QUADS
-#endif
-#endif
-
-// Blocks of 16 bytes side by side; those of a Quad are one.
-template <class T, int Bytes>
-struct Quads {
-  static constexpr int kCount = Bytes / static_cast<int>(sizeof(T)), kQuad = 16 / static_cast<int>(sizeof(T));
-  typedef T values __attribute__((vector_size(Bytes)));
-  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> places __attribute__((vector_size(Bytes)));
+template <class T>
+struct Quad {
+  static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  typedef T values __attribute__((vector_size(16)));
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> places __attribute__((vector_size(16)));
   values v;
 
-  HOST_DEVICE static Quads load(const T* from) {
-    Quads quads;
-    std::memcpy(&quads.v, from, sizeof(quads.v));
-    return quads;
+  HOST_DEVICE static Quad load(const T* from) {
+    Quad quad;
+    std::memcpy(&quad.v, from, sizeof(quad.v));
+    return quad;
   }
   HOST_DEVICE void store(T* to) const { std::memcpy(to, &v, sizeof(v)); }
-
-  // block(b): where block b is.
-  template <int First = 0, class Block>
-  HOST_DEVICE static Quads collect(const Block& block) {
-    if constexpr (Bytes == 16) {
-      return load(block(First));
-    } else {
-      using Half = Quads<T, Bytes / 2>;
-      return join(Half::template collect<First>(block), Half::template collect<First + Bytes / 32>(block),
-                  std::make_integer_sequence<int, kCount>{});
-    }
-  }
-  template <int First = 0, class Block>
-  HOST_DEVICE void distribute(const Block& block) const {
-    if constexpr (Bytes == 16) {
-      store(block(First));
-    } else {
-      using Places = std::make_integer_sequence<int, kCount / 2>;
-      half<0>(Places{}).template distribute<First>(block);
-      half<kCount / 2>(Places{}).template distribute<First + Bytes / 32>(block);
-    }
-  }
-
-  // In each block, entry Places[i] of those of a and b in a row.
   template <int... Places>
-  HOST_DEVICE static Quads shuffle(const Quads& a, const Quads& b) {
-    return in_blocks<Places...>(a, b, std::make_integer_sequence<int, kCount>{});
-  }
-
- private:
-  template <int... Places>
-  static constexpr int place(int i) {
-    constexpr int kPlaces[] = {Places...};
-    const int from = kPlaces[i % kQuad];
-    return i / kQuad * kQuad + from % kQuad + from / kQuad * kCount;
-  }
-  template <int... Places, int... I>
-  HOST_DEVICE static Quads in_blocks(const Quads& a, const Quads& b, std::integer_sequence<int, I...>) {
-#if defined(MANUALGRAD_WIDE_QUADS)
-    return {__builtin_shufflevector(a.v, b.v, place<Places...>(I)...)};
+  HOST_DEVICE static Quad shuffle(const Quad& a, const Quad& b) {
+#if defined(__clang__)
+    return {__builtin_shufflevector(a.v, b.v, Places...)};
 #else
-    return {__builtin_shuffle(a.v, b.v, places{place<Places...>(I)...})};
+    return {__builtin_shuffle(a.v, b.v, places{Places...})};
 #endif
   }
-#if defined(MANUALGRAD_WIDE_QUADS)
-  template <int... I>
-  HOST_DEVICE static Quads join(const Quads<T, Bytes / 2>& a, const Quads<T, Bytes / 2>& b,
-                                std::integer_sequence<int, I...>) {
-    return {__builtin_shufflevector(a.v, b.v, I...)};
-  }
-  template <int First, int... I>
-  HOST_DEVICE Quads<T, Bytes / 2> half(std::integer_sequence<int, I...>) const {
-    return {__builtin_shufflevector(v, v, First + I...)};
-  }
-#endif
 };
-template <class T>
-using Quad = Quads<T, 16>;
 
-// The transposes of square blocks, one in each 16 bytes of the vectors.
-template <int Bytes>
-HOST_DEVICE void transpose(Quads<float, Bytes> (&q)[4]) {
-  using Q = Quads<float, Bytes>;
-  const Q a = Q::template shuffle<0, 4, 1, 5>(q[0], q[1]), b = Q::template shuffle<2, 6, 3, 7>(q[0], q[1]);
-  const Q c = Q::template shuffle<0, 4, 1, 5>(q[2], q[3]), d = Q::template shuffle<2, 6, 3, 7>(q[2], q[3]);
-  q[0].v = Q::template shuffle<0, 1, 4, 5>(a, c).v;
-  q[1].v = Q::template shuffle<2, 3, 6, 7>(a, c).v;
-  q[2].v = Q::template shuffle<0, 1, 4, 5>(b, d).v;
-  q[3].v = Q::template shuffle<2, 3, 6, 7>(b, d).v;
+HOST_DEVICE void transpose(Quad<float> (&q)[4]) {
+  using Q = Quad<float>;
+  const Q a = Q::shuffle<0, 4, 1, 5>(q[0], q[1]), b = Q::shuffle<2, 6, 3, 7>(q[0], q[1]);
+  const Q c = Q::shuffle<0, 4, 1, 5>(q[2], q[3]), d = Q::shuffle<2, 6, 3, 7>(q[2], q[3]);
+  q[0] = Q::shuffle<0, 1, 4, 5>(a, c);
+  q[1] = Q::shuffle<2, 3, 6, 7>(a, c);
+  q[2] = Q::shuffle<0, 1, 4, 5>(b, d);
+  q[3] = Q::shuffle<2, 3, 6, 7>(b, d);
 }
-template <int Bytes>
-HOST_DEVICE void transpose(Quads<double, Bytes> (&q)[2]) {
-  using Q = Quads<double, Bytes>;
-  const Q a{q[0].v};
-  q[0].v = Q::template shuffle<0, 2>(a, q[1]).v;
-  q[1].v = Q::template shuffle<1, 3>(a, q[1]).v;
+HOST_DEVICE void transpose(Quad<double> (&q)[2]) {
+  using Q = Quad<double>;
+  const Q a = q[0];
+  q[0] = Q::shuffle<0, 2>(a, q[1]);
+  q[1] = Q::shuffle<1, 3>(a, q[1]);
 }
 
 // --- lines of matrices ----------------------------------------------------------------------------------------------
 
-// Where the entries of a line, counted in reals, go among the lanes: real e to places[e], or to e without places.
-constexpr int kLineReals = 128;
+// What follows moves memory and does no arithmetic: it is compiled once, not for every instruction set.
 
-// The bytes of the vectors that move a line of so many lanes.
-template <int Count, class T>
-#if defined(MANUALGRAD_WIDE_QUADS)
-constexpr int kMovedBytes = Count * static_cast<int>(sizeof(T));
-#else
-constexpr int kMovedBytes = 16;
-#endif
+// Where the entries of a line, counted in reals, go among the lanes: real e to places[e].
+constexpr int kLineReals = 128;
 
 // A line of `length` reals of each matrix, the matrices `stride` apart; there are `count` > 0 of them. Lanes without a
 // matrix repeat others. Where a line is no multiple of 16 bytes, its last block overlaps the one before.
 template <int Count, class T>
-struct GatherLine {
-  static constexpr int kQuad = Quad<T>::kCount, kCacheLine = 64 / static_cast<int>(sizeof(T));
-  using Vector = Quads<T, kMovedBytes<Count, T>>;
-
-  HOST_DEVICE static void run(const T* from, int64_t stride, int64_t count, int length, T* to, const int* places) {
-    const auto place = [&](int e) MANUALGRAD_INLINED { return places != nullptr ? places[e] : e; };
-    if (length < kQuad) {
-      for (int e = 0; e < length; ++e) {
-        T* lanes = to + place(e) * Count;
-        for (int w = 0; w < Count; ++w) lanes[w] = from[(w < count ? w : count - 1) * stride + e];
-      }
-      return;
+MANUALGRAD_NOT_INLINED void gather_line(const T* from, int64_t stride, int64_t count, int length, T* to,
+                                        const int* places) {
+  constexpr int kQuad = Quad<T>::kCount, kCacheLine = 64 / static_cast<int>(sizeof(T));
+  if (length < kQuad) {
+    for (int e = 0; e < length; ++e) {
+      T* lanes = to + places[e] * Count;
+      for (int w = 0; w < Count; ++w) lanes[w] = from[(w < count ? w : count - 1) * stride + e];
     }
-    const int64_t ahead = Count * stride;
-    for (int w = 0; w < Count; w += Vector::kCount) {
-      const T* matrix[Vector::kCount];
-      for (int i = 0; i < Vector::kCount; ++i) matrix[i] = from + (w + i < count ? w + i : count - 1) * stride;
-      for (int e = 0; e < length; e += kQuad) {
-        const int start = e + kQuad <= length ? e : length - kQuad;
-        Vector block[kQuad];
-        for (int i = 0; i < kQuad; ++i) {
-          block[i].v = Vector::collect([&](int b) MANUALGRAD_INLINED { return matrix[b * kQuad + i] + start; }).v;
-        }
-        // The next group's, where lines are long: processors do not guess such jumps. An address that is none is no
-        // harm.
-        if (length >= 2 * kCacheLine && e % kCacheLine == 0) {
-          for (int i = 0; i < Vector::kCount; ++i) __builtin_prefetch(matrix[i] + start + ahead);
-        }
-        transpose(block);
-        for (int i = 0; i < kQuad; ++i) block[i].store(to + place(start + i) * Count + w);
+    return;
+  }
+  const int64_t ahead = Count * stride;
+  for (int w = 0; w < Count; w += kQuad) {
+    const T* matrix[kQuad];
+    for (int i = 0; i < kQuad; ++i) matrix[i] = from + (w + i < count ? w + i : count - 1) * stride;
+    for (int e = 0; e < length; e += kQuad) {
+      const int start = e + kQuad <= length ? e : length - kQuad;
+      Quad<T> block[kQuad];
+      for (int i = 0; i < kQuad; ++i) block[i] = Quad<T>::load(matrix[i] + start);
+      // The next group's, where lines are long: processors do not guess such jumps. An address that is none is no harm.
+      if (length >= 2 * kCacheLine && e % kCacheLine == 0) {
+        for (int i = 0; i < kQuad; ++i) __builtin_prefetch(matrix[i] + start + ahead);
       }
+      transpose(block);
+      for (int i = 0; i < kQuad; ++i) block[i].store(to + places[start + i] * Count + w);
     }
   }
-};
-template <int Count, class T>
-void gather_line(const T* from, int64_t stride, int64_t count, int length, T* to, const int* places) {
-  run_native<kMovedBytes<Count, T>, GatherLine<Count, T>>(from, stride, count, length, to, places);
 }
 
 // The other way. Where lines change places in each matrix, lines[w] says which one it is in matrix w, and `apart` how
 // far lines are apart; else there are no lines.
 template <int Count, class T>
-struct ScatterLine {
-  static constexpr int kQuad = Quad<T>::kCount;
-  using Vector = Quads<T, kMovedBytes<Count, T>>;
-
-  HOST_DEVICE static void run(const T* from, int64_t stride, int64_t count, int length, T* to, const int* places,
-                              const int* lines, int64_t apart) {
-    const auto place = [&](int e) MANUALGRAD_INLINED { return places != nullptr ? places[e] : e; };
-    T* matrix[Count];
-    for (int w = 0; w < Count; ++w) {
-      const int64_t of = w < count ? w : count - 1;
-      matrix[w] = to + of * stride + (lines != nullptr ? lines[of] * apart : 0);
+MANUALGRAD_NOT_INLINED void scatter_line(const T* from, int64_t stride, int64_t count, int length, T* to,
+                                         const int* places, const int* lines = nullptr, int64_t apart = 0) {
+  constexpr int kQuad = Quad<T>::kCount;
+  T* matrix[Count];
+  for (int w = 0; w < count; ++w) matrix[w] = to + w * stride + (lines != nullptr ? lines[w] * apart : 0);
+  if (length < kQuad) {
+    for (int e = 0; e < length; ++e) {
+      for (int w = 0; w < count; ++w) matrix[w][e] = from[places[e] * Count + w];
     }
-    if (length < kQuad || count < Count) {
-      for (int e = 0; e < length; ++e) {
-        for (int w = 0; w < count; ++w) matrix[w][e] = from[place(e) * Count + w];
-      }
-      return;
-    }
-    for (int w = 0; w < Count; w += Vector::kCount) {
-      for (int e = 0; e < length; e += kQuad) {
-        const int start = e + kQuad <= length ? e : length - kQuad;
-        Vector block[kQuad];
-        for (int i = 0; i < kQuad; ++i) block[i].v = Vector::load(from + place(start + i) * Count + w).v;
-        transpose(block);
-        for (int i = 0; i < kQuad; ++i) {
-          block[i].distribute([&](int b) MANUALGRAD_INLINED { return matrix[w + b * kQuad + i] + start; });
-        }
+    return;
+  }
+  for (int w = 0; w < count; w += kQuad) {
+    for (int e = 0; e < length; e += kQuad) {
+      const int start = e + kQuad <= length ? e : length - kQuad;
+      Quad<T> block[kQuad];
+      for (int i = 0; i < kQuad; ++i) block[i] = Quad<T>::load(from + places[start + i] * Count + w);
+      transpose(block);
+      for (int i = 0; i < kQuad; ++i) {
+        if (w + i < count) block[i].store(matrix[w + i] + start);
       }
     }
   }
-};
-template <int Count, class T>
-void scatter_line(const T* from, int64_t stride, int64_t count, int length, T* to, const int* places,
-                  const int* lines = nullptr, int64_t apart = 0) {
-  run_native<kMovedBytes<Count, T>, ScatterLine<Count, T>>(from, stride, count, length, to, places, lines, apart);
 }
 
 // --- matrices -------------------------------------------------------------------------------------------------------
@@ -271,8 +177,6 @@ class Lines {
     length_ = whole ? length * count : length;
     apart_ = apart;
     across_ = across;
-    identity_ = whole && row_major_ && pitch == columns;
-    if (identity_) return true;
     for (int line = 0, e = 0; line < (whole ? count : 1); ++line) {
       for (int i = 0; i < length; ++i) {
         for (int r = 0; r < kReals; ++r) places_[e++] = (line * across + i * along) * kReals + r;
@@ -291,7 +195,7 @@ class Lines {
   // In reals: where a line starts in memory and among the lanes, and the places of its entries.
   int64_t offset(int line) const { return (line * apart_ + first(line)) * kReals; }
   int place(int line) const { return line * across_ * kReals; }
-  const int* places(int line) const { return identity_ ? nullptr : places_ + first(line) * kReals; }
+  const int* places(int line) const { return places_ + first(line) * kReals; }
   int length(int line) const { return (last(line) - first(line)) * kReals; }
 
  private:
@@ -299,7 +203,7 @@ class Lines {
   bool before(int) const { return (part_ == Part::kLower) == row_major_; }
 
   Part part_;
-  bool row_major_, identity_;
+  bool row_major_;
   int lines_, length_, across_;
   int64_t apart_;
   int places_[kLineReals];
