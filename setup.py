@@ -4,7 +4,8 @@ Beside them, from csrc/calls, the library that makes calls without Python: with 
 torch that it is built against, whose name it carries. Where another torch runs, Python serves the calls.
 
 Environment:
-  MANUALGRAD_BUILD=none              no kernels; the package runs on its Python formulas alone
+  MANUALGRAD_BUILD=none              no kernels; the package runs on its Python formulas alone. So it is, unasked, where
+                                     the system is not Linux
   MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where torch itself has CUDA;
                                      nvcc alone is no reason, as compiling takes minutes)
   MANUALGRAD_CUDA_ARCHS="80 90"      compute capabilities compiled ahead of time; the last one is kept as PTX too
@@ -12,12 +13,15 @@ Environment:
                                      instruments the CPU library. The interpreter is not instrumented, so preload:
                                      LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
                                      ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 python -m pytest tests/kernels/test_norm_kernels.py
-  CXX, CUDA_HOME                     as everywhere
+  MANUALGRAD_CALLS="FOLDER ..."      torch's headers (torch/include) of the releases to build the library of calls for, in
+                                     place of the torch at hand; `make wheel` has them all
+  CXX, CUDA_HOME, LDFLAGS            as everywhere
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -42,6 +46,7 @@ except ImportError as error:
 
     torch, torch_missing = None, error
 
+# The flags of the CPU library, here and in tools/release/aarch64.py.
 # torch 2.10, the oldest that the kernels must load into: newer stable APIs are then compile errors.
 TARGET_VERSION = "0x020a000000000000"
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
@@ -50,9 +55,12 @@ CXX_FLAGS = ["-O3", "-std=c++17", "-g0", "-fPIC", "-fvisibility=hidden"]
 # errno and floating-point traps are what nobody reads, and they block vectorisation. Contraction to fused operations
 # would make a value depend on the instruction set and on the loop it stands in; equality of two moduli must not.
 CXX_FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd"]
+# Hot loops are always inlined. For the rest, of which -O3 makes a quarter of a megabyte more, GCC inlines as at -O2.
+GCC_FLAGS = ["-fno-ipa-cp-clone", "--param=max-inline-insns-single=70", "--param=max-inline-insns-auto=15"]
+GCC_FLAGS += ["--param=early-inlining-insns=6", "--param=inline-min-speedup=30"]
 HEADERS = sorted(glob("csrc/**/*.h", recursive=True))
 # What is in csrc/calls has one loop, a sum, and includes templates by the thousand.
-CALLS_FLAGS = ["-O3", "-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden"]
+CALLS_FLAGS = ["-O3", "-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS"]
 SANITIZERS = os.environ.get("MANUALGRAD_SANITIZE", "")
 
 
@@ -81,24 +89,39 @@ def cuda_home() -> Path | None:
     return None
 
 
+def has_kernels() -> bool:
+    """Whether kernels are to be built; where they cannot be, and nobody said so, a line says it."""
+    mode = os.environ.get("MANUALGRAD_BUILD", "")
+    if mode not in ("", "none"):
+        fail(f"MANUALGRAD_BUILD must be unset or 'none', got {mode!r}")
+    if mode == "" and sys.platform != "linux":
+        print(f"torch_manualgrad: no kernels on {sys.platform}; the derivatives run in Python alone", file=sys.stderr)
+    return mode == "" and sys.platform == "linux"
+
+
 def library(name: str, sources: list[str]) -> Extension:
     depends = [] if name.startswith("calls") else HEADERS
     return Extension(f"torch_manualgrad.lib.libmanualgrad_{name}", sources, depends=depends, language="c++")
 
 
-def calls_name() -> str:
-    """Carries the release of torch, in whose ABI the library is; core/calls.py loads that of its own."""
-    return f"calls_{'_'.join(torch.__version__.split('.')[:2])}" if torch is not None else "calls"
+def calls_headers() -> dict[str, str]:
+    """For each library of calls torch's headers. Its name has torch's release, in whose ABI it is; core/calls.py loads its own."""
+    if torch is None:
+        return {"calls": ""}
+    found = {}
+    for folder in os.environ.get("MANUALGRAD_CALLS", "").split() or cpp_extension.include_paths()[:1]:
+        text = Path(folder, "torch", "headeronly", "version.h").read_text()
+        release = [re.search(rf"define TORCH_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR")]
+        found["_".join(["calls", *release])] = folder
+    return found
 
 
 def extensions() -> list[Extension]:
-    mode = os.environ.get("MANUALGRAD_BUILD", "")
-    if mode not in ("", "none"):
-        fail(f"MANUALGRAD_BUILD must be unset or 'none', got {mode!r}")
-    if mode == "none":
+    if not has_kernels():
         return []
     calls = sorted(glob("csrc/calls/*.cpp"))
-    libraries = [library("cpu", sorted({*glob("csrc/*/*.cpp")} - {*calls})), library(calls_name(), calls)]
+    libraries = [library("cpu", sorted({*glob("csrc/*/*.cpp")} - {*calls}))]
+    libraries += [library(name, calls) for name in calls_headers()]
     if cuda_home() is not None:
         libraries.append(library("cuda", sorted(glob("csrc/*/*.cu"))))
     return libraries
@@ -128,11 +151,15 @@ class build_kernels(BuildExtension):
         return []  # no PyInit_*: these are not Python modules
 
     def build_extensions(self) -> None:
-        compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
-        if os.name != "nt" and shutil.which(compiler) is None:
+        command = shlex.split(os.environ.get("CXX", "c++"))
+        compiler = command[0]
+        if shutil.which(compiler) is None:
             fail(f"no C++ compiler: {compiler!r} is not on PATH; install one or set CXX")
+        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+        kernel_flags = [*CXX_FLAGS, *(GCC_FLAGS if "Free Software Foundation" in version else [])]
         includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
         defines = [f"-DTORCH_TARGET_VERSION={TARGET_VERSION}"]
+        headers_of_calls = calls_headers()
         everything, self.extensions = self.extensions, []
         for ext in everything:
             if ext.name.endswith("_cuda"):
@@ -140,8 +167,8 @@ class build_kernels(BuildExtension):
                 continue
             # -O1, the last one given, wins: what is instrumented takes minutes to optimize
             sanitize = [f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-g", "-O1"] if SANITIZERS else []
-            calls = ext.name.endswith(calls_name())
-            flags = [*CALLS_FLAGS, *includes] if calls else [*CXX_FLAGS, *includes, *defines]
+            calls = headers_of_calls.get(ext.name.partition("libmanualgrad_")[2])
+            flags = [*CALLS_FLAGS, "-isystem", calls] if calls else [*kernel_flags, *includes, *defines]
             ext.extra_compile_args = [*flags, *WARNINGS, *sanitize]
             if SANITIZERS:
                 ext.extra_compile_args.append("-DMANUALGRAD_SANITIZE")
@@ -157,7 +184,7 @@ class build_kernels(BuildExtension):
         target = Path(self.get_ext_fullpath(ext.name))
         build = Path(self.build_temp, "cuda")
         stamp = max(os.path.getmtime(path) for path in [*ext.sources, *ext.depends, "setup.py"])
-        if not self.force and target.exists() and target.stat().st_mtime > stamp:
+        if target.exists() and target.stat().st_mtime > stamp:  # `force` is always set where ninja decides
             return
         archs = os.environ.get("MANUALGRAD_CUDA_ARCHS", "80 90").split()
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
@@ -184,7 +211,9 @@ class build_kernels(BuildExtension):
         with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count()) as pool:
             list(pool.map(compile_one, ext.sources))
         needed = ["-Xlinker", "--no-as-needed", "-ltorch_cuda", "-ltorch", "-ltorch_cpu"]
-        self._run([nvcc, "-shared", "-cudart", "static", *objects.values(), *search, *needed, "-o", str(target)])
+        linker = [flag.replace("-Wl,", "-Xlinker=") for flag in shlex.split(os.environ.get("LDFLAGS", ""))]
+        inputs = [*linker, *objects.values(), *search, *needed]
+        self._run([nvcc, "-shared", "-cudart", "static", *inputs, "-o", str(target)])
 
     def _run(self, command: list[str]) -> None:
         print(shlex.join(command), flush=True)
@@ -200,7 +229,5 @@ class wheel_for_any_python(bdist_wheel):
         return "py3", "none", platform
 
 
-if sys.platform == "win32" and os.environ.get("MANUALGRAD_BUILD") != "none":
-    fail("the kernels are not built on Windows")
-
-setup(ext_modules=extensions(), cmdclass={"build_ext": build_kernels, "bdist_wheel": wheel_for_any_python})
+if __name__ == "__main__":
+    setup(ext_modules=extensions(), cmdclass={"build_ext": build_kernels, "bdist_wheel": wheel_for_any_python})

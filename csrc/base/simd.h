@@ -33,6 +33,17 @@ MANUALGRAD_NOT_INLINED __attribute__((target("avx2,fma"))) void run_avx2(const A
   Body::run(args...);
 }
 
+// x86 without AVX2, of which there is hardly a processor: the code is to be small, and has no vectors.
+#ifdef __clang__
+#define MANUALGRAD_SMALL
+#else
+#define MANUALGRAD_SMALL __attribute__((optimize("Os")))
+#endif
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED MANUALGRAD_SMALL void run_small(const Args&... args) {
+  Body::run(args...);
+}
+
 inline int instruction_set() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
@@ -61,7 +72,7 @@ struct Multiversion {
       case 1:
         return run_avx2<Body>(args...);
       default:
-        return run_baseline<Baseline>(args...);
+        return run_small<Baseline>(args...);
     }
   }
 };
@@ -79,13 +90,15 @@ void with_native(const F& f) {
       return f(std::integral_constant<int, 16>{});
   }
 }
-// Body::run(args...) in vectors of so many bytes, by a function of its own.
+// Body::run(args...) in vectors of so many bytes, by a function of its own; fewer than 16 are no vectors.
 template <int Bytes, class Body, class... Args>
 void run_native(const Args&... args) {
   if constexpr (Bytes == 64) {
     run_avx512<Body>(args...);
   } else if constexpr (Bytes == 32) {
     run_avx2<Body>(args...);
+  } else if constexpr (Bytes == 16) {
+    run_small<Body>(args...);
   } else {
     run_baseline<Body>(args...);
   }

@@ -11,6 +11,7 @@
 //
 // This library is built against one release of torch, with its own headers; torch_manualgrad/core/calls.py loads and
 // drives it.
+#include "custom.h"
 #include "guarded.h"
 #include "node.h"
 #include "table.h"
@@ -81,11 +82,6 @@ struct Kernel : public c10::OperatorKernel {
     if (A.dim() < 2) return true;
     const int64_t largest = A.is_complex() ? table.complex_order : table.order;
     return A.is_cpu() && (A.size(-1) > largest || A.numel() < table.entries);
-  }
-
-  static void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   }
 
   // With `stock`: its node is asked for the gradients before the rule is.

@@ -3,6 +3,8 @@
 
 #include "table.h"
 
+#include <c10/util/Exception.h>
+
 #define MANUALGRAD_API extern "C" __attribute__((visibility("default")))
 
 namespace manualgrad {
@@ -18,6 +20,20 @@ int64_t guarded(F&& f) {
     message = error.what();
     return -1;
   }
+}
+
+struct Silent : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Puts a kernel over the one that Python has registered.
+template <class Kernel>
+c10::RegistrationHandleRAII covered(const c10::OperatorHandle& op, DispatchKey key, std::unique_ptr<Kernel> kernel) {
+  Silent silent;  // PyTorch says once a process that a kernel is overridden: that is the point
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  return c10::Dispatcher::singleton().registerImpl(op.operator_name(), key,
+                                                   c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
+                                                   std::nullopt, nullptr, "torch_manualgrad calls");
 }
 
 }  // namespace manualgrad

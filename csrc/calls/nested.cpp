@@ -229,17 +229,9 @@ constexpr OnBuffer kOnBuffers[] = {{"aten::_softmax", "", softmax},
 std::map<std::string, c10::SafeKernelFunction> stock_kernels;
 std::vector<c10::RegistrationHandleRAII> registrations;
 
-struct Silent : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 template <class Kernel, class... Arguments>
 void cover(const c10::OperatorHandle& op, DispatchKey key, Arguments&&... arguments) {
-  Silent silent;  // PyTorch says once a process that a kernel is overridden: that is the point
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(arguments...));
-  registrations.push_back(c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(kernel),
-                                                                    std::nullopt, nullptr, "torch_manualgrad calls"));
+  registrations.push_back(covered(op, key, std::make_unique<Kernel>(arguments...)));
 }
 
 }  // namespace

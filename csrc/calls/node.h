@@ -8,7 +8,6 @@
 #include <ATen/ops/all.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <type_traits>
@@ -124,7 +123,7 @@ struct RuleNode : public Node {
     }
     if (table.compiled) {
       Stack stack;
-      if (served(*table.compiled, mask, tensors, grads, stack) && computed(*table.compiled, stack)) {
+      if (served(*table.compiled, mask, tensors, grads, stack) && computed(table, stack)) {
         ++counts.compiled;
         variable_list found(mask.size());
         for (size_t i = 0; i < table.compiled->inputs.size(); ++i) {
@@ -138,10 +137,14 @@ struct RuleNode : public Node {
   }
 
   // Replaces the arguments by the results; false if the formula leaves the call to the vjp.
-  static bool computed(const CompiledVjp& vjp, Stack& stack) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    vjp.op.callBoxed(&stack);
-    return !vjp.declines || !stack.back().toTensor().item<bool>();
+  static bool computed(const Table& table, Stack& stack) {
+    const CompiledVjp& vjp = *table.compiled;
+    {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      vjp.op.callBoxed(&stack);
+    }
+    if (!vjp.declines || !stack.back().toTensor().item<bool>()) return true;
+    return vjp.declines > 1 && report_in_python(table);
   }
 
   // Whether x, matrices or vectors, has the batch dims of the matrices A.

@@ -42,6 +42,12 @@ inline variable_list pull_back_in_python(const Table& table, const std::vector<b
   return result;
 }
 
+// Let the rule report what its compiled formula found; true.
+inline bool report_in_python(const Table& table) {
+  static const PythonOp report("manualgrad_calls::report");
+  return report({table.rule}).toBool();
+}
+
 // Whether the rule leaves the call to stock.
 inline bool deferred_in_python(const Table& table, c10::ArrayRef<IValue> arguments) {
   static const PythonOp defers("manualgrad_calls::defers");

@@ -2,9 +2,11 @@
 // PyTorch takes the components one by one.
 #pragma once
 
-#include <ATen/Functions.h>
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/sum.h>
 
 #include <type_traits>
 

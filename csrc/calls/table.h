@@ -2,10 +2,13 @@
 // vjp.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/result_type.h>
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
@@ -45,7 +48,7 @@ struct CompiledVjp {
   std::vector<int64_t> inputs;  // the places, among the tensor arguments, whose gradients are its results
   int64_t devices;              // 1: CPU, 2: CUDA
   int64_t largest;              // of a matrix, rows or columns; -1: any shape
-  bool declines;                // its last result is a bool: true where it leaves the call to the vjp
+  int64_t declines;             // 1, 2: its last result is a bool, true where it leaves the call to the vjp, or reports
   bool real;                    // no complex numbers
   std::vector<std::pair<int64_t, IValue>> only;  // (constant, the value that it must have)
   std::vector<int64_t> contiguous;               // saved tensors that must be so
@@ -85,7 +88,7 @@ inline std::atomic<const State*> current{nullptr};
 inline thread_local int64_t suspended = 0;
 
 struct Counts {
-  int64_t plain = 0, compiled = 0, python = 0;
+  int64_t plain = 0, compiled = 0, python = 0, untracked = 0;
 };
 inline thread_local Counts counts;
 
@@ -112,6 +115,12 @@ inline bool taken(const c10::SafeKernelFunction& kernel, const c10::OperatorHand
     stack->insert(stack->end(), arguments.begin(), arguments.end());
     return false;
   }
+}
+
+// The operator below autograd.
+inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
 inline bool no_autocast() {
@@ -198,7 +207,8 @@ inline CompiledVjp read_compiled_vjp(Reader& in, const char* name) {
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
   auto inputs = in.list();
   const int64_t devices = in.number(), largest = in.number();
-  CompiledVjp vjp{op, std::move(inputs), devices, largest, in.number() != 0, in.number() != 0, {}, {}, {}, {}, {}, {}};
+  const int64_t declines = in.number();
+  CompiledVjp vjp{op, std::move(inputs), devices, largest, declines, in.number() != 0, {}, {}, {}, {}, {}, {}};
   for (int64_t i = in.number(); i > 0; --i) {
     const int64_t constant = in.number();
     vjp.only.emplace_back(constant, in.literal());

@@ -6,17 +6,21 @@
 namespace manualgrad {
 namespace {
 
+// Of one singular matrix.
+template <class T>
+MANUALGRAD_NOT_INLINED void singular_det_vjp(const DetArguments<T>& at, int64_t b, int n) {
+  DetVjp<T, 0> kernel{};
+  static_cast<DetArguments<T>&>(kernel) = at;
+  static_cast<Order<0>&>(kernel) = {1, n, n};
+  std::vector<T> numbers(static_cast<size_t>(kernel.scratch_size()));
+  kernel.run(MatrixLoader<SingleThread>{{}, b}, numbers.data());
+}
+
 struct CachedDet {
   template <class T, int Bytes>
   static void vjp(const DetArguments<T>& at, int64_t b, int, int n, CachedScratch<T>& scratch) {
     for (int i = 0; i < n; ++i) {
-      if (at.factors.at(b, i, i) == 0) {
-        DetVjp<T, 0> kernel{};
-        static_cast<DetArguments<T>&>(kernel) = at;
-        static_cast<Order<0>&>(kernel) = {1, n, n};
-        std::vector<T> numbers(static_cast<size_t>(kernel.scratch_size()));
-        return kernel.run(MatrixLoader<SingleThread>{{}, b}, numbers.data());
-      }
+      if (at.factors.at(b, i, i) == 0) return singular_det_vjp(at, b, n);
     }
     const CachedMatrix<T, Bytes> matrix{n, row_pitch<T>(n)};
     const int pitch = matrix.pitch;

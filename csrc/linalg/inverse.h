@@ -25,7 +25,7 @@ struct InverseArguments {
 
 template <class S, int F>
 struct Inverse : InverseArguments<S>, Order<F> {
-  static constexpr Unroll kUnroll = Unroll::kOnCuda;
+  static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true, kFormsProducts = true;
   static bool cacheable(int64_t m, int64_t n) { return m == n; }
   int scratch_size() const { return 3 * this->n() * this->n(); }

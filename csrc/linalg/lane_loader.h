@@ -36,6 +36,7 @@ struct LaneLoader {
   HOST_DEVICE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
     if (pivots.data == nullptr) return nullptr;
     constexpr int kCount = kLanesIn<N>;
+    if (m == k && count == kCount && order_group<N>(pivots, first, m, found)) return found;
     for (int w = 0; w < kCount; ++w) {
       order_of_pivots(pivots, place(w), m, k, found + w, kCount);
     }
@@ -45,14 +46,20 @@ struct LaneLoader {
   HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, N* scratch, int* found, N* nan_target,
                                int numbers) const {
     using R = RealOf<N>;
-    using T = BaseOf<N>;
     constexpr int kCount = kLanesIn<N>;
     if (P.data == nullptr) return nullptr;
     read(P, m, m, scratch);
+    const R one = real_number<R>(1);
+    Lanes<int32_t, kCount * 4> seen{};
     for (int c = 0; c < m; ++c) {
-      R sum{};
-      for (int r = 1; r < m; ++r) sum += real_part(scratch[r * m + c]) * real_number<R>(static_cast<T>(r));
-      for (int w = 0; w < kCount; ++w) found[c * kCount + w] = row_of_one(get_lane(sum, w), m);
+      R sum{}, row = one;
+      for (int r = 1; r < m; ++r, row += one) sum += real_part(scratch[r * m + c]) * row;
+      const auto place = to_integers(select((sum >= R{}) & (sum < row), sum, R{}));  // row is m
+      std::memcpy(found + c * kCount, &place.v, sizeof(place.v));
+      seen.v |= 1 << place.v;
+    }
+    if (!any(!(seen == real_number<Lanes<int32_t, kCount * 4>>(static_cast<int32_t>((uint64_t{1} << m) - 1))))) {
+      return found;
     }
     for (int w = 0; w < kCount; ++w) {
       if (settle_order(found + w, kCount, m)) continue;
@@ -84,14 +91,11 @@ struct LaneLoader {
   template <class N>
   HOST_DEVICE void permutation(int n, const int* order, N* to) const {
     using R = RealOf<N>;
-    using T = BaseOf<N>;
     const R one = real_number<R>(1);
     for (int i = 0; i < n; ++i) {
-      R row;
-      for (int w = 0; w < kLanesIn<N>; ++w) set_lane(row, w, static_cast<T>(order[i * kLanesIn<N> + w]));
-      for (int j = 0; j < n; ++j) {
-        to[i * n + j] = from_real<N>(select(row == real_number<R>(static_cast<T>(j)), one, R{}));
-      }
+      const R row = from_integers<R>(order + i * kLanesIn<N>);
+      R column{};
+      for (int j = 0; j < n; ++j, column += one) to[i * n + j] = from_real<N>(select(row == column, one, R{}));
     }
   }
 };

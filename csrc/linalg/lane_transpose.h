@@ -6,47 +6,9 @@
 
 #include <cstring>
 
-#include "../math/matrix.h"
+#include "lane_groups.h"
 
 namespace manualgrad {
-
-template <class S, int Bytes>
-struct LanesOf {
-  using type = Lanes<S, Bytes>;
-  using base = S;
-  static constexpr int kCount = kLanes<S, Bytes>;
-  static constexpr int kReals = 1;  // in a number
-};
-template <class S, int Bytes>
-struct LanesOf<const S, Bytes> : LanesOf<S, Bytes> {};
-template <class T, int Bytes>
-struct LanesOf<Complex<T>, Bytes> {
-  using type = Complex<Lanes<T, Bytes>>;
-  using base = T;
-  static constexpr int kCount = kLanes<T, Bytes>;
-  static constexpr int kReals = 2;
-};
-// Of a number in lanes: how many there are.
-template <class N>
-constexpr int kLanesIn = RealOf<N>::kCount;
-
-template <class T, int B>
-HOST_DEVICE void set_lane(Lanes<T, B>& number, int lane, const T& value) {
-  number.v[lane] = value;
-}
-template <class T, int B>
-HOST_DEVICE void set_lane(Complex<Lanes<T, B>>& number, int lane, const Complex<T>& value) {
-  number.re.v[lane] = value.re;
-  number.im.v[lane] = value.im;
-}
-template <class T, int B>
-HOST_DEVICE T get_lane(const Lanes<T, B>& number, int lane) {
-  return number.v[lane];
-}
-template <class T, int B>
-HOST_DEVICE Complex<T> get_lane(const Complex<Lanes<T, B>>& number, int lane) {
-  return {number.re.v[lane], number.im.v[lane]};
-}
 
 // --- 16 bytes -------------------------------------------------------------------------------------------------------
 
@@ -209,12 +171,20 @@ class Lines {
   int places_[kLineReals];
 };
 
+// Whether kernels run in such lanes at all, or only products of single matrices.
+template <class N>
+constexpr bool kHasGroups = sizeof(RealOf<N>) > 16 || kBaselineHasLanes;
+
 // Matrices [first, first + count) into lanes, row-major, rows `pitch` apart.
 template <class S, class N>
 MANUALGRAD_NOT_INLINED void gather(const MatrixBatch<const S>& from, int64_t first, int64_t count, int rows,
                                    int columns, N* to, int pitch, Part part = Part::kAll) {
   using T = BaseOf<N>;
   constexpr int kReals = LanesOf<S, 16>::kReals, kCount = kLanesIn<N>;
+  if constexpr (kReals == 1 && kHasGroups<N>) {
+    if (count == kCount && part == Part::kAll && pitch == columns && gather_group(from, first, rows, columns, to))
+      return;
+  }
   Lines<const S> lines;
   if (lines.cut(from, rows, columns, pitch, part)) {
     const int64_t stride = from.batch_stride * kReals;
@@ -248,6 +218,9 @@ MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count,
                                     const MatrixBatch<S>& to, const int* places = nullptr) {
   using T = BaseOf<N>;
   constexpr int kReals = LanesOf<S, 16>::kReals, kCount = kLanesIn<N>;
+  if constexpr (kReals == 1 && kHasGroups<N>) {
+    if (count == kCount && scatter_group(from, first, rows, columns, to, places)) return;
+  }
   const T* source = reinterpret_cast<const T*>(from);
   const int64_t stride = to.batch_stride * kReals;
   T* target = reinterpret_cast<T*>(to.data) + first * stride;

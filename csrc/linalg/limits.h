@@ -20,16 +20,25 @@ constexpr int64_t kSpectrumOrder = 32;
 // Decompositions of small matrices: Jacobi's take min(m, n) and max(m, n) up to these, lu_small takes both dims up to
 // its.
 constexpr int64_t kJacobiRank = 16, kJacobiOrder = 32, kLuSmallOrder = 8;
+// Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
+constexpr int64_t kTridiagonalOrder = 128;
 
 struct Limit {
   std::string_view name;
   int64_t order;
 };
 constexpr Limit kLimits[] = {
-    {"lane_order", kLaneOrder},         {"cached_order", kCachedOrder}, {"cached_cholesky", kCachedCholesky},
-    {"cached_det", kCachedDet},         {"cached_solve", kCachedSolve}, {"cached_inverse", kCachedInverse},
-    {"spectrum_order", kSpectrumOrder}, {"jacobi_rank", kJacobiRank},   {"jacobi_order", kJacobiOrder},
+    {"lane_order", kLaneOrder},
+    {"cached_order", kCachedOrder},
+    {"cached_cholesky", kCachedCholesky},
+    {"cached_det", kCachedDet},
+    {"cached_solve", kCachedSolve},
+    {"cached_inverse", kCachedInverse},
+    {"spectrum_order", kSpectrumOrder},
+    {"jacobi_rank", kJacobiRank},
+    {"jacobi_order", kJacobiOrder},
     {"lu_small_order", kLuSmallOrder},
+    {"tridiagonal_order", kTridiagonalOrder},
 };
 
 }  // namespace manualgrad

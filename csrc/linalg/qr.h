@@ -1,22 +1,20 @@
 // QR: the cotangent of the matrix, on the CPU.
 //
-//   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R)
-//       -> (Tensor grad_A, Tensor deficient)
+//   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> Tensor
 //       Q (*, m, n), R (*, n, n), m >= n
 //
-// Either dim up to kLaneOrder; float32, float64 and their complex dtypes; any strides, all of one batch. Of R and
-// grad_R the upper triangle has an effect. A pivot of zero gives inf or nan in its matrix. Results are contiguous
-// column-major, those of a matrix bitwise identical wherever it stands in the batch. `deficient` is a 0-dim bool:
-// whether a pivot of any matrix is zero to rounding. The mathematics is in torch_manualgrad/derivatives/linalg/qr.py.
+// Either dim up to kLaneOrder, order n of real square matrices up to kCachedOrder; float32, float64 and their complex
+// dtypes; any strides, all of one batch. Of R and grad_R the upper triangle has an effect. The result is contiguous
+// column-major, that of a matrix bitwise identical wherever it stands in the batch. From the first pivot on that is
+// zero to rounding, what is not zero of the cotangents is nan. The mathematics is in
+// torch_manualgrad/derivatives/linalg/qr.py.
 #pragma once
 
 #include "../math/qr.h"
 #include "matrix_loader.h"
 #include "small_matrices.h"
 
-#include <cmath>
 #include <limits>
-#include <tuple>
 
 namespace manualgrad {
 
@@ -27,10 +25,59 @@ struct QrArguments {
   MatrixBatch<S> out;
 };
 
+// How many columns of a square or tall matrix determine Q.
+template <class S>
+HOST_DEVICE int determining(int m, int n) {
+  return m == n && !NumberTraits<S>::kComplex ? n - 1 : n;
+}
+
+// Without overflow.
+template <class N>
+HOST_DEVICE RealOf<N> modulus(const N& a) {
+  if constexpr (NumberTraits<N>::kComplex) {
+    using R = RealOf<N>;
+    const R re = absolute(a.re), im = absolute(a.im), one = real_number<R>(1);
+    const auto wide = re >= im;
+    const R big = select(wide, re, im), ratio = select(wide, im, re) / select(big > R{}, big, one);
+    return big * square_root(one + ratio * ratio);
+  } else {
+    return absolute(a);
+  }
+}
+
+// From the first pivot of R on that is zero to rounding, beside the sum of its column's moduli: makes what is not zero
+// of the cotangents G of Q and S of R nan, and the pivots ones, as only zeros are divided by them. As vanishing() and
+// nan_unless_zero() in the Python files. S may be null. Returns which matrices have such a pivot.
+template <class N>
+HOST_DEVICE MaskOf<N> settle_undefined(const N* R, N* G, N* S, N* pivots, int m, int n) {
+  using T = RealOf<N>;
+  const T rounding = real_number<T>(static_cast<BaseOf<N>>(m) * std::numeric_limits<BaseOf<N>>::epsilon());
+  const N one = from_real<N>(real_number<T>(1));
+  const N nan = from_real<N>(real_number<T>(std::numeric_limits<BaseOf<N>>::quiet_NaN()));
+  MaskOf<N> undefined{};
+  for (int j = 0; j < n; ++j) {
+    if (j < determining<N>(m, n)) {
+      T column{};
+      for (int i = 0; i <= j; ++i) column += modulus(R[i * n + j]) * rounding;
+      const T pivot = modulus(R[j * n + j]);
+      undefined = undefined | !((pivot > column) | (pivot != pivot));  // GCC 12.2 crashes at <= here
+    }
+    pivots[j] = R[j * n + j];
+    if (!any(undefined)) continue;
+    const auto settle = [&](N& x) { x = select(undefined & !is_zero(x), nan, x); };
+    pivots[j] = select(undefined, one, pivots[j]);
+    for (int i = 0; i < m; ++i) settle(G[i * n + j]);
+    for (int i = j; S != nullptr && i < n; ++i) settle(S[j * n + i]);
+  }
+  return undefined;
+}
+
 template <class S, int F>
 struct QrVjp : QrArguments<S>, Order<F> {
   static constexpr Unroll kUnroll = Unroll::kAlways;
-  int scratch_size() const { return this->n() * (2 * this->m() + 3 * this->n() + 1); }
+  static constexpr bool kCached = true;
+  static bool cacheable(int64_t m, int64_t n) { return m == n; }
+  int scratch_size() const { return this->n() * (3 * this->m() + 4 * this->n() + 1); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
@@ -48,53 +95,36 @@ struct QrVjp : QrArguments<S>, Order<F> {
     } else {
       S_R = nullptr;
     }
-    if (m > n) {
-      tall_qr_vjp(loader.threads, Q, R, G, S_R, M, inverse, m, n);
-    } else {
+    const auto deficient = settle_undefined(R, G, S_R, inverse, m, n);
+    if (m == n) {
       square_qr_vjp(loader.threads, Q, R, G, S_R, M, inverse, n);
+    } else if (!any(deficient)) {
+      tall_qr_vjp(loader.threads, Q, R, G, S_R, M, inverse, m, n);
+    } else {  // both, each for its matrices
+      N *T = inverse + n, *other = T + n * n;
+      for (int e = 0; e < m * n; ++e) other[e] = G[e];
+      tall_qr_vjp(loader.threads, Q, R, G, S_R, M, inverse, m, n);
+      deficient_qr_vjp(loader.threads, Q, R, other, S_R, M, T, inverse, m, n);
+      for (int e = 0; e < m * n; ++e) G[e] = select(deficient, other[e], G[e]);
     }
     loader.write(G, m, n, this->out);
   }
 };
 
-// Whether in any of the matrices R, of as many A with m rows, a pivot is zero to rounding beside the sum of its
-// column's moduli. As _vanishing() in the Python file.
-template <class S>
-bool any_deficient(const MatrixBatch<const S>& R, int64_t batch, int64_t m, int64_t n) {
-  using T = Real<S>;
-  const auto modulus = [](const S& x) {
-    if constexpr (NumberTraits<S>::kComplex) {
-      return std::hypot(x.re, x.im);
-    } else {
-      return std::fabs(x);
-    }
-  };
-  const T rounding = static_cast<T>(m) * std::numeric_limits<T>::epsilon();
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t j = 0; j < n; ++j) {
-      T column{};
-      for (int64_t i = 0; i <= j; ++i) column += modulus(R.at(b, i, j)) * rounding;
-      if (modulus(R.at(b, j, j)) <= column) return true;
-    }
-  }
-  return false;
-}
-
 // --- the operators --------------------------------------------------------------------------------------------------
 
 template <class Device>
 struct QrOperators {
-  static std::tuple<Tensor, Tensor> linalg_qr_backward(const OptionalTensor& grad_Q, const OptionalTensor& grad_R,
-                                                       const Tensor& Q, const Tensor& R) {
+  static Tensor linalg_qr_backward(const OptionalTensor& grad_Q, const OptionalTensor& grad_R, const Tensor& Q,
+                                   const Tensor& R) {
     constexpr const char* where = "manualgrad::linalg_qr_backward: ";
-    const MatrixShape shape = matrix_shape(where, "Q", Q);
+    const MatrixShape shape = matrix_shape(where, "Q", Q, Device::kVjpOrder);
     const int64_t m = Q.size(-2), n = Q.size(-1);
     MANUALGRAD_CHECK(m >= n, where, "Q: expected no more columns than rows, got ", m, " by ", n);
     shape.check("R", R, {n, n});
     shape.check("grad_Q", grad_Q, {m, n});
     shape.check("grad_R", grad_R, {n, n});
     Tensor out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
-    Tensor deficient = new_flag_on_cpu(Q);
     dispatch_filled(out, where, "Q", [&](auto tag) {
       using S = typename decltype(tag)::type;
       KeptMatrices kept;
@@ -105,9 +135,8 @@ struct QrOperators {
       all.given_R = kept.matrices<S>(grad_R);
       all.out = new_matrices<S>(out).transposed();
       Device::template run<QrVjp>(Q, all, shape.batch(), m, n);
-      *static_cast<bool*>(deficient.mutable_data_ptr()) = any_deficient(all.R, shape.batch(), m, n);
     });
-    return {torch::stable::transpose(out, -2, -1), deficient};
+    return torch::stable::transpose(out, -2, -1);
   }
 
   static void add_to(Library& library) { library.impl("linalg_qr_backward.kernel", TORCH_BOX(&linalg_qr_backward)); }

@@ -11,19 +11,22 @@ namespace manualgrad {
   prefix template void run<Step<Sum::kSubtract, Of>>(const StridedVector<N>&, const StridedVector<const N>&, \
                                                      const StridedMatrix<const N>&, const int&, const int&,  \
                                                      const Scale&);
-#define MANUALGRAD_SHARED_PRODUCT(prefix, run, N, OfA, OfB)   \
-  prefix template void run<Product<Sum::kReplace, OfA, OfB>>( \
-      const StridedMatrix<const N>&, const StridedMatrix<const N>&, const int&, const int&, const int&, N* const&);
-#define MANUALGRAD_SHARED_REAL(prefix, run, N)                     \
-  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kPlain, N)        \
-  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kPlain, Unscaled) \
-  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, Factor::kPlain, Factor::kPlain)
-#define MANUALGRAD_SHARED_COMPLEX(prefix, run, N)                               \
-  MANUALGRAD_SHARED_REAL(prefix, run, N)                                        \
-  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kConjugate, N)                 \
-  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kConjugate, Unscaled)          \
-  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, Factor::kConjugate, Factor::kPlain) \
-  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, Factor::kPlain, Factor::kConjugate)
+#define MANUALGRAD_SHARED_PRODUCT(prefix, run, N, How, OfA, OfB)                                                      \
+  prefix template void run<Product<Sum::How, OfA, OfB>>(const StridedMatrix<const N>&, const StridedMatrix<const N>&, \
+                                                        const int&, const int&, const int&, N* const&);
+#define MANUALGRAD_SHARED_REAL(prefix, run, N)                                                \
+  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kPlain, N)                                   \
+  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kPlain, Unscaled)                            \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kReplace, Factor::kPlain, Factor::kPlain)         \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kReplaceNegative, Factor::kPlain, Factor::kPlain) \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kAdd, Factor::kPlain, Factor::kPlain)             \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kSubtract, Factor::kPlain, Factor::kPlain)
+#define MANUALGRAD_SHARED_COMPLEX(prefix, run, N)                                         \
+  MANUALGRAD_SHARED_REAL(prefix, run, N)                                                  \
+  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kConjugate, N)                           \
+  MANUALGRAD_SHARED_STEP(prefix, run, N, Factor::kConjugate, Unscaled)                    \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kReplace, Factor::kConjugate, Factor::kPlain) \
+  MANUALGRAD_SHARED_PRODUCT(prefix, run, N, kReplace, Factor::kPlain, Factor::kConjugate)
 #define MANUALGRAD_SHARED_NUMBERS(prefix, run, F, D) \
   MANUALGRAD_SHARED_REAL(prefix, run, F)             \
   MANUALGRAD_SHARED_REAL(prefix, run, D)             \
@@ -57,17 +60,19 @@ using DoubleLanes64 = Lanes<double, 64>;
 #define MANUALGRAD_SHARED_LANES(prefix)                                      \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_avx2, FloatLanes32, DoubleLanes32)   \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_avx512, FloatLanes64, DoubleLanes64) \
+  MANUALGRAD_SHARED_TILES(prefix, run_small, 16)                             \
   MANUALGRAD_SHARED_TILES(prefix, run_avx2, 32)                              \
   MANUALGRAD_SHARED_TILES(prefix, run_avx512, 64)
 #else
 using FloatLanes16 = Lanes<float, 16>;
 using DoubleLanes16 = Lanes<double, 16>;
-#define MANUALGRAD_SHARED_LANES(prefix) MANUALGRAD_SHARED_NUMBERS(prefix, run_baseline, FloatLanes16, DoubleLanes16)
+#define MANUALGRAD_SHARED_LANES(prefix)                                        \
+  MANUALGRAD_SHARED_NUMBERS(prefix, run_baseline, FloatLanes16, DoubleLanes16) \
+  MANUALGRAD_SHARED_TILES(prefix, run_baseline, 16)
 #endif
 #define MANUALGRAD_SHARED_LOOPS(prefix)                          \
   MANUALGRAD_SHARED_LANES(prefix)                                \
   MANUALGRAD_SHARED_NUMBERS(prefix, run_baseline, float, double) \
-  MANUALGRAD_SHARED_TILES(prefix, run_baseline, 16)              \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, float)                \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, double)               \
   MANUALGRAD_SHARED_VECTOR_PRODUCT(prefix, Complex<float>)       \

@@ -168,7 +168,11 @@ HOST_DEVICE void sort_rows(const Threads& threads, RealOf<N>* s, N* X, N* Y, int
 }
 
 // The convention for signs and phases: in each row of X, the first entry that is not small beside the largest, real and
-// positive. The limit is no number that matrices met in practice are likely to have as a ratio of entries.
+// positive. The limit, of squares, is no number that matrices met in practice are likely to have as a ratio of entries.
+template <class T>
+HOST_DEVICE constexpr T phase_limit() {
+  return T(0.1371);
+}
 template <class N>
 HOST_DEVICE void fix_phase(N* x, int x_length, N* y, int y_length, const RealOf<N>& poison) {
   using R = RealOf<N>;
@@ -177,7 +181,7 @@ HOST_DEVICE void fix_phase(N* x, int x_length, N* y, int y_length, const RealOf<
     const R size = square_modulus(x[k]);
     largest = select(size > largest, size, largest);
   }
-  largest = largest * real_number<R>(BaseOf<R>(0.1371));
+  largest = largest * real_number<R>(phase_limit<BaseOf<R>>());
   N chosen = from_real<N>(real_number<R>(1));
   for (int k = x_length - 1; k >= 0; --k) chosen = select(square_modulus(x[k]) >= largest, x[k], chosen);
   const N factor = conjugate(polar(chosen).phase);

@@ -175,10 +175,10 @@ HOST_DEVICE double quotient_power(double x, double n, double e) {
 
   const double y = e * log2, y_lo = std::fma(e, log2, -y) + e * log2_lo;
   const bool below = y < -1021.0, above = y > 1022.0;
-  const double inside = below | above ? 0.0 : y;
+  const double inside = (below | above) ? 0.0 : y;
   constexpr double kRound = 6755399441055744.0;
   const double shifted = inside + kRound;
-  const double u = ((inside - (shifted - kRound)) + (below | above ? 0.0 : y_lo)) * 0.69314718055994531;
+  const double u = ((inside - (shifted - kRound)) + ((below | above) ? 0.0 : y_lo)) * 0.69314718055994531;
   double value = 1.0 / 6227020800.0;
   value = value * u + 1.0 / 479001600.0;
   value = value * u + 1.0 / 39916800.0;

@@ -126,9 +126,9 @@ template <class N>
 using BaseOf = ScalarOf<RealOf<N>>;
 
 #if !defined(__CUDACC__)
-// The bytes of the vectors that this number is made of, at least those of the baseline's.
+// The bytes of the vectors that this number is made of; fewer than 16 where it is a scalar.
 template <class N>
-inline constexpr int kVectorBytes = sizeof(RealOf<N>) < 16 ? 16 : sizeof(RealOf<N>);
+inline constexpr int kVectorBytes = sizeof(RealOf<N>);
 #endif
 
 // A real number with this value, in every lane.
@@ -264,8 +264,9 @@ HOST_DEVICE Lanes<T, B> absolute(const Lanes<T, B>& a) {
 }
 template <class T, int B>
 HOST_DEVICE bool any(const LaneMask<T, B>& mask) {
-  auto found = mask.v[0];
-  for (int w = 1; w < kLanes<T, B>; ++w) found |= mask.v[w];
+  uint64_t words[B / 8], found = 0;  // lane by lane takes longer
+  std::memcpy(words, &mask.v, B);
+  for (int i = 0; i < B / 8; ++i) found |= words[i];
   return found != 0;
 }
 #endif

@@ -43,8 +43,10 @@ struct TasksBody {
     if (at.inner < kW) return Stretch<Op, T, Bytes>().run(step, rows, of);
     const int64_t end = tile + 1 == at.tiles ? at.inner : column + kTileColumns;
     int64_t c = column;
-    for (; c + 4 * kW <= end; c += 4 * kW) Columns<Op, T, Bytes, 4>::run(step, rows, of, c, 0);
-    for (; c + 2 * kW <= end; c += 2 * kW) Columns<Op, T, Bytes, 2>::run(step, rows, of, c, 0);
+    if constexpr (kHasGroups<Lanes<T, Bytes>>) {
+      for (; c + 4 * kW <= end; c += 4 * kW) Columns<Op, T, Bytes, 4>::run(step, rows, of, c, 0);
+      for (; c + 2 * kW <= end; c += 2 * kW) Columns<Op, T, Bytes, 2>::run(step, rows, of, c, 0);
+    }
     // The last vector overlaps the one before where they do not come out even.
     for (; c < end; c += kW)
       Columns<Op, T, Bytes, 1>::run(step, rows, of, std::min(c, end - kW), c - std::min(c, end - kW));

@@ -77,6 +77,18 @@ inline SegmentPlan plan_segments(const char* where, const char* name, const Tens
   return plan;
 }
 
+// `other` is as `values` are.
+inline void check_other(const char* where, const char* name, const Tensor& values, const char* other_name,
+                        const Tensor& other) {
+  const Geometry a = geometry(values), b = geometry(other);
+  MANUALGRAD_CHECK(other.scalar_type() == values.scalar_type(), where, other_name, ": expected ",
+                   dtype_name(values.scalar_type()), ", the dtype of ", name, ", got ",
+                   dtype_name(other.scalar_type()));
+  MANUALGRAD_CHECK(a.dim == b.dim && std::equal(a.sizes, a.sizes + a.dim, b.sizes), where, other_name,
+                   ": expected shape ", shape_of(values), ", that of ", name, ", got ", shape_of(other));
+  MANUALGRAD_CHECK(same_device(other, values), where, other_name, ": not on the device of ", name);
+}
+
 // The dtype of the arithmetic; raises for one that is not real and floating point.
 inline ScalarType compute_dtype(ScalarType type, const char* where, const char* name) {
   switch (type) {
@@ -124,15 +136,7 @@ struct SegmentOperators {
   static Tensor map(const char* where, const char* name, const Tensor& values, const char* other_name,
                     const Tensor* other, const Tensor& offsets, int64_t dim) {
     const SegmentPlan plan = plan_segments(where, name, values, offsets, dim);
-    if (other != nullptr) {
-      const Geometry a = geometry(values), b = geometry(*other);
-      MANUALGRAD_CHECK(other->scalar_type() == values.scalar_type(), where, other_name, ": expected ",
-                       dtype_name(values.scalar_type()), ", the dtype of ", name, ", got ",
-                       dtype_name(other->scalar_type()));
-      MANUALGRAD_CHECK(a.dim == b.dim && std::equal(a.sizes, a.sizes + a.dim, b.sizes), where, other_name,
-                       ": expected shape ", shape_of(values), ", that of ", name, ", got ", shape_of(*other));
-      MANUALGRAD_CHECK(same_device(*other, values), where, other_name, ": not on the device of ", name);
-    }
+    if (other != nullptr) check_other(where, name, values, other_name, *other);
     return run<Op>(plan, values, other, name, values.scalar_type());
   }
 

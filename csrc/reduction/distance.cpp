@@ -16,12 +16,12 @@ namespace {
 
 // --- cdist ----------------------------------------------------------------------------------------------------------
 
-template <Power P, class T>
+template <Power P, class T, int Bytes>
 struct CdistBody {
   // Rows [row, row + rows) of one batch of x1, which come with one batch each of the others.
   HOST_DEVICE static void tiles(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
                                 int64_t row, int64_t rows) {
-    using Row = RowBody<P, T, false>;
+    using Row = RowBody<P, T, Bytes, false>;
     PairCoefficients<P, T> c;
     T g_tile[kRows][kTile], n_tile[kRows][kTile];
     const bool dense = plan.grad.column == 1 && plan.distances.column == 1;
@@ -97,11 +97,11 @@ struct Parts {
   }
 };
 
-template <Power P, class T>
+template <Power P, class T, int Bytes>
 struct PdistBody {
   HOST_DEVICE static void run(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
                               const Parts& parts, T* sums, int64_t begin, int64_t end) {
-    using Row = RowBody<P, T, true>;
+    using Row = RowBody<P, T, Bytes, true>;
     PairCoefficients<P, T> c;
     T g_tile[kTile], n_tile[kTile];
     const int64_t rows = plan.rows, columns = plan.columns, stride = padded(rows);
@@ -205,7 +205,10 @@ struct CpuDistance {
       const AlignedMemory<T> sums(parts.count * parts.size);
       const int64_t grain = pairs * static_cast<double>(plan.rows) < kGrain ? parts.count : 1;
       parallel_for(parts.count, grain, [&](int64_t begin, int64_t end) {
-        Multiversion<PdistBody<P, T>>::call(plan, trust, operands, parts, sums.data(), begin, end);
+        with_native([&](auto bytes) {
+          constexpr int kBytes = decltype(bytes)::value;
+          run_native<kBytes, PdistBody<P, T, kBytes>>(plan, trust, operands, parts, sums.data(), begin, end);
+        });
       });
       add_up(plan, operands, parts, sums.data());
       return;
@@ -215,7 +218,10 @@ struct CpuDistance {
     const int64_t units = plan.batch * ((plan.rows + rows - 1) / rows);
     const double work = static_cast<double>(rows * plan.sums) * pairs;
     parallel_for(units, std::max<int64_t>(1, static_cast<int64_t>(kGrain / work)), [&](int64_t begin, int64_t end) {
-      Multiversion<CdistBody<P, T>>::call(plan, trust, operands, rows, begin, end);
+      with_native([&](auto bytes) {
+        constexpr int kBytes = decltype(bytes)::value;
+        run_native<kBytes, CdistBody<P, T, kBytes>>(plan, trust, operands, rows, begin, end);
+      });
     });
   }
 

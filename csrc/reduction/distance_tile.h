@@ -1,6 +1,7 @@
 // One row of x1 with a tile of the rows of x2, in loops for the CPU. Host code.
 #pragma once
 
+#include "../base/simd.h"
 #include "distance.h"
 
 #include <algorithm>
@@ -28,6 +29,14 @@ HOST_DEVICE T extreme_element(T x, T a, T n, T idle) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   const T size = modulus(x), value = size == n ? a : (size == size ? idle : size);
   return bits_as<T>(bits_as<Bits>(value) ^ (bits_as<Bits>(x) ^ bits_as<Bits>(size)));
+}
+
+// Of pairs that are odd, which are few: compiled once, for the baseline.
+template <class T>
+MANUALGRAD_NOT_INLINED Slice<T> odd_slice(Power power, const T* left, const T* right, int64_t count, T g, T stored,
+                                          double p, const Trust& trust) {
+  if (power == Power::kExtreme) return extreme_slice(left, right, count, g, stored);
+  return pair_slice(power, left, right, count, g, stored, p, trust);
 }
 
 // The Slices of one row of x1 with a tile of the rows of x2.
@@ -65,7 +74,7 @@ struct PairCoefficients {
     for (int64_t j = begin; j < end; ++j) {
       b[j] = T(1);
       if (!odd(g[j], stored[j], low, high)) continue;
-      const Slice<T> slice = pair_slice(P, x1, x2 + j * plan.columns, plan.columns, g[j], stored[j], plan.p, trust);
+      const Slice<T> slice = odd_slice(P, x1, x2 + j * plan.columns, plan.columns, g[j], stored[j], plan.p, trust);
       a[j] = slice.a;
       b[j] = slice.b;
       n[j] = slice.n;
@@ -74,8 +83,8 @@ struct PairCoefficients {
   }
 
   // Of p = inf: shares, given how many elements attain the norm.
-  HOST_DEVICE void set_shares(const DistancePlan& plan, const T* g, const T* stored, const T* x1, const T* x2,
-                              const Count* ties, int64_t begin, int64_t end) {
+  HOST_DEVICE void set_shares(const DistancePlan& plan, const Trust& trust, const T* g, const T* stored, const T* x1,
+                              const T* x2, const Count* ties, int64_t begin, int64_t end) {
     split = false;
     Count any = 0;
     for (int64_t j = begin; j < end; ++j) {
@@ -86,7 +95,7 @@ struct PairCoefficients {
     }
     for (int64_t j = begin; any != 0 && j < end; ++j) {
       if (ties[j] == 1) continue;
-      const Slice<T> slice = extreme_slice(x1, x2 + j * plan.columns, plan.columns, g[j], stored[j]);
+      const Slice<T> slice = odd_slice(P, x1, x2 + j * plan.columns, plan.columns, g[j], stored[j], plan.p, trust);
       a[j] = slice.n == T(0) ? T(0) * slice.a : slice.a;
       b[j] = T(0) * slice.a;
       n[j] = slice.n;
@@ -119,8 +128,9 @@ HOST_DEVICE bool may_tie(T size, T n) {
 
 // One row of x1 with a tile of the rows of x2, the arrays starting where the tile does. Pairs: a pair adds to the row
 // of x2 as well, the opposite of what it adds to the row of x1.
-template <Power P, class T, bool Pairs>
+template <Power P, class T, int Bytes, bool Pairs>
 struct RowBody {
+  static constexpr bool kSmall = Bytes == 16 && !kBaselineHasLanes;  // one coordinate or pair at a time
   using C = PairCoefficients<P, T>;
   using Count = typename C::Count;
 
@@ -134,8 +144,10 @@ struct RowBody {
     constexpr int k1 = K > 1 ? 1 : 0, k2 = K > 2 ? 2 : 0, k3 = K > 2 ? 3 : 0;
     const T x_0 = x1[0], x_1 = x1[k1], x_2 = x1[k2], x_3 = x1[k3];
     T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    const int64_t count = (end - begin) & -kPadding;  // the same; said so that loops need no rest
 #pragma omp simd reduction(+ : s0, s1, s2, s3)
-    for (int64_t j = begin; j < end; ++j) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t j = begin + i;
       const T v0 = c.template element<Split>(x_0 - x2[j], j, e);
       s0 += v0;
       if constexpr (Pairs) others[j] -= v0;
@@ -163,12 +175,12 @@ struct RowBody {
   HOST_DEVICE static void sum_all(const C& c, const DistancePlan& plan, const T* x1, const T* x2, T* others,
                                   int64_t stride, int64_t begin, int64_t end, T* out, int64_t out_step) {
     const double e = plan.p - 1;
-    const auto step = [&](auto count, int64_t k) {
+    const auto step = [&](auto count, int64_t k) MANUALGRAD_INLINED {
       sum<decltype(count)::value, Split>(c, e, x1 + k, x2 + k * stride, Pairs ? others + k * stride : nullptr, stride,
                                          begin, end, out + k * out_step, out_step);
     };
     int64_t k = 0;
-    if constexpr (P != Power::kGeneral && !Split) {  // pairs that are split are rare
+    if constexpr (P != Power::kGeneral && !Split && !kSmall) {  // pairs that are split are rare
       for (; k + 4 <= plan.columns; k += 4) step(std::integral_constant<int, 4>{}, k);
       for (; k + 2 <= plan.columns; k += 2) step(std::integral_constant<int, 2>{}, k);
     }
@@ -199,7 +211,7 @@ struct RowBody {
 #pragma omp simd
         for (int64_t j = begin; j < end; ++j) ties[j] += may_tie(modulus(x - at[j]), n[j]) ? 1 : 0;
       }
-      c.set_shares(plan, g, n, x1, x2, ties, begin, end);
+      c.set_shares(plan, trust, g, n, x1, x2, ties, begin, end);
     } else {
       c.set(plan, trust, g, n, x1, x2, begin, end);
     }
@@ -240,11 +252,11 @@ struct RowBody {
         for (int64_t k = 0; k < plan.columns; ++k) found += may_tie(modulus(x1[k] - other[k]), norm) ? 1 : 0;
         ties[j] = found;
       }
-      c.set_shares(plan, g, n, x1, x2, ties, begin, end);
+      c.set_shares(plan, trust, g, n, x1, x2, ties, begin, end);
     } else {
       c.set(plan, trust, g, n, x1, x2, begin, end);
     }
-    constexpr int kAtOnce = P == Power::kGeneral ? 1 : 4;
+    constexpr int kAtOnce = P == Power::kGeneral || kSmall ? 1 : 4;
     int64_t j = begin;
     if constexpr (C::kQuotient) {
       for (; c.split && j < end; ++j) add<1, true>(c, plan, x1, x2, others, j, out);

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "norm_blocks.h"
 #include "norm_slices.h"
 #include "norm_ties.h"
 
@@ -19,11 +20,68 @@ void run_best(const Args&... args) {
   }
 }
 
-template <Power P, Stride L, class S>
-void run_finite(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
+// A part of a tensor, for finite p.
+template <class S>
+struct FinitePart {
+  const LoopNest<3>& loops;
+  const S* x;
+  S* out;
+  const Coefficients<RealCompute<S>>& slices;
+  double exponent;
+  int64_t begin, end;
+
+  template <Stride L>
+  void run(Power power) const {
+    if constexpr (!kInBlocks<S>) {
+      switch (power) {
+        case Power::kOne:
+          return run_as<Power::kOne, L>();
+        case Power::kTwo:
+          return run_as<Power::kTwo, L>();
+        case Power::kThree:
+          return run_as<Power::kThree, L>();
+        case Power::kFour:
+          return run_as<Power::kFour, L>();
+        case Power::kThreeHalves:
+          return run_as<Power::kThreeHalves, L>();
+        default:
+          break;
+      }
+    }
+    run_as<Power::kGeneral, L>();
+  }
+  void run(Power power, Stride stride) const {
+    if (stride == Stride::kOneSlice) return run<Stride::kOneSlice>(power);
+    if (stride == Stride::kAcrossSlices) return run<Stride::kAcrossSlices>(power);
+    run<Stride::kAny>(power);
+  }
+
+ private:
+  template <Power P, Stride L>
+  void run_as() const {
+    run_best<L, FiniteBody<P, L, S>, FiniteBody<P, Stride::kAny, S>>(loops, x, out, slices, exponent, begin, end);
+  }
+};
+
+// unit: whether neighbours are neighbours in memory.
+template <class S>
+void run_finite(const NormPlan& plan, Stride stride, bool unit, const S* x, S* out,
+                const Coefficients<RealCompute<S>>& slices) {
+  using W = Compute<S>;
+  const double exponent = plan.p - 1;
   parallel_for(plan.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    run_best<L, FiniteBody<P, L, S>, FiniteBody<P, Stride::kAny, S>>(plan.elements, x, out, slices, plan.p - 1, begin,
-                                                                     end);
+    constexpr bool kComplex = !std::is_same_v<S, Real<S>>;
+    if constexpr (kInBlocks<S>) {
+      if (kComplex || plan.power != Power::kGeneral) {  // which is faster without
+        const auto part = [&](const LoopNest<3>& loops, const W* from, W* to, int64_t first, int64_t last) {
+          FinitePart<W>{loops, from, to, slices, exponent, first, last}.run(plan.power, stride);
+        };
+        return in_wide_blocks(plan.elements, x, out, begin, end, part);
+      }
+    }
+    if constexpr (!kInBlocks<S> || !kComplex) {
+      FinitePart<S>{plan.elements, x, out, slices, exponent, begin, end}.run(plan.power, unit ? stride : Stride::kAny);
+    }
   });
 }
 
@@ -66,26 +124,6 @@ void run_extreme(const NormPlan& plan, const S* x, S* out, const Coefficients<Re
   });
 }
 
-template <Stride L, class S>
-void run_power(const NormPlan& plan, const S* x, S* out, const Coefficients<RealCompute<S>>& slices) {
-  switch (plan.power) {
-    case Power::kOne:
-      return run_finite<Power::kOne, L>(plan, x, out, slices);
-    case Power::kTwo:
-      return run_finite<Power::kTwo, L>(plan, x, out, slices);
-    case Power::kThree:
-      return run_finite<Power::kThree, L>(plan, x, out, slices);
-    case Power::kFour:
-      return run_finite<Power::kFour, L>(plan, x, out, slices);
-    case Power::kThreeHalves:
-      return run_finite<Power::kThreeHalves, L>(plan, x, out, slices);
-    case Power::kGeneral:
-      return run_finite<Power::kGeneral, L>(plan, x, out, slices);
-    case Power::kExtreme:
-      return run_extreme<L>(plan, x, out, slices);
-  }
-}
-
 struct CpuNorm {
   template <class S>
   static void run(const NormPlan& plan, const Tensor& grad, const Tensor& self, const Tensor& norm, const Tensor& out) {
@@ -120,14 +158,18 @@ struct CpuNorm {
 
     const Coefficients<T> coefficients{memory, memory + slices, memory + 2 * slices};
     S* to = static_cast<S*>(out.mutable_data_ptr());
-    [[maybe_unused]] const bool unit =
-        plan.elements.dims == 0 || (plan.elements.inner_stride(0) == 1 && plan.elements.inner_stride(1) == 1);
-    if constexpr (!std::is_same_v<S, Complex<Half>>) {  // of which torch itself has hardly an operation
-      const int64_t step = plan.elements.inner_stride(2);
-      if (unit && step == 0) return run_power<Stride::kOneSlice>(plan, x, to, coefficients);
-      if (unit && step == 1) return run_power<Stride::kAcrossSlices>(plan, x, to, coefficients);
+    const LoopNest<3>& loops = plan.elements;
+    const bool unit = loops.dims == 0 || (loops.inner_stride(0) == 1 && loops.inner_stride(1) == 1);
+    const int64_t step = loops.inner_stride(2);
+    const Stride stride = step == 0 ? Stride::kOneSlice : (step == 1 ? Stride::kAcrossSlices : Stride::kAny);
+    if (plan.power != Power::kExtreme) {
+      return run_finite(plan, stride, unit, x, to, coefficients);
     }
-    run_power<Stride::kAny>(plan, x, to, coefficients);
+    if constexpr (!std::is_same_v<S, Complex<Half>>) {  // of which torch itself has hardly an operation
+      if (unit && stride == Stride::kOneSlice) return run_extreme<Stride::kOneSlice>(plan, x, to, coefficients);
+      if (unit && stride == Stride::kAcrossSlices) return run_extreme<Stride::kAcrossSlices>(plan, x, to, coefficients);
+    }
+    run_extreme<Stride::kAny>(plan, x, to, coefficients);
   }
 };
 

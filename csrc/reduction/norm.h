@@ -131,13 +131,10 @@ struct NormOperators {
     keepdim = keepdim && !whole(grad, norm, dim);
     check_norm_backward(grad, self, p, norm, dim, keepdim, reduced);
     Tensor out = allocate_like(self);
+    if (self.numel() == 0) return out;
+    if (p == 0) return torch::stable::zero_(out);
+    const NormPlan plan = plan_norm_backward(grad, self, p, norm, out, keepdim, reduced);
     dispatch_inexact(self.scalar_type(), NORM_BACKWARD "self: ", [&](auto tag) {
-      if (self.numel() == 0) return;
-      if (p == 0) {
-        torch::stable::zero_(out);
-        return;
-      }
-      const NormPlan plan = plan_norm_backward(grad, self, p, norm, out, keepdim, reduced);
       Device::template run<typename decltype(tag)::type>(plan, grad, self, norm, out);
     });
     return out;

@@ -10,6 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torch_manualgrad as mg
 
+# of differences, entry by entry; PyTorch's derivatives of these, which it has since 2.15, are products
+WITHOUT_PRODUCTS = ("aten::_cdist_backward", "aten::_pdist_backward")
+
 
 def count(call, scope):
     """Forward and backward."""
@@ -30,5 +33,8 @@ def test_a_gradient_counts_as_pytorchs(rule):
         except (RuntimeError, TypeError):  # its formula of _slow_conv2d_forward lacks an argument
             continue
         ours = count(call, mg.override(rule))
+        if rule.name in WITHOUT_PRODUCTS:
+            assert ours == 0, call
+            continue
         # as products; a triangular solve, which takes the place of two in some formulas, counts for nothing
         assert stock / 3.2 <= ours <= 2.1 * stock or stock == 0, (call, stock, ours)

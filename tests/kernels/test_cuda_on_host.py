@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_on_host.build import COMPILER, build, build_samples
+from cuda_on_host.build import COMPILER, ROOT, build, build_samples
 from cuda_on_host.run import environment, run
 
-pytestmark = pytest.mark.skipif(
-    shutil.which(COMPILER) is None or platform.system() != "Linux", reason="g++ on Linux is needed"
-)
+pytestmark = [
+    pytest.mark.skipif(shutil.which(COMPILER) is None or platform.system() != "Linux", reason="g++ on Linux is needed"),
+    pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a source tree"),
+]
 ORDERS = ["forward", "reverse", "1", "2"]
 
 

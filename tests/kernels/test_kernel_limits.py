@@ -16,6 +16,7 @@ CALLS = {
     "jacobi_rank": lambda A: K.eigh_jacobi(A, True),
     "jacobi_order": lambda A: K.svd_jacobi(A[:, :1]),
     "lu_small_order": K.lu_small,
+    "tridiagonal_order": lambda A: K.eigh_tridiagonal(A, True),
 }
 
 

@@ -44,8 +44,6 @@ def test_triangles_with_a_pivot_of_zero(n, dtype, device):
             changed[place] = arguments[place].clone()
             changed[place][5, pivot, pivot] = 0
             results = outputs(kernel(name)(*changed))
-            if name == "linalg_qr_backward":
-                assert results[1] and not clean[1]
             for one, other in zip(matrices(results), matrices(clean)):
                 smooth = name == "linalg_qr_backward" and not dtype.is_complex and pivot == n - 1
                 assert one[5].isfinite().all() == smooth

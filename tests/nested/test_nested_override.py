@@ -12,6 +12,7 @@ from nested_layouts_for_tests import both_layouts, nest
 from ops_for_tests import random, same
 
 import torch_manualgrad as mg
+from torch_manualgrad.core import calls
 from torch_manualgrad.core.nested_calls import nested_counts
 from torch_manualgrad.core.replacements import Replacements, replacements, stock
 from torch_manualgrad.nested import Ragged
@@ -176,7 +177,10 @@ def test_a_change_in_place_of_what_was_saved_is_caught(layout):
 
 @both_layouts
 def test_a_change_in_place_of_a_result(layout):
-    """Right where the result is not what was saved, which a jagged one cannot say; caught where it is."""
+    """Right where the result is not what was saved, which a jagged one cannot say; caught where it is.
+
+    Without the library of calls a strided result is a copy of its components' results, and those were saved.
+    """
     x = nest(torch.strided)
     right = [torch.autograd.grad((F.gelu(c) * 2).sin().sum(), c)[0] for c in map(torch.clone, x.unbind())]
     with mg.override("nested"):
@@ -189,8 +193,12 @@ def test_a_change_in_place_of_a_result(layout):
     with mg.override("nested"):
         y = torch.softmax(x, 1)
         y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(y, x, torch.ones_like(y))
+    ones = torch.ones_like(y)
+    if layout is torch.strided and not calls.loaded():
+        assert all(g.abs().max() < 1e-14 for g in torch.autograd.grad(y, x, ones)[0].unbind())
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y, x, ones)
 
 
 @both_layouts

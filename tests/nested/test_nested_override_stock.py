@@ -42,8 +42,8 @@ def test_a_nested_int_is_no_number():
                 call(x if tracked else x.detach())
             with mg.override("nested"), pytest.raises((RuntimeError, AttributeError, TypeError)):
                 call(x if tracked else x.detach())
-    with mg.override("nested"):  # there it is a size
-        assert x.reshape(2, n, 3, 1).dim() == 4 and F.layer_norm(x, (n, 3)).size(1) is n
+    with mg.override("nested"):  # there it is a size, which torch 2.10 makes anew in each call of size()
+        assert x.reshape(2, n, 3, 1).dim() == 4 and F.layer_norm(x, (n, 3)).size(1) == n
 
 
 def test_what_ours_refuses_is_pytorchs():

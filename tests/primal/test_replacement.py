@@ -132,13 +132,20 @@ def test_compiled(on_cpu):
 
 @pytest.mark.parametrize(
     "op, args",
-    [(svd.svd_jacobi, ()), (eigh.eigh_jacobi, (True,)), (eigh.eigh_jacobi, (False,)), (lu.lu_small, ())],
+    [
+        (svd.svd_jacobi, ()),
+        (eigh.eigh_jacobi, (True,)),
+        (eigh.eigh_jacobi, (False,)),
+        (eigh.eigh_tridiagonal, (True,)),
+        (eigh.eigh_tridiagonal, (False,)),
+        (lu.lu_small, ()),
+    ],
 )
 def test_operators_have_derivatives_of_their_own(op, args):
     A = random_conditioned(2, 3, 3, dtype=torch.float64)
 
     def f(A: Tensor) -> tuple[Tensor, ...]:
-        return op(hermitian(A) if op is eigh.eigh_jacobi else A, *args)
+        return op(hermitian(A) if op in (eigh.eigh_jacobi, eigh.eigh_tridiagonal) else A, *args)
 
     testing.check(f, [(A,)])
     torch.library.opcheck(op.op, (A, *args), test_utils=("test_schema", "test_faketensor"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from torch_manualgrad.core.formula import Formula, ops
 
@@ -28,8 +28,10 @@ def _register(formula: Formula) -> None:
 
 
 # Their kernels do what PyTorch does not count: they solve with the factors of the forward, where their bodies decompose
-# anew, or are PyTorch's own for attention.
-_UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again", "attention_backward"}
+# anew, or are PyTorch's own for attention, which only some releases count.
+_UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
+if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward not in flop_registry:
+    _UNCOUNTED.add("attention_backward")
 
 for _formula in ops.entered():
     if _formula.__name__ in _UNCOUNTED:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import ArgumentError
+from ..core.internals import saved_tensors_are_hooked, saved_tensors_unhooked
 from .hermitian import divided_difference
 
 __all__ = ["Function", "exp", "log", "of_function", "power", "rsqrt", "sqrt"]
@@ -86,7 +87,16 @@ def power(p: float, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _derivative(f: Function) -> Function:
-    return torch.func.grad(lambda x: f(x).sum())
+    slope = torch.func.grad(lambda x: f(x).sum())
+
+    def derivative(x: Tensor) -> Tensor:
+        # torch.func refuses to run under hooks on saved tensors, those of a checkpoint too
+        if torch.compiler.is_compiling() or not saved_tensors_are_hooked():
+            return slope(x)
+        with saved_tensors_unhooked():
+            return slope(x)
+
+    return derivative
 
 
 def of_function(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[Tensor, Tensor]:

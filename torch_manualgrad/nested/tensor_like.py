@@ -348,8 +348,12 @@ def _torch_function(cls: type, func: Function, classes: Any, args: Any = (), kwa
 
 
 _PLACES = (torch, torch.nn.functional, torch.linalg, torch.special, torch.nested, Tensor)
+# only what is called: torch.float is a dtype; Tensor.real is an attribute, no key to the compiler of torch 2.10
 _BY_TORCH: dict[Any, Function] = {
-    getattr(place, name): function for name, function in _TABLE.items() for place in _PLACES if hasattr(place, name)
+    getattr(place, name): function
+    for name, function in _TABLE.items()
+    for place in _PLACES
+    if callable(getattr(place, name, None))
 }
 for _name, _function in _OPERATORS.items():
     _BY_TORCH[getattr(Tensor, f"__{_name}__")] = _function

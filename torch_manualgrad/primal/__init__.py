@@ -2,6 +2,7 @@
 
 LAPACK takes one matrix at a time, and below some order spends its time on everything but arithmetic. The operators here
 take as many matrices at once as a vector register of the processor has lanes: csrc/math/svd.h, eigh.h and elimination.h.
+Eigenvectors of real symmetric matrices of orders 13 to 128 go one matrix at a time, along rows: csrc/linalg/tridiagonal.h.
 They are as accurate as LAPACK, and more accurate for small singular values of graded matrices. The singular values and
 vectors of a matrix are bitwise identical at every position in a batch. They differ from LAPACK's in three ways:
 

@@ -1,6 +1,7 @@
 """Normalizations, attention and dropout."""
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from claims import F64, own, point
 
@@ -28,6 +29,12 @@ def rrelu(x):
     return torch.ops.aten.rrelu_with_noise_functional(-x, torch.zeros_like(x), 0.2, 0.2, True)
 
 
+def recomputed_rrelu():
+    x = (-ONES).requires_grad_()
+    y = checkpoint(lambda x: torch.nn.functional.rrelu(x, 0.2, 0.2, training=True), x, use_reentrant=False)
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
 PROOFS = {
     "aten::native_layer_norm": {"values": [own("fwd-fwd")]},
     "aten::native_layer_norm_backward": {"values": [own("rev-rev")]},
@@ -45,6 +52,7 @@ PROOFS = {
     "aten::native_dropout": {"values": [point(at_ones(lambda x: torch.native_dropout(x, 0.5, None)), dropped())]},
     "aten::native_dropout_backward": {"missing": [own("fwd")]},
     "aten::rrelu_with_noise_functional": {"values": [point(at_ones(rrelu), -0.2 * ONES)]},
+    "aten::rrelu_with_noise": {"values": [point(recomputed_rrelu, 0.2 * ONES)]},
     "aten::_masked_softmax": {"missing": [own("fwd")]},
     "aten::_weight_norm_interface": {"values": [own("rev-rev")]},
     "aten::_weight_norm_interface_backward": {"missing": [own("rev")]},

@@ -34,6 +34,11 @@ def after(op, y):
     return lambda x: op(number(y), x)
 
 
+def far(op):
+    """op at 1e8 x, of a size of about one."""
+    return lambda x: 1e4 * op(1e8 * x)
+
+
 def first(op):
     """The first of op((x, -inf)), of which the second entry is masked."""
     return lambda x: op(torch.stack([x, number(-inf)]), 0)[0]
@@ -55,6 +60,15 @@ EDGES = {
     "sinc": (torch.sinc, 0.0, 0.0, -(pi**2) / 3, 0.0),
     "sinc of tiny": (torch.sinc, 1e-200, 0.0, -(pi**2) / 3, 0.0),
     "i1": (torch.special.i1, 0.0, 0.5, 0.0, 0.375),
+    "i0e far from zero": (far(torch.special.i0e), 1.0, -0.19947114094873312, 0.29920671217111647, -0.74801678229783317),
+    "i1e far from zero": (far(torch.special.i1e), 1.0, -0.19947113795666600, 0.29920670469094865, -0.74801675611724572),
+    "i1e far below zero": (
+        far(torch.special.i1e),
+        -1.0,
+        -0.19947113795666600,
+        -0.29920670469094865,
+        -0.74801675611724572,
+    ),
     "hypot at the origin": (lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0, 0.0),
     "atan2 on the right": (beside(torch.atan2, 2.0), 0.0, 0.5, 0.0, -0.25),
     "atan2 on the left": (beside(torch.atan2, -2.0), 0.0, -0.5, 0.0, 0.25),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
+from torch_manualgrad.core import calls
 from torch_manualgrad.linalg import Degeneracy, GaugeError, GaugeWarning
 
 
@@ -32,6 +33,32 @@ def test_gauge(decompose):
         torch.testing.assert_close(grad(gauge="ignore"), kept)
         broad = grad(degeneracy=Degeneracy(broadening=1e-2))
     assert broad.isfinite().all() and broad.abs().max() < 1e3
+
+
+@pytest.mark.skipif(not calls.loaded(), reason="no library of calls for this torch")
+@pytest.mark.parametrize("n", [3, 40])
+@pytest.mark.parametrize(
+    "decompose", [lambda A: torch.linalg.svd(A, full_matrices=False).U, lambda A: torch.linalg.eigh(A).eigenvectors]
+)
+def test_what_calls_without_python_find_is_reported(decompose, n):
+    """And computed once."""
+    A = torch.diag(torch.arange(n).div(2, rounding_mode="floor").double()).requires_grad_()
+    with mg.override():
+        V = decompose(A)
+        before = calls.counts()
+        with pytest.warns(GaugeWarning, match="choice of basis") as found:
+            (grad,) = torch.autograd.grad((weights(n) * V).sum(), A)
+        after = calls.counts()
+        assert len(found) == 1
+        assert (after.compiled - before.compiled, after.python - before.python) == (1, 0)
+        with calls.in_python(), pytest.warns(GaugeWarning, match="choice of basis"):
+            V = decompose(A)
+            assert torch.equal(torch.autograd.grad((weights(n) * V).sum(), A)[0], grad)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            V = decompose(A)
+            with pytest.raises(GaugeWarning):
+                torch.autograd.grad((weights(n) * V).sum(), A)
 
 
 def test_gauge_of_a_phase():

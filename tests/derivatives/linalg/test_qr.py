@@ -228,21 +228,40 @@ def test_the_fast_formulas_are_the_bodies(dtype, mode):
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
-@pytest.mark.parametrize("m, n", [(5, 3), (3, 3), (3, 5)])
+@pytest.mark.parametrize("m, n", [(5, 3), (3, 3), (3, 5), (6, 6), (34, 34), (35, 34)])
 @DTYPES
-def test_of_a_batch_only_the_deficient_go_by_the_body(m, n, dtype, mode):
-    A = random(2, 3, m, n, dtype=dtype)
+def test_deficient_matrices_of_a_batch(m, n, dtype, mode):
+    """They have what the body gives, in each route; the last of them a loss of what is smooth only."""
+    A = random(2, 9, m, n, dtype=dtype)
     A[0, 1] = dependent(m, n, 1, dtype)
     A[1, 2] = 0
+    A[1, 4:] = dependent(m, n, m // 2, dtype)
     Q, R = torch.linalg.qr(A, mode)
     gQ, gR, t = (random(*x.shape, dtype=dtype, seed=1) for x in (Q, R, A))
+    if mode != "r":
+        gQ[1, 4:, :, m // 2 :] = 0
+    gR[1, 4:, m // 2 :] = 0
     for given in ((gQ, gR), (gQ, None), (None, gR)):
         found = qr.linalg_qr_backward(*given, A, Q, R, mode)
         expected = qr.linalg_qr_backward.reference(*given, A, Q, R, mode)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
-        assert found[0, 0].isfinite().all()
+        assert found[0, 0].isfinite().all() and found[1, 4:].isfinite().all()
     found, expected = (f(t, A, Q, R, mode) for f in (qr.linalg_qr_jvp, qr.linalg_qr_jvp.reference))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("m, n", [(270, 270), (257, 300)])
+def test_triangles_by_blocks(m, n):
+    """Of matrices too large for the kernel; one with a last pivot of zero, where it is smooth."""
+    A = random(2, m, n, dtype=F64)
+    A[0, :, m - 1] = 0
+    Q, R = torch.linalg.qr(A)
+    gQ, gR = (random(*x.shape, dtype=F64, seed=1) for x in (Q, R))
+    for given in ((gQ, gR), (None, gR)):
+        found = qr.linalg_qr_backward(*given, A, Q, R, "reduced")
+        expected = qr.linalg_qr_backward.reference(*given, A, Q, R, "reduced")
+        assert found.isfinite().all()
+        assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
 @DTYPES

@@ -1,7 +1,8 @@
 """Modified Bessel functions, and sinc: entire functions whose derivatives divide by x.
 
 Near zero the derivative is a power series, so that every order is finite and right there; PyTorch's orders from the
-second on are nan, zero or noise.
+second on are nan, zero or noise. Far from zero those of i0e and i1e are differences of nearly equal numbers, which PyTorch
+returns as 0 or as noise; here they are the derivative of the asymptotic series.
 
 Note:
     Where not differentiable: for i0e at 0, and for i1e at 0 from the second order on, where the sign of x counts as 0.
@@ -9,7 +10,7 @@ Note:
 
 from __future__ import annotations
 
-from math import factorial, pi
+from math import factorial, pi, prod, sqrt
 
 import torch
 from torch import Tensor
@@ -22,6 +23,15 @@ from .series import polynomial
 _NEAR = 2.0  # where |pi x| of sinc, or |x| of i1, is below this, the series; its last terms are below 1e-20 there
 _SINC = [(-1) ** k * 2 * k / factorial(2 * k + 1) for k in range(1, 18)]  # sinc'(x) / pi, with y = pi x, by y^(2 k - 1)
 _I1 = [(2 * k + 1) / (2 * factorial(k) * factorial(k + 1)) for k in range(18)]  # i1'(x), by (x / 2)^(2 k)
+_FAR = 32.0  # from here on exp(-x) I_n(x) is an asymptotic series, whose terms fall below 1e-17
+_FAR_I0E, _FAR_I1E = (
+    # its derivative, by x^(-k - 3/2)
+    [
+        -(k + 0.5) / sqrt(2 * pi) * prod(((2 * j - 1) ** 2 - 4 * n * n) / (8 * j) for j in range(1, k + 1))
+        for k in range(20)
+    ]
+    for n in (0, 1)
+)
 
 
 @formula
@@ -82,12 +92,25 @@ def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
         Where not differentiable: at x = 0 from the second order on, where sgn(x) counts as 0.
 
     References:
-        ATen i1e_backward; near zero as `i1_backward`.
+        ATen i1e_backward; near zero as `i1_backward`; far from it DLMF 10.40.1, https://dlmf.nist.gov/10.40.E1.
     """
     near, small, large = _split(self)
     series = polynomial(_I1, small * small / 4) * (-small.abs()).exp()
     quotient = torch.special.i0e(large) - torch.where(near, 0, result) / large
-    return grad * (torch.where(near, series, quotient) - self.detach().sgn() * result)
+    slope = torch.where(near, series, quotient) - self.detach().sgn() * result
+    return grad * torch.where(self.abs() < _FAR, slope, _far(_FAR_I1E, self))
+
+
+def _i0e_slope(self: Tensor, result: Tensor) -> Tensor:
+    """exp(-|x|) I_1(x) - sgn(x) exp(-|x|) I_0(x)."""
+    sign = self.detach().sgn()
+    return torch.where(self.abs() < _FAR, torch.special.i1e(self) - sign * result, sign * _far(_FAR_I0E, self))
+
+
+def _far(coefficients: list[float], self: Tensor) -> Tensor:
+    """The asymptotic series of a derivative, where |x| is large; anything finite elsewhere."""
+    inverse = 1 / self.abs().clamp(min=_FAR)
+    return inverse * inverse.sqrt() * polynomial(coefficients, inverse)
 
 
 def _split(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,8 +121,6 @@ def _split(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 elementwise("aten::sinc", sinc_backward, improves="values")
 elementwise("aten::i0", lambda self: torch.special.i1(self), real_only=True)
-elementwise(
-    "aten::special_i0e", lambda self, result: torch.special.i1e(self) - self.detach().sgn() * result, real_only=True
-)
+elementwise("aten::special_i0e", _i0e_slope, real_only=True, improves="values")
 elementwise("aten::special_i1", i1_backward, real_only=True, improves="values")
 elementwise("aten::special_i1e", i1e_backward, real_only=True, improves="values")

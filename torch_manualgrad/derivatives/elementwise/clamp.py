@@ -4,7 +4,8 @@ Where an input is not the result, its gradient is zero, whatever the cotangent: 
 
 Note:
     Where not differentiable: at a bound, PyTorch's conventions. From torch 2.15 on a number shares the gradient with a
-    bound that is a tensor, and has none at a bound that is a number; before, it has all at both.
+    bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the bounds are
+    equal and x is another number, the bound on its side has all of it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, T
     if max is None:
         return (~(self >= min), self == min) if _SHARED else (self < min, None)
     if not _SHARED:
-        return (self < min) & (min < max), None
+        return (self < min) & (min <= max), None  # PyTorch's gradient is 0 where the bounds are equal
     ordered = ~(min > max)
     return ordered & (self < min), ordered & (self == min) & (self != max)
 
@@ -203,6 +204,7 @@ rule(
     jvp={"result": clamp_jvp},
     kind="elementwise",
     uses=(clamp_backward, clamp_backward_min_max),
+    improves={"values": "2.15"},
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
     samples=_clamp_samples,
     finite=True,

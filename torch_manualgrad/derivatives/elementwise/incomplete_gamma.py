@@ -25,7 +25,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import factorial, log, nan, pi
 
 import torch
@@ -125,19 +125,16 @@ def _of_a_sample(a: Tensor, x: Tensor) -> Tensor:
     return torch.where(inside, slope, torch.where(x == 0, 0, nan)).to(x.dtype)
 
 
-def _by_blocks(body: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
+def _are_many(a: Tensor, x: Tensor) -> bool:
+    return x.numel() > _BLOCK and a.shape == x.shape and a.is_contiguous() and x.is_contiguous()
+
+
+def _by_blocks(a: Tensor, x: Tensor) -> Tensor:
     """As many numbers at a time as fit into a cache with their nodes."""
-
-    def many(a: Tensor, x: Tensor) -> bool:
-        return x.numel() > _BLOCK and a.shape == x.shape and a.is_contiguous() and x.is_contiguous()
-
-    def blocks(a: Tensor, x: Tensor) -> Tensor:
-        return torch.cat([body(*both) for both in zip(a.flatten().split(_BLOCK), x.flatten().split(_BLOCK))]).view_as(x)
-
-    return Kernel("cpu", when=many, python=blocks)
+    return torch.cat([_in_a(*both) for both in zip(a.flatten().split(_BLOCK), x.flatten().split(_BLOCK))]).view_as(x)
 
 
-@formula(kernels=_by_blocks(_in_a))
+@formula(kernels=Kernel("cpu", when=_are_many, python=_by_blocks))
 def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of P(a, x) in a.
 
@@ -157,7 +154,17 @@ def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
     return _in_a(a, x)
 
 
-@formula(kernels=_by_blocks(_of_a_sample))
+def _takes(a: Tensor, x: Tensor) -> bool:
+    return (
+        x.dtype in (torch.float32, torch.float64)
+        and a.dtype == x.dtype
+        and a.shape == x.shape
+        and a.is_contiguous()
+        and x.is_contiguous()
+    )
+
+
+@formula(kernels=Kernel("cpu", when=_takes))
 def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of a sample x of the gamma distribution in its shape a: -(dP/da) / (dP/dx).
 

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.rule import is_sharded
+
 from .gauge import gauge_independent
 
 __all__ = ["Degeneracy", "Resolved", "Scale"]
@@ -122,7 +124,9 @@ class Resolved:
         given = [c.detach() for c in columns if c is not None]
         self.eps = torch.finfo(given[0].dtype).eps
         self.size = torch.zeros_like(scale.tolerance)
-        self.noise = self._noise(sum(c.norm(dim=-2) for c in given), max(c.shape[-2] for c in given))
+        # with keepdim: without it, a fake (1, 1) keeps its dimensions on torch 2.10
+        norms = sum(c.norm(dim=-2, keepdim=True).squeeze(-2) for c in given)
+        self.noise = self._noise(norms, max(c.shape[-2] for c in given))
         self.pair_noise = self.noise.unsqueeze(-1) + self.noise.unsqueeze(-2)
         self.gauge_dependent = gauge_independent(scale.tolerance)
 
@@ -201,7 +205,7 @@ class Resolved:
         return plain + (chosen - value)
 
     def _report(self, entries: Tensor) -> None:
-        if self.scale.width is None:
+        if self.scale.width is None and not is_sharded(entries):  # of which each rank's kernel reports its part
             self.gauge_dependent = self.gauge_dependent | entries.any()
 
 

@@ -33,8 +33,8 @@ _IN_CACHE = kernel_limit("cached_det")
 
 
 def _is_of_transpose(A: Tensor) -> bool:
-    """Whether the forward factorized A^T and not A."""
-    return A.is_contiguous() and not A.is_complex()
+    """Whether the forward factorized A^T and not A; what it got of a tensor with a neg bit is a copy."""
+    return (A.resolve_neg() if A.is_neg() else A).is_contiguous() and not A.is_complex()
 
 
 def _laid_out(X: Tensor, A: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .common import random_definite, skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
-from .gauge import MAY_RUN_TWICE, check_gauge, gauge_independent, reported
+from .gauge import check_gauge, gauge_independent, reported, warn
 
 WHAT = "derivative of the eigendecomposition"
 
@@ -171,7 +172,7 @@ eigh_rule = rule(
     vjp={"A": linalg_eigh_backward.bind(**_GRADS, **_OUTPUTS)},
     jvp={("eigenvalues", "eigenvectors"): linalg_eigh_jvp.bind(**_OUTPUTS)},
     compiled_vjp=CompiledVjp(
-        "A", linalg_eigh_backward, _GRADS | _OUTPUTS | vars(Degeneracy()), MAY_RUN_TWICE, declines=True
+        "A", linalg_eigh_backward, _GRADS | _OUTPUTS | vars(Degeneracy()), declines=partial(warn, WHAT)
     ),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",

@@ -12,7 +12,6 @@ from torch import Tensor
 
 __all__ = [
     "GAUGES",
-    "MAY_RUN_TWICE",
     "GaugeError",
     "GaugeWarning",
     "check_gauge",
@@ -20,11 +19,10 @@ __all__ = [
     "gauge_independent",
     "report",
     "reported",
+    "warn",
 ]
 
 GAUGES = ("warn", "error", "ignore")
-# The largest matrices of which a compiled formula that finds something to report is run again, by the vjp that reports it.
-MAY_RUN_TWICE = 16
 
 
 class GaugeError(RuntimeError):
@@ -72,6 +70,25 @@ def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
 _unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
 
 
+def _text(what: str) -> str:
+    return (
+        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
+        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
+        "not depend on it is returned. "
+        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
+    )
+
+
+def warn(what: str, stacklevel: int = 2) -> None:
+    """Warn that a loss depends on the choice.
+
+    Args:
+        what: the derivative, at the beginning of the message.
+        stacklevel: as `warnings.warn` has it, from the caller's caller on.
+    """
+    warnings.warn(_text(what), GaugeWarning, stacklevel=stacklevel + 1)
+
+
 def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     """Warn or raise if the flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
 
@@ -85,19 +102,13 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     """
     if gauge == "ignore" or gauge_dependent.is_meta:
         return
-    text = (
-        f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
-        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
-        "not depend on it is returned. "
-        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
-    )
     if gauge == "error":
         if gauge_dependent:
-            raise GaugeError(text)
+            raise GaugeError(_text(what))
         return
     if not gauge_dependent.is_cuda:
         if gauge_dependent:
-            warnings.warn(text, GaugeWarning, stacklevel=3)
+            warn(what, 3)
         return
     while _unread and _unread[0][0].query():
         _, flag, earlier = _unread.popleft()
@@ -106,7 +117,7 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(gauge_dependent, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(gauge_dependent.device))
-    _unread.append((event, flag, text))
+    _unread.append((event, flag, _text(what)))
 
 
 def _as_compiled(compiled: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:

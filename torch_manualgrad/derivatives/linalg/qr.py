@@ -42,25 +42,14 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from ...core.formula import Kernel, formula
+from ...core.kernel_limits import kernel_limit
 from ...core.rule import CompiledVjp, Sample, rule
-from .common import LARGEST, eye_like, phi, random, random_conditioned, skew, small, sym
+from .common import LARGEST, eye_like, phi, random, random_conditioned, small
 from .gauge import depends_on_basis, report
+from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient
 
-
-def _leading(A: Tensor) -> int:
-    """How many columns of A determine Q."""
-    m, n = A.shape[-2:]
-    return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
-
-
-def _vanishing(order: int, R: Tensor) -> Tensor:
-    """Which pivots of R, a leading part, are zero to rounding, beside a sum of moduli: one of squares may overflow.
-
-    Args:
-        order: the larger dimension of A.
-    """
-    rounding = order * torch.finfo(R.dtype).eps
-    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
+# Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+_IN_CACHE = kernel_limit("cached_order")
 
 
 def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,9 +58,9 @@ def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, T
         raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
     if mode == "r":
         Q = torch.linalg.qr(A)[0]
-    c = _leading(A)
+    c = leading(A)
     R = R[..., :c, :c]
-    undefined = pad(_vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
+    undefined = pad(vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
     columns = undefined.unsqueeze(-2)
     return undefined, torch.where(columns, 0, Q), torch.where(columns[..., :c], eye_like(R), R)
 
@@ -108,53 +97,13 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
-def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """`linalg_qr_backward` with full rank and a cotangent, and a bool without dims: whether some matrix is deficient.
-
-    Q and R do for A: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H. A deficient one gets inf or nan.
-    """
-    m, n = Q.shape[-2], R.shape[-1]
-    c = min(m, n)
-    deficient = _vanishing(max(m, n), R[..., :c, :c]).any()
-    M = torch.zeros((), dtype=Q.dtype) if grad_Q is None else Q.mH @ grad_Q
-    if grad_R is not None:
-        grad_R = grad_R.triu()
-        M = M - grad_R @ R.mH
-    if Q.shape[-1] < m:
-        # G - Q (K - W) = gQ - Q (M - W), and M - W is Hermitian, with the upper triangle of M
-        G = Q @ sym(phi(M.mH))
-        return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False), deficient
-    # Q is square, and G - Q K is zero
-    W = phi(skew(M)) if M.is_complex() else skew(M).tril(-1)
-    inner = solve_triangular(R[..., :c, :c].mH, W[..., :c], upper=False, left=False)
-    if m < n:
-        inner = pad(inner, (0, n - m))
-    if grad_R is not None:
-        inner = inner + grad_R
-    return (inner.mT @ Q.mT).mT, deficient
-
-
-def _where_deficient(
-    results: tuple[Tensor, ...],
-    A: Tensor,
-    R: Tensor,
-    again: Callable[..., tuple[Tensor, ...]],
-    *tensors: Tensor | None,
-) -> tuple[Tensor, ...] | None:
-    """The results, with those of ``again`` for matrices in which a pivot vanishes; None where these are all of them."""
-    c = min(A.shape[-2:])
-    deficient = _vanishing(max(A.shape[-2:]), R[..., :c, :c]).any(-1)
-    if not deficient.any():
-        return results
-    if deficient.all():
-        return None
-    for result, right in zip(results, again(*[x if x is None else x[deficient] for x in tensors])):
-        result[deficient] = right
-    return results
+def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
+    """`linalg_qr_backward` without A, with a cotangent and no more columns than rows."""
+    return linalg_qr_backward.reference(grad_Q, grad_R, Q @ R, Q, R, "reduced")
 
 
 def _backward_by_rank(
-    compiled: Callable[..., tuple[Tensor, Tensor]],
+    compiled: Callable[..., Tensor],
     grad_Q: Tensor | None,
     grad_R: Tensor | None,
     A: Tensor,
@@ -162,22 +111,20 @@ def _backward_by_rank(
     R: Tensor,
     mode: str,
 ) -> Tensor | None:
-    """`linalg_qr_backward` by the shorter formula where the rank is full; and what it reports."""
+    """`linalg_qr_backward` by the kernel, or by the shorter formula where the rank is full; and what it reports."""
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
         report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
     if not A.is_cpu:  # to ask for the rank would synchronize
         return None
-    # at every order that the kernel takes it is as fast as BLAS or faster, by measurement
-    is_small = Q.shape[-1] == R.shape[-1] and small(Q, m)
-    grad_A, deficient = (compiled if is_small else _full_rank_backward)(grad_Q, grad_R, Q, R)
-    if not deficient:
-        return grad_A
+    if Q.shape[-1] == n and small(Q, m, in_cache=_IN_CACHE):
+        return compiled(grad_Q, grad_R, Q, R)
 
     def again(*tensors: Tensor | None) -> tuple[Tensor]:
         return (linalg_qr_backward(*tensors, mode),)
 
-    found = _where_deficient((grad_A,), A, R, again, grad_Q, grad_R, A, Q, R)
+    full = full_rank_backward(grad_Q, grad_R, Q, R, leading(A))
+    found = where_deficient((full,), A, R, again, grad_Q, grad_R, A, Q, R)
     return found if found is None else found[0]
 
 
@@ -185,7 +132,7 @@ def _backward_by_rank(
     kernels=Kernel(
         "cpu",
         when=lambda grad_Q, grad_R, mode: mode in ("reduced", "complete") and not (grad_Q is None and grad_R is None),
-        compiled=_full_rank_backward,
+        compiled=_from_factors,
         python=_backward_by_rank,
         tracked=True,
     )
@@ -232,27 +179,13 @@ def linalg_qr_backward(
     return grad_A.mT.contiguous().mT
 
 
-def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """With full rank Q and R do for A: dR = (N - Omega) R, or Q^H dA - Omega R if Q is square."""
-    m, p = Q.shape[-2], min(A_t.shape[-2:])
-    R_1 = R[..., :p, :p]
-    if Q.shape[-1] < m:
-        Y = solve_triangular(R_1, A_t, upper=True, left=False)
-        upper = phi(sym(Q.mH @ Y)).mH
-        return (Y - Q @ upper).contiguous(), upper @ R
-    QhA_t = Q.mH @ A_t
-    N = solve_triangular(R_1, QhA_t[..., :p], upper=True, left=False)
-    omega = skew(phi(pad(N, (0, m - p))) if N.is_complex() else pad(N, (0, m - p)).tril(-1))
-    return Q @ omega, (QhA_t - omega @ R).triu()
-
-
 def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...] | None:
     """`linalg_qr_jvp` by the shorter formula where the rank is full."""
 
     def again(*tensors: Tensor | None) -> tuple[Tensor, ...]:
         return linalg_qr_jvp(*tensors, mode)
 
-    return _where_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
+    return where_deficient(full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
 
 
 @formula(kernels=Kernel("cpu", when=lambda mode: mode in ("reduced", "complete"), python=_jvp_by_rank))
@@ -303,9 +236,7 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
-    compiled_vjp=CompiledVjp(
-        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True
-    ),
+    compiled_vjp=CompiledVjp("A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",)),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
     improves=("values", "missing"),

@@ -24,6 +24,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .common import random_conditioned, skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
-from .gauge import MAY_RUN_TWICE, check_gauge, depends_on_basis, gauge_independent, reported
+from .gauge import check_gauge, depends_on_basis, gauge_independent, reported, warn
 
 WHAT = "derivative of the singular value decomposition"
 
@@ -263,7 +264,7 @@ svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": svd_backward},
     compiled_vjp=CompiledVjp(
-        "A", svd_backward, vars(Degeneracy()), MAY_RUN_TWICE, only={"full_matrices": False}, declines=True
+        "A", svd_backward, vars(Degeneracy()), only={"full_matrices": False}, declines=partial(warn, WHAT)
     ),
     jvp={("U", "S", "Vh"): linalg_svd_jvp},
     improves="values",

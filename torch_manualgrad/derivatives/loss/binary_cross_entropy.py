@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled
+from .common import MEAN, NONE, SUM, fitted, leaf, of_all, random, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -192,6 +192,11 @@ def binary_cross_entropy_with_logits_target_backward(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
+def _self_vjp(grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    grad, reduction = of_all(grad, self, reduction)
+    return aten.binary_cross_entropy_backward(grad, self, target, weight, reduction)
+
+
 def _jvp(
     self_p: Tensor,
     self_t: Tensor | None,
@@ -220,7 +225,7 @@ def _backward_jvp(
 ) -> Tensor:
     found, known = torch.zeros_like(self_p), (self_p, target_p, weight, reduction)
     if grad_output_t is not None:
-        found = found + aten.binary_cross_entropy_backward(grad_output_t, *known)
+        found = found + _self_vjp(grad_output_t, *known)
     if self_t is not None:
         found = found + binary_cross_entropy_double_backward(grad_output_p, self_t, *known)
     if target_t is not None:
@@ -281,9 +286,7 @@ def _with_logits_samples(dtype: torch.dtype, device: torch.device | str) -> Iter
 rule(
     "aten::binary_cross_entropy",
     vjp={
-        "self": lambda grad, self, target, weight, reduction: aten.binary_cross_entropy_backward(
-            grad, self, target, weight, reduction
-        ),
+        "self": _self_vjp,
         "target": lambda grad, self, target, weight, reduction: fitted(
             binary_cross_entropy_target_backward(grad, self, target, weight, reduction), target
         ),

@@ -8,7 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MEAN", "NONE", "SUM", "fitted", "in_one_precision", "leaf", "paired", "random", "reduced", "scaled"]
+from torch_manualgrad.core.rule import is_sharded
+
+__all__ = [
+    "MEAN",
+    "NONE",
+    "SUM",
+    "fitted",
+    "in_one_precision",
+    "leaf",
+    "of_all",
+    "paired",
+    "random",
+    "reduced",
+    "scaled",
+]
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -21,6 +35,14 @@ def reduced(x: Tensor, reduction: int) -> Tensor:
 def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
     """x, divided by the number of losses where their mean is taken."""
     return x / like.numel() if reduction == MEAN else x
+
+
+def of_all(grad: Tensor, like: Tensor, reduction: int) -> tuple[Tensor, int]:
+    """What an operator of PyTorch's is given for a cotangent and a reduction: a rank would divide by the number of losses in
+    its own part of distributed tensors, so that the division is done here."""
+    if reduction == MEAN and is_sharded(like):
+        return grad / like.numel(), SUM
+    return grad, reduction
 
 
 def fitted(x: Tensor, like: Tensor) -> Tensor:

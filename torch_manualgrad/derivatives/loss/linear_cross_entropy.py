@@ -18,7 +18,7 @@ PyTorch computes these in the forward and takes them for constants. They are use
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, exists, operator, rule
+from torch_manualgrad.core.rule import Sample, bound_to, exists, operator, parameters, rule
 
 from .common import in_one_precision, leaf, random
 
@@ -172,7 +172,7 @@ def linear_cross_entropy_jvp(
 
 
 def _vjp(
-    grad_result0: Tensor,
+    grad: Tensor,
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -180,77 +180,29 @@ def _vjp(
     weight: Tensor | None,
     reduction: str,
     ignore_index: int,
-    result1: Tensor,
-    result2: Tensor,
-    result3: Tensor,
     output_mask: Sequence[bool],
+    *known: Tensor,
 ) -> Any:
-    known = (result1, result2, result3)
+    """The gradients that are wanted; ``known`` are those of a loss whose cotangent is 1, or tensors of other shapes."""
     at = (input, linear_weight, linear_bias)
-    computed = all(x is not None and k.shape == x.shape for k, x, yes in zip(known, at, output_mask) if yes)
+    computed = known and all(x is not None and k.shape == x.shape for k, x, yes in zip(known, at, output_mask) if yes)
     if computed and not torch.is_grad_enabled():
-        found: Sequence[Tensor] = [k * grad_result0 for k in known]
+        found: Sequence[Tensor] = [k * grad for k in known]
     else:
         found = linear_cross_entropy_backward(
-            grad_result0, input, linear_weight, target, linear_bias, weight, reduction, ignore_index
+            grad, input, linear_weight, target, linear_bias, weight, reduction, ignore_index
         )
     return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
 
 
-def _vjp_of_each(
-    grad: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    output_mask: Sequence[bool],
-) -> Any:
-    at = (input, linear_weight, linear_bias)
-    found = linear_cross_entropy_backward(grad, input, linear_weight, target, linear_bias, weight, "none", ignore_index)
-    return tuple(f.to(x.dtype) if yes and x is not None else None for f, x, yes in zip(found, at, output_mask))
+def _target_vjp(target: Tensor, *given: Any) -> Tensor | None:
+    return linear_cross_entropy_target_backward(*given) if target.is_floating_point() else None
 
 
-def _target_vjp(
-    grad_result0: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-) -> Tensor | None:
-    if not target.is_floating_point():
-        return None
-    return linear_cross_entropy_target_backward(grad_result0, input, linear_weight, linear_bias, weight, reduction)
-
-
-def _target_vjp_of_each(
-    grad: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-) -> Tensor | None:
-    return _target_vjp(grad, input, linear_weight, target, linear_bias, weight, "none")
-
-
-def _jvp_of_each(
-    input_p: Tensor,
-    input_t: Tensor | None,
-    linear_weight_p: Tensor,
-    linear_weight_t: Tensor | None,
-    target_p: Tensor,
-    target_t: Tensor | None,
-    linear_bias_p: Tensor | None,
-    linear_bias_t: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-) -> Tensor:
-    moving = (input_p, input_t, linear_weight_p, linear_weight_t, target_p, target_t, linear_bias_p, linear_bias_t)
-    return linear_cross_entropy_jvp(*moving, weight, "none", ignore_index)
+def _of_each(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """``function`` for the operator without reduction."""
+    at = names.index("reduction")
+    return bound_to(lambda *given: function(*given[:at], "none", *given[at:]), [*names[:at], *names[at + 1 :]])
 
 
 def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
@@ -281,6 +233,9 @@ def _samples_of_each(dtype: torch.dtype, device: torch.device | str) -> Iterable
 
 if exists(_NAME):
     _inputs_of_rule = ("input", "linear_weight", "linear_bias")
+    _cotangents = ("result1", "result2", "result3")
+    _asked = [*parameters(linear_cross_entropy_backward), "output_mask"]
+    _asked_for_target = ["target", *parameters(linear_cross_entropy_target_backward)]
     _about: dict[str, Any] = {
         "uses": (linear_cross_entropy_backward, linear_cross_entropy_target_backward, linear_cross_entropy_jvp),
         "improves": ("values", "missing"),
@@ -288,7 +243,10 @@ if exists(_NAME):
     }
     rule(
         _NAME,
-        vjp={_inputs_of_rule: _vjp, "target": _target_vjp},
+        vjp={
+            _inputs_of_rule: bound_to(_vjp, ["grad_result0", *_asked[1:], "result1", "result2", "result3"]),
+            "target": bound_to(_target_vjp, ["target", "grad_result0", *_asked_for_target[2:]]),
+        },
         jvp={"result0": linear_cross_entropy_jvp},
         not_differentiable=("result1", "result2", "result3"),
         samples=_samples,
@@ -297,8 +255,8 @@ if exists(_NAME):
     )
     rule(
         f"{_NAME}_no_reduction",
-        vjp={_inputs_of_rule: _vjp_of_each, "target": _target_vjp_of_each},
-        jvp={"result": _jvp_of_each},
+        vjp={_inputs_of_rule: _of_each(_vjp, _asked), "target": _of_each(_target_vjp, _asked_for_target)},
+        jvp={"result": _of_each(linear_cross_entropy_jvp, parameters(linear_cross_entropy_jvp))},
         samples=_samples_of_each,
         probe=in_one_precision(operator(f"{_NAME}_no_reduction")),
         **_about,

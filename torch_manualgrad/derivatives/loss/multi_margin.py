@@ -21,7 +21,7 @@ from torch.types import Number
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced, scaled
+from .common import MEAN, NONE, SUM, in_one_precision, leaf, of_all, random, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -221,6 +221,19 @@ def _multilabel_jvp(self_p: Tensor, self_t: Tensor, target: Tensor, reduction: i
     return reduced((slope * self_t).sum(-1), reduction)
 
 
+def _vjp(
+    grad: Tensor, self: Tensor, target: Tensor, p: Number, margin: Number, weight: Tensor | None, reduction: int
+) -> Tensor:
+    grad, reduction = of_all(grad, target, reduction)
+    return multi_margin_loss_gradient(grad, self, target, p, margin, weight, reduction)
+
+
+def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
+    losses = self[..., :1] if self.dim() else self
+    grad_output, reduction = of_all(grad_output, losses, reduction)
+    return multilabel_margin_loss_gradient(grad_output, self, target, reduction, is_target)
+
+
 def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     """Of two terms; None is zero."""
     return y if x is None else x if y is None else x + y
@@ -287,8 +300,9 @@ def _multilabel_backward_samples(dtype: torch.dtype, device: torch.device | str)
 
 rule(
     "aten::multi_margin_loss",
-    vjp={"self": multi_margin_loss_gradient.bind(grad_output="grad")},
+    vjp={"self": _vjp},
     jvp={"result": multi_margin_loss_jvp},
+    uses=multi_margin_loss_gradient,
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
     samples=_samples,
@@ -318,8 +332,9 @@ rule(
 )
 rule(
     "aten::multilabel_margin_loss_forward",
-    vjp={"self": multilabel_margin_loss_gradient.bind(grad_output="grad_output")},
+    vjp={"self": _multilabel_vjp},
     jvp={"output": _multilabel_jvp},
+    uses=multilabel_margin_loss_gradient,
     not_differentiable="is_target",
     improves="missing",
     source="ATen multilabel_margin_loss_backward; its derivatives are new",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, fitted, paired, random, reduced, scaled
+from .common import MEAN, NONE, SUM, fitted, of_all, paired, random, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -150,6 +150,7 @@ def _vjp(
     f: Slope, mask: Sequence[bool], grad: Tensor, self: Tensor, target: Tensor, reduction: int, *limit: float
 ) -> Gradients:
     x, y = paired(self, target)
+    grad, reduction = of_all(grad, x, reduction)
     of_self = fitted(f(grad, x, y, reduction, *limit), self) if mask[0] else None
     return of_self, fitted(f(grad, y, x, reduction, *limit), target) if mask[1] else None
 
@@ -179,6 +180,7 @@ def _double_vjp(
     *limit: float,
 ) -> Gradients:
     x, y = paired(self, target)
+    grad, reduction = of_all(grad, x, reduction)
     of_g = fitted(f(grad, x, y, reduction, *limit), grad_output) if mask[0] else None
     if not (mask[1] or mask[2]):
         return of_g, None, None
@@ -201,7 +203,8 @@ def _backward_jvp(
     x, y = paired(self_p, target_p)
     found = torch.zeros_like(x)
     if grad_output_t is not None:
-        found = found + f(grad_output_t, x, y, reduction, *limit)
+        grad, summed = of_all(grad_output_t, x, reduction)
+        found = found + f(grad, x, y, summed, *limit)
     if self_t is not None or target_t is not None:
         moved = grad_output_p * _difference(self_t, target_t)
         found = found + ff(moved.expand(x.shape), x, y, reduction, *limit)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, bound_to, parameters, rule
 
 from .attention import attention_backward, attention_jvp, attention_mask_backward
 from .attention_second import attention_backward_jvp
@@ -24,6 +24,7 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _GRADIENTS = ("grad_query", "grad_key", "grad_value")
+_TANGENTS = parameters(attention_backward_jvp)[:-1]  # that of the mask is not wanted
 
 
 def _double_vjp(
@@ -45,24 +46,6 @@ def _double_vjp(
         return of_g, None, None, None, None
     *others, of_mask = attention_backward_jvp(grad_out, None, *pairs, output_mask[4])
     return of_g, *others, of_mask if output_mask[4] else None
-
-
-def _backward_jvp(
-    grad_out: Tensor,
-    grad_out_t: Tensor | None,
-    query: Tensor,
-    query_t: Tensor | None,
-    key: Tensor,
-    key_t: Tensor | None,
-    value: Tensor,
-    value_t: Tensor | None,
-    attn_mask: Tensor | None,
-    attn_mask_t: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, ...]:
-    pairs = (grad_out, grad_out_t, query, query_t, key, key_t, value, value_t, attn_mask, attn_mask_t)
-    return attention_backward_jvp(*pairs, is_causal, scale, False)[:3]
 
 
 def _defer_to_stock(*values: Any) -> bool:
@@ -147,7 +130,7 @@ rule(
         ("grad_out", "query", "key", "value", "attn_mask"): _double_vjp,
         ("out", "logsumexp"): lambda grad_grad_query: (None, None),
     },
-    jvp={_GRADIENTS: _backward_jvp},
+    jvp={_GRADIENTS: bound_to(lambda *given: attention_backward_jvp(*given, False)[:3], _TANGENTS)},
     uses=(attention_jvp, attention_backward_jvp),
     improves="missing",
     source=f"ATen has none; {_SOURCE}",

@@ -134,7 +134,9 @@ def _draw(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int
 
 
 def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
-    """Without ``train``, PyTorch drops as in training."""
+    """Without ``train``, PyTorch drops as in training. It returns an empty input as it is, which asks for a view."""
+    if x.numel() == 0:
+        return x.view_as(x)
     scale = 1.0 if train is False else 0.0 if p == 1 else 1 / (1 - p)
     return infinitely_differentiable_native_dropout_backward(x, mask, scale)
 
@@ -270,6 +272,8 @@ rule(
         )
     },
     uses=rrelu_with_noise_backward,
+    # PyTorch packs the noise before it is drawn: hooks that copy, those of checkpoint too, keep what was in memory
+    improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),
     samples=_rrelu_samples,

@@ -97,45 +97,28 @@ def native_batch_norm_backward(
     return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]
 
 
-@native_batch_norm_backward.impl("default")
-def _(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    if not input.numel():  # on which PyTorch's ends the process
-        return native_batch_norm_backward.reference(
-            grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-        )
-    found = torch.ops.aten.native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) -> tuple[Tensor, ...]:
+    """The results for an input without elements; for any other their shapes, dtypes and strides."""
+    of_x = torch.zeros_like(input, memory_format=_memory_format(input))
+    of_channels = (input if weight is None else weight).new_zeros(input.shape[1])
+    return tuple(
+        f if yes else input.new_zeros(0) for f, yes in zip((of_x, of_channels, of_channels.clone()), output_mask)
     )
+
+
+@native_batch_norm_backward.impl("default")
+def _(*given: Any) -> tuple[Tensor, ...]:
+    _, input, weight, *_, output_mask = given
+    if not input.numel():  # on which PyTorch's ends the process
+        return _zeros(input, weight, output_mask)
+    found = torch.ops.aten.native_batch_norm_backward(*given)
     return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
 
 @native_batch_norm_backward.impl_fake
-def _(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    of_x = torch.empty_like(input, memory_format=_memory_format(input))
-    of_channels = (input if weight is None else weight).new_empty(input.shape[1])
-    return tuple(f if yes else input.new_empty(0) for f, yes in zip((of_x, of_channels, of_channels), output_mask))
+def _(*given: Any) -> tuple[Tensor, ...]:
+    _, input, weight, *_, output_mask = given
+    return _zeros(input, weight, output_mask)
 
 
 @formula

@@ -7,6 +7,7 @@ input.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def _by_channel(x: Tensor | None, C: int, group: int) -> Any:
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
     """N, C and HxW."""
-    return x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
+    return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
 
 def _statistics_backward(s: Standardized, dmean: Tensor | None, drstd: Tensor | None) -> Tensor:

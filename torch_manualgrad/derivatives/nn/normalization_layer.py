@@ -85,19 +85,9 @@ def native_layer_norm_backward(
 
 
 @native_layer_norm_backward.impl("default")
-def _(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    found = torch.ops.aten.native_layer_norm_backward(
-        grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
-    )
+def _(*given: Any) -> tuple[Tensor, ...]:
+    _, input, *_, output_mask = given
+    found = torch.ops.aten.native_layer_norm_backward(*given)
     return tuple(f.contiguous() if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
 

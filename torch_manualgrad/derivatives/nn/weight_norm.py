@@ -23,7 +23,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .normalization import constant, random, uneven, untracked, wide
+from .normalization import constant, random, uneven, wide
 
 
 class _Weight:
@@ -193,9 +193,9 @@ def _probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
 
 
 def _backward_probe(grad_w: Tensor, v: Tensor, g: Tensor, _: Tensor, dim: int) -> Any:
-    """The backward with the norms of its input, in place of any others."""
+    """The backward with the norms of its input, in place of any others: it has no derivative in them."""
     grad_w, v, g = grad_w.contiguous(), v.contiguous(), g.contiguous()
-    norms = torch.ops.aten._weight_norm_interface(untracked(v), untracked(g), dim)[1]
+    norms = torch.norm_except_dim(v, 2, dim)
     return uneven(*torch.ops.aten._weight_norm_interface_backward(grad_w, v, g, norms, dim))
 
 

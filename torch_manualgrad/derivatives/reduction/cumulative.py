@@ -80,11 +80,11 @@ def _are_normal(P: Tensor, g: Tensor) -> bool:
     return smallest * low >= limits.tiny and largest * max(high, 1) * g.shape[-1] < limits.max
 
 
-def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor | None:
     """The sum of conj(P_m) g_m over m >= k, over conj(x_k), where nothing under- or overflows."""
     P, g = (_last(widened(y, grad), dim) for y in (output, grad))
     if not _are_normal(P, g):
-        return cumprod_backward.reference(grad, input, dim, output)
+        return None
     sums = (g * P.conj()).flip(-1).cumsum(-1).flip(-1)
     return _back(sums / _last(widened(input, grad), dim).conj(), grad, dim)
 

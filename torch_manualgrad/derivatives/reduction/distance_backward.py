@@ -181,9 +181,12 @@ def _cdist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
 
 
 def _cdist_probe(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
-    """The backward with the distances of its points, in place of any others; it takes contiguous points only."""
+    """The backward with the distances of its points, in place of any others; it takes contiguous points only.
+
+    PyTorch's derivative, which it has since 2.15, has a part that goes by the distances: they are no constants here.
+    """
     x1 = x1 + 0 * grad.sum(-1, keepdim=True)  # the operator's batching rule is wrong where only grad is batched
-    distances = torch.cdist(x1.detach(), x2.detach(), p, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.linalg.vector_norm(_differences(x1, x2), p, -1)
     return torch.ops.aten._cdist_backward(grad.contiguous(), x1.contiguous(), x2.contiguous(), p, distances)
 
 
@@ -197,7 +200,9 @@ def _pdist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[S
 
 def _pdist_probe(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
     self = self.contiguous()
-    return torch.ops.aten._pdist_backward(grad.contiguous(), self, p, torch.pdist(self.detach(), p))
+    torch.pdist(self.detach(), p)  # refuses shapes for which the backward's kernel would leave its memory
+    distances = torch.linalg.vector_norm(_pairs(self, self.shape[0])[2], p, -1)
+    return torch.ops.aten._pdist_backward(grad.contiguous(), self, p, distances)
 
 
 # The first argument, g, is "grad" until torch 2.14, so that its cotangent has a longer name; then "grad_output".

@@ -201,6 +201,7 @@ rule(
     "aten::aminmax",
     vjp={"self": aminmax_backward},
     jvp={"min": aminmax_jvp.bind(result="min"), "max": aminmax_jvp.bind(result="max")},
+    improves={"missing": "2.13"},
     source="ATen aminmax_backward, aminmax_jvp",
     samples=_aminmax_samples,
 )

@@ -78,8 +78,9 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
         attained = ((sizes == m) | sizes.isnan()).to(sizes.dtype)
         return _sgn(x) * (attained / attained.sum(dims, keepdim=True))
 
+    m = m.clamp(max=torch.finfo(m.dtype).max)  # first: of distributed tensors, the ranks' parts are reduced here, once
     vanishing = m == 0
-    m = torch.where(vanishing, 1, m).clamp(max=torch.finfo(m.dtype).max)
+    m = torch.where(vanishing, 1, m)
     if p > 0 and p % 2 == 0:
         y = x / m * ~vanishing
         square = (y.conj() * y).real if y.is_complex() else y.square()

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import reached
 
 from .common import samples
 
 __all__ = ["repeat_backward", "slice_backward_wrapper"]
+
+# PyTorch's narrow_copy raised in reverse mode before
+_NARROW_COPY_HAS_DERIVATIVE = reached("2.13")
 
 
 @formula
@@ -132,17 +136,22 @@ linear_in(
 )
 linear_in(
     "aten::channel_shuffle",
-    {"self": lambda grad, groups: torch.channel_shuffle(grad, grad.shape[1] // groups)},
+    {"self": lambda grad, groups: torch.channel_shuffle(grad, grad.shape[1] // groups) if grad.numel() else grad},
     samples=samples(lambda draw, index: (draw(1, 6, 2), 2)),
 )
 linear_in(
     "aten::pixel_shuffle",
-    {"self": lambda grad, upscale_factor: torch.pixel_unshuffle(grad, upscale_factor)},
+    # the inverse of PyTorch's refuses, or keeps, the sizes of an empty tensor
+    {"self": lambda grad, self_sizes, upscale_factor: (
+        torch.pixel_unshuffle(grad, upscale_factor) if grad.numel() else grad.reshape(self_sizes)
+    )},
     samples=samples(lambda draw, index: (draw(2, 4, 1, 2), 2)),
 )
 linear_in(
     "aten::pixel_unshuffle",
-    {"self": lambda grad, downscale_factor: torch.pixel_shuffle(grad, downscale_factor)},
+    {"self": lambda grad, self_sizes, downscale_factor: (
+        torch.pixel_shuffle(grad, downscale_factor) if grad.numel() else grad.reshape(self_sizes)
+    )},
     samples=samples(lambda draw, index: (draw(2, 2, 4), 2)),
 )
 linear_in(
@@ -150,7 +159,7 @@ linear_in(
     {"self": _narrow_vjp},
     uses=slice_backward_wrapper,
     improves="missing",
-    defer_to_stock=lambda self, dim, start, length: start >= 0,
+    defer_to_stock=lambda self, dim, start, length: _NARROW_COPY_HAS_DERIVATIVE and start >= 0,
     samples=samples(
         lambda draw, index: (draw(3, 4), 1, 1, 2),
         lambda draw, index: (draw(3, 2), -2, -2, 2),

@@ -1,0 +1,117 @@
+// The derivative of a sample x of the gamma distribution in its shape a, in double precision; the mathematics is in
+// derivatives/elementwise/incomplete_gamma.py, of which this is the same arithmetic for one number.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+namespace manualgrad {
+
+// Gauss and Legendre's rule on (0, 1).
+template <int N>
+struct GaussLegendre {
+  double nodes[N], weights[N];
+
+  GaussLegendre() {
+    constexpr double kPi = 3.141592653589793238;
+    for (int i = 0; i < N; ++i) {
+      double x = std::cos(kPi * (i + 0.75) / (N + 0.5)), slope = 0;
+      for (int step = 0; step < 6; ++step) {
+        double before = 1, value = x;
+        for (int k = 2; k <= N; ++k) {
+          const double next = ((2 * k - 1) * x * value - (k - 1) * before) / k;
+          before = value;
+          value = next;
+        }
+        slope = N * (x * value - before) / (x * x - 1);
+        x -= value / slope;
+      }
+      nodes[i] = (1 + x) / 2;
+      weights[i] = 1 / ((1 - x * x) * slope * slope);
+    }
+  }
+};
+
+// How many terms and nodes are taken, and up to where the integrand is: what is cut off is below the rounding error.
+template <class T>
+struct GammaTerms;
+template <>
+struct GammaTerms<double> {
+  static constexpr int kSeries = 20, kNodes = 36;
+  static constexpr double kCut = 44;
+};
+template <>
+struct GammaTerms<float> {
+  static constexpr int kSeries = 11, kNodes = 20;
+  static constexpr double kCut = 20;
+};
+
+// log x - psi(a + 1), by Stirling's series; for small a at a + 10.
+inline double log_less_digamma(double a, double x) {
+  constexpr double kFar = 10;
+  constexpr double kDigamma[] = {-1. / 12,  1. / 120,     -1. / 252, 1. / 240,
+                                 -1. / 132, 691. / 32760, -1. / 12,  3617. / 8160};
+  const double z = a >= kFar ? a : a + kFar, square = 1 / (z * z);
+  double series = 0;
+  for (int k = 7; k >= 0; --k) series = series * square + kDigamma[k];
+  const double digamma = series * square - 1 / (2 * z);  // psi(z) - log z
+  if (a >= kFar) {
+    const double offset = (x - a) / a;
+    return (std::abs(offset) < 0.5 ? std::log1p(offset) : std::log(x / a)) - digamma - 1 / a;
+  }
+  double sum = 0;
+  for (int k = 1; k < kFar; ++k) sum += 1 / (a + k);
+  return std::log(x) - std::log(z) - digamma + sum;
+}
+
+// -dP/da in multiples of x^a exp(-x) / Gamma(a + 1), for x < 1.
+template <class T>
+double gamma_slope_by_series(double a, double x, double logs) {
+  double term = 1, total = logs;
+  for (int n = 1; n < GammaTerms<T>::kSeries; ++n) {
+    term *= x / (a + n);
+    logs -= 1 / (a + n);
+    total += term * logs;
+  }
+  return -total;
+}
+
+// The same for x >= 1.
+template <class T>
+double gamma_slope_by_quadrature(double a, double x, double logs) {
+  constexpr double kFlat = 0.1, kCut = GammaTerms<T>::kCut;
+  constexpr double kExp[] = {1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040, 1. / 40320, 1. / 362880};
+  static const GaussLegendre<GammaTerms<T>::kNodes> rule;
+  const bool above = x > a - 0.5;
+  const double linear = above ? x - a : a - x - kCut / 2;
+  double bound = 2 * kCut / (linear + std::hypot(linear, std::sqrt(2 * kCut * (above ? x : a))));
+  bound = above ? std::fmin(bound, std::log1p((kCut + a * bound) / x)) : -bound;
+  double total = 0;
+  for (int i = 0; i < GammaTerms<T>::kNodes; ++i) {
+    const double s = bound * rule.nodes[i];
+    double bend;  // exp(s) - 1 - s
+    if (std::abs(s) < kFlat) {
+      bend = 0;
+      for (int k = 7; k >= 0; --k) bend = bend * s + kExp[k];
+      bend *= s * s;
+    } else {
+      bend = std::expm1(s) - s;
+    }
+    total += rule.weights[i] * (a * (logs + s) + 1) * std::exp((a - x) * s - x * bend);
+  }
+  return bound * total;
+}
+
+// dx/da; 0 at x = 0, and nan where there is no such sample.
+template <class T>
+T gamma_sample_slope(T shape, T sample) {
+  const double a = shape, x = sample;
+  if (!(a > 0 && x > 0 && std::isfinite(a) && std::isfinite(x))) {
+    return x == 0 ? T{0} : std::numeric_limits<T>::quiet_NaN();
+  }
+  const double logs = log_less_digamma(a, x);
+  const double slope = x < 1 ? gamma_slope_by_series<T>(a, x, logs) : gamma_slope_by_quadrature<T>(a, x, logs);
+  return static_cast<T>(x / a * slope);
+}
+
+}  // namespace manualgrad
