@@ -35,7 +35,7 @@ FAULTS = {
         "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",
         "if (mask[input]) found[input] = stack[i].toTensor() + stack[i].toTensor();",
     ),
-    "it never declines": ("return !vjp.declines || !stack", "return true || !stack"),
+    "it never declines": ("if (!vjp.declines || !stack", "if (true || !stack"),
     "it is taken for any constant": ("if (constants[constant] != value) return false;", "(void)constant, (void)value;"),
     "everything is saved": ("table.selective && !used", "false && !used"),
     "the second backward is not refused": (
@@ -64,6 +64,15 @@ FAULTS = {
     ),
     "hooks are given tensors twice": ("twice ? &stock : nullptr", "&stock"),
     "PyTorch's node keeps its tensors": ("if (stock) stock.node->release_variables();", ""),
+    "a custom op that is tracked loses its derivative": (
+        "value.toTensor().requires_grad())) return false;",
+        "false)) return false;",
+    ),
+    "a custom op is served whatever it is": ("if (!plain(value.toTensor()) || (c10", "if ((c10"),
+    "a custom op's error is passed over": (
+        "const bool here = acts.load(std::memory_order_acquire)",
+        "const bool here = true",
+    ),
     "nodes are let go on the stack": ("if (waiting != nullptr) {", "if (false) {"),
 }
 
@@ -99,7 +108,8 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    tests = [str(Path(__file__).with_name(f"test_calls_{part}.py")) for part in ("strong", "plain", "graph", "tables")]
+    parts = ("calls_strong", "calls_plain", "calls_graph", "calls_tables", "custom_op_calls")
+    tests = [str(Path(__file__).with_name(f"test_{part}.py")) for part in parts]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         capture_output=True, text=True, check=False, env=environment, cwd=ROOT / "tests",

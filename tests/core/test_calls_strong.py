@@ -65,7 +65,8 @@ def test_each_cotangent_is_that_of_its_output():
     (found,), count = made(call)
     with calls.in_python():
         (expected,) = call()
-    assert count[2] == 0
+    # 2.10 has no derivative of it, so the gradient is the rule's
+    assert count[2] == ("missing" in mg.rules["aten::aminmax"].improves)
     torch.testing.assert_close(found, expected)
 
 

@@ -37,9 +37,10 @@ torch.utils._pytree.register_dataclass(Box)
         (lambda x: Pair(3, Pair(x, "text")), lambda r: r.second.first * len(r.second.second) / 4),
         (lambda x: Box(x, 2.0), lambda r: r.tensor * r.number / 2),
         (lambda x: [x, x, x], lambda r: r[2]),
+        (lambda x: (None, x, 2.0), lambda r: r[1] * r[2] / 2),
         (lambda x: (x / 2, x), lambda r: r[0] + r[1] / 2),  # computed, so computed again for the next order
     ],
-    ids=["tensor", "dict", "named tuple", "dataclass", "twice the same", "computed"],
+    ids=["tensor", "dict", "named tuple", "dataclass", "twice the same", "flat", "computed"],
 )
 def test_residuals_are_any_tree(pack, unpack):
     op = sine(
@@ -48,6 +49,21 @@ def test_residuals_are_any_tree(pack, unpack):
     for transforms in NESTINGS:
         f = nested(transforms, lambda x: op(x).square().sum())
         same(f(random(2)), nested(transforms, lambda x: x.sin().square().sum())(random(2)))
+    for found, expected in zip(plain_orders(op), plain_orders(torch.sin), strict=True):
+        same(found, expected)
+
+
+def plain_orders(f):
+    """Of plain calls, which have an autograd function of their own: three orders, a Hessian times a vector, batched gradients."""
+    x = random(2).requires_grad_()
+    found = [f(x).square().sum()]
+    for _ in range(3):
+        found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+    x = random(2).requires_grad_()
+    (g,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad(g, x, torch.arange(1.0, 3.0).double())
+    batch = torch.autograd.grad(f(x).square().sum(), x, torch.arange(1.0, 4.0).double(), is_grads_batched=True)
+    return [*(y.detach() for y in found), product, *batch]
 
 
 @pytest.mark.parametrize("nothing", [None, (), {}, 3.0, "text"])

@@ -41,6 +41,18 @@ def test_reverse_over_forward_mode_agrees_with_the_functional_form(rule):
         torch.testing.assert_close(derivative(in_place_operator(rule)), derivative(rule.aten))
 
 
+def test_a_tangent_that_an_outer_level_keeps_is_not_written_to():
+    x = torch.rand(3, dtype=F64) + 0.5
+
+    def third(root):
+        slope = torch.func.grad(lambda x: root((x * x).sum()))
+        along = lambda x: torch.func.jvp(lambda x: slope(x).pow(2).prod(), (x,), (x,))[1]  # noqa: E731
+        return torch.func.grad(along)(x)
+
+    with mg.override("aten::sqrt"):
+        torch.testing.assert_close(third(torch.Tensor.sqrt_), third(torch.sqrt))
+
+
 def gradient(f, x):
     x = x.clone().requires_grad_()
     return torch.autograd.grad(f(x).pow(2).sum(), x)[0]
@@ -168,6 +180,7 @@ def two_orders(result, inputs):
 @pytest.mark.parametrize("rule", IN_PLACE, ids=lambda r: r.name)
 def test_it_keeps_no_more_than_pytorch_and_has_the_derivatives_of_the_functional_form(rule):
     missing = rule.name in ("aten::asinh", "aten::acosh", "aten::atanh")  # PyTorch has no derivative in place
+    missing |= rule.name == "aten::nextafter" and "missing" in rule.improves  # nor any of it, until torch 2.13
     for sample in samples_to_write_to(rule):
         _, stock = written_to(rule, fresh(rule, sample), sample.kwargs)
         inputs, others = fresh(rule, sample), fresh(rule, sample)

@@ -1,6 +1,7 @@
 """Each private name of PyTorch that core/internals relies on still does what is said there."""
 
 import re
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_single_level_function():
             return Triple.apply(x)
 
     same(grad(lambda x: inside_kernel(kernel, x).sum())(random(3)), torch.full((3,), 3.0).double())
+
+
+def test_backward_is_called_at_once():
+    class Triple(internals.SingleLevelFunction):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, g):
+            callers.append(sys._getframe(1).f_code.co_name)
+            return g * 3
+
+    callers = []
+    x = random(3).requires_grad_()
+    for _ in range(2):
+        y = Triple.apply(x)
+        for found in (torch.autograd.grad(y.sum(), x, retain_graph=True)[0], y.grad_fn.apply(torch.ones_like(x))):
+            same(found, torch.full_like(x, 3))
+        Triple.call_backward_at_once()
+    assert callers == ["apply", "apply", "_engine_run_backward", "test_backward_is_called_at_once"]
 
 
 def test_in_functorch_and_only_autograd():
@@ -219,24 +241,6 @@ def test_forward_mode_outside():
         assert not first(f, x) and first(grad(lambda x: f(x).sum()), x)
 
 
-def test_custom_ops_of_the_library():
-    @torch.library.custom_op("mginternals::doubled", mutates_args=())
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    op = torch.ops.mginternals.doubled.default
-    for given in (doubled, op, torch.ops.mginternals.doubled):
-        assert internals.custom_op_overload(given) is op
-    assert internals.custom_op_overload(torch.sin) is None
-    assert internals.library_backward(op) is None and op not in internals.custom_ops_with_backward()
-
-    def backward(ctx, grad):
-        return 2 * grad
-
-    doubled.register_autograd(backward)
-    assert internals.library_backward(op) == (None, backward) and op in internals.custom_ops_with_backward()
-
-
 def test_autocast():
     assert not internals.is_autocast_enabled()
     with torch.autocast("cpu", torch.bfloat16):
@@ -246,28 +250,6 @@ def test_autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
             1 / 0  # noqa: B018
         assert internals.is_autocast_enabled()
-
-
-def test_parse_schema():
-    schema = internals.parse_schema("a::b(Tensor(c!) x, Tensor[] y, *, int n=3) -> Tensor")
-    assert schema.name == "a::b" and schema.arguments[0].alias_info.is_write and schema.is_mutable
-    assert [str(a.type) for a in schema.arguments] == ["Tensor", "List[Tensor]", "int"]
-    assert schema.arguments[2].kwarg_only and schema.arguments[2].default_value == 3
-
-
-def test_is_composite():
-    aten = torch.ops.aten
-    assert internals.is_composite(aten.square.default) and internals.is_composite(aten.matmul.default)
-    for op in (aten.sin.default, aten.norm.Scalar, aten.dist.default, aten._cdist_forward.default):
-        assert not internals.is_composite(op)
-
-
-def test_shares_memory():
-    x = random(3)
-    assert internals.shares_memory((x,), {}, (x,)) and internals.shares_memory(([x], 1), {}, (x[1:],))
-    assert internals.shares_memory((), {"k": x}, (x.view(-1),)) and internals.shares_memory((), {}, (x, x))
-    assert not internals.shares_memory((x, [x], None), {"k": x}, (x.clone(), x.clone()))
-    assert not internals.shares_memory((x[:0],), {}, (torch.empty(0),))
 
 
 def test_unwrap_if_dead():
@@ -306,20 +288,6 @@ def test_vmap_call():
         assert seen == [(4, (0, None), (4, 2))]
 
 
-def test_guard_on_compiled_graphs():
-    """Dynamo still takes the ambient guard: without it every change would drop all graphs."""
-    import torch._dynamo  # noqa: F401
-
-    from torch_manualgrad.core import compile_cache
-
-    assert internals.guard_compiled_graphs(compile_cache.state) is True
-
-
-def test_is_view():
-    x = random(2, 2)
-    assert internals.is_view(x[0]) and not internals.is_view(x) and not internals.is_view(x.clone()[:].detach().clone())
-
-
 def test_recorded_by_jit():
     seen = []
 
@@ -332,10 +300,60 @@ def test_recorded_by_jit():
     assert seen == [False, True]
 
 
-def test_skipped_by_dynamo():
-    def compiled(f):
-        graphs = []
-        torch.compile(f, backend=lambda graph, _: graphs.append(graph) or graph.forward)(random(2))
-        return graphs
+def test_what_is_above_autograd():
+    seen = []
 
-    assert compiled(lambda x: x.sin()) and not compiled(internals.skipped_by_dynamo(lambda x: x.sin()))
+    def note(x=None):
+        seen.append(internals.nothing_above_autograd())
+        return x
+
+    note()
+    grad(lambda x: note(x).sum())(random(2))
+    vmap(note)(random(2, 2))
+    torch.jit.trace(lambda x: note(x) * 2, (random(2),), check_trace=False)
+    for inside in (
+        torch.autocast("cpu"),
+        torch._C._AutoDispatchBelowAutograd(),
+        internals.below_autograd(),
+        internals.DispatchMode(),
+    ):
+        with inside:
+            note()
+    note()
+    assert seen == [True, *[False] * 7, True]
+
+
+def test_function_modes_and_wrapped_tensors():
+    left = []
+    grad(lambda x: left.append(x) or x.sum())(random(2))
+    assert internals.is_functorch_wrapped(left[0]) and not internals.is_functorch_wrapped(random(2))
+    with torch.overrides.TorchFunctionMode():
+        assert internals.in_function_mode()
+    assert not internals.in_function_mode()
+
+
+def test_version_of():
+    x = random(3)
+    with torch.no_grad():
+        x.view(3).add_(1)
+        x.data.add_(1)  # which autograd does not notice
+    assert internals.version_of(x) == 1
+
+
+def test_saved_tensors_unhooked():
+    packed = []
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    with (
+        hooks(lambda x: packed.append("outer") or x, lambda x: x),
+        hooks(lambda x: packed.append("inner") or x, lambda x: x),
+    ):
+        with internals.saved_tensors_unhooked():
+            assert not internals.saved_tensors_are_hooked()
+            random(2).requires_grad_().sin()
+        assert not packed
+        random(2).requires_grad_().sin()
+        assert packed == ["inner"]
+        with pytest.raises(ZeroDivisionError), internals.saved_tensors_unhooked():
+            1 / 0  # noqa: B018
+        assert internals.saved_tensors_are_hooked()
+    assert not internals.saved_tensors_are_hooked()

@@ -1,5 +1,8 @@
 """What core/internals relies on where values are read, or only shapes are: known zeros, modes, tracing."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from ops_for_tests import inside_kernel, random, same
@@ -25,6 +28,26 @@ def test_a_mode_sees_what_is_called_below_autograd_and_of_which_memory():
     assert (torch.ops.aten.matmul.default, [internals.memory_of(x)] * 2) in names
     assert internals.memory_of(x.clone()) != internals.memory_of(x)
     assert internals.memory_of(x.to_sparse()) is None
+
+
+def test_a_mode_imports_no_dynamo_and_is_not_compiled():
+    code = """
+import sys, torch
+from torch_manualgrad.core import internals
+
+class Seen(internals.DispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **kwargs or {})
+
+with Seen(), internals.calls_seen(print):
+    torch.ones(2).sin()
+assert "torch._dynamo" not in sys.modules
+graphs = []
+dispatch = torch.compile(Seen().__torch_dispatch__, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+assert dispatch(torch.sin, (), (torch.zeros(2),)).eq(0).all() and not graphs
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_modes_see_a_call_at_the_next_level():

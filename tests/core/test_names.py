@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import names
+from torch_manualgrad.core.versions import reached as torch_reached
 from torch_manualgrad.testing.opinfo import op_db
 
 
@@ -157,7 +158,7 @@ NORMS = {f"aten::norm.Scalar{overload}" for overload in ("", "Opt_dim", "Opt_dty
         (torch.Tensor.det, {"aten::_linalg_det"}),
         (torch.dist, {"aten::dist"}),
         (torch.nn.functional.normalize, {"aten::linalg_vector_norm"}),
-        (torch.nn.functional.linear, {"aten::addmm", "aten::mm"}),
+        (torch.nn.functional.linear, {"aten::addmm", "aten::mm"} | ({"aten::mv"} if torch_reached("2.15") else set())),
         ("tanh", {"aten::tanh"}),
         (torch.sin, {"aten::sin"}),
         (torch.Tensor.exp, {"aten::exp"}),

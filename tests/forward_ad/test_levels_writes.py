@@ -63,3 +63,27 @@ def test_lists_are_copied():
         targets = [torch.zeros(3), torch.zeros(3)]
         torch._foreach_copy_(targets, [make_dual(x[0], x[0]), x[1]])
         assert torch.equal(unpack_dual(targets[0]).tangent, x[0]) and unpack_dual(targets[1]).tangent is None
+
+
+def test_what_is_written_with_an_unknown_tangent_has_none_to_ask_for():
+    x = torch.randn(4, 2, 3, dtype=torch.float64)
+    mean, var = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    with dual_level():
+        dual = make_dual(x, torch.ones_like(x))
+        y = torch.ops.aten._native_batch_norm_legit(dual, None, None, mean, var, True, 0.1, 1e-5)[0]
+        assert unpack_dual(y).tangent is not None
+        with pytest.raises(NotImplementedError, match="unknown: it is running_mean_out"):
+            unpack_dual(mean)
+    assert torch.allclose(mean, 0.1 * x.mean((0, 2)))
+
+
+def test_a_functional_form_returns_what_is_written_too():
+    with torch.library._scoped_library("levels_writes", "DEF") as library:
+        library.define("noted(Tensor x, Tensor(a!) note) -> Tensor")
+        library.define("noted_functional(Tensor x, Tensor note) -> Tensor")  # another operator, in spite of its name
+        library.impl("noted", lambda x, note: (note.fill_(1), 2 * x)[1], "CompositeExplicitAutograd")
+        library.impl("noted_functional", lambda x, note: 2 * x, "CompositeExplicitAutograd")
+        with dual_level():
+            x = make_dual(torch.ones(2), torch.ones(2))
+            with pytest.raises(NotImplementedError, match="no functional form"):
+                torch.ops.levels_writes.noted(x, torch.zeros(2))

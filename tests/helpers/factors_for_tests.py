@@ -130,9 +130,10 @@ OPERATORS: dict[str, Callable[..., tuple]] = {
     "linalg_solve_triangular_backward": triangular,
     "linalg_qr_backward": qr,
 }
-TRIANGLES = ("linalg_solve_triangular_backward", "linalg_qr_backward")
 IN_CACHE = [
-    name for name in OPERATORS if (not name.endswith("_jvp") or name == "linalg_inv_jvp") and name not in TRIANGLES
+    name
+    for name in OPERATORS
+    if (not name.endswith("_jvp") or name == "linalg_inv_jvp") and name != "linalg_solve_triangular_backward"
 ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_manualgrad.testing import check
+
 DOUBLE, COMPLEX = torch.float64, torch.complex128
 FIRST = ("rev", "fwd")
 
@@ -34,3 +36,13 @@ def function(forward, vjp=None, jvp=None):
     if jvp is not None:
         Planted.jvp = staticmethod(lambda ctx, *t: jvp(*t, *ctx.saved_tensors))
     return Planted.apply
+
+
+def only(name: str, fn, *args, **options):
+    """The report of one check at one sample."""
+    return check(fn, [args], modes=(), checks=(name,), raise_on_failure=False, **options)
+
+
+def engines(report) -> set[str]:
+    """Of the failures."""
+    return {r.engine for r in report.failures}

@@ -17,6 +17,10 @@ def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
     return torch.ops.manualgrad.eigh_jacobi.default(A, lower)
 
 
+def eigh_tridiagonal(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
+    return torch.ops.manualgrad.eigh_tridiagonal.default(A, lower)
+
+
 def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.manualgrad.lu_small.default(A)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import sharding
 from .autograd_function import Call, autograd_function, fast_function
 from .internals import (
     PLAIN,
@@ -69,7 +70,11 @@ class Derivative:
         """That of plain calls; None for an operator of another kind."""
         returns = self.signature.returns
         simple = len(returns) == 1 and returns[0].is_tensor and not self.signature.lists
-        return fast_function(self) if simple and all(self.differentiable) else None
+        return self.make_fast_function() if simple and all(self.differentiable) else None
+
+    def make_fast_function(self) -> Any:
+        """What `fast_function` is, where there is one."""
+        return fast_function(self)
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
@@ -117,6 +122,7 @@ class Mode(Enum):
 def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
     """The operator below autograd, at every key of the call that is below."""
     args, kwargs = signature.split(values)
+    sharding.ensure_registered(op)
     with below_autograd():
         return op.redispatch(keyset & below_autograd_keys, *args, **kwargs)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .internals import (
     SingleLevelFunction as _SingleLevelFunction,
     below_autograd,
+    constants_replicated,
     forward_ad_enabled,
     is_autocast_enabled,
     primal,
@@ -151,7 +152,8 @@ def autograd_function(derivative: Derivative) -> Any:
                 inputs, tangents = unflatten(inputs, ctx.lengths), tuple(unflatten(tangents, ctx.lengths))
             if ctx.out_lengths is not None:
                 outputs = unflatten(outputs, ctx.out_lengths)
-            found = derivative.jvp(inputs, outputs, tangents)
+            with constants_replicated((*inputs, *outputs)):
+                found = derivative.jvp(inputs, outputs, tangents)
         if ctx.out_lengths is not None:
             found = _spread(found, ctx.out_lengths)
         # autograd.Function takes no None for a floating output, and nothing else for one that is not differentiable
@@ -209,7 +211,9 @@ def fast_function(
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
     members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
-    return type(function_name(derivative.signature), (_SingleLevelFunction,), members)
+    made: Any = type(function_name(derivative.signature), (_SingleLevelFunction,), members)
+    made.call_backward_at_once()
+    return made
 
 
 def function_name(signature: Signature) -> str:
@@ -228,8 +232,9 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
             if derivative.one_precision:
                 tensors, grads = _of_one_precision(tensors, grads)
             return derivative.vjp(needed, tensors, ctx.static, grads)
-    if not derivative.pure or torch.is_grad_enabled() or tangents_possible(tensors):
-        return derivative.vjp(needed, tensors, ctx.static, grads)
+    if not derivative.pure or torch.is_grad_enabled() or tangents_possible((*tensors, *grads)):
+        with constants_replicated((*tensors, *grads)):
+            return derivative.vjp(needed, tensors, ctx.static, grads)
     with below_autograd():
         return derivative.vjp(needed, tensors, ctx.static, grads)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import kernels
 from .autograd_function import pull_back
+from .calls_library import checked, library
 from .compiled_vjp import CompiledVjp
 from .deferral import ButManySmall, always
 from .internals import skipped_by_dynamo, tangents_possible
@@ -40,23 +40,6 @@ _DEVICES = {"cpu": 1, "cuda": 2}
 _SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
 
 
-def _load() -> Any:
-    path = kernels.library_path(f"calls_{'_'.join(torch.__version__.split('.')[:2])}")
-    if not path.exists():
-        return None
-    try:
-        torch.ops.load_library(path)
-        library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError):  # of another build of this torch: the general kernel is as right
-        return None
-    library.manualgrad_calls_error.restype = ctypes.c_char_p
-    nested = [f"nested_{name}" for name in ("before", "attach", "attach_buffers", "detach", "continues")]
-    for name in ("attach", "detach", "table", "state", "activate", *nested):
-        getattr(library, f"manualgrad_calls_{name}").restype = ctypes.c_int64
-    return library
-
-
-_library: Any = _load()
 _derivatives: list[Bound] = []  # by the number that a table has here; kept, as nodes of graphs name them
 _tables: dict[Any, int] = {}  # by derivative and what is left to stock, the number of the table there
 _states: dict[tuple[str, int], int] = {}
@@ -68,31 +51,25 @@ _active: tuple[str, Active] = ("", list)  # the arguments of the last `activate`
 
 def loaded() -> bool:
     """Whether there is a library for this torch."""
-    return _library is not None
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        raise RuntimeError(f"torch_manualgrad: {_library.manualgrad_calls_error().decode()}")
-    return result
+    return library is not None
 
 
 def _attach(op: Any, python: int) -> int:
     schema = op._schema
-    call = _library.manualgrad_calls_attach
-    return _checked(call(schema.name.encode(), schema.overload_name.encode(), ctypes.c_int64(python)))
+    call = library.manualgrad_calls_attach
+    return checked(call(schema.name.encode(), schema.overload_name.encode(), ctypes.c_int64(python)))
 
 
 def before(op: Any) -> None:
     """To be called before a kernel in Python is registered for ``op``: what is there now is what stock calls go to."""
-    if _library is not None:
+    if library is not None:
         _attach(op, 0)
 
 
 def attach(op: Any) -> None:
     """To be called after that: from now on the library has the calls, and hands on to Python what is not plain."""
     global _changes
-    if _library is not None:
+    if library is not None:
         _slots[op.name()] = _attach(op, 1)
         _changes += 1
 
@@ -100,8 +77,8 @@ def attach(op: Any) -> None:
 def detach(op: Any) -> None:
     """Take the library's kernel away. A thread that is inside of it crashes."""
     global _changes
-    if _library is not None:
-        _checked(_library.manualgrad_calls_detach(ctypes.c_int64(_slots.pop(op.name()))))
+    if library is not None:
+        checked(library.manualgrad_calls_detach(ctypes.c_int64(_slots.pop(op.name()))))
         _changes += 1
 
 
@@ -114,7 +91,7 @@ def activate(what: str, active: Active) -> None:
             calls are for Python) and which calls are left to stock.
     """
     global _active
-    if _library is None:
+    if library is None:
         return
     _active = (what, active)
     what = f"{what} in Python" if _general else what
@@ -124,9 +101,9 @@ def activate(what: str, active: Active) -> None:
         for name, derivative, defers in active():
             if name in _slots:
                 numbers[_slots[name]] = _table(None, None) if _general else _table(derivative, defers)
-        state = _checked(_library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
+        state = checked(library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
         _states[what, _changes] = state
-    _checked(_library.manualgrad_calls_activate(ctypes.c_int64(state)))
+    checked(library.manualgrad_calls_activate(ctypes.c_int64(state)))
 
 
 @contextmanager
@@ -144,14 +121,15 @@ def _set_general(yes: bool) -> None:
     global _general
     _general = yes
     activate(*_active)
-    if _library is not None:
-        _library.manualgrad_calls_nested_in_python(ctypes.c_int64(yes))
+    if library is not None:
+        library.manualgrad_calls_nested_in_python(ctypes.c_int64(yes))
+        library.manualgrad_calls_custom_in_python(ctypes.c_int64(yes))
 
 
 def suspend(by: int) -> None:
     """Make eager calls of this thread PyTorch's own, for as long as the sum of these numbers is positive."""
-    if _library is not None:
-        _library.manualgrad_calls_suspend(ctypes.c_int64(by))
+    if library is not None:
+        library.manualgrad_calls_suspend(ctypes.c_int64(by))
 
 
 class Counts(NamedTuple):
@@ -171,8 +149,8 @@ class Counts(NamedTuple):
 def counts() -> Counts:
     """What the library has done on this thread so far; zeros without it. For tests."""
     found = (ctypes.c_int64 * 3)()
-    if _library is not None:
-        _library.manualgrad_calls_counts(found)
+    if library is not None:
+        library.manualgrad_calls_counts(found)
     return Counts(*found)
 
 
@@ -189,10 +167,10 @@ def _table(derivative: Bound | None, defers: Callable[..., bool] | None) -> int:
         name, formula, numbers = ("", None, [1] + [0] * 12) if derivative is None else _plan(derivative, defers)
         if derivative is not None:
             _derivatives.append(derivative)
-        call = _library.manualgrad_calls_table
+        call = library.manualgrad_calls_table
         size = ctypes.c_int64(len(numbers))
         rule = ctypes.c_int64(len(_derivatives) - 1)
-        _tables[key] = _checked(call(rule, name.encode(), formula and formula.encode(), _array(numbers), size))
+        _tables[key] = checked(call(rule, name.encode(), formula and formula.encode(), _array(numbers), size))
     return _tables[key]
 
 
@@ -244,7 +222,7 @@ def _sources(derivative: Bound, compiled: CompiledVjp) -> list[int]:
         *inputs,
         devices,
         -1 if compiled.largest is None else compiled.largest,
-        compiled.declines,
+        2 if callable(compiled.declines) else compiled.declines,
         compiled.real,
         len(compiled.only),
     ]
@@ -318,15 +296,24 @@ def _defers(rule: int, values: Any) -> bool:
     return bool(defers(*values))
 
 
+def _report(rule: int) -> bool:
+    compiled = _derivatives[rule].rule.compiled_vjp
+    assert compiled is not None and callable(compiled.declines)
+    compiled.declines()
+    return True
+
+
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
     return _DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
 
 
-if _library is not None:
+if library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
     _operators.define("pull_back(int rule, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]")
     _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")
+    _operators.define("report(int rule) -> bool")
+    _operators.impl("report", skipped_by_dynamo(_report), "CPU")
     _operators.define("defers(int rule, Any values) -> bool")
     _operators.impl("defers", skipped_by_dynamo(_defers), "CPU")

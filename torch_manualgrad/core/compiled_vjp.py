@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ class CompiledVjp(NamedTuple):
         one_batch: matrices or vectors that must have the batch dims of the first of these, which are matrices.
         square: inputs and outputs that must be square matrices.
         nonzero: inputs and outputs that must be on the CPU, where it costs little to ask, and have no zero.
-        declines: the kernel has one more result, a 0-dim bool: true where it leaves the call to the vjp. For the CPU
-            only: to read it would synchronize with a GPU.
+        declines: the kernel has one more result, a 0-dim bool: true where it leaves the call to the vjp, or, if this is
+            a function, where that is called and the results stand. For the CPU only: to read it would synchronize with
+            a GPU.
     """
 
     inputs: str | tuple[str, ...]
@@ -45,7 +46,7 @@ class CompiledVjp(NamedTuple):
     one_batch: tuple[str, ...] = ()
     square: tuple[str, ...] = ()
     nonzero: tuple[str, ...] = ()
-    declines: bool = False
+    declines: bool | Callable[[], None] = False
 
     @property
     def names(self) -> tuple[str, ...]:

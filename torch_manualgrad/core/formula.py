@@ -12,7 +12,15 @@ import torch
 
 from . import compile_cache, packages
 from .binding import Binding
-from .internals import PLAIN, bits_unread, entry, is_below_autograd, only_autograd, values_hidden
+from .internals import (
+    PLAIN,
+    bits_unread,
+    entry,
+    is_below_autograd,
+    is_distributed,
+    only_autograd,
+    values_hidden,
+)
 from .op import CustomOp
 from .registry import Registry
 
@@ -171,19 +179,19 @@ class Formula(CustomOp):
         """The first kernel that takes the call, and the body where there is none."""
         if len(args) < len(self.signature.names):
             args = tuple(self.signature.bind(args, kwargs))
-        tracked, may_be_tracked, device = False, torch.is_grad_enabled(), None
+        tracked, distributed, may_be_tracked, device = False, False, torch.is_grad_enabled(), None
         for i in self.signature.tensor_like:
             if (x := args[i]) is not None:
                 device = device or x.device.type
                 if not may_be_tracked:
                     break
                 if x.requires_grad:
-                    tracked = True
+                    tracked, distributed = True, is_distributed(x)  # these go to the body through the op's derivative
                     break
         for route in self._routes:
             if (
                 (device in route.devices or not route.devices)
-                and (route.tracked or not tracked)
+                and (route.tracked or not tracked or distributed)
                 and (route.when is None or route.when(*[args[i] for i in route.places]))
             ):
                 if torch.compiler.is_dynamo_compiling():

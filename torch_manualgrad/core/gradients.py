@@ -11,16 +11,7 @@ from torch import Tensor
 from .internals import shares_memory
 from .schema import Signature, tensors_in
 
-__all__ = ["ShapeOf", "check_gradients", "check_outputs", "check_tangents", "explain"]
-
-
-class ShapeOf:
-    """Stands for a tensor argument where only its place and shape are needed, so that nothing keeps it alive."""
-
-    __slots__ = ("shape",)
-
-    def __init__(self, shape: torch.Size) -> None:
-        self.shape = shape
+__all__ = ["check_gradients", "check_outputs", "check_tangents", "explain"]
 
 
 def check_gradients(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
@@ -29,7 +20,7 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
     Args:
         signature: of the op.
         location: where the backward was written.
-        values: the arguments of the call with a `ShapeOf` for each tensor.
+        values: the arguments of the call, with the shape in place of each tensor: nothing is to keep it alive.
         found: what the backward returned.
 
     Returns:
@@ -38,6 +29,21 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
     Raises:
         RuntimeError: it is no dict with exactly the names of the tensor arguments, or an entry does not fit.
     """
+    result: list[Any] = [None] * len(values)
+    if type(found) is dict and len(found) == len(signature.tensor_names):
+        for i, name in zip(signature.tensor_like, signature.tensor_names):
+            grad = found.get(name, signature)
+            if grad is not None:
+                if not isinstance(grad, Tensor) or grad.shape != values[i]:
+                    break
+                result[i] = grad
+        else:
+            return result
+    return _check_each(signature, location, values, found)
+
+
+def _check_each(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
+    """`check_gradients`, where there is a list or an error."""
 
     def error(what: str) -> NoReturn:
         raise RuntimeError(f"In the backward of {signature.name}, written at {location}: {what}")
@@ -54,12 +60,11 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
             f"{' and '.join(parts)}."
         )
     result: list[Any] = [None] * len(values)
-    for i in signature.tensor_like:
-        name, value = signature.names[i], values[i]
-        grad = found[name]
-        if isinstance(value, (list, tuple)):
-            if grad is None:
-                continue
+    for i, name in zip(signature.tensor_like, expected):
+        grad, value = found[name], values[i]
+        if grad is None:
+            continue
+        if isinstance(value, list):
             if not isinstance(grad, (list, tuple)):
                 error(f"input '{name}' is a list: expected a list of gradients, got {_type(grad)}.")
             if len(grad) != len(value):
@@ -78,14 +83,11 @@ def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
         return
     if not isinstance(grad, Tensor):
         error(f"expected a Tensor or None as the gradient for input '{name}', got {_type(grad)}.")
-    if not isinstance(value, ShapeOf):
+    if not isinstance(value, torch.Size):
         error(f"expected None as the gradient for input '{name}', which was not a Tensor but {value!r}; got a Tensor.")
     # Broadcasting would hide a wrong shape: the engine sums a gradient that is larger than its input.
-    if grad.shape != value.shape:
-        error(
-            f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape "
-            f"{tuple(value.shape)}."
-        )
+    if grad.shape != value:
+        error(f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape {tuple(value)}.")
 
 
 def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], found: Any) -> list[Any]:

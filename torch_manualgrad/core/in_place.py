@@ -86,8 +86,9 @@ def in_place_kernel(
                     return write(values, *[values[i] for i in signature.tensor_like])
                 values = [target.clone(), *values[1:]]
                 return write(values, *[values[i] for i in signature.tensor_like], target)
-        # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read
-        copied = keeps or mode is Mode.DUAL
+        # what a backward reads must not be what is written to; the copy also writes to the tangent, which one may read, at
+        # this level or at one that is further out
+        copied = keeps or mode is not Mode.PLAIN_REVERSE
         inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
         result = functional(*inputs, **named)
         if (result.dtype, result.shape) != (target.dtype, target.shape):

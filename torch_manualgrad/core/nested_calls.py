@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .calls import _checked, _library
+from .calls_library import checked, library
 from .internals import current_node
 
 __all__ = ["NestedCalls", "NestedCounts", "Way", "expect_jagged_tangents", "nested_counts"]
@@ -36,7 +36,7 @@ class NestedCalls:
 
     def __init__(self, ways: Mapping[str, Way]) -> None:
         self._ways = dict(ways)
-        self._library = _library if ways else None
+        self._library = library if ways else None
 
     @property
     def loaded(self) -> bool:
@@ -51,22 +51,22 @@ class NestedCalls:
     def before(self, op: Any) -> None:
         """To be called before a kernel in Python is registered for ``op``."""
         if self._library is not None and _name(op) in self._ways:
-            _checked(self._library.manualgrad_calls_nested_before(*_names(op)))
+            checked(self._library.manualgrad_calls_nested_before(*_names(op)))
 
     def attach(self, op: Any) -> None:
         """To be called after that."""
         if self._library is not None and (way := self._ways.get(_name(op))) is not None:
-            _checked(self._library.manualgrad_calls_nested_attach(*_names(op), ctypes.c_int64(way)))
+            checked(self._library.manualgrad_calls_nested_attach(*_names(op), ctypes.c_int64(way)))
 
     def attach_buffers(self) -> None:
         """Register the kernels that compute on the whole buffer."""
         if self._library is not None:
-            _checked(self._library.manualgrad_calls_nested_attach_buffers())
+            checked(self._library.manualgrad_calls_nested_attach_buffers())
 
     def detach(self) -> None:
         """Take all of them away. A thread that is inside of one crashes."""
         if self._library is not None:
-            _checked(self._library.manualgrad_calls_nested_detach())
+            checked(self._library.manualgrad_calls_nested_detach())
 
     def act(self, yes: bool) -> None:
         """Whether they act. Else they are PyTorch's own, but for backwards of calls that they have made."""
@@ -82,8 +82,8 @@ class NestedCalls:
 
 def expect_jagged_tangents() -> None:
     """To be called before a jagged tensor carries a tangent: from then on Python has all calls on jagged tensors."""
-    if _library is not None:
-        _library.manualgrad_calls_nested_tangents()
+    if library is not None:
+        library.manualgrad_calls_nested_tangents()
 
 
 class NestedCounts(NamedTuple):
@@ -101,8 +101,8 @@ class NestedCounts(NamedTuple):
 def nested_counts() -> NestedCounts:
     """What they have done on this thread so far; zeros without the library. For tests."""
     found = (ctypes.c_int64 * 2)()
-    if _library is not None:
-        _library.manualgrad_calls_nested_counts(found)
+    if library is not None:
+        library.manualgrad_calls_nested_counts(found)
     return NestedCounts(*found)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import compile_cache
 from .autograd import Mode, apply, differentiated, redispatch
+from .custom_calls import UntrackedCalls, tracked_call
 from .gradients import check_outputs, explain
 from .implementation import (
     DEVICE_KEYS,
@@ -34,12 +35,14 @@ from .internals import (
 )
 from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
 from .op_registry import defined_ops
+from .pair import Pair
 from .schema import Signature, tensors_in
+from .sharding import takes_body
 from .strong_arithmetic import stands_for, stands_no_longer
 from .transpose import transposing
 from .vmap import loop
 
-__all__ = ["BackwardContext", "CustomOp", "Swap", "custom_op"]
+__all__ = ["BackwardContext", "CustomOp", "Swap"]
 
 
 class CustomOp:
@@ -95,17 +98,24 @@ class CustomOp:
         self._device_keys: set[str] = set()
         self._current: dict[str, Implementation] = dict(self._base)
         self._active_rules = ActiveRules()
+        self._untracked_calls: UntrackedCalls | None = None
+        self._tracked_call: Callable[[Sequence[Any]], Any] | None = None
+        self._covered = False
         if transparent is not None:
             self._library.impl(short, transparent, "CompositeImplicitAutograd")
         else:
             self._register(short)
+            self._untracked_calls = None if differentiable else UntrackedCalls(self.op, self.signature)
             self._resolve()
         compile_cache.remember(self.name, compile_cache.fingerprint(reference))
         defined_ops[self.name] = self
         stands_for(self.op)(reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.op(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling() or kwargs or (call := self._tracked_call) is None:
+            return self.op(*args, **kwargs)
+        found = call(args)
+        return self.op(*args) if found is NotImplemented else found
 
     def __repr__(self) -> str:
         return f"<CustomOp {self.signature.schema}>"
@@ -113,7 +123,7 @@ class CustomOp:
     def _register(self, short: str) -> None:
         """The indirections, once: each looks up what is registered when it is called."""
         library = self._library
-        library.impl(short, skipped_by_dynamo(self._run_default), "CompositeExplicitAutograd")
+        library.impl(short, skipped_by_dynamo(self._kernel_of("default")), "CompositeExplicitAutograd")
         library.impl(short, skipped_by_dynamo(self.kernel), "Autograd", with_keyset=True)
         library.impl(short, skipped_by_dynamo(self._run_vmap), "FuncTorchBatched")
         torch.library.register_fake(self.name, self._run_fake, lib=library)
@@ -121,6 +131,8 @@ class CustomOp:
     def undefine(self) -> None:
         """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
         with compile_cache.changes():
+            if self._untracked_calls is not None:
+                self._untracked_calls.detach()
             release(self._library)
             stands_no_longer(self.op)
             del defined_ops[self.name]
@@ -224,6 +236,12 @@ class CustomOp:
         with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
             return self.op(*args, **kwargs)
 
+    def cover(self) -> None:
+        """Leave all calls to the dispatcher from now on: another kernel is to be above the op's own."""
+        with compile_cache.lock:
+            self._covered = True
+            self._resolve()
+
     def _put(self, kind: str, function: Callable[..., Any], marks: tuple[bool, ...] | None = None) -> Any:
         if not callable(function):
             raise TypeError(f"{self.name}: the {kind} implementation must be a function, got {type(function).__name__}")
@@ -259,8 +277,12 @@ class CustomOp:
         self._current = {kind: i for kind, i in current.items() if i is not None}
         for device in (current.keys() & DEVICE_KEYS.keys()) - self._device_keys:
             self._device_keys.add(device)
-            self._library.impl(self.__name__, self._device_kernel(device), DEVICE_KEYS[device])
-        self._active_rules = active_rules(self, self._current, self._differentiable)
+            self._library.impl(self.__name__, self._kernel_of(device), DEVICE_KEYS[device])
+        rules = self._active_rules = active_rules(self, self._current, self._differentiable)
+        by_pair = isinstance(rules.derivative, Pair) and not self._covered
+        self._tracked_call = tracked_call(rules.derivative) if by_pair else None  # type: ignore[arg-type]
+        if self._untracked_calls is not None:
+            self._untracked_calls.act(rules.error is None and rules.autograd is None)
         # what differs from the first registrations: a graph compiled under those must not be used under this
         now = {kind: i.identity for kind, i in self._current.items()}
         differs = [f"{k}={now.get(k)}" for k in sorted({*now, *self._first}) if now.get(k) != self._first.get(k)]
@@ -278,6 +300,8 @@ class CustomOp:
         if rules.autograd is not None:
             return self._whole(rules.autograd, args, kwargs)
         mode = differentiated(self.signature, values)
+        if takes_body(self.op, values):
+            return self.reference(*args, **kwargs)
         if mode is Mode.NOTHING or mode is Mode.PLAIN_NOTHING or not self.signature.returns:
             return redispatch(self.op, self.signature, keyset, values)
         if not rules.reverse and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(values)):
@@ -308,26 +332,23 @@ class CustomOp:
                     "torch_manualgrad.SingleLevelFunction instead."
                 ) from error
 
-    def _run_default(self, *args: Any, **kwargs: Any) -> Any:
-        return self._checked(self._current.get("default", self._base["default"]), args, kwargs)
+    def _kernel_of(self, device: str) -> Callable[..., Any]:
+        """The kernel below autograd for one type of device, or "default"."""
 
-    def _device_kernel(self, device: str) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            chosen = self._current.get(device) or self._current.get("default", self._base["default"])
-            return self._checked(chosen, args, kwargs)
+            current = self._current
+            chosen = current.get(device) or current.get("default", self._base["default"])
+            if bits_unread():  # under a mode or in a subclass: the function would read A.mH as A.mT
+                with reading_bits():
+                    result = chosen.function(*args, **kwargs)
+            else:
+                result = chosen.function(*args, **kwargs)
+            # what does not fit the schema, or shares memory with an input
+            if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
+                check_outputs(self.name, self.signature, chosen.location, args, kwargs, result)
+            return result
 
         return run
-
-    def _checked(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an implementation returned, if it fits the schema and shares no memory with an input."""
-        if bits_unread():  # under a mode or in a subclass: the function would read A.mH as A.mT
-            with reading_bits():
-                result = chosen.function(*args, **kwargs)
-        else:
-            result = chosen.function(*args, **kwargs)
-        if not (self._one_tensor and isinstance(result, Tensor)) or shares_memory(args, kwargs, (result,)):
-            check_outputs(self.name, self.signature, chosen.location, args, kwargs, result)
-        return result
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         fake = self._current.get("fake")
@@ -359,37 +380,3 @@ class CustomOp:
             return loop(self.name, self.signature, call, info, in_dims, values)
 
         return vmap_call(rule, call, self.signature.bind(args, kwargs))
-
-
-def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:
-    """Define an operator whose reference implementation is the decorated function.
-
-    Args:
-        schema: ``"namespace::name(Tensor x, Tensor? bias=None, *, float scale=1.0) -> (Tensor, Tensor)"``, in PyTorch's
-            schema language; or ``"namespace::name"`` alone, with the types read from the function's annotations.
-            Tensors, optional tensors and lists of tensors may stand anywhere, results may be tensors, lists of
-            tensors or numbers. It must be functional: no argument is written to or returned.
-        redefine: replace the custom op of that name, if there is one, with everything registered for it; the schema may
-            be another. For notebooks, whose cells run again: no other thread may be inside a call of it. The new op is
-            at ``torch.ops``; the old `CustomOp` is not to be used any more.
-
-    Returns:
-        A decorator that makes a `CustomOp`; the function is its implementation on every device until another is
-        registered.
-
-    Raises:
-        ValueError: the schema cannot be read, mutates or aliases an argument, has no namespace, or the name is taken.
-        TypeError: no schema is given, or what is decorated is not a function.
-    """
-    if not isinstance(schema, str):
-        raise TypeError(f"custom_op takes a schema, 'namespace::name(...) -> ...', got {type(schema).__name__}")
-
-    def define(function: Callable[..., Any]) -> CustomOp:
-        text = schema
-        if "(" not in schema:
-            text = schema + torch.library.infer_schema(function, mutates_args=())
-        if redefine and (old := defined_ops.get(text.partition("(")[0].strip())) is not None:
-            old.undefine()
-        return CustomOp(text, function)
-
-    return define

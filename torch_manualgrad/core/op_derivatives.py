@@ -1,4 +1,4 @@
-"""The derivative of a custom op: from the functions registered for it, or from its reference."""
+"""Which derivative a custom op has, of what is registered for it; and that of its reference."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .autograd import Derivative, any_tangent
-from .gradients import ShapeOf, check_gradients, check_tangents
-from .implementation import BackwardContext, Implementation
-from .internals import pytree, saved_tensors_are_hooked, unwrap_if_dead
-from .schema import Signature, tensors_in
+from .autograd import Derivative
+from .implementation import Implementation
+from .internals import saved_tensors_are_hooked, unwrap_if_dead
+from .pair import JvpOnly, Pair
+from .schema import tensors_in
 from .strong_arithmetic import StrongArithmetic, linear_among
 
 if TYPE_CHECKING:
     from .op import CustomOp
 
-__all__ = ["ActiveRules", "JvpOnly", "Pair", "ReferenceDerivative", "active_rules"]
+__all__ = ["ActiveRules", "ReferenceDerivative", "active_rules"]
 
 
 class ActiveRules(NamedTuple):
@@ -53,78 +53,6 @@ def active_rules(op: CustomOp, current: Mapping[str, Implementation], differenti
     if differentiable:
         return ActiveRules(ReferenceDerivative(op, op.reference), reverse=True)
     return ActiveRules(JvpOnly(op, jvp)) if jvp is not None else ActiveRules()
-
-
-class Pair(Derivative):
-    """save_for_backward and backward, and a jvp if there is one."""
-
-    pure = False
-
-    def __init__(self, op: CustomOp, save: Implementation, backward: Implementation, jvp: Implementation | None):
-        self.save = save
-        self.rule = backward
-        self.tangent_rule = jvp
-        super().__init__(op.op, op.signature, backward.output_differentiability)
-
-    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        saved = self._save(inputs, outputs)
-        # enough of the arguments to check the gradients against
-        shapes = [_skeleton(v) for v in inputs]
-        if isinstance(saved, Tensor):
-            tensors, rest, spec = [saved], None, None
-        else:
-            leaves, spec = pytree.tree_flatten(saved)
-            tensors = [x for x in leaves if isinstance(x, Tensor)]
-            rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
-        for x in tensors:
-            if _is_one_of(x, inputs) or _is_one_of(x, outputs):
-                continue
-            known = list(tensors_in((*inputs, *outputs)))
-            if not _is_one_of(x, known) and (x.is_floating_point() or x.is_complex()):
-                # It was computed here and has no history: the next derivative computes it again, from all of these.
-                origin = [_skeleton(v) for v in (*inputs, *outputs)]
-                return [*tensors, *known], (spec, rest, shapes, origin)
-        return tensors, (spec, rest, shapes, None)
-
-    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        spec, rest, shapes, origin = static
-        if grads[0] is None and not any(True for _ in tensors_in(grads)):
-            return [None] * len(shapes)
-        tensors = [unwrap_if_dead(t) for t in tensors]
-        if origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
-            known = iter(tensors[1 if rest is None else sum(r is None for r in rest) :])
-            values = [_restore(s, known) for s in origin]
-            saved = self._save(values[: len(shapes)], values[len(shapes) :])
-        elif rest is None:
-            saved = tensors[0]
-        else:
-            given = iter(tensors)
-            saved = pytree.tree_unflatten([next(given) if r is None else r[0] for r in rest], spec)
-        context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
-        found = self.rule.function(context, saved, *grads)
-        return check_gradients(self.signature, self.rule.location, shapes, found)
-
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        if self.tangent_rule is None:
-            return super().jvp(inputs, outputs, tangents)
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
-
-    def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
-
-
-class JvpOnly(Derivative):
-    """A jvp without a backward."""
-
-    def __init__(self, op: CustomOp, jvp: Implementation):
-        self.tangent_rule = jvp
-        super().__init__(op.op, op.signature)
-
-    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        return (), None
-
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
 
 
 class ReferenceDerivative(Derivative):
@@ -195,33 +123,3 @@ class ReferenceDerivative(Derivative):
             # a number that is zero, as torch.func.vjp gives: None would make the caller's graph miss its input
             result[i] = torch.zeros_like(x) if g is None else g
         return result
-
-
-def _is_one_of(x: Tensor, others: Sequence[Any]) -> bool:
-    for other in others:
-        if x is other:
-            return True
-    return False
-
-
-def _skeleton(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return ShapeOf(value.shape)
-    return [_skeleton(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _restore(skeleton: Any, tensors: Any) -> Any:
-    if isinstance(skeleton, ShapeOf):
-        return next(tensors)
-    return [_restore(s, tensors) for s in skeleton] if isinstance(skeleton, list) else skeleton
-
-
-def _named_outputs(signature: Signature, outputs: Sequence[Any]) -> Any:
-    return outputs[0] if len(signature.returns) == 1 else signature.Outputs(*outputs)
-
-
-def _user_jvp(
-    signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
-) -> list[Any]:
-    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), signature.Inputs(*tangents))
-    return check_tangents(signature, rule.location, outputs, found)

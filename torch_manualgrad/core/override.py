@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import calls, compile_cache
+from . import calls, compile_cache, sharding
 from .autograd import Mode, apply, differentiated
 from .bound import Bound
 from .decorate import decorated
@@ -198,6 +198,7 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
 
 
 def _put(handle: Handle, layer: Layer) -> None:
+    sharding.ensure_registered()
     with compile_cache.changes():
         acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
         for one in acting:

@@ -17,6 +17,7 @@ import torch
 
 from . import calls
 from .internals import is_composite, operators, own_kernel, release, skipped_by_dynamo
+from .op_registry import defined
 from .schema import Signature, with_tensors
 
 __all__ = ["Registration", "Suspension", "release_numbers", "without_overrides"]
@@ -80,6 +81,8 @@ class Registration:
         Only once for an operator and key, in all of the process: under a dispatch mode PyTorch calls the Python kernel
         that was registered last, whichever of several was meant.
         """
+        if (op := defined(self.name)) is not None:
+            op.cover()
         self._library = _register(self.name, kernel, self._key)
         if self._on_dense_numbers and not _before_functorch:
             _keep_numbers_from_functorch()

@@ -21,6 +21,7 @@ from .internals import is_composite
 from .registry import Registry
 from .sample import Sample
 from .schema import Argument, Signature
+from .sharding import is_sharded
 from .strong_bound import StrongBound
 from .versions import parse, reached
 
@@ -35,7 +36,9 @@ __all__ = [
     "bound_to",
     "check_functional",
     "exists",
+    "is_sharded",
     "operator",
+    "parameters",
     "reached",
     "rule",
     "rules",
@@ -204,7 +207,7 @@ class Rule:
             if name not in self.signature.names or name in self.signature.tensor_names:
                 raise ValueError(f"rule {self.name}: compiled_vjp has a condition on {name!r}, which is no constant")
         results = len(compiled.operator.signature.returns)
-        if results != len(compiled.names) + compiled.declines:
+        if results != len(compiled.names) + bool(compiled.declines):
             raise ValueError(
                 f"rule {self.name}: compiled_vjp has {results} results for {len(compiled.names)} gradients"
             )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .internals import parse_schema
+from .internals import is_traced_to_graph, parse_schema
 
 __all__ = [
     "Argument",
@@ -204,7 +204,9 @@ def with_tensors(signature: Signature, values: list[Any]) -> list[Any]:
             others = list(tensors_in(values))
             wide = not others or any(x.dim() and _rank(x) >= _NUMBERS[type(number)] for x in others)
             dtype = _WIDE[_NUMBERS[type(number)]] if wide else _promoted(others, number)
-            make = torch.tensor if type(number) in (bool, int, float, complex) else torch.scalar_tensor  # of a symbol
+            # a symbol has no value; in a graph, torch.tensor would become a constant, which an exported program cannot have
+            symbolic = type(number) not in (bool, int, float, complex) or is_traced_to_graph()
+            make = torch.scalar_tensor if symbolic else torch.tensor
             values[i] = make(number, dtype=dtype)
     return values
 

@@ -1,13 +1,14 @@
 """The decompositions that the package has: operators without a formula for forward mode, as differentiable functions.
 
-Each has its operator's schema. The normalizations and the softmax are bodies of formulas that the rules use, too; there
-the saved mean and inverse deviation are functions of the input, see `recompute_mean_var`. What an output mask leaves out
-is None, as the operators return it.
+Each takes what its operator takes; the normalizations take it by place. The normalizations and the softmax are bodies of
+formulas that the rules use, too; there the saved mean and inverse deviation are functions of the input, see
+`recompute_mean_var`. What an output mask leaves out is None, as the operators return it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,90 +115,30 @@ def recompute_mean_var(
     return mean, found if keepdim else found.reshape(mean.shape)
 
 
-def native_layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> Gradients:
+def native_layer_norm_backward(*given: Any) -> Gradients:
     """The body of the formula of that name."""
-    found = _layer_norm_formula.reference(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
-    return _masked(found, output_mask)
+    return _masked(_layer_norm_formula.reference(*given), given[-1])
 
 
-def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> Gradients:
+def native_batch_norm_backward(*given: Any) -> Gradients:
     """The body of the formula of that name."""
-    found = _batch_norm_formula.reference(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-    )
-    return _masked(found, output_mask)
+    return _masked(_batch_norm_formula.reference(*given), given[-1])
 
 
-def batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Tensor,
-) -> Gradients:
-    """`native_batch_norm_backward`; statistics that the forward has updated are those of the batch."""
-    return native_batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
-    )
+def batch_norm_backward(*given: Any) -> Gradients:
+    """`native_batch_norm_backward` but for the reserve; statistics that the forward has updated are those of the batch."""
+    return native_batch_norm_backward(*given[:-1])
 
 
-def miopen_batch_norm_backward(
-    input: Tensor,
-    grad_output: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    epsilon: float,
-) -> Gradients:
+def miopen_batch_norm_backward(input: Tensor, grad_output: Tensor, *given: Any) -> Gradients:
     """`native_batch_norm_backward` in training, which is all that the library differentiates."""
-    return native_batch_norm_backward(
-        grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True] * 3
-    )
+    *known, epsilon = given
+    return native_batch_norm_backward(grad_output, input, *known, True, epsilon, [True] * 3)
 
 
-def cudnn_batch_norm_backward(
-    input: Tensor,
-    grad_output: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    epsilon: float,
-    reserveSpace: Tensor,
-) -> Gradients:
-    """As `miopen_batch_norm_backward`."""
-    return miopen_batch_norm_backward(
-        input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon
-    )
+def cudnn_batch_norm_backward(*given: Any) -> Gradients:
+    """`miopen_batch_norm_backward` but for the reserve."""
+    return miopen_batch_norm_backward(*given[:-1])
 
 
 def _masked(found: Sequence[Tensor], output_mask: Sequence[bool]) -> Gradients:

@@ -52,6 +52,7 @@ class RowSpace(Space):
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         def inside() -> Any:
             self.apart.level = self.full.level = self.level - 0.5  # where they meet, a call is of this space
+            self.apart.memory = self.full.memory = self.memory
             return function(*args)
 
         return super().run(inside)

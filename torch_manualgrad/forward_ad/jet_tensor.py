@@ -70,6 +70,7 @@ class Space:
     def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
         self.order, self.directions, self.weights = order, directions, weights
         self.level: float = 0
+        self.memory: Any = None  # what jets in a graph that is compiled are made of
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, inside of this space: only there are its jets to be used."""

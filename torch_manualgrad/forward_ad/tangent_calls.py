@@ -33,13 +33,13 @@ from .tangent_state import (
     give,
     in_formula,
     innermost,
-    is_unknown,
     outside,
     packing,
     plainly,
     seeing,
     tangent,
     torch_unpacked,
+    unknown_as,
     visible,
 )
 from .tangent_writes import is_written, write_call
@@ -155,7 +155,7 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
     with below_levels():
         constant = recomputed(rule_of(name))
         tangents = [
-            None if i in constant and is_unknown(v, level) else _tangents(v, level) for i, v in enumerate(values)
+            None if i in constant and unknown_as(v, level) else _tangents(v, level) for i, v in enumerate(values)
         ]
     known = [*tensors_in(values), *tensors_in(tangents)]
     others = [other for other in outside(levels, level) if innermost(known, [other]) is not None]

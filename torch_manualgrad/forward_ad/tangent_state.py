@@ -36,7 +36,6 @@ __all__ = [
     "give",
     "in_formula",
     "innermost",
-    "is_unknown",
     "opened",
     "outside",
     "packing",
@@ -44,6 +43,7 @@ __all__ = [
     "seeing",
     "tangent",
     "torch_unpacked",
+    "unknown_as",
     "visible",
     "write",
 ]
@@ -156,10 +156,10 @@ def forget(x: Tensor, level: Level, what: str) -> None:
         level.shadows.put(storage, Shadow(x.new_empty(0), what))  # not x: it would keep its own storage
 
 
-def is_unknown(x: Any, level: Level) -> bool:
-    """Whether the tangent of ``x`` is one that `forget` was told of."""
+def unknown_as(x: Any, level: Level) -> str:
+    """What `forget` was told of the tangent of ``x``; empty if it is known."""
     shadow = level.shadows.get(storage_of(x)) if isinstance(x, Tensor) else None
-    return shadow is not None and bool(shadow.unknown)
+    return shadow.unknown if shadow is not None else ""
 
 
 def innermost(tensors: Sequence[Tensor], levels: Levels) -> Level | None:
@@ -234,8 +234,11 @@ def _fits(x: Tensor, t: Tensor) -> bool:
 
 def write(x: Tensor, value: Tensor, levels: Levels) -> None:
     """Copy ``value``, with its tangents at these levels, into ``x``, as every tensor on its storage sees."""
-    sources = [(level, tangent(value, level)) for level in levels]
+    unknown = {level: what for level in levels if (what := unknown_as(value, level))}
+    sources = [(level, tangent(value, level)) for level in levels if level not in unknown]
     x.copy_(value)
+    for level, what in unknown.items():
+        forget(x, level, what)
     for level, source in sources:
         target = tangent(x, level)
         if source is None and target is None:

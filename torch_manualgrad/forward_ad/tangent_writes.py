@@ -23,7 +23,8 @@ def is_written(op: Any) -> bool:
 def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
     """The operator that returns what ``op`` writes; the places of what it writes to; and whether it reads these too.
 
-    ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. None in place of the operator if there is none.
+    ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns what
+    ``rrelu_with_noise`` writes after what this returns. None in place of the operator if there is none.
     """
     namespace, _, packet = op._schema.name.partition("::")
     arguments = [(a.name, str(a.type)) for a in op._schema.arguments]
@@ -31,12 +32,13 @@ def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
     out = all(a.kwarg_only for i, a in enumerate(op._schema.arguments) if i in written)
     if out:
         arguments = [a for i, a in enumerate(arguments) if i not in written]
-    elif not packet.endswith("_"):
-        return None, tuple(written), True
-    found = getattr(getattr(torch.ops, namespace), packet if out else packet[:-1], None)
+    beside = not out and not packet.endswith("_")  # what is written is returned beside the results
+    name = packet if out else f"{packet}_functional" if beside else packet[:-1]
+    found = getattr(getattr(torch.ops, namespace), name, None)
     for overload in found.overloads() if found is not None else ():
         candidate = getattr(found, overload)
         same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == arguments
+        same &= not beside or len(candidate._schema.returns) == len(op._schema.returns) + len(written)
         if same and not is_written(candidate):
             return candidate, tuple(written), not out
     return None, tuple(written), not out
@@ -65,9 +67,10 @@ def write_call(op: Any, name: str, signature: Signature, values: list[Any], leve
         kwargs = {k: v for k, v in kwargs.items() if signature.names.index(k) not in places}
     result = functional(*args, **kwargs)
     outputs = result if len(functional._schema.returns) > 1 else (result,)
-    made = _written(targets, outputs, levels)
+    first = len(outputs) - len(targets)
+    written = (*outputs[:first], *_written(targets, outputs[first:], levels))
     returns = len(op._schema.returns)
-    return tuple(made) if returns > 1 else made[0] if returns else None
+    return written[:returns] if returns > 1 else written[0] if returns else None
 
 
 def _written(targets: Any, results: Any, levels: Levels) -> list[Any]:

@@ -20,12 +20,14 @@ __all__ = [
     "custom_ops_with_backward",
     "entry",
     "forget_dispatch",
+    "in_function_mode",
     "is_autocast_enabled",
     "is_below_autograd",
     "is_composite",
     "is_recorded_by_jit",
     "is_view",
     "library_backward",
+    "nothing_above_autograd",
     "operators",
     "own_kernel",
     "parse_schema",
@@ -35,6 +37,7 @@ __all__ = [
     "set_autocast_off",
     "shares_memory",
     "values_hidden",
+    "version_of",
 ]
 
 
@@ -51,7 +54,7 @@ parse_schema = torch._C.parse_schema
 
 def bits_unread() -> bool:
     """Whether PyTorch passes over conj and neg bits on this thread, as it does inside ``__torch_dispatch__``."""
-    return _key_excluded(torch._C.DispatchKey.Conjugate)
+    return _key_excluded(_conjugate)
 
 
 def reading_bits() -> Any:
@@ -70,6 +73,11 @@ is_recorded_by_jit: Callable[[], bool] = torch._C._is_tracing
 def is_view(x: torch.Tensor) -> bool:
     """Whether autograd holds it to be a view of another tensor, and has to tell that of what is written to it."""
     return x._is_view()
+
+
+def version_of(x: torch.Tensor) -> int:
+    """How often autograd has noticed a write to the memory of `x`, itself or a view."""
+    return x._version
 
 
 def is_composite(op: Any) -> bool:
@@ -147,12 +155,27 @@ _key_included, _key_excluded = (
     torch._C._dispatch_tls_is_dispatch_key_included,
     torch._C._dispatch_tls_is_dispatch_key_excluded,
 )
+_conjugate = torch._C.DispatchKey.Conjugate
 _vmap_of_gradients, _modes = torch._C._dispatch_key_parse("VmapMode"), torch._C._len_torch_dispatch_stack
 
 
 def is_below_autograd() -> bool:
     """Whether this thread is inside of `below_autograd`, where a call goes to the kernel of its device."""
     return _key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+
+# Whether a mode of this thread is given every call of a function or method of torch, even to read an attribute.
+in_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+
+_included = torch._C._dispatch_tls_local_include_set
+_by_default = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect).add(torch._C.DispatchKey.ADInplaceOrView)
+_included_by_default: int = _by_default.raw_repr()
+_autograd = torch._C.DispatchKey.AutogradFunctionality
+
+
+def nothing_above_autograd() -> bool:
+    """Whether a call with plain tensors would go to the key Autograd at once: no transform, dispatch mode, tracer or autocast."""
+    return _included().raw_repr() == _included_by_default and not _key_excluded(_autograd) and not is_autocast_enabled()
 
 
 # The node of autograd's graph whose backward this thread runs; None outside of one.

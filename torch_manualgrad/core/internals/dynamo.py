@@ -5,13 +5,32 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
-__all__ = ["FakeTensorMode", "guard_compiled_graphs", "pytree", "skipped_by_dynamo"]
+__all__ = [
+    "FakeTensorMode",
+    "NoMetaKernel",
+    "compiled_backward",
+    "guard_compiled_graphs",
+    "pytree",
+    "skipped_by_dynamo",
+]
+
+# Raised where an operator that has no meta kernel is called on device meta, and on fake tensors.
+NoMetaKernel = (NotImplementedError, UnsupportedOperatorException)
+
+
+def compiled_backward() -> AbstractContextManager[None]:
+    """A context in which autograd compiles each backward as a whole, and runs the graph, without a compiler below."""
+    from torch._dynamo import compiled_autograd  # here, as importing Dynamo takes a second
+
+    context: AbstractContextManager[None] = compiled_autograd._enable(torch.compile(backend="eager"))
+    return context
 
 
 def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,10 +34,12 @@ __all__ = [
     "has_tangent",
     "has_tangent_below_autograd",
     "in_functorch",
+    "is_functorch_wrapped",
     "is_known_zero",
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
+    "saved_tensors_unhooked",
     "tangent",
     "tangents_possible",
     "unattached",
@@ -50,6 +53,11 @@ class SingleLevelFunction(_SingleLevelFunction):
 
     # compiled autograd asks every node's class for it, and finds it on torch.autograd.Function alone
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
+    @classmethod
+    def call_backward_at_once(cls) -> None:
+        """Let autograd call ``backward`` itself, in place of a method that looks for it whenever it is called."""
+        cls._backward_cls.apply = cls.backward  # type: ignore[attr-defined]
 
 
 # True while any torch.func transform is running on this thread.
@@ -97,6 +105,20 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
 def saved_tensors_are_hooked() -> bool:
     """Whether hooks on saved tensors are active on this thread, under which torch.func refuses to run."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def saved_tensors_unhooked() -> Iterator[None]:
+    """Without the hooks on saved tensors that are active on this thread, for a graph that ends inside of the context."""
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def is_known_zero(x: Tensor) -> bool:
@@ -152,6 +174,9 @@ def count_own_levels(change: int) -> None:
     global _own_levels
     _own_levels += change
 
+
+# Whether a transform has made the tensor, or had: it stays so when the transform has ended.
+is_functorch_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
 

@@ -11,13 +11,16 @@ from torch import Tensor
 from torch._C._dynamo import eval_frame
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .values import DispatchMode
 
 __all__ = [
     "ReadsValues",
     "calls_seen",
     "constant_in_graphs",
     "fakes",
+    "is_traced_to_graph",
     "outside_of_compiler",
     "tensor_without_memory",
     "value_of_constant",
@@ -68,7 +71,12 @@ def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
             yield lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device=device)
 
 
-class _Seen(TorchDispatchMode):
+def is_traced_to_graph() -> bool:
+    """Whether calls of this thread become nodes of an FX graph, below autograd."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+class _Seen(DispatchMode):
     def __init__(self, see: Callable[[Any, Any, Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.see = see
@@ -79,7 +87,7 @@ class _Seen(TorchDispatchMode):
         return result
 
 
-def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> TorchDispatchMode:
+def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> DispatchMode:
     """A context: ``see(operator, args, kwargs, result)`` is called for each operator that autograd has no parts of."""
     return _Seen(see)
 

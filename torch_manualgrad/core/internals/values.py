@@ -12,14 +12,28 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .dispatch import below_autograd, values_hidden
+from .dynamo import skipped_by_dynamo
 from .functorch import PLAIN
 
 __all__ = ["DispatchMode", "are_finite", "decompositions", "memory_of", "value_of", "values_readable"]
 
-# A mode that sees what is called below autograd.
-DispatchMode = TorchDispatchMode
 # Of a fused operator, what computes the same in operators that are none.
 decompositions: dict[Any, Callable[..., Any]] = decomposition_table
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees what is called below autograd, and that Dynamo stays out of.
+
+    What PyTorch keeps Dynamo out with imports it, which takes a second, at the first call that a mode sees.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        skipped_by_dynamo(cls.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def value_of(x: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""What core/internals relies on of PyTorch's compilers and tracers still does what is said there."""
+
+import pytest
+import torch
+from ops_for_tests import random, same
+
+from torch_manualgrad.core import internals
+
+
+def test_guard_on_compiled_graphs():
+    """Dynamo still takes the ambient guard: without it every change would drop all graphs."""
+    import torch._dynamo  # noqa: F401
+
+    from torch_manualgrad.core import compile_cache
+
+    assert internals.guard_compiled_graphs(compile_cache.state) is True
+
+
+def test_skipped_by_dynamo():
+    def compiled(f):
+        graphs = []
+        torch.compile(f, backend=lambda graph, _: graphs.append(graph) or graph.forward)(random(2))
+        return graphs
+
+    assert compiled(lambda x: x.sin()) and not compiled(internals.skipped_by_dynamo(lambda x: x.sin()))
+
+
+def test_compiled_backward():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return (2 if torch.compiler.is_compiling() else 0) * g * ctx.saved_tensors[0]
+
+    x = random(3).requires_grad_()
+    y = Square.apply(x).sum()
+    with internals.compiled_backward():
+        y.backward()
+    same(x.grad, 2 * x.detach())
+    torch.compiler.reset()
+
+
+def test_no_meta_kernel():
+    torch.library.define("internals_for_tests::without_meta", "(Tensor x) -> Tensor")
+    torch.library.impl("internals_for_tests::without_meta", "CPU", torch.sin)
+    op = torch.ops.internals_for_tests.without_meta
+    with pytest.raises(internals.NoMetaKernel), internals.FakeTensorMode() as mode:
+        op(mode.from_tensor(random(3)))
+    with pytest.raises(internals.NoMetaKernel):
+        op(random(3).to("meta"))

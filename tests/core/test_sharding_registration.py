@@ -1,0 +1,76 @@
+"""Strategies are registered when they are needed, and not again on every entry of an override."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torch_manualgrad as mg
+from torch_manualgrad.core import sharding
+
+pytest.importorskip("torch.distributed.tensor", reason="a torch without distributed tensors")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the strategies were registered."""
+    found: list[int] = []
+    monkeypatch.setattr(sharding, "_register", [lambda: found.append(1)])
+    return found
+
+
+def test_an_override_registers_once_until_there_are_more_operators(calls, monkeypatch):
+    monkeypatch.setattr(sharding, "_count", 0)
+    for _ in range(3):
+        with mg.override():
+            pass
+    assert len(calls) == 1
+    monkeypatch.setattr(sharding, "_count", sharding._count - 1)
+    with mg.override():
+        pass
+    assert len(calls) == 2
+
+
+def test_an_operator_that_is_met_is_registered_once(calls, monkeypatch):
+    monkeypatch.setattr(sharding, "registered", set())
+    for _ in range(3):
+        sharding.ensure_registered(torch.ops.aten.sin.default)
+    assert len(calls) == 1
+
+
+def test_distributed_tensors_are_met_by_an_op_that_was_called_before_they_were_imported():
+    """Its backward has a constant, which is a plain tensor."""
+    code = """
+import sys, torch
+import torch_manualgrad as mg
+
+@mg.custom_op("sharding_test::twice(Tensor x) -> Tensor")
+def twice(x):
+    return 2 * x
+
+twice.impl_save_for_backward(lambda inputs, output: inputs.x)
+twice.impl_backward(lambda ctx, x, grad: {"x": grad * torch.full((3,), 2.0) + 0 * x})
+
+def gradient(x):
+    return torch.autograd.grad(twice(x).sum(), x)[0]
+
+for _ in range(2):
+    assert gradient(torch.ones(4, 3, requires_grad=True)).eq(2).all()
+assert "torch.distributed.tensor" not in sys.modules
+
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.experimental import register_sharding
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+register_sharding(twice.op)(lambda x: [([Shard(0)], [Shard(0)])])
+x = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
+found = gradient(x)
+assert isinstance(found, DTensor) and found.to_local().eq(2).all()
+assert gradient(torch.ones(4, 3, requires_grad=True)).eq(2).all()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

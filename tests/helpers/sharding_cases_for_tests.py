@@ -1,0 +1,154 @@
+"""What runs on distributed tensors: a function, its inputs for a batch of any size, and what it needs to communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+PASSES = ("forward", "backward", "second", "tangent")
+MANY = 1024  # ranks that do not exist
+WHOLE = None  # in the place of a dim: the same on every rank
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(*shape: int, classes: int = 3) -> Tensor:
+    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(7))
+
+
+def definite(*shape: int) -> Tensor:
+    X = normal(*shape)
+    return X @ X.mT + torch.diag(torch.arange(1.0, shape[-1] + 1, dtype=torch.float64))
+
+
+def square(*shape: int) -> Tensor:
+    return normal(*shape) + 3 * torch.eye(shape[-1], dtype=torch.float64)
+
+
+def batched(
+    make: Callable[..., Tensor], *shape: int, dim: int = 0, **options: Any
+) -> Callable[[int], tuple[Tensor, int]]:
+    """An input with a batch dim at ``dim``, which is sharded."""
+    return lambda n: (make(*shape[:dim], n, *shape[dim:], **options), dim)
+
+
+def whole(make: Callable[..., Tensor], *shape: int, **options: Any) -> Callable[[int], tuple[Tensor, None]]:
+    """An input that every rank has, as weights."""
+    return lambda n: (make(*shape, **options), WHOLE)
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    Attributes:
+        inputs: each gives, for the size of the batch, a tensor and the dim that is sharded.
+        needs: collectives of each of `PASSES` that the mathematics, or PyTorch's own forward, asks for.
+        partial: whether the output is a sum, or a mean, over ranks.
+        even: whether PyTorch asks for parts of one size.
+    """
+
+    function: Callable[..., Tensor]
+    inputs: Sequence[Callable[[int], tuple[Tensor, int | None]]]
+    needs: Sequence[int] = (0, 0, 0, 0)
+    partial: bool = False
+    even: bool = False
+
+
+X, Y = batched(normal, 4), batched(normal, 4, seed=1)
+M, A, SPD, B = batched(normal, 4, 3), batched(square, 3, 3), batched(definite, 3, 3), batched(normal, 3, 2, seed=1)
+PROBABILITY = batched(lambda *shape: normal(*shape, seed=2).sigmoid(), 4)
+CHECKED = (1, 0, 0, 1)  # PyTorch asks on all ranks whether a factorization has failed on one
+NORM = (
+    0,
+    1,
+    4,
+    2,
+)  # the norm; the scale, the sum of powers, its cotangent, and the inner product; the scale and the sum
+
+CASES: dict[str, Case] = {
+    # normalization
+    "softmax": Case(lambda x: torch.softmax(x, -1), [X]),
+    "log_softmax": Case(lambda x: torch.log_softmax(x, -1), [X]),
+    "logsumexp": Case(lambda x: torch.logsumexp(x, -1), [X]),
+    "layer_norm": Case(
+        lambda x, w, b: F.layer_norm(x, (4,), w, b), [X, whole(normal, 4, seed=1), whole(normal, 4, seed=2)]
+    ),
+    "rms_norm": Case(lambda x, w: F.rms_norm(x, (4,), w), [X, whole(normal, 4, seed=1)]),
+    "group_norm": Case(
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        [batched(normal, 4, 3), whole(normal, 4, seed=1), whole(normal, 4, seed=2)],
+    ),
+    # norms
+    "norm of rows": Case(lambda x: torch.linalg.vector_norm(x, dim=-1), [X]),
+    "norm of columns": Case(lambda x: torch.linalg.vector_norm(x, dim=0), [X], NORM, True),
+    "norm": Case(lambda x: torch.linalg.vector_norm(x), [X], NORM, True),
+    "norm of order 3": Case(lambda x: torch.linalg.vector_norm(x, 3), [X], NORM, True),
+    "pdist of order 1": Case(lambda x: torch.pdist(x, 1.0), [batched(normal, 4, dim=1)], (0, 1, 1, 0), True),
+    "cdist": Case(torch.cdist, [M, batched(normal, 5, 3, seed=1)]),
+    # linear algebra
+    "svd": Case(lambda A: torch.linalg.svd(A, full_matrices=False)[1], [M]),
+    "nuclear norm": Case(lambda A: torch.linalg.matrix_norm(A, "nuc"), [M]),
+    "projector of svd": Case(lambda A: (lambda U, S, V: U @ V)(*torch.linalg.svd(A, full_matrices=False)), [M]),
+    "eigh": Case(lambda A: (lambda L, V: (V * L.exp().unsqueeze(-2)) @ V.mT)(*torch.linalg.eigh(A + A.mT)), [SPD]),
+    "cholesky": Case(torch.linalg.cholesky, [SPD], CHECKED),
+    "inverse": Case(torch.linalg.inv, [A], CHECKED),
+    "solve": Case(torch.linalg.solve, [A, B], CHECKED),
+    "solve vectors": Case(torch.linalg.solve, [A, batched(normal, 3, seed=1)], CHECKED),
+    "solve_triangular": Case(lambda A, B: torch.linalg.solve_triangular(A, B, upper=True), [A, B]),
+    "cholesky_solve": Case(lambda B, A: torch.cholesky_solve(B, A), [B, A]),
+    "cholesky_inverse": Case(torch.cholesky_inverse, [A]),
+    "det": Case(torch.linalg.det, [A]),
+    "slogdet": Case(lambda A: torch.linalg.slogdet(A)[1], [A]),
+    "qr": Case(lambda A: torch.linalg.qr(A)[0], [M]),
+    "lu": Case(lambda A: torch.linalg.lu(A)[1], [A]),
+    "lu_factor": Case(lambda A: torch.linalg.lu_factor(A)[0], [A], CHECKED),
+    "matrix_exp": Case(torch.linalg.matrix_exp, [A]),
+    "pinv": Case(torch.linalg.pinv, [M]),
+    "matmul": Case(torch.matmul, [X, whole(normal, 4, 2)]),
+    # losses
+    "mse": Case(F.mse_loss, [X, Y], partial=True, even=True),
+    "huber": Case(F.huber_loss, [X, Y], partial=True, even=True),
+    "smooth_l1": Case(F.smooth_l1_loss, [X, Y], partial=True, even=True),
+    "binary_cross_entropy": Case(
+        F.binary_cross_entropy,
+        [PROBABILITY, batched(lambda *shape: normal(*shape, seed=3).sigmoid(), 4)],
+        partial=True,
+        even=True,
+    ),
+    "binary_cross_entropy_with_logits": Case(F.binary_cross_entropy_with_logits, [X, Y], partial=True, even=True),
+    "kl_div": Case(lambda x, y: F.kl_div(x, y, reduction="batchmean"), [X, PROBABILITY], partial=True, even=True),
+    "soft_margin_loss": Case(lambda x: F.soft_margin_loss(x, torch.ones_like(x)), [X], partial=True, even=True),
+    "multi_margin_loss": Case(
+        lambda x, y: F.multi_margin_loss(x, y, p=2), [X, batched(labels, classes=4)], partial=True, even=True
+    ),
+    "multilabel_margin_loss": Case(
+        F.multilabel_margin_loss, [X, batched(labels, 4, classes=4)], partial=True, even=True
+    ),
+    "cross_entropy": Case(F.cross_entropy, [X, batched(labels)], (0, 1, 0, 0), True, True),
+    # elementwise, products and the rest
+    "gelu": Case(F.gelu, [X]),
+    "silu": Case(F.silu, [X]),
+    "var": Case(lambda x: x.var(-1), [X]),
+    "prod": Case(lambda x: x.prod(-1), [X]),
+    "cumprod": Case(lambda x: x.cumprod(-1), [X]),
+    "segment_reduce": Case(
+        lambda x, lengths: torch.segment_reduce(x, "max", lengths=lengths).mT,
+        [batched(normal, 4, dim=1), whole(lambda: torch.tensor([1, 3]))],
+    ),
+    "linear": Case(F.linear, [X, whole(normal, 3, 4), whole(normal, 3)]),
+    "convolution": Case(F.conv1d, [batched(normal, 3, 6), whole(normal, 4, 3, 2)]),
+    "attention": Case(F.scaled_dot_product_attention, [batched(normal, 2, 3, 4, seed=s) for s in range(3)]),
+    "lgamma": Case(lambda a, x: torch.special.gammainc(a.exp(), x.exp()), [X, Y]),
+    # ours
+    "mg.linalg.svd": Case(lambda A: mg.linalg.svd(A).S, [M]),
+    "mg.linalg.eigh": Case(lambda A: mg.linalg.eigh(A).eigenvalues, [SPD]),
+}

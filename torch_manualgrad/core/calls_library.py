@@ -1,0 +1,48 @@
+"""The library in csrc/calls: found, loaded, and asked for its errors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from . import kernels
+
+__all__ = ["checked", "library"]
+
+_RETURNING = ("attach", "detach", "table", "state", "activate")  # a number that is negative where it fails
+_RETURNING_NESTED = ("before", "attach", "attach_buffers", "detach", "continues")
+_RETURNING_CUSTOM = ("attach", "act", "detach", "count")
+
+
+def _load() -> Any:
+    path = kernels.library_path(f"calls_{'_'.join(torch.__version__.split('.')[:2])}")
+    if not path.exists():
+        return None
+    try:
+        torch.ops.load_library(path)
+        found = ctypes.CDLL(str(path))
+    except (OSError, RuntimeError):  # of another build of this torch: the general kernel is as right
+        return None
+    found.manualgrad_calls_error.restype = ctypes.c_char_p
+    nested, custom = (
+        [f"{of}_{n}" for n in names] for of, names in (("nested", _RETURNING_NESTED), ("custom", _RETURNING_CUSTOM))
+    )
+    for name in (*_RETURNING, *nested, *custom):
+        getattr(found, f"manualgrad_calls_{name}").restype = ctypes.c_int64
+    return found
+
+
+library: Any = _load()  # None: there is none for this torch
+
+
+def checked(result: int) -> int:
+    """What a function of the library has returned.
+
+    Raises:
+        RuntimeError: it has failed, and why.
+    """
+    if result < 0:
+        raise RuntimeError(f"torch_manualgrad: {library.manualgrad_calls_error().decode()}")
+    return result

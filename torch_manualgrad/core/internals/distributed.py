@@ -1,0 +1,70 @@
+"""Distributed tensors (``torch.distributed.tensor``), which is not imported here: a program without them pays nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+__all__ = ["constants_replicated", "forget_placements", "is_distributed", "read_all_arguments", "sizes_are_local"]
+
+
+def is_distributed(x: Any) -> bool:
+    """Whether `x` is a ``DTensor``."""
+    kind = _dtensor()
+    return kind is not None and isinstance(x, kind)
+
+
+def _dtensor() -> Any:
+    """The class ``DTensor``; None where nobody has imported it, or while another thread still does."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def constants_replicated(tensors: Sequence[Any]) -> Any:
+    """A context in which a plain tensor among distributed ones is the same on every rank, as a formula's constants are.
+
+    PyTorch's own ``implicit_replication`` does not restore what was set before.
+    """
+    kind = _dtensor()
+    return nullcontext() if kind is None or not any(isinstance(x, kind) for x in tensors) else _replicated()
+
+
+@contextmanager
+def _replicated() -> Iterator[None]:
+    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
+    before = dispatcher._allow_implicit_replication
+    dispatcher._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher._allow_implicit_replication = before
+
+
+def read_all_arguments(op: Any, signature: Any) -> None:
+    """Let strategies of an operator be told apart by every argument: ``register_sharding`` assumes that only numbers matter,
+    and gives a call what it found for another with other dims, or another flag.
+    """
+    # of a module that takes a second to import, and that who calls this has imported
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    first = next((i for i, a in enumerate(signature.arguments) if not a.is_tensor_like), 100)
+    keywords = [a.name for a in signature.arguments if a.kwarg_only and not a.is_tensor_like]
+    propagator = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator
+    propagator.op_to_schema_info[op] = RuntimeSchemaInfo(first, keywords or None, needs_pytree=True)
+
+
+def sizes_are_local(op: Any, place: int) -> None:
+    """Let an operator that is given the sizes of its result get those of the rank's part, on each rank."""
+    propagator = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator
+    propagator.op_to_shape_and_stride_idx[op] = place
+
+
+def forget_placements() -> None:
+    """Let calls that were seen before be placed anew: by strategies that were registered since."""
+    sys.modules[
+        "torch.distributed.tensor"
+    ].DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
