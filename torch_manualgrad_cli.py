@@ -96,14 +96,16 @@ def explain(name: str, samples: str | None) -> Any:
 @click.option("--device", default="cpu", show_default=True, help="Of a rule's own samples.")
 @click.option("--modes", help="Some of rev,fwd,rev-rev,fwd-rev,fwd-fwd,rev-fwd.")
 @click.option("--checks", help="Some of the checks beside the modes, such as duality,vmap,compile.")
-def check(target: str, samples: str | None, dtype: str, device: str, modes: str | None, checks: str | None) -> Any:
+@click.option("--fast", is_flag=True, help="Only reverse, forward and rev-rev mode, and what is cheap.")
+@click.option("--junit", metavar="FILE", help="Write the results to a JUnit file too.")
+def check(target: str, samples: str | None, dtype: str, device: str, junit: str | None, **chosen: Any) -> Any:
     """Check the derivatives of TARGET in every mode and through every transform.
 
     TARGET is MODULE:OP or FILE.py:OP, an operator, a function or a rule, or what `show` takes, such as aten::dist.
     """
     from torch_manualgrad.command_line import checking
 
-    return checking.check(target, samples, dtype=dtype, device=device, modes=modes, checks=checks)
+    return checking.check(target, samples, dtype=dtype, device=device, junit=junit, **chosen)
 
 
 @_command()

@@ -1,6 +1,6 @@
 """Writes docs/composition.md: the same operator by PyTorch and by this package, through every engine and transform.
 
-Run it:  python tools/composition.py        (`make docs` does)
+Run it:  python tools/composition.py        (`make measure` does)
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ implementation of the same function, differentiated in reverse mode only.
   derived from the backward. "ours" of the others is PyTorch's operator under `mg.override()`.
 - "rev-fwd" is reverse mode over forward mode, and so on.
 
-Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/composition.py` (`make docs`).
+Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/composition.py` (`make measure`).
 
 {table(lines)}
 

@@ -36,8 +36,10 @@ their variants; one counts as wrong or raising in a mode if it is so at one samp
 
 {summary}
 
-- ok: right in every mode. wrong: a wrong value. raises: an error. unsettled: the finite differences do not converge at a
-  sample, as at the kinks that are all the samples of linalg_norm_subgradients_at_zero; tests look at those by themselves.
+- ok: right in every mode. wrong: a wrong value. raises: an error. not differentiable: a sample is at a kink, where only
+  what is certainly no derivative counts as wrong. unsettled: the finite differences do not converge at a sample, for
+  another reason or none that was found; all samples of linalg_norm_subgradients_at_zero are kinks, and tests look at
+  those by themselves.
 - Given a compressed sparse tensor, which torch.func does not take, torch.autograd alone is checked.
 - Only dtypes whose gradients the database says are supported are checked: complex `to_sparse`, which PyTorch refuses and a
   rule differentiates, is not.

@@ -54,7 +54,7 @@ def outcome(chosen: list[Case], mode: str) -> tuple[str, str]:
     report = Report()
     for case in chosen:
         report += mg.testing.check(
-            case.fn, [case.sample], name=case.name, modes=(mode,), checks=(), raise_on_failure=False
+            case.fn, [case.sample], name=case.name, modes=(mode,), checks=(), raise_on_failure=False, diagnose=False
         )
     found = report.outcome(mode) if report.results else "no samples"
     details = [f.detail.partition("\n")[0] for f in report.failures if f.outcome == RAISES]

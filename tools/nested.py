@@ -1,6 +1,6 @@
 """Writes docs/nested.md: the operators on nested tensors, by PyTorch and by this package, beside one another.
 
-Run it:  python tools/nested.py                    (`make docs` does; a few minutes)
+Run it:  python tools/nested.py                    (`make measure` does; a few minutes)
          python tools/nested.py --print softmax    (the rows whose names contain it, with every reason)
 """
 
@@ -133,7 +133,7 @@ what is none of them raises. torch.func's transforms do not take PyTorch's neste
 
 {table(lines)}
 
-Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/nested.py` (`make docs`).
+Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/nested.py` (`make measure`).
 """
 
 

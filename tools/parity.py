@@ -1,6 +1,6 @@
 """Writes docs/parity.md: in how many ways of using PyTorch an overridden operator does what the stock one does.
 
-Run it:  python tools/parity.py                             (`make docs` does; about ten minutes)
+Run it:  python tools/parity.py                             (`make measure` does; about ten minutes)
          python tools/parity.py --way "make_fx, real"       (prints the cells that fail in one way, and writes nothing)
 """
 
@@ -74,7 +74,7 @@ and public functions that reach several rules; {len(HANDFUL)} rows where a way c
 - fails: none of these; `tests/parity/test_parity.py` fails where there is one.
 - stock fails: it raises or is not finite, in this way. Nothing is asked of ours, except that a number is not wrong.
 
-Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/parity.py` (`make docs`).
+Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/parity.py` (`make measure`).
 
 {table([HEADER, *totals, *lines])}
 """

@@ -16,6 +16,7 @@ from torch import Tensor
 from ways import CHEAP, Numbers, Program, Way
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.versions import reached
 from torch_manualgrad.testing.numeric import tensors_close, worst
 
 MODES: dict[str, tuple[str, ...]] = {"override()": (), 'override("*")': ("*",)}
@@ -220,12 +221,18 @@ def _line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Pin:
-    """A declared exception: one line of the first table of pinned.md."""
+    """A declared exception: one line of the first table of pinned.md. Its reason may begin with "since 2.15:"."""
 
     way: str
     row: str
     mode: str
     reason: str
+
+    @property
+    def here(self) -> bool:
+        """Whether it is for the torch that is installed."""
+        since = re.match(r"since ([\d.]+):", self.reason)
+        return since is None or reached(since[1])
 
     def covers(self, cell: Cell) -> bool:
         return (self.way, self.row) == (cell.way, cell.row) and self.mode in ("both", cell.mode)
@@ -242,8 +249,9 @@ def _table(text: str) -> list[list[str]]:
 
 
 def pins() -> list[Pin]:
-    """The cells that pinned.md declares."""
-    return [Pin(*fields) for fields in _table(PINNED.read_text().partition("\n## Suites")[0])]
+    """The cells that pinned.md declares for this torch."""
+    declared = [Pin(*fields) for fields in _table(PINNED.read_text().partition("\n## Suites")[0])]
+    return [pin for pin in declared if pin.here]
 
 
 def pinned_tests() -> dict[str, tuple[str, ...]]:

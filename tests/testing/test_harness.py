@@ -211,7 +211,7 @@ def test_sees_through_stock(name: str) -> None:
         fn, samples, modes=("rev", "fwd", mode) if mode != "fwd" else FIRST, checks=(), raise_on_failure=False
     )
     assert report.outcome(mode) == "wrong"
-    assert mode == "rev" or report.outcome("rev") == "ok"
+    assert mode == "rev" or report.outcome("rev") == ("not differentiable" if name == "vector_norm at zero" else "ok")
 
 
 def test_operator_database() -> None:
@@ -229,7 +229,7 @@ def test_plugin(tmp_path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import torch\n"
         "def test_right(derivative_check):\n    derivative_check(torch.sin, [(torch.ones(2).double(),)])\n"
-        "def test_wrong(derivative_check):\n    derivative_check(torch.relu, [(torch.zeros(2).double(),)])\n"
+        "def test_wrong(derivative_check):\n    derivative_check(lambda x: x * x.detach(), [(torch.ones(2).double(),)])\n"
         "def test_other():\n    pass\n"
     )
     # without the entry point, which may or may not be installed here
@@ -247,7 +247,13 @@ def test_the_plugin_does_not_import_torch(tmp_path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "torch_manualgrad_pytest", "test_it.py"]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "1 passed" in found.stdout, found.stdout + found.stderr
-    declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+def test_the_plugin_is_declared() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("not a source tree")
+    declared = project.read_text()
     assert 'torch_manualgrad_pytest = "torch_manualgrad_pytest"' in declared
     assert 'py-modules = ["torch_manualgrad_cli", "torch_manualgrad_pytest"]' in declared
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.progress import track
+from rich.table import Table as RichTable
 
 from .. import testing
 from ..core.override import override
 from ..core.rule import Rule
 from ..core.sample import Sample
+from ..testing import report
+from ..testing.fast import FAST_CHECKS, FAST_MODES
 from .answer import Answer, Lines
 from .targets import Unknown, as_samples, load, named_samples, own_samples, rules_of
 
@@ -21,11 +26,49 @@ __all__ = ["check", "composition", "progress"]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Results(Lines):
+    """The report of `check`; on a terminal the outcomes have colours."""
+
+    report: testing.Report
+
+    def shown(self) -> RenderableType:
+        table = RichTable(box=SIMPLE_HEAD)
+        header, *lines = self.report.lines()
+        for title in (*header[:3], "outcomes"):
+            table.add_column(title, overflow="fold")
+        for line in lines:
+            # the columns by outcome: side by side they are wider than a terminal
+            outcomes: dict[str, list[str]] = {}
+            for title, cell in zip(header[3:], line[3:], strict=True):
+                outcomes.setdefault(cell, []).append(title)
+            said = [f"[{_colour(cell)}]{escape(cell)}[/]: {', '.join(which)}" for cell, which in outcomes.items()]
+            table.add_row(*map(escape, line[:3]), "\n".join(said))
+        return Group(table, "\n".join(map(escape, (*self.report.findings(), _summary(self.report)))))
+
+
+def _colour(cell: str) -> str:
+    bad = cell.split(" (")[0] in (report.WRONG, report.RAISES, report.UNSETTLED, report.WORKS)
+    return "red" if bad else "green" if cell == report.OK else "dim"
+
+
+def _summary(found: testing.Report) -> str:
+    return f"{len(found.results)} comparisons, {len(found.failures)} failed"
+
+
 def check(
-    target: str, samples: str | None, *, dtype: str, device: str, modes: str | None, checks: str | None
+    target: str,
+    samples: str | None,
+    *,
+    dtype: str,
+    device: str,
+    modes: str | None,
+    checks: str | None,
+    fast: bool = False,
+    junit: str | None = None,
 ) -> Answer:
     """Every mode and every check; status 1 if something failed."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"modes": FAST_MODES, "checks": FAST_CHECKS} if fast else {}
     for key, given, known in (("modes", modes, testing.MODES), ("checks", checks, testing.ALL_CHECKS)):
         if given is not None:
             chosen[key] = given.split(",")
@@ -33,7 +76,7 @@ def check(
                 if name not in known:
                     raise Unknown(f"there is no {key[:-1]} {name!r}; expected some of {','.join(known)}")
     given_samples = named_samples(samples) if samples else None
-    report = testing.Report()
+    found = testing.Report()
     if "::" in target or ":" not in target:
         rules = rules_of(target)
     else:
@@ -45,15 +88,16 @@ def check(
             if given_samples is None and not hasattr(module, "samples"):
                 raise Unknown(f"{module.__name__} has no `samples`; name some with --samples MODULE:NAME")
             for sample in progress(given_samples or as_samples(module.samples, "samples")):
-                report += testing.check(op, [sample], raise_on_failure=False, **chosen)
+                found += testing.check(op, [sample], raise_on_failure=False, **chosen)
     for rule in rules:
-        found = given_samples or own_samples(rule, dtype, device)
         about = {"name": rule.name, "gaps": rule.gaps, "raise_on_failure": False, **chosen}
         with override(rule):
-            for sample in progress(found, rule.name):
-                report += testing.check(rule.probe, [sample], **about)
-    lines = f"{report}\n\n{len(report.results)} comparisons, {len(report.failures)} failed"
-    return Answer([Lines("results", lines, [asdict(result) for result in report.results])], 0 if report else 1)
+            for sample in progress(given_samples or own_samples(rule, dtype, device), rule.name):
+                found += testing.check(rule.probe, [sample], **about)
+    if junit is not None:
+        found.to_junit(junit)
+    printed = f"{found}\n\n{_summary(found)}"
+    return Answer([Results("results", printed, found.as_dict()["results"], found)], 0 if found else 1)
 
 
 def composition(target: str, reference: str, samples: str | None, *, compile: bool) -> Answer:

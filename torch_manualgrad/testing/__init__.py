@@ -2,7 +2,8 @@
 
 from ..core.sample import Sample
 from .audit import AuditReport, Differentiated, audit
-from .check import ALL_CHECKS, CHECKS, CheckFailed, check
+from .check import CheckFailed, check
+from .checks import ALL_CHECKS, CHECKS
 from .composition import Composition, composition
 from .modes import MODES
 from .numeric import TOLERANCES, Tolerance

@@ -10,37 +10,15 @@ from typing import Any
 import torch
 
 from ..core.sample import Sample
-from . import derivatives, report, transforms
+from . import report, transforms
+from .checks import ALL_CHECKS, CHECKS, TABLE
 from .context import Context
+from .diagnosis import Diagnosis
 from .modes import MODES
+from .modules import with_parameters, without_parameters
 from .numeric import TOLERANCES, Tolerance
 from .problem import Problem
 from .report import Report, Result
-
-_MODES: dict[str, Callable[[Context], None]] = {
-    "rev": derivatives.rev,
-    "fwd": derivatives.fwd,
-    **{m: derivatives.second(m) for m in MODES if "-" in m},
-}
-# name -> (check, whether it needs something to differentiate)
-_CHECKS: dict[str, tuple[Callable[[Context], None], bool]] = {
-    "forward": (transforms.forward, False),
-    "agreement": (derivatives.agreement, True),
-    "duality": (derivatives.duality, True),
-    "undefined cotangents": (derivatives.undefined_cotangents, True),
-    "vmap": (transforms.vmap, False),
-    "vmap-grad": (transforms.vmap_grad, True),
-    "noncontiguous": (transforms.noncontiguous, False),
-    "kernel": (transforms.kernel, False),
-    "fake": (transforms.fake, False),
-    "opcheck": (transforms.opcheck, False),
-    "compile": (transforms.compiled, True),
-}
-
-#: Every check; "compile" is expensive.
-ALL_CHECKS: tuple[str, ...] = tuple(_CHECKS)
-#: What `check` runs by default.
-CHECKS: tuple[str, ...] = tuple(name for name in _CHECKS if name != "compile")
 
 
 class CheckFailed(AssertionError):
@@ -61,31 +39,48 @@ def check(
     gaps: Mapping[str, str] | None = None,
     readout: Callable[..., Any] | None = None,
     outputs: Sequence[int] | None = None,
+    reference: Callable[..., Any] | None = None,
     name: str | None = None,
     seed: int = 0,
     raise_on_failure: bool = True,
+    diagnose: bool = True,
+    shrink: bool = True,
 ) -> Report:
     """Check the derivatives of `fn` and how it composes with PyTorch's transforms.
 
     Args:
-        fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module.
-        samples: calls of it, `Sample` or a tuple of positional arguments; small ones, off kinks. Inputs may be
+        fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
+            parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
+            and stay as they are.
+        samples: calls of it, `Sample` or a tuple of positional arguments; small ones. Inputs may be
             non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
-            tensors are inputs too.
+            tensors are inputs too. At a kink the outcome is "not differentiable", and only what is certainly no
+            generalized gradient is wrong.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
-        checks: which of `ALL_CHECKS`.
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
+            vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
+            hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
+            alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks.py` has all,
+            and the docstring of each says what it claims.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
-        gaps: mode or check (or ``"fwd-fwd/func"``, one engine of it) -> reason. A declared gap must raise in that mode:
-            a wrong value is a failure, and so is a right one.
+        gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
+            ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
+            so is a right one.
         readout: applied to the result before it is differentiated or compared, to make it gauge-invariant or to leave
             out what is not differentiable. The checks "fake" and "opcheck" call `fn` itself.
         outputs: the indices, among the tensor leaves of the result, of those that depend differentiably on the inputs;
             by default every floating point and complex one. A constant output is allowed; one that is declared
             non-differentiable but varies is not.
+        reference: a function of the same arguments that returns what `fn` should, without a module's parameters. The
+            check "forward" compares values, to the dtype's tolerance, shapes and dtypes.
         name: of `fn` in the report.
         seed: of directions and weights; two calls with one seed do the same.
         raise_on_failure: whether to raise `CheckFailed` if anything failed.
+        diagnose: whether to look, after a failure, for the element that is most wrong and for what is likely to be at
+            fault. It calls `fn` again, for at most some seconds.
+        shrink: whether to look then for a smaller sample that fails in the same way too: fewer and smaller dimensions,
+            default arguments, simple values. It calls `fn` with these.
 
     Returns:
         The report.
@@ -99,12 +94,16 @@ def check(
     table = TOLERANCES | dict(tolerances or {})
     label = name or _name_of(fn)
     found = Report()
+    diagnosis = Diagnosis(shrink) if diagnose else None
     # only a function that draws random numbers seeds the generator; the caller's stream is restored
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         for position, given in enumerate(samples):
             sample = given if isinstance(given, Sample) else Sample(*given)
-            found.results += _check_one(fn, label, sample, position, modes, checks, table, gaps, readout, outputs, seed)
+            context = _check_one(
+                fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
+            )
+            found.results += diagnosis.of(context) if diagnosis and isinstance(context, Context) else context.results
     if raise_on_failure and found.failures:
         raise CheckFailed(found)
     return found
@@ -121,27 +120,28 @@ def _check_one(
     gaps: Mapping[str, str],
     readout: Any,
     outputs: Any,
+    reference: Any,
     seed: int,
-) -> list[Result]:
+) -> Context | Report:
     try:
+        if isinstance(fn, torch.nn.Module):
+            fn, sample = with_parameters(fn, sample)
         problem = Problem(fn, sample, readout=readout, outputs=outputs, seed=seed)
     except Exception as error:
-        return [
-            Result(
-                label, repr(sample), "", "forward", "eager", report.RAISES, detail=f"{type(error).__name__}: {error}"
-            )
-        ]
+        detail = f"{type(error).__name__}: {error}"
+        return Report([Result(label, repr(sample), "", "forward", "eager", report.RAISES, detail=detail)])
     tolerance = table.get(problem.dtype, TOLERANCES[torch.float64])
-    context = Context(label, fn, problem, tolerance, gaps, position)
-    wanted = [(m, _MODES[m], True) for m in modes] + [(k, *_CHECKS[k]) for k in checks]
-    for column, run, derivative in wanted:
+    context = Context(
+        label, fn, problem, tolerance, gaps, position, reference and without_parameters(reference, sample)
+    )
+    for column in (*modes, *checks):
         before = len(context.results)
-        if problem.applicable or not derivative:
+        if problem.applicable or not TABLE[column].differentiates:
             # an error of the checker itself (a reference that cannot be evaluated) is reported like one of fn
-            context.run(column, "reference", partial(run, context))
+            context.run(column, "reference", partial(TABLE[column].run, context))
         if len(context.results) == before:
             context.add(column, "", report.NOT_APPLICABLE)
-    return context.results
+    return context
 
 
 def _validate(modes: Sequence[str], checks: Sequence[str], gaps: Mapping[str, str]) -> None:
@@ -158,4 +158,7 @@ def _name_of(fn: Any) -> str:
     op = transforms.operator_of(fn)
     if isinstance(op, (transforms.OVERLOAD, transforms.PACKET)):
         return str(op)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return owner.__name__  # of the Function whose apply it is
     return getattr(fn, "__name__", None) or getattr(fn, "_qualname", None) or type(fn).__name__

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..core.sample import Sample
 from . import modes, report, transforms, tree
+from .arithmetic import inner, magnitude
 from .derivatives import pull
 from .numeric import tensors_close, worst
-from .problem import Problem, inner, magnitude
+from .problem import Problem
 
 Numbers = Sequence["Tensor | None"]
 

@@ -21,7 +21,7 @@ from ..core.override import override
 from .check import check
 from .modes import MODES
 from .opinfo import op_samples
-from .report import GAP, NOT_APPLICABLE, OK, RAISES, UNSETTLED, WORKS, WRONG, Report
+from .report import GAP, KINK, NOT_APPLICABLE, OK, RAISES, UNSETTLED, WORKS, WRONG, Report
 
 __all__ = ["COLUMNS", "Outcomes", "header", "lines_of", "measure", "measure_all", "totals"]
 
@@ -32,7 +32,7 @@ COLUMNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     'override("*")': lambda: override("*"),
 }
 COUNTED = {
-    "checked": lambda o: o not in (NOT_APPLICABLE, UNSETTLED),
+    "checked": lambda o: o not in (NOT_APPLICABLE, UNSETTLED, KINK),
     "wrong": WRONG.__eq__,
     "raising": {RAISES, WORKS}.__contains__,
 }
@@ -67,7 +67,13 @@ def measure(name: str, columns: Sequence[str], limit: int | None) -> tuple[Outco
             with COLUMNS[column]():
                 for case in op_samples(name, DTYPES[dtype], limit=limit):
                     report = check(
-                        case.fn, [case.sample], checks=(), name=case.name, gaps=case.gaps, raise_on_failure=False
+                        case.fn,
+                        [case.sample],
+                        checks=(),
+                        name=case.name,
+                        gaps=case.gaps,
+                        raise_on_failure=False,
+                        diagnose=False,
                     )
                     reports[case.name] = reports.get(case.name, Report()) + report
             for variant, report in reports.items():

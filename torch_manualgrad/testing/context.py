@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from . import report
+from .kinks import Range
 from .numeric import Reference, Tolerance, tensors_close, worst
 from .problem import Problem, total
-from .report import Result
+from .report import Element, Result
+
+#: The rounding error of results from which on finite differences of them cannot settle.
+ROUNDED = 1e-4
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Context:
     tolerance: Tolerance
     gaps: Mapping[str, str]
     position: int
+    reference: Callable[..., Any] | None = None
     results: list[Result] = field(default_factory=list)
     #: mode -> engine -> value, where it is right or cannot be judged
     values: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -43,7 +48,12 @@ class Context:
     @cached_property
     def curvature(self) -> list[Reference]:
         """Second derivatives of each output's loss, by steps at which the first can be trusted."""
-        return self.wide.curvature(total(self.joint_slope).step)
+        found = self.wide.curvature(total(self.joint_slope).step)
+        # at a kink nothing is known of second derivatives
+        return [
+            replace(r, kink=Range.anything()) if slope.kink else r
+            for r, slope in zip(found, self.joint_slope, strict=True)
+        ]
 
     @cached_property
     def total_curvature(self) -> Reference:
@@ -70,6 +80,7 @@ class Context:
         reference: float = math.nan,
         absolute: float = math.nan,
         relative: float = math.nan,
+        element: Element | None = None,
     ) -> None:
         self.results.append(
             Result(
@@ -84,6 +95,7 @@ class Context:
                 absolute,
                 relative,
                 detail,
+                element,
             )
         )
 
@@ -111,9 +123,21 @@ class Context:
     ) -> None:
         """Compare a directional derivative with its reference."""
         found = self.run(check, engine, compute)
-        if found is None:
-            return
-        ours = float(found)
+        if found is not None:
+            self.judge(
+                check, engine, float(found), reference, self.tolerance.second if second else self.tolerance.first
+            )
+
+    def judge(
+        self,
+        check: str,
+        engine: str,
+        ours: float,
+        reference: Reference,
+        tolerance: tuple[float, float],
+        wrong: str = "",
+    ) -> None:
+        """Compare a number with its reference; `wrong` is what to say where they differ."""
         absolute = abs(ours - reference.value)
         numbers = {
             "ours": ours,
@@ -121,9 +145,16 @@ class Context:
             "absolute": absolute,
             "relative": absolute / max(abs(reference.value), 1e-300),
         }
-        tolerance = self.tolerance.second if second else self.tolerance.first
         if not math.isfinite(ours):
             outcome, detail = report.WRONG, "not finite"
+        elif reference.kink is not None:
+            outcome, detail = report.KINK, str(reference.kink)
+            if bool(reference.kink.excludes(torch.tensor(ours, dtype=torch.float64), tolerance)):
+                outcome, detail = report.WRONG, f"no generalized gradient: {reference.kink}"
+        elif not reference.settled and self.wide.noise > ROUNDED:
+            near = absolute <= 2 * reference.error
+            outcome = report.NOT_APPLICABLE if near else report.WRONG
+            detail = f"the results are rounded: finite differences have an error of {reference.error:.1g}"
         elif not reference.settled:
             outcome, detail = (
                 report.UNSETTLED,
@@ -132,12 +163,12 @@ class Context:
         elif absolute <= reference.allowance(ours, tolerance):
             outcome, detail = report.OK, ""
         else:
-            outcome, detail = report.WRONG, ""
-        if outcome in (report.OK, report.UNSETTLED):
+            outcome, detail = report.WRONG, wrong
+        if outcome in (report.OK, report.UNSETTLED, report.KINK, report.NOT_APPLICABLE):
             self.values.setdefault(check, {})[engine] = ours
         self.close_gap(check, engine, outcome, detail, **numbers)
 
-    def close_gap(self, check: str, engine: str, outcome: str, detail: str, **numbers: float) -> None:
+    def close_gap(self, check: str, engine: str, outcome: str, detail: str, **numbers: Any) -> None:
         """Add an outcome. Success where a gap is declared is a failure too: gaps must not outlive their reason."""
         reason = self.gap(check, engine)
         if reason is not None and outcome == report.OK:
@@ -150,10 +181,13 @@ class Context:
         self,
         check: str,
         engine: str,
-        compute: Callable[[], list[tuple[str, Any, Any]]],
+        compute: Callable[[], list[tuple[str, Any, Any]] | None],
         tolerance: tuple[float, float] | None = None,
     ) -> None:
-        """Compare named pairs of tensors (ours, reference); the first pair that differs is added to the results."""
+        """Compare named pairs of tensors (ours, reference); the first pair that differs is added to the results.
+
+        Nothing is added where there is nothing to compare: where `compute` returns None.
+        """
         pairs = self.run(check, engine, compute)
         if pairs is None:
             return
@@ -179,8 +213,15 @@ class Context:
                     reference=_norm(reference),
                     absolute=absolute,
                     relative=relative,
+                    element=_worst_element(name, ours, reference),
                 )
         self.close_gap(check, engine, report.OK, "")
+
+    def verdict(self, check: str, engine: str, compute: Callable[[], str | None]) -> None:
+        """Add what `compute` says is wrong; an empty string is right, and None nothing to say."""
+        found = self.run(check, engine, compute)
+        if found is not None:
+            self.close_gap(check, engine, report.WRONG if found else report.OK, found)
 
     def pair(self, check: str, engine: str, ours: float, theirs: float, limit: float, detail: str = "") -> None:
         """Compare two numbers that should be equal."""
@@ -194,6 +235,16 @@ class Context:
 def _norm(x: Tensor) -> float:
     """A number to show for a tensor: its largest magnitude."""
     return float(x.detach().to(torch.complex128 if x.is_complex() else torch.float64).abs().max()) if x.numel() else 0.0
+
+
+def _worst_element(name: str, ours: Tensor, reference: Tensor) -> Element:
+    a, b = (torch.view_as_real(x.detach().to("cpu", torch.complex128).resolve_conj()) for x in (ours, reference))
+    # two nans, and two infinities of one sign, are equal
+    same = (a == b) | (a.isnan() & b.isnan())
+    gaps = torch.where(same, 0.0, (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf))
+    at = tuple(int(i) for i in torch.unravel_index(gaps.argmax(), gaps.shape))
+    part = ("Re ", "Im ")[at[-1]] if ours.is_complex() or reference.is_complex() else ""
+    return Element(f"{part}{name}{list(at[:-1]) or ''}", "", float(a[at]), float(b[at]))
 
 
 def _first_line(error: Exception) -> str:

@@ -11,8 +11,9 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
 from . import modes
+from .arithmetic import inner
 from .context import Context
-from .problem import Problem, inner, total
+from .problem import Problem, total
 
 
 def _tried_singly(c: Context) -> list[int]:
@@ -25,19 +26,23 @@ def _single(p: Problem, i: int) -> list[Tensor | None]:
     return [u if j == i else None for j, u in enumerate(p.u)]
 
 
-def _partial_slope(p: Problem, i: int) -> Tensor:
-    return inner(modes.gradient(p, [i]), [p.u[i]])
+def _partial_slope(p: Problem, wanted: Sequence[int]) -> Tensor:
+    return inner(modes.gradient(p, wanted), [p.u[i] for i in wanted])
 
 
 def rev(c: Context) -> None:
-    """Gradients of both engines, and each input's with only that input requiring grad."""
+    """Gradients of both engines; each input's with only that input requiring grad, and with all but one."""
     p, reference = c.problem, total(c.joint_slope)
     c.number("rev", "eager", lambda: inner(modes.gradient(p), p.u), reference)
     c.number("rev", "func", lambda: inner(modes.rev_func(p), p.u), reference)
     if c.gap("rev", "eager") is None:
         for i in _tried_singly(c):
             slope = total(c.wide.slope(_single(c.wide, i)))
-            c.number("rev", f"eager, {p.names[i]} alone", partial(_partial_slope, p, i), slope)
+            c.number("rev", f"eager, {p.names[i]} alone", partial(_partial_slope, p, [i]), slope)
+            if len(p.primals) > 2:
+                others = [j for j in range(len(p.primals)) if j != i]
+                slope = total(c.wide.slope([None if j == i else u for j, u in enumerate(c.wide.u)]))
+                c.number("rev", f"eager, without {p.names[i]}", partial(_partial_slope, p, others), slope)
 
 
 def fwd(c: Context) -> None:
@@ -94,12 +99,15 @@ def duality(c: Context) -> None:
             c.pair("duality", engine, ours, theirs, limit)
 
 
-def pull(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], at: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def pull(
+    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], at: Sequence[Tensor], retain_graph: bool = False
+) -> Sequence[Tensor | None]:
     """The eager gradient for given cotangents; outputs without history contribute nothing."""
     live = [(o, ct) for o, ct in zip(outputs, cotangents, strict=True) if o.requires_grad]
     if not live:
         return [None] * len(at)
-    return torch.autograd.grad([o for o, _ in live], at, [ct for _, ct in live], allow_unused=True)
+    wanted, given = [o for o, _ in live], [ct for _, ct in live]
+    return torch.autograd.grad(wanted, at, given, retain_graph=retain_graph, allow_unused=True)
 
 
 def _scatter(w: Tensor, mask: Tensor, o: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
-from .problem import Point, Problem, inner
+from .arithmetic import inner
+from .problem import Point, Problem
 
 MODES = ("rev", "fwd", "rev-rev", "fwd-rev", "fwd-fwd", "rev-fwd")
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .kinks import Range
+
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative and absolute tolerance, of first and of second derivatives."""
+    """Relative and absolute tolerance, of first and of second derivatives, and from these of third ones."""
 
     first: tuple[float, float]
     second: tuple[float, float]
+
+    @property
+    def third(self) -> tuple[float, float]:
+        """One more order loses as much as the second lost to the first: it differentiates formulas of one more kind."""
+        relative, absolute = (b * b / a if a else b for a, b in zip(self.first, self.second, strict=True))
+        return relative, absolute
 
 
 #: Keyed by the dtype of the sample. The absolute part is relative to the loss, which the checker scales to about one.
@@ -25,6 +34,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.complex64: Tolerance((1e-3, 1e-4), (5e-3, 5e-4)),
     torch.bfloat16: Tolerance((5e-2, 5e-2), (1e-1, 2e-1)),
     torch.float16: Tolerance((1e-2, 1e-2), (5e-2, 5e-2)),
+    torch.complex32: Tolerance((1e-2, 1e-2), (5e-2, 5e-2)),
 }
 
 
@@ -36,13 +46,15 @@ STEP = 2.0**-4
 class Reference:
     """A number from finite differences, its error estimate, and the magnitude by which both are judged.
 
-    `step` is the largest step that smaller ones do not contradict.
+    `step` is the largest step that smaller ones do not contradict. `kink` is what the number can be where the function is
+    not differentiable; None where it is.
     """
 
     value: float
     error: float
     scale: float
     step: float = STEP
+    kink: Range | None = None
 
     @property
     def settled(self) -> bool:
@@ -132,6 +144,25 @@ def mixed_derivative(
         return [(a + b - c - d) / (4 * h * h) for a, b, c, d in corners]
 
     return extrapolate(difference, noise, 2, 14, start)
+
+
+def third_derivative(
+    corner: Callable[[float, Sequence[int]], Sequence[float]], noise: float, start: float = STEP
+) -> tuple[list[float], list[float], float]:
+    """d/dr d/ds d/dt of f at 0, from ``corner(h, signs)``: f at h times the sum of the three directions with signs."""
+
+    def difference(h: float) -> list[float]:
+        signs = list(itertools.product((1, -1), repeat=3))
+        values = zip(*(corner(h, s) for s in signs), strict=True)
+        return [sum(math.prod(s) * x for s, x in zip(signs, row, strict=True)) / (8 * h**3) for row in values]
+
+    return extrapolate(difference, noise, 3, 12, start)
+
+
+def stays(difference: Callable[[float], Sequence[float]], step: float) -> list[bool]:
+    """Whether a difference that is proportional to h where a function is smooth enough is the same for small steps."""
+    far, near = difference(step * 2.0**-6), difference(step * 2.0**-9)
+    return [abs(b) > 1e-4 and abs(a - b) < 0.3 * abs(b) for a, b in zip(far, near, strict=True)]
 
 
 def worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:

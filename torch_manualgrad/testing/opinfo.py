@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..core.sample import Sample
 from . import tree
-from .check import CHECKS, CheckFailed, check
+from .check import CheckFailed, check
+from .checks import CHECKS
 from .modes import MODES
 from .report import Report
 
@@ -136,11 +137,23 @@ def op_samples(
     for op in entries(name):
         if not op.supports_autograd or dtype not in op.supported_backward_dtypes(torch.device(device).type):
             continue
-        samples = list(op.sample_inputs(torch.device(device), dtype, requires_grad=True))
-        cases = [case for given in samples if (case := _case(op, given)) is not None]
+        cases = [case for given in _samples(op, torch.device(device), dtype) if (case := _case(op, given)) is not None]
         # spread over the list, as the first samples tend to be the smallest
         step = 1 if limit is None else max(1, math.ceil(len(cases) / limit))
         yield from cases[step // 2 :: step]
+
+
+def _samples(op: Any, device: torch.device, dtype: torch.dtype) -> list[Any]:
+    """Those of the entry, from the seed of its `sample_inputs`, which also searches the whole stack for a running test."""
+    from torch.testing._internal.common_utils import SEED, set_rng_seed
+
+    found, samples = [], iter(op.sample_inputs_func(op, device, dtype, True))
+    while True:
+        set_rng_seed(SEED)
+        try:
+            found.append(next(samples))
+        except StopIteration:
+            return found
 
 
 def _case(op: Any, given: Any) -> Case | None:

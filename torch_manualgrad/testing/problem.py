@@ -5,35 +5,40 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.internals import DispatchMode
 from ..core.sample import Sample
 from . import tree
-from .numeric import STEP, Reference, first_derivative, mixed_derivative
+from .arithmetic import add, beside, computable, inner, magnitude, widen
+from .kinks import ACCUSING, Range, ranges
+from .numeric import STEP, Reference, first_derivative, mixed_derivative, stays, third_derivative
 
-_WIDE = {
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
-    torch.complex32: torch.complex128,
-}
 Point = tuple[Tensor, ...]
 
 
-def widen(x: Any) -> Any:
-    """A floating or complex tensor in double precision."""
-    return x.to(_WIDE.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+def seed_generators(seed: int) -> None:
+    """As `torch.manual_seed`, which without an accelerator takes several stack traces at every call."""
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
 
 
-def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
-    """Re sum conj(a) b over all components: the pairing of a gradient with a tangent; None is zero."""
-    terms = [(x.conj() * y).sum() for x, y in zip(a, b, strict=True) if x is not None]
-    total = sum(term.real if term.is_complex() else term for term in terms)
-    return total if isinstance(total, Tensor) else torch.zeros((), dtype=torch.float64)
+class _Draws(DispatchMode):
+    """Whether an operator changes the state of the generator."""
+
+    drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        state = torch.get_rng_state()
+        result = func(*args, **(kwargs or {}))
+        self.drawn |= not torch.equal(state, torch.get_rng_state())
+        return result
 
 
 class Problem:
@@ -48,6 +53,7 @@ class Problem:
         names: their paths.
         u: directions with the shapes of the inputs.
         v: directions with the shapes of the inputs.
+        w: directions with the shapes of the inputs, of third derivatives.
         bend: k, with the shapes of the inputs.
         outputs: the indices of the floating point and complex outputs among all tensor leaves of the result.
 
@@ -87,6 +93,7 @@ class Problem:
             self.random = not torch.equal(state, torch.get_rng_state()) or any(
                 not torch.equal(_nan_free(a), _nan_free(b)) for a, b in zip(base, again, strict=True)
             )
+            self.random = self.random or self._draws()
             if self.random:
                 base = self.flat(*self.primals)
         self.outputs = [
@@ -95,7 +102,18 @@ class Problem:
         self.base = base
         self._prepare_loss([base[i] for i in self.outputs])
         self.u, self.v, self.bend = (tuple(self.direction(x) for x in self.primals) for _ in range(3))
+        self.w = tuple(self.direction(x) for x in self.primals)
         self.bend = tuple(k / magnitude(x) / magnitude(x) for k, x in zip(self.bend, self.primals, strict=True))
+
+    def _draws(self) -> bool:
+        """Whether an operator within draws random numbers, though the function itself sees to the generator's state."""
+        watched = _Draws()  # type: ignore[no-untyped-call]
+        try:
+            with watched:
+                self.flat(*self.primals)
+        except Exception:  # what refuses the mode
+            return False
+        return watched.drawn
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,7 +140,7 @@ class Problem:
             values[i] = x
         args, kwargs = tree.rebuild(self.arguments, values)
         if self.random:
-            torch.manual_seed(self.seed)
+            seed_generators(self.seed)
         result = self.fn(*args, **kwargs)
         if self.readout is not None:
             result = self.readout(result)
@@ -158,24 +176,29 @@ class Problem:
         return [self.loss_of(j, o) for j, o in enumerate(outputs)]
 
     def loss_of(self, j: int, o: Tensor) -> Tensor:
+        return self.terms(j, o).sum()
+
+    def terms(self, j: int, o: Tensor) -> Tensor:
+        """The loss of each element of an output."""
         mask = self.finite[j]
-        o = (o if mask is None else o.reshape(-1)[mask]) / self.unit[j]
-        weight, square = self.weights[j].to(o.dtype), self.squares[j].to(o.dtype)
+        o = computable(o if mask is None else o.reshape(-1)[mask])
+        if self.unit[j] != 1:
+            o = o / beside(o.new_full((), self.unit[j]), o)
+        weight, square = (beside(x.to(o.dtype), o) for x in (self.weights[j].conj(), self.squares[j]))
         if not o.is_complex():
-            return (weight * o + square * o * o).sum()
-        return (weight.conj() * o + square * o * o.conj()).sum().real
+            return weight * o + square * o * o
+        return (weight * o + square * o * o.conj()).real
 
     def loss(self, *primals: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """The loss of all outputs, or of a subset of them."""
         outputs = self.call(*primals)
-        chosen = range(len(outputs)) if subset is None else subset
-        total = sum(self.loss_of(j, outputs[j]) for j in chosen)
-        assert isinstance(total, Tensor)
-        return total
+        return add([self.loss_of(j, outputs[j]) for j in (range(len(outputs)) if subset is None else subset)])
 
     def bent(self, *z: Tensor) -> Point:
         """The inputs at the displacement z."""
-        return tuple(x + d + k * d * d / 2 for x, d, k in zip(self.primals, z, self.bend, strict=True))
+        return tuple(
+            beside(x, d) + d + beside(k / 2, d) * d * d for x, d, k in zip(self.primals, z, self.bend, strict=True)
+        )
 
     def curve(self, *z: Tensor) -> Tensor:
         """The loss at the displacement z."""
@@ -188,7 +211,7 @@ class Problem:
         """The same problem in double precision: same directions, same weights."""
         if all(x.dtype in (torch.float64, torch.complex128) for x in self.primals):
             return self
-        points = {name: tuple(map(widen, getattr(self, name))) for name in ("primals", "u", "v", "bend")}
+        points = {name: tuple(map(widen, getattr(self, name))) for name in ("primals", "u", "v", "w", "bend")}
         other = self.but(leaves=[widen(x) for x in self.leaves], **points)
         with torch.no_grad():
             other.base = other.flat(*other.primals)
@@ -222,7 +245,42 @@ class Problem:
         def along(h: float) -> list[float]:
             return self._values([x if d is None else x + h * d for x, d in zip(self.primals, direction, strict=True)])
 
-        return _references(*first_derivative(along, self.noise), self.size)
+        found = first_derivative(along, self.noise)
+        references = _references(*found, self.size)
+        here = along(0)
+
+        def jump(h: float) -> list[float]:
+            return [(a + b - 2 * c) / h for a, b, c in zip(along(h), along(-h), here, strict=True)]
+
+        if any(stays(jump, found[2])) or not all(r.settled for r in references):
+            kinks = self._kinks(direction)
+            return [replace(r, kink=kink) for r, kink in zip(references, kinks, strict=True)]
+        return references
+
+    def _kinks(self, direction: Sequence[Tensor | None]) -> list[Range | None]:
+        """What the derivative of each output's loss can be; None where that is one number, or nothing is known."""
+
+        def terms(*at: Tensor) -> Tensor:
+            return torch.cat([self.terms(j, o).reshape(-1).double() for j, o in enumerate(self.call(*at))])
+
+        lengths = [w.numel() for w in self.weights]
+        moved = [torch.zeros_like(x) if d is None else d for x, d in zip(self.primals, direction, strict=True)]
+        near = partial(ranges, terms, self.primals, [moved], [magnitude(x) for x in self.primals], lengths)
+        try:
+            with torch.no_grad():
+                (found,) = near()
+                if (found.bounded & ~found.smooth).any():
+                    (found,) = near(ACCUSING)
+        except Exception:
+            return [None] * len(lengths)
+        first = 0
+        kinks: list[Range | None] = []
+        for length in lengths:
+            ours = torch.zeros_like(found.low)
+            ours[first : first + length] = 1
+            r, first = found.sum(ours), first + length
+            kinks.append(r if bool(r.bounded & ~r.smooth) else None)
+        return kinks
 
     def curvature(self, start: float = STEP) -> list[Reference]:
         """d/ds d/dt of each output's loss at the displacement s u + t v, by finite differences from the step `start` on."""
@@ -232,7 +290,16 @@ class Problem:
 
         plus = tuple(a + b for a, b in zip(self.u, self.v, strict=True))
         minus = tuple(a - b for a, b in zip(self.u, self.v, strict=True))
-        return _references(*mixed_derivative(along(plus), along(minus), self.noise, start), self.size)
+        found = mixed_derivative(along(plus), along(minus), self.noise, start)
+
+        def jump(h: float) -> list[float]:
+            corners = (along(plus)(k * h) for k in (2, -2, 1, -1))
+            return [(a - b - 2 * c + 2 * d) / (2 * h * h) for a, b, c, d in zip(*corners, strict=True)]
+
+        return [
+            replace(r, kink=Range.anything()) if kink else r
+            for r, kink in zip(_references(*found, self.size), stays(jump, found[2]), strict=True)
+        ]
 
     def curvature_of_gradient(self, start: float = STEP) -> Reference:
         """The same for the whole loss, from the gradient: more accurate, but it relies on reverse mode."""
@@ -243,6 +310,17 @@ class Problem:
             return [float(inner(grads, self.u))]
 
         return _references(*first_derivative(along, self.noise, start), self.size)[0]
+
+    def third(self, start: float = STEP) -> list[Reference]:
+        """d/dr d/ds d/dt of each output's loss at the displacement r u + s v + t w, by finite differences of values."""
+
+        def corner(h: float, signs: Sequence[int]) -> list[float]:
+            a, b, c = (h * s for s in signs)
+            return self._values(
+                self.bent(*(a * u + b * v + c * w for u, v, w in zip(self.u, self.v, self.w, strict=True)))
+            )
+
+        return _references(*third_derivative(corner, self.noise, start), self.size)
 
     @property
     def size(self) -> float:
@@ -257,17 +335,14 @@ class Problem:
 
 def total(references: Sequence[Reference]) -> Reference:
     """The reference of a sum."""
+    kinks = [r.kink or Range.one(r.value) for r in references]
     return Reference(
         sum(r.value for r in references),
         sum(r.error for r in references),
         max(r.scale for r in references),
         min(r.step for r in references),
+        reduce(Range.__add__, kinks) if any(r.kink for r in references) else None,
     )
-
-
-def magnitude(x: Tensor) -> float:
-    largest = float(widen(x.detach()).abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
-    return largest if 0 < largest < math.inf else 1.0
 
 
 def _references(values: list[float], errors: list[float], step: float, scale: float) -> list[Reference]:
@@ -275,7 +350,7 @@ def _references(values: list[float], errors: list[float], step: float, scale: fl
 
 
 def _nan_free(x: Tensor) -> Tensor:
-    return x.nan_to_num() if tree.is_differentiable(x) else x
+    return widen(x).nan_to_num() if tree.is_differentiable(x) else x  # not every dtype has it
 
 
 def _readable(path: str) -> str:

@@ -15,7 +15,8 @@ import torch
 from rows import Call
 from torch import Tensor
 
-from torch_manualgrad.testing.problem import Problem, inner
+from torch_manualgrad.testing.arithmetic import inner
+from torch_manualgrad.testing.problem import Problem
 
 Numbers = Mapping[str, Any]
 Program = Callable[[Call], Numbers]
