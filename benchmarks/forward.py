@@ -1,6 +1,6 @@
 """High orders in forward mode beside torch.func: Laplacians, a ninth derivative, jvp and hvp; time and peak memory.
 
-A ratio is ours over torch.func's, of the shortest time of each in alternating rounds, so that 1 is equal and less is better.
+A ratio is ours over torch.func's, the median over alternating rounds, so that 1 is equal and less is better.
 The last column counts products with weight matrices in units of one forward pass: n directions are (n + 2) of them in a
 forward Laplacian, and 2 n + 2 in forward mode over reverse.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from side_by_side import main, measure
+from side_by_side import main, measure, quartiles, summary
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
 from torch_manualgrad.forward_ad import directional, hvp, laplacian
 
-COLUMNS = ["problem", "stock", "ours", "time", "asked", "memory", "products"]
+COLUMNS = ["problem", "stock", "ours", "time", "time quartiles", "asked", "memory", "products"]
 
 
 class Orbitals(nn.Module):
@@ -133,16 +133,18 @@ def problems() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    found = []
+    table = []
     for problem, (stock, ours, asked, products) in problems().items():
-        times = {name: min(ts) for name, ts in measure({"stock": stock, "ours": ours}, arguments.seconds).items()}
-        row = {"problem": problem, **{name: f"{t * 1e3:.3g} ms" for name, t in times.items()}}
-        row |= {"time": f"{times['ours'] / times['stock']:.3g}", "asked": asked, "products": products}
+        rounds = measure({"stock": stock, "ours": ours}, arguments.seconds)
+        found = summary(rounds, "ours")
+        row = {"problem": problem, **{name: f"{entry['us'] / 1e3:.3g} ms" for name, entry in found.items()}}
+        row |= {"time": f"{found['stock']['ratio']:.3g}", "time quartiles": quartiles(found["stock"])}
+        row |= {"asked": asked, "products": products}
         if not problem.startswith("ninth"):  # whose calls are too many for the profiler
             row["memory"] = f"{peak(ours) / peak(stock):.3g}"
         print(row)
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 if __name__ == "__main__":

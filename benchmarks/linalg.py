@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import warnings
@@ -158,39 +157,6 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Speed-up over n of the largest batches, one thread."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharex=True, layout="constrained")
-    for panel, what, column in zip(panels, ("backward", "forward + backward"), ("ours", "ours, forward=True")):
-        for name in OPERATORS:
-            points: dict[int, tuple[float, float]] = {}
-            for row in document["rows"]:
-                m, n = map(int, row["matrix"].split("x"))
-                batch = math.inf if row["batch"] == "16 MB" else int(row["batch"])
-                if (row["operator"], row["what"], row["dtype"], row["threads"]) != (name, what, "float64", 1) or m != n:
-                    continue
-                ratio = row[column if column in row else "ours"]["ratio"]
-                points[n] = max(points.get(n, (0, ratio)), (batch, ratio))
-            if points:
-                panel.plot(sorted(points), [points[n][1] for n in sorted(points)], marker="o", markersize=3, label=name)
-        panel.axhline(1, color="grey", linewidth=0.8)
-        panel.set(xscale="log", yscale="log", xlabel="n", title=f"{what}, float64")
-        panel.set_xticks([2, 4, 8, 16, 32, 128, 500, 2000])
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("")
-        panel.set_yticks([1, 2, 5, 10, 20, 50])
-    panels[0].set_ylabel("times faster than PyTorch")
-    panels[0].legend(frameon=False, ncols=2)
-    plt.rcParams["svg.hashsalt"] = "linalg"
-    figure.savefig(path, metadata={"Date": None})
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -211,6 +177,5 @@ if __name__ == "__main__":
         COLUMNS,
         options=options,
         seconds=0.2,
-        draw=draw,
         spread=("threads", "dtype", "what"),
     )

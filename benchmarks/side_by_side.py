@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,18 @@ def cell(entry: Mapping[str, float]) -> str:
     return f"{took}, {entry['ratio']:.2f}x [{entry['low']:.2f}, {entry['high']:.2f}]"
 
 
+def quartiles(entry: Mapping[str, float]) -> str:
+    """Of a ratio over the rounds, ``2.3 to 2.7``."""
+    return f"{entry['low']:.3g} to {entry['high']:.3g}"
+
+
 def _what(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """What a row measures."""
     return tuple((k, v) for k, v in row.items() if not isinstance(v, dict))
 
 
 def rounded(document: Mapping[str, Any], spread: Sequence[str]) -> list[list[str]]:
-    """The rows as a table to keep: microseconds and ratios to three digits, what ``spread`` names side by side."""
+    """The rows as a table to keep: microseconds, ratios and their quartiles, what ``spread`` names side by side."""
     given = [k for row in document["rows"] for k, v in row.items() if not isinstance(v, dict)]
     keys = [k for k in dict.fromkeys(given) if k not in spread]
     lines: dict[tuple[str, ...], dict[str, str]] = {}
@@ -123,17 +129,18 @@ def rounded(document: Mapping[str, Any], spread: Sequence[str]) -> list[list[str
                 line[f"{where} {contender} us".strip()] = f"{entry['us']:.3g}"
                 if entry["low"] != entry["high"]:
                     line[f"{where} {contender} ratio".strip()] = f"{entry['ratio']:.3g}"
+                    line[f"{where} {contender} quartiles".strip()] = quartiles(entry)
     columns = list(dict.fromkeys(c for line in lines.values() for c in line))
     return [[*keys, *columns], *([*key, *(line.get(c, "") for c in columns)] for key, line in lines.items())]
 
 
 def write(name: str, document: Mapping[str, Any], spread: Sequence[str]) -> Path:
-    """``results/<name>.csv``; the first line says on which machine."""
+    """``results/<name>.csv``; the first line says on which machine and day."""
     path = RESULTS / f"{name}.csv"
     RESULTS.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
         about = ", ".join(f"{k} {v}" for k, v in document["machine"].items() if v is not None)
-        file.write(f"# {document['about']}; {about}\n")
+        file.write(f"# {document['about']}; {about}, date {document['date']}\n")
         csv.writer(file, lineterminator="\n").writerows(rounded(document, spread))
     return path
 
@@ -146,7 +153,6 @@ def main(
     threads: Sequence[int] = (1, 2),
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     seconds: float = 1.5,
-    draw: Callable[[dict[str, Any], Path], None] | None = None,
     spread: Sequence[str] = ("threads",),
 ) -> None:
     """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.csv``.
@@ -154,8 +160,7 @@ def main(
     All figures are in ``build/benchmarks/<name>.json``. With ``--add`` the rows of the last run stay that this one does
     not measure. ``spread`` names what stands in columns, side by side.
 
-    ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. ``draw(document, path)`` is to write
-    a figure to ``results/<name>.svg``.
+    ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. plots.py draws the tables.
     """
     parser = argparse.ArgumentParser(description=about)
     if options is not None:
@@ -168,7 +173,7 @@ def main(
     arguments = parser.parse_args()
     name += "" if arguments.device == "cpu" else f"_{arguments.device}"
     path = RAW / f"{name}.json"
-    document: dict[str, Any] = {"about": about, "machine": machine(), "rows": []}
+    document: dict[str, Any] = {"about": about, "machine": machine(), "date": str(date.today()), "rows": []}
     earlier: list[dict[str, Any]] = []
     if arguments.add and path.exists():
         found = json.loads(path.read_text())
@@ -187,6 +192,4 @@ def main(
         document["rows"] = [row for row in earlier if _what(row) not in measured] + document["rows"]
         path.write_text(json.dumps(document, indent=1) + "\n")
         kept = write(name, document, spread)
-        if draw is not None:
-            draw(document, kept.with_suffix(".svg"))
         print(f"\nwritten: {kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept.name}")

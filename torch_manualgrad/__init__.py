@@ -2,9 +2,10 @@
 
 # isort: skip_file
 from .core import kernels as _kernels
-from . import derivatives, forward_ad, linalg, nested, testing
+from . import derivatives, distributed, forward_ad, linalg, nested, testing
 from .core.autograd_function import SingleLevelFunction
-from .core.op import BackwardContext, CustomOp, custom_op
+from .core.custom_op import custom_op
+from .core.op import BackwardContext, CustomOp
 from .core.catalogue import catalogue, composite, gap, nondifferentiable, view
 from .core.elementwise import elementwise
 from .core.formula import Formula, Kernel, formula, ops
@@ -32,6 +33,7 @@ __all__ = [
     "composite",
     "custom_op",
     "derivatives",
+    "distributed",
     "elementwise",
     "formula",
     "forward_ad",

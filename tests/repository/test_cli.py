@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 import torch_manualgrad as mg
+from torch_manualgrad.command_line import checking
 from torch_manualgrad.testing import derivatives_yaml
 from torch_manualgrad_cli import cli
 
@@ -171,6 +175,29 @@ def test_check_finds_a_wrong_derivative(module):
     assert "wrong" in printed(*command, status=1)
     results = json.loads(printed(*command, "--json", status=1))["results"]
     assert {r["outcome"] for r in results if r["check"] == "rev"} == {"wrong"}
+
+
+def test_check_writes_junit_and_is_fast(module, tmp_path):
+    path = module("cli_junit", 2)
+    command = ["check", f"{path}:op", "--fast", "--junit", str(tmp_path / "found.xml"), "--json"]
+    results = json.loads(printed(*command, status=1))["results"]
+    assert {"rev", "rev-rev", "vmap"} <= {r["check"] for r in results}
+    assert not {"fwd-rev", "opcheck", "compile"} & {r["check"] for r in results}
+    assert any(cause["key"] == "factor" for r in results for cause in r["causes"])
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    assert [case.get("name") for case in suite] == [r["id"] for r in results]
+    assert {case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None} == {
+        r["id"] for r in results if r["outcome"] == "wrong"
+    }
+
+
+def test_check_on_a_terminal(module):
+    path = module("cli_terminal", 2)
+    answer = checking.check(f"{path}:op", None, dtype="", device="", modes="rev", checks="vmap")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console.print(answer.parts[0].shown())
+    shown = console.file.getvalue()
+    assert "\x1b[31mwrong\x1b[0m: rev" in shown and "\x1b[32mok\x1b[0m: vmap" in shown and "(f64[3])" in shown
 
 
 def test_composition(module):

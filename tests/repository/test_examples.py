@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -194,3 +196,17 @@ def test_a_network_solves_equations_by_series_and_by_reverse_mode(tmp_path, caps
     assert cost["Kuramoto-Sivashinsky", "series"].bytes < 0.5 * cost["Kuramoto-Sivashinsky", "reverse"].bytes
     assert (tmp_path / "pinn.png").stat().st_size > 10_000
     assert "error of u" in capsys.readouterr().out
+
+
+def test_whitening_in_two_processes_has_the_gradient_of_one():
+    path = EXAMPLES / "distributed_whitening.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*run, "--steps", "30"], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in done.stdout.splitlines()[-2:]}
+    assert sorted(rows) == ["cholesky", "eigh"]
+    for difference, first, last in rows.values():
+        assert difference < 1e-12 and last < first - 0.1

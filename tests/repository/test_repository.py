@@ -210,6 +210,12 @@ def test_no_test_shadows_another(path):
             assert not [name for name, count in names.items() if count > 1 and name != "_"]
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by their base names: of two it collects only the first, and says of the other that it cannot."""
+    names = Counter(path.name for path in sources("tests") if path.name.startswith("test_"))
+    assert not [name for name, count in names.items() if count > 1]
+
+
 def public_names() -> Iterator[tuple[str, object]]:
     for module in (mg, mg.testing, mg.forward_ad):
         for name in module.__all__:

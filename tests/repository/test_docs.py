@@ -1,0 +1,211 @@
+"""The pages of docs/: their examples and notebooks run, the site has each of them, and mathematics is recognised."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import torch_manualgrad as mg
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.py"))
+# what a block may be: Python that runs here; a file's text; a shell's lines or an output, which have no language
+LANGUAGES = {"python", "toml", ""}
+ELSEWHERE = ["packages.md"]  # tests/core/test_packages.py makes the package that it describes
+
+if not DOCS.exists():
+    pytest.skip("not a source tree", allow_module_level=True)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+def examples(page: Path) -> str:
+    """The Python blocks of a page; every other line is empty, so that line numbers are those of the page."""
+    lines, inside = [], False
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            inside = line == "```python"
+            line = ""
+        lines.append(line if inside else "")
+    return "\n".join(lines)
+
+
+def run(path: Path, folder: Path) -> None:
+    paths = [str(Path(mg.__file__).parents[1]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+WITH_EXAMPLES = [p for p in PAGES if examples(p).strip() and name(p) not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
+def test_examples_run(page, tmp_path):
+    path = tmp_path / f"{page.stem}.py"
+    path.write_text(examples(page))
+    run(path, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_what_they_are(page):
+    fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert {*fences[::2]} <= LANGUAGES and {*fences[1::2]} <= {""}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_run(notebook, tmp_path):
+    for module in ("matplotlib", "sklearn"):
+        pytest.importorskip(module)
+    run(notebook, tmp_path)
+
+
+def test_each_page_is_in_the_navigation():
+    listed = {*re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text())}
+    assert {name(p) for p in PAGES} | {name(p.with_suffix(".md")) for p in NOTEBOOKS} <= listed
+
+
+# -- what tools/site makes ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The modules of tools/site, and the plots of benchmarks/, by name."""
+    pytest.importorskip("latex2mathml")
+    pytest.importorskip("matplotlib")
+    folders = [str(ROOT / "tools" / "site"), str(ROOT / "benchmarks")]
+    sys.path[:0] = folders
+    try:
+        names = ("catalogue", "expressions", "plots", "presentation", "start", "stock", "typeset")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+
+
+@pytest.mark.parametrize(
+    "text, typeset",
+    [
+        ("gB = L^-H W, and more", r"\(g_{B} = L^{-H} \, W\), and more"),
+        ("Cotangent of A, given that of its inverse X", r"Cotangent of \(A\), given that of its inverse \(X\)"),
+        ("a matrix of full rank", "a matrix of full rank"),
+        ("the sum of the cotangents", "the sum of the cotangents"),
+        ("sum g x^, where", r"\(\sum  g \, \hat{x}\), where"),
+        ("the p-norm of ``self``", r"the \(p\)-norm of `self`"),
+        ("grad * mask, of grad", r"\(\text{grad} \ast  \text{mask}\), of grad"),
+        ("y_(m-1) = sqrt(x1)", r"\(y_{ m - 1 } = \sqrt{ x_1 }\)"),
+        ("y <g, 1> where x <= 0", r"\(y \, \langle  g , 1 \rangle\) where \(x \le  0\)"),
+        ("holds inf or nan", "holds inf or nan"),
+        ("p = +-inf", r"\(p = \pm  \infty\)"),
+        ("the beta distribution", "the beta distribution"),
+        ("S (*, k) and Vh (*, k, n)", r"\(S\) `(*, k)` and \({V^{H}}\) `(*, k, n)`"),
+    ],
+)
+def test_typeset(site, text, typeset):
+    assert site.typeset.typeset(text) == typeset
+
+
+@pytest.mark.parametrize(
+    "python, latex",
+    [
+        ("(1 - self * self).rsqrt()", r"\frac{1}{\sqrt{1 - {x}^{2}}}"),
+        ("-value * (self - other) / 2", r"\frac{-\text{value} \, (x - y)}{2}"),
+        ("2 / sqrt(pi) * (-self * self).exp()", r"\frac{2}{\sqrt{\pi}} \, e^{-{x}^{2}}"),
+        ("self - (other - grad)", "x - (y - g)"),
+        ("torch.polygamma(1, self)", r"\psi^{(1)}(x)"),
+        ("1j * result", r"i \, r"),
+        ("_helper(self)", None),
+        ("True", None),
+    ],
+)
+def test_expression(site, python, latex):
+    found = site.expressions.expression(ast.parse(python, mode="eval").body)
+    assert found == latex
+    if latex:
+        assert "<math" in site.presentation.mathml(latex)
+
+
+@pytest.mark.parametrize(
+    "latex, has, has_not",
+    [
+        (r"g \, \log x", '<mi>log</mi><mspace width="0.167em" /><mi>x</mi>', "<mo>log"),
+        (r"\operatorname{tanh} ( x )", "<mi>tanh</mi><mo", "mspace"),
+        (r"\overline{x y}", "\N{OVERLINE}", "\N{HORIZONTAL BAR}"),
+        ("a = -b", '<mo form="prefix">\N{MINUS SIGN}', "mspace"),
+        ("a - b", "<mo>\N{MINUS SIGN}", "form"),
+        (r"\operatorname{tanh}^{2} x", "<msup><mi>tanh</mi>", "<mo>tanh"),
+    ],
+)
+def test_mathml(site, latex, has, has_not):
+    found = site.presentation.mathml(latex)
+    assert has in found and has_not not in found
+
+
+def test_the_catalogue_has_everything_and_its_mathematics_can_be_typeset(site):
+    catalogue = site.catalogue
+    pages = catalogue.pages()
+    text = "\n".join(pages.values())
+    anchors = {*re.findall(r'\{ #([\w-]+) \}|<span id="([\w-]+)">', text)}
+    present = {a or b for a, b in anchors}
+    for rule in mg.rules:
+        if rule.startswith("aten::"):  # other tests may have registered rules and formulas of their own
+            assert catalogue.anchor(rule) in present, rule
+    for name, formula in mg.ops.items():
+        if catalogue.file_of(formula).is_relative_to(catalogue.PACKAGE):
+            assert catalogue.anchor(name) in present, name
+    for entry in mg.catalogue:
+        assert entry.removeprefix("aten::") in pages["catalogue/without_a_rule.md"]
+    formulas = {*re.findall(r"\\\((.+?)\\\)", text)}
+    assert len(formulas) > 1000
+    for formula in formulas:
+        assert "<math" in site.presentation.mathml(formula)
+
+
+def test_what_stock_does_can_be_read(site):
+    assert {*site.stock.MEASURED} <= {*mg.rules} | {*mg.rules.absent}
+    assert len(site.stock.MEASURED) > 100
+    assert site.stock.stock(mg.rules["aten::cumprod"]).startswith("wrong: fwd-fwd, rev-fwd (")
+    assert site.stock.stock(mg.rules["aten::sin"]) == ""
+    said = re.compile(r"-|right|ends the process|((wrong|raises): ((rev|fwd)(-rev|-fwd)?(, )?)+(; )?)+")
+    assert all(said.fullmatch(outcome) for row in site.stock.MEASURED.values() for outcome in row.values())
+
+
+def test_the_picture_of_the_first_page(site):
+    name = "cumprod"
+    function, arguments = site.start.ROWS[name]
+    with mg.override():
+        assert {*site.start.outcomes(function, arguments)} == {"right"}
+    assert "nan" in site.start.outcomes(function, arguments)
+
+
+def test_plots_say_where_and_when_they_were_measured(site):
+    for name, plot in site.plots.PLOTS.items():
+        about, canvas = plot()
+        assert re.search(r"\. .+, \d+ cores, torch \d+\.\d+.*, \w+, \d{4}-\d\d-\d\d\.", about), about
+        text = site.plots.svg(canvas, name)
+        assert "#000000" not in text and "currentColor" in text
+        assert len(re.findall("<text", text)) > 5
+
+
+def test_a_table_of_benchmarks_without_date_or_spread_is_drawn_all_the_same(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(site.plots, "RESULTS", tmp_path)
+    (tmp_path / "overhead.csv").write_text(
+        "# Cost; of a call; cpu X, cores 2, torch 2.13.0, system Linux\nwhat,1 threads ours ratio\na,1.5\nb,\n"
+    )
+    about, rows = site.plots.results("overhead")
+    assert about == "Cost; of a call. X, 2 cores, torch 2.13.0, Linux, date not kept."
+    assert [site.plots.ratio(row, "1 threads ours") for row in rows] == [(1.5, 1.5, 1.5), None]
+    site.plots.overhead()
