@@ -15,7 +15,7 @@ from torch_manualgrad.core.schema import Signature
 if not torch.distributed.is_available():
     pytest.skip("a torch without torch.distributed", allow_module_level=True)
 
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.experimental import register_sharding
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -86,6 +86,19 @@ def test_a_placement_goes_by_every_argument(x, ops):
     internals.read_all_arguments(op, Signature(op._schema))
     found = [op(x, dim, factor=factor).placements[0] for dim in (0, 1) for factor in (2.0, 0.5)]
     assert found == [Shard(0), Shard(1), Shard(1), Shard(0)]
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch has no strategies of another kind")
+def test_the_registered_strategy_is_preferred_to_one_of_another_kind(x, ops):
+    from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+    op = ops.scaled.default
+    register_single_dim_strategy(op)(lambda op, args, kwargs: [])  # replicated
+    sharded_along(op, lambda dim, factor: dim)
+    assert op(x, 0, factor=1.0).placements == (Replicate(),)
+    internals.prefer_registered_sharding(op)
+    internals.forget_placements()
+    assert op(x, 0, factor=1.0).placements == (Shard(0),)
 
 
 def test_placements_are_forgotten(x, ops):

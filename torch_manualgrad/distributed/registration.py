@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.internals import forget_placements, read_all_arguments, sizes_are_local
+from ..core.internals import forget_placements, prefer_registered_sharding, read_all_arguments, sizes_are_local
 from ..core.op_registry import defined_ops
 from ..core.rule import exists, operator
 from ..core.schema import Signature
@@ -53,6 +53,7 @@ def _register(op: Any, signature: Signature, strategy: Strategy | Body | None) -
         return [([_placement(p) for p in outputs], [_placement(p) for p in inputs]) for outputs, inputs in found]
 
     register_sharding(op)(placements)
+    prefer_registered_sharding(op)
     read_all_arguments(op, signature)
     if (name := op.name()) in sizes:
         sizes_are_local(op, signature.names.index(sizes[name]))

@@ -31,7 +31,14 @@ from .dispatch import (
     values_hidden,
     version_of,
 )
-from .distributed import constants_replicated, forget_placements, is_distributed, read_all_arguments, sizes_are_local
+from .distributed import (
+    constants_replicated,
+    forget_placements,
+    is_distributed,
+    prefer_registered_sharding,
+    read_all_arguments,
+    sizes_are_local,
+)
 from .dynamo import (
     FakeTensorMode,
     NoMetaKernel,
@@ -185,6 +192,7 @@ __all__ = [
     "own_kernel",
     "packing_later",
     "parse_schema",
+    "prefer_registered_sharding",
     "primal",
     "put_on_this_thread",
     "python_function",

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["constants_replicated", "forget_placements", "is_distributed", "read_all_arguments", "sizes_are_local"]
+__all__ = [
+    "constants_replicated",
+    "forget_placements",
+    "is_distributed",
+    "prefer_registered_sharding",
+    "read_all_arguments",
+    "sizes_are_local",
+]
 
 
 def is_distributed(x: Any) -> bool:
@@ -54,6 +61,16 @@ def read_all_arguments(op: Any, signature: Any) -> None:
     keywords = [a.name for a in signature.arguments if a.kwarg_only and not a.is_tensor_like]
     propagator = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator
     propagator.op_to_schema_info[op] = RuntimeSchemaInfo(first, keywords or None, needs_pytree=True)
+
+
+def prefer_registered_sharding(op: Any) -> None:
+    """Let what ``register_sharding`` is given for an operator act: PyTorch prefers a strategy of its own for one dim of the mesh.
+
+    Each release has such strategies for more operators. Those before 2.11 have none.
+    """
+    propagator = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator
+    for name in ("op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy"):
+        getattr(propagator, name, {}).pop(op, None)
 
 
 def sizes_are_local(op: Any, place: int) -> None:
