@@ -7,6 +7,7 @@ from ops_for_tests import define
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.registry import Registry
+from torch_manualgrad.core.versions import UNTRIED
 
 # -- refusals --------------------------------------------------------------------------------------------------------
 
@@ -108,6 +109,14 @@ def test_an_operator_that_ought_to_be_here_is_an_error(registry, versions):
     with pytest.raises(ValueError, match="there is no such operator"):
         mg.rule("aten::sinn", vjp={"self": one}, **versions)
     assert not registry.absent
+
+
+def test_a_torch_that_is_newer_than_all_that_were_tried_may_lack_an_operator(registry, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", f"{UNTRIED}.0")
+    assert mg.rule("aten::gone", vjp={"self": one}) is None
+    assert registry.absent == {"aten::gone": f"torch {UNTRIED}.0 has no aten::gone"}
+    with pytest.raises(ValueError, match="there is no such operator"):
+        mg.rule("mine::gone", vjp={"self": one})
 
 
 @pytest.mark.parametrize("version", ["2", "two", "", "2.x", 2.15])

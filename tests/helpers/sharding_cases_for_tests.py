@@ -71,8 +71,8 @@ X, Y = batched(normal, 4), batched(normal, 4, seed=1)
 M, A, SPD, B = batched(normal, 4, 3), batched(square, 3, 3), batched(definite, 3, 3), batched(normal, 3, 2, seed=1)
 PROBABILITY = batched(lambda *shape: normal(*shape, seed=2).sigmoid(), 4)
 CHECKED = (1, 0, 0, 1)  # PyTorch asks on all ranks whether a factorization has failed on one
-NEWER = torch.__version__ >= "2.15"  # PyTorch's forwards communicate elsewhere
-# the norm; the scale, the sum of powers, its cotangent, and the inner product; the scale and the sum. Since 2.15 the norm
+NEWER = torch.__version__ >= "2.14"  # PyTorch's forwards communicate elsewhere
+# the norm; the scale, the sum of powers, its cotangent, and the inner product; the scale and the sum. Since 2.14 the norm
 # is made whole where it is saved, and every use of it saves one
 NORM = (1, 1, 3, 3) if NEWER else (0, 1, 4, 2)
 SCALE = {"second": 1} if NEWER else {}  # which keeps powers in range, and PyTorch's own does without
@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "multilabel_margin_loss": Case(
         F.multilabel_margin_loss, [X, batched(labels, 4, classes=4)], partial=True, even=True
     ),
-    # a mean over labels that are not ignored: before 2.15 PyTorch takes that of the ranks' means
+    # a mean over labels that are not ignored: before 2.14 PyTorch takes that of the ranks' means
     "cross_entropy": Case(
         F.cross_entropy, [X, batched(labels)], (2, 0, 0, 4) if NEWER else (0, 1, 0, 0), not NEWER, True, gathered=NEWER
     ),

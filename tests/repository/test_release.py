@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.versions import UNTRIED, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "tools" / "release").exists():
@@ -72,6 +73,7 @@ def test_only_a_clean_checkout_of_its_tag_has_a_plain_version(tmp_path):
 def test_there_is_a_library_of_calls_for_each_minor():
     minors = [tuple(map(int, release.split(".")[:2])) for release in torches.RELEASES]
     assert minors == [(2, minor) for minor in range(10, 10 + len(minors))] and len(checks.CALLS) == len(minors)
+    assert parse(UNTRIED) == (2, 10 + len(minors))
     assert "torch>=2.10" in (ROOT / "pyproject.toml").read_text()
 
 

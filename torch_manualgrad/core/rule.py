@@ -23,7 +23,7 @@ from .sample import Sample
 from .schema import Argument, Signature
 from .sharding import is_sharded
 from .strong_bound import StrongBound
-from .versions import parse, reached
+from .versions import UNTRIED, parse, reached
 
 __all__ = [
     "IMPROVEMENTS",
@@ -339,4 +339,6 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
         reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
     if until is not None and reached(until):
         reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
+    if not reason and name.startswith("aten::") and reached(UNTRIED):  # else the package could not be imported there
+        reason = f"torch {torch.__version__} has no {name}"
     return reason if reason and (not exists(name) or is_composite(operator(name))) else ""

@@ -6,7 +6,9 @@ import re
 
 import torch
 
-__all__ = ["parse", "reached"]
+__all__ = ["UNTRIED", "parse", "reached"]
+
+UNTRIED = "2.16"  # the first release that is newer than those that the package was tried with
 
 
 def parse(version: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from torch_manualgrad.derivatives.linalg.common import random, random_definite
 DTYPES = [torch.float64, torch.complex128]
 NAMES = ("linalg_cholesky_ex", "cholesky", "cholesky_inverse", "cholesky_solve")
 CHOLESKY = [rule for name in NAMES if (rule := mg.rules.get(f"aten::{name}"))]
-LEGACY = "aten::cholesky" in mg.rules  # gone since torch 2.15
+LEGACY = "aten::cholesky" in mg.rules  # gone since torch 2.14
 FACTORIZATIONS = [torch.linalg.cholesky, *([torch.cholesky] if LEGACY else [])]
 pytestmark = pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
 

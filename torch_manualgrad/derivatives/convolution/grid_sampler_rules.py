@@ -147,7 +147,7 @@ def _rules(
         return call if wider else None
 
     primals = [f"{n}_{kind}" for n in ("grad_output", "input", "grid") for kind in "pt"]
-    has_backward = in_double is None or reached("2.13")  # that of the fallback was composite
+    has_backward = in_double is None or reached("2.12")  # that of the fallback was composite
     rule(
         f"aten::{forward}",
         vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},

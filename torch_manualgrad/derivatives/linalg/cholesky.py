@@ -304,7 +304,7 @@ rule(
     source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",
     samples=_cholesky_samples,
     probe=_hermitian("cholesky"),
-    until="2.15",
+    until="2.14",
 )
 rule(
     "aten::cholesky_inverse",
