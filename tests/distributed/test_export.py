@@ -189,6 +189,7 @@ def packaged(module: nn.Module, folder: Path) -> Path:
 IN_A_NEW_PROCESS = """
 import sys
 import torch
+import torch._inductor.codecache  # which loading a package needs, and torch 2.10 does not import
 
 folder = sys.argv[1]
 load = [lambda: torch._inductor.aoti_load_package(f"{folder}/package.pt2"),

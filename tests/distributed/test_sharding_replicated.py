@@ -29,11 +29,11 @@ def _(inputs, output):
 def _(ctx, saved, grad):
     return {"x": grad * saved}
 
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-x = distribute_tensor(torch.ones(8, 3), init_device_mesh("cpu", (4,)), [Shard(0)]).requires_grad_()
+x = DTensor.from_local(torch.ones(2, 3), init_device_mesh("cpu", (4,)), [Shard(0)]).requires_grad_()
 y = times(x)
 assert y.shape == (8, 3) and y.placements[0].is_replicate()
 assert torch.autograd.grad(y.sum(), x)[0].shape == (8, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -102,6 +103,8 @@ def attempt(program: Program, call: Call) -> Numbers | Exception:
     try:
         return program(call)
     except Exception as error:
+        # before torch 2.13 a checkpoint whose forward raised leaves its hooks on the thread for as long as its frame lives
+        traceback.clear_frames(error.__traceback__)
         return error
 
 

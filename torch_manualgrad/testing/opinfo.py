@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.sample import Sample
+from ..core.versions import reached as torch_reached
 from . import tree
 from .check import CheckFailed, check
 from .checks import CHECKS
@@ -106,12 +107,14 @@ _LOSSES = """
     nn.functional.multilabel_margin_loss nn.functional.nll_loss nn.functional.smooth_l1_loss
     nn.functional.soft_margin_loss
 """
+_SINCE = {"nn.functional.linear_cross_entropy": "2.13"}  # the torch that brings it
 
 
 def reached() -> list[str]:
     """The database's names of the operators that reach one of this package's rules."""
     linalg = {op.name for op in op_db() if op.name.startswith("linalg.") and op.supports_autograd}
-    return [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split(), *_LAYERS.split(), *_LOSSES.split()]
+    names = [*_NORMS.split(), *sorted(linalg), *_LINEAR_ALGEBRA.split(), *_LAYERS.split(), *_LOSSES.split()]
+    return [name for name in names if torch_reached(_SINCE.get(name, "2.10"))]
 
 
 def op_samples(

@@ -31,7 +31,7 @@ def own(mode, dtype=F64):
     return outcome
 
 
-def point(compute, expected):
+def point(compute, expected, rtol=1e-6):
     """A value at one place."""
 
     def outcome(rule):
@@ -39,7 +39,7 @@ def point(compute, expected):
             found = compute()
         except (RuntimeError, NotImplementedError):
             return "raises"
-        return "ok" if torch.allclose(found, torch.as_tensor(expected, dtype=F64), rtol=1e-6) else "wrong"
+        return "ok" if torch.allclose(found, torch.as_tensor(expected, dtype=F64), rtol=rtol) else "wrong"
 
     return outcome
 

@@ -154,7 +154,8 @@ def _rules(
         jvp={"result": grid_sampler_jvp},
         uses=backward,
         defer_to_stock=always if has_backward else None,
-        improves={"missing": "2.15"},
+        # the fallback's gradients are constants until 2.12, of which PyTorch makes second derivatives of zero
+        improves={"missing": "2.15"} if in_double is None else {"missing": "2.15", "values": "2.12"},
         source="ATen grid_sampler_2d_backward; the jvp is new",
         samples=_forward(inputs),
         probe=probe(forward, in_double),

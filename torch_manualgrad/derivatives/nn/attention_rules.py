@@ -108,6 +108,11 @@ def _untracked_mask(attn_mask: Tensor | None = None, **others: Any) -> dict[str,
     return {"attn_mask": None if attn_mask is None else untracked(attn_mask), **others}
 
 
+# of samples, which are views as integers and back; a vmap over the cotangent alone needs none
+_NO_BATCHES = dict.fromkeys(
+    (*(f"vmap/over args[{i}]" for i in (1, 2, 3)), "vmap/over all", "vmap-grad"),
+    ("PyTorch has no batching rule of a view of another dtype", "2.13"),
+)
 _SOURCE = "Vaswani et al., Attention is all you need (2017); Dao et al., FlashAttention (2022), appendix B"
 
 rule(
@@ -136,4 +141,5 @@ rule(
     source=f"ATen has none; {_SOURCE}",
     samples=_backward_samples,
     probe=_backward_probe,
+    gaps=_NO_BATCHES,
 )
