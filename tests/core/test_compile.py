@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import compile_cache
+from torch_manualgrad.core import compile_cache, packages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -202,11 +202,14 @@ def test_a_rule_with_a_forward_has_a_graph_of_its_own():
             same(f(x), expected)
 
 
-def test_override_inside_a_compiled_function_is_refused():
+@pytest.mark.parametrize("loaded", [True, False], ids=["after", "before rules of other packages are loaded"])
+def test_override_inside_a_compiled_function_is_refused(loaded, monkeypatch):
     def inside(x):
         with mg.override(DOUBLE):
             return torch.sin(x)
 
+    if not loaded:
+        monkeypatch.setattr(packages, "_loaded", False)
     with pytest.raises(Exception, match=r"override\(\) cannot be entered inside a compiled function"):
         torch.compile(inside, fullgraph=True, backend="eager")(random(3))
 

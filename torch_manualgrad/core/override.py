@@ -299,13 +299,13 @@ class override:
     """
 
     def __init__(self, *names: Any, forward: bool = False, strong_zero: bool = False) -> None:
+        _refuse_in_graphs()
         choose(names)  # what is misspelt is refused here
         self._names, self._how = names, {"forward": forward, "strong_zero": strong_zero}
         self._handles: list[Handle] = []
 
     def __enter__(self) -> Handle:
-        if torch.compiler.is_compiling():
-            raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
+        _refuse_in_graphs()
         self._handles.append(install(*self._names, **self._how))
         return self._handles[-1]
 
@@ -314,6 +314,11 @@ class override:
 
     def __call__(self, function: Any) -> Any:
         return decorated(function, self)
+
+
+def _refuse_in_graphs() -> None:
+    if torch.compiler.is_compiling():
+        raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
 
 
 @dataclass(frozen=True)
