@@ -1,11 +1,26 @@
-"""Fixtures that several folders use."""
+"""Fixtures that several folders use, and what keeps the garbage collector off a hundred thousand tests."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
 
 from torch_manualgrad.core import internals, kernels
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Tests live until the end: a collection that went through them, or a search for referrers, would take seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -105,9 +105,11 @@ def write(found: dict[str, str]) -> None:
 
 
 def main() -> None:
-    claimed = sys.argv[1:] or [name for name, rule in mg.rules.items() if {"values", "missing"} & {*rule.claims}]
+    # What the table has from another torch as well: a claim may have ended, or not have begun, on this one.
+    table = known()
+    claimed = [name for name, rule in mg.rules.items() if name in table or {"values", "missing"} & {*rule.claims}]
     found = {}
-    for name, outcome in measured(sorted(claimed)):
+    for name, outcome in measured(sorted(sys.argv[1:] or claimed)):
         print(f"{name}: {outcome}", flush=True)
         found[name] = outcome
     write(found)
