@@ -179,6 +179,12 @@ class build_kernels(BuildExtension):
         super().build_extensions()
         self.extensions = everything
 
+    def build_extension(self, ext: Extension) -> None:
+        # A folder of objects for each library: those of calls have the same sources, and other headers.
+        temp, self.build_temp = self.build_temp, str(Path(self.build_temp, ext.name.rpartition(".")[2]))
+        super().build_extension(ext)
+        self.build_temp = temp
+
     def _build_cuda(self, ext: Extension, includes: list[str], defines: list[str]) -> None:
         home = cuda_home()
         target = Path(self.get_ext_fullpath(ext.name))
