@@ -56,7 +56,8 @@ def found(tmp_path_factory):
 def test_ranks_find_what_one_process_finds(found, name, size):
     for rank in range(size):
         errors = found(size, name, rank)["errors"]
-        assert all(e < 1e-9 for what in PASSES for e in errors[what]), errors
+        assert [*errors] == ["plain backward", *PASSES]
+        assert all(e < 1e-9 for what in errors for e in errors[what]), errors
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,6 +79,7 @@ def test_parts_stay_where_they_are(found, name):
 def test_of_a_thousand_ranks_none_waits_for_more_than_the_mathematics_needs(found, name):
     counts = found(MANY, name)["counts"]
     assert tuple(counts[what] for what in PASSES) == tuple(CASES[name].needs)
+    assert counts["plain backward"] <= counts["backward"]
 
 
 @pytest.mark.parametrize("name", [slow(n) if n == "attention" else n for n in CASES])

@@ -177,7 +177,17 @@ def test_the_tree_can_be_drawn_and_every_file_says_what_it_is():
 
 @pytest.mark.parametrize("path", sources("torch_manualgrad/derivatives"), ids=ids)
 def test_derivatives_know_formulas_only(path):
-    known = ("formula", "kernel_limits", "rule", "elementwise", "linear", "catalogue", "sample", "strong_arithmetic")
+    known = (
+        "formula",
+        "rule",
+        "elementwise",
+        "linear",
+        "catalogue",
+        "sample",
+        "strong_arithmetic",
+        "kernel_limits",
+        "sharding",
+    )
     allowed = ("torch_manualgrad.derivatives", *(f"torch_manualgrad.core.{m}" for m in known))
     found = [m for m in imported_modules(path) if m.startswith("torch_manualgrad") and not m.startswith(allowed)]
     assert not found

@@ -93,6 +93,11 @@ _ATEN = {
     "ormqr": "mk, k, mn -> mn",
     "triu": "mn -> mn",
     "tril": "mn -> mn",
+    "avg_pool2d_backward": "pq, hw -> hw",
+    "avg_pool3d_backward": "opq, dhw -> dhw",
+    "adaptive_max_pool2d_backward": "pq, hw, pq -> hw",
+    "adaptive_max_pool3d_backward": "opq, dhw, opq -> dhw",
+    "hardtanh_backward": ", -> ",
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.sharding import is_sharded
 
 from .normalization import random, uneven
 from .normalization_group import (
@@ -40,8 +41,9 @@ def _vjp(
 ) -> tuple[Tensor | None, ...]:
     mask, sizes = list(output_mask), (N, C, HxW, group)
     of_others = grad_result0 is None or grad_result1 is not None or grad_result2 is not None
-    # PyTorch's own fails for a bias without a weight, and gives nan for the weight where there is nothing to normalize
-    if torch.is_grad_enabled() or of_others or mask[1] != mask[2] or input.numel() == 0:
+    # PyTorch's own fails for a bias without a weight, gives nan for the weight where there is nothing to normalize, and on
+    # a rank's part of a distributed tensor is given the sizes of the whole
+    if torch.is_grad_enabled() or of_others or mask[1] != mask[2] or input.numel() == 0 or is_sharded(input):
         given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
         found = infinitely_differentiable_native_group_norm_backward(*given)
     else:  # the compiler fuses it
