@@ -110,4 +110,5 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main("attention", "Attention: jvp, second and third order", rows, COLUMNS, threads=(1,), options=options)
+    memory = ["math MB", "ours MB"]
+    main("attention", "Attention: jvp, second and third order", rows, COLUMNS, (1,), options, found=memory)

@@ -148,4 +148,5 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main("forward", "High orders in forward mode beside torch.func", rows, COLUMNS, threads=[1], seconds=8)
+    found = ["stock", "ours", "time", "time quartiles", "memory"]
+    main("forward", "High orders in forward mode beside torch.func", rows, COLUMNS, [1], seconds=8, found=found)

@@ -68,7 +68,8 @@ def results(name: str) -> Results:
         said["date"] = _last_change(RESULTS / f"{name}.csv")
     about = f"{title}. {said['cpu']}, {said['cores']} cores, torch {said['torch']}, {said['system']}, {said['date']}."
     rows = list(csv.DictReader(lines[1:]))
-    return Results(about + " Whiskers: quartiles." * any("quartiles" in column for column in rows[0]), rows)
+    quartiles = "quartiles" if said.get("runs", "1") == "1" else f"the widest quartiles of {said['runs']} runs"
+    return Results(about + f" Whiskers: {quartiles}." * any("quartiles" in column for column in rows[0]), rows)
 
 
 def _last_change(path: Path) -> str:

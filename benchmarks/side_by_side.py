@@ -76,11 +76,12 @@ def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, di
 
 
 def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
+    """What ran: a processor by its family and model as well, as virtual machines hide the rest of its name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    first = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    cpu = first.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in first:
+        cpu += f" family {first['cpu family']} model {first['model']}"
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
@@ -111,18 +112,29 @@ def quartiles(entry: Mapping[str, float]) -> str:
     return f"{entry['low']:.3g} to {entry['high']:.3g}"
 
 
-def _what(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """What a row measures."""
-    return tuple((k, v) for k, v in row.items() if not isinstance(v, dict))
+def widened(row: Mapping[str, Any], earlier: Mapping[str, Any], runs: int) -> dict[str, Any]:
+    """A row of the last of so many runs, and that of those before: the geometric mean of all runs, and the range of all."""
+    result = dict(row)
+    for name, entry in row.items():
+        if isinstance(entry, dict) and isinstance(before := earlier.get(name), dict):
+            result[name] = {key: before[key] * (entry[key] / before[key]) ** (1 / runs) for key in ("us", "ratio")}
+            result[name] |= {"low": min(before["low"], entry["low"]), "high": max(before["high"], entry["high"])}
+    return result
 
 
-def rounded(document: Mapping[str, Any], spread: Sequence[str]) -> list[list[str]]:
+def _what(row: Mapping[str, Any], found: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """What a row measures: all but times, and but what ``found`` names."""
+    return tuple((k, v) for k, v in row.items() if not isinstance(v, dict) and k not in found)
+
+
+def rounded(document: Mapping[str, Any], spread: Sequence[str], found: Sequence[str]) -> list[list[str]]:
     """The rows as a table to keep: microseconds, ratios and their quartiles, what ``spread`` names side by side."""
-    given = [k for row in document["rows"] for k, v in row.items() if not isinstance(v, dict)]
+    given = [k for row in document["rows"] for k, _ in _what(row, found)]
     keys = [k for k in dict.fromkeys(given) if k not in spread]
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in document["rows"]:
         line = lines.setdefault(tuple(str(row.get(k, "")) for k in keys), {})
+        line |= {k: str(row[k]) for k in found if k in row}
         where = " ".join(f"{row[k]} threads" if k == "threads" else str(row[k]) for k in spread if k in row)
         for contender, entry in row.items():
             if isinstance(entry, dict):
@@ -134,14 +146,14 @@ def rounded(document: Mapping[str, Any], spread: Sequence[str]) -> list[list[str
     return [[*keys, *columns], *([*key, *(line.get(c, "") for c in columns)] for key, line in lines.items())]
 
 
-def write(name: str, document: Mapping[str, Any], spread: Sequence[str]) -> Path:
+def write(name: str, document: Mapping[str, Any], spread: Sequence[str], found: Sequence[str]) -> Path:
     """``results/<name>.csv``; the first line says on which machine and day."""
     path = RESULTS / f"{name}.csv"
     RESULTS.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
         about = ", ".join(f"{k} {v}" for k, v in document["machine"].items() if v is not None)
-        file.write(f"# {document['about']}; {about}, date {document['date']}\n")
-        csv.writer(file, lineterminator="\n").writerows(rounded(document, spread))
+        file.write(f"# {document['about']}; {about}, date {document['date']}, runs {document['runs']}\n")
+        csv.writer(file, lineterminator="\n").writerows(rounded(document, spread, found))
     return path
 
 
@@ -154,11 +166,14 @@ def main(
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     seconds: float = 1.5,
     spread: Sequence[str] = ("threads",),
+    found: Sequence[str] = (),
 ) -> None:
     """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.csv``.
 
     All figures are in ``build/benchmarks/<name>.json``. With ``--add`` the rows of the last run stay that this one does
-    not measure. ``spread`` names what stands in columns, side by side.
+    not measure. With ``--again`` those that it does measure are put together with those of the last: the quartiles of one
+    process's rounds know nothing of what differs from process to process, as where memory lies. ``spread`` names what
+    stands in columns, side by side; ``found`` the columns that are measured and no times.
 
     ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. plots.py draws the tables.
     """
@@ -170,16 +185,18 @@ def main(
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dry", action="store_true", help="write no file")
     parser.add_argument("--add", action="store_true", help="to the rows of the last run, on the same machine")
+    parser.add_argument("--again", action="store_true", help="widen the quartiles of the last run, on the same machine")
     arguments = parser.parse_args()
     name += "" if arguments.device == "cpu" else f"_{arguments.device}"
     path = RAW / f"{name}.json"
-    document: dict[str, Any] = {"about": about, "machine": machine(), "date": str(date.today()), "rows": []}
+    document: dict[str, Any] = {"about": about, "machine": machine(), "date": str(date.today()), "runs": 1, "rows": []}
     earlier: list[dict[str, Any]] = []
-    if arguments.add and path.exists():
-        found = json.loads(path.read_text())
-        if found["machine"] != document["machine"]:
-            parser.error(f"--add: {path.name} was measured on another machine or version: {found['machine']}")
-        earlier = found["rows"]
+    if (arguments.add or arguments.again) and path.exists():
+        last = json.loads(path.read_text())
+        if last["machine"] != document["machine"]:
+            parser.error(f"{path.name} was measured on another machine or version: {last['machine']}")
+        earlier = last["rows"]
+        document["runs"] = last["runs"] + arguments.again
     for count in arguments.threads:
         torch.set_num_threads(count)
         print(f"\n{about}\n{count} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
@@ -188,8 +205,13 @@ def main(
         document["rows"] += [{"threads": count, **row} for row in rows]
     if not arguments.dry:
         RAW.mkdir(parents=True, exist_ok=True)
-        measured = {_what(row) for row in document["rows"]}
-        document["rows"] = [row for row in earlier if _what(row) not in measured] + document["rows"]
+        before = {_what(row, found): row for row in earlier}
+        if arguments.again:
+            document["rows"] = [
+                widened(row, before.get(_what(row, found), {}), document["runs"]) for row in document["rows"]
+            ]
+        measured = {_what(row, found) for row in document["rows"]}
+        document["rows"] = [row for row in earlier if _what(row, found) not in measured] + document["rows"]
         path.write_text(json.dumps(document, indent=1) + "\n")
-        kept = write(name, document, spread)
+        kept = write(name, document, spread, found)
         print(f"\nwritten: {kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept.name}")
