@@ -192,6 +192,18 @@ def test_the_source_distribution_has_what_is_compiled(tree):
     assert wanted <= packed and {"LICENSE", "pyproject.toml", "torch_manualgrad/py.typed"} <= packed
 
 
+def test_no_file_of_the_program_is_taken_for_an_installed_package():
+    names = sorted({path.stem for path in (ROOT / "tools" / "release").glob("*.py")} - {"__main__"})
+    started = f"""
+import runpy, sys
+from importlib.util import find_spec
+sys.path.insert(0, "tools/release")
+runpy.run_path("tools/release/__main__.py", run_name="started")
+print([name for name in {names} if (found := find_spec(name)) and "tools" in str(found.origin)])
+"""
+    assert run(sys.executable, "-c", started).strip() == "[]"
+
+
 # -- aarch64 ----------------------------------------------------------------------------------------------------------
 
 
