@@ -155,16 +155,6 @@ def test_an_import_inside_of_a_function_says_why(path):
         assert not inside or "#" in lines[inside[0] - 1] + lines[inside[0] - 2], f"{ids(path)}:{inside[0]}"
 
 
-def test_files_are_short():
-    """The longest are printed; none has more than 400 lines."""
-    kernels = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".cu")]
-    for files in (sources("torch_manualgrad"), sources("tests"), kernels):
-        lines = {path: len(path.read_text().splitlines()) for path in files}
-        longest = sorted(lines, key=lambda p: -lines[p])[:5]
-        print("\n" + "\n".join(f"{lines[p]:6} {ids(p)}" for p in longest))
-        assert not {ids(p): n for p, n in lines.items() if n > 400}
-
-
 def test_the_tree_can_be_drawn_and_every_file_says_what_it_is():
     drawn = subprocess.run(
         [sys.executable, ROOT / "tools" / "layout.py"], capture_output=True, text=True, check=True
