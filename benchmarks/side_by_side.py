@@ -196,7 +196,7 @@ def main(
         if last["machine"] != document["machine"]:
             parser.error(f"{path.name} was measured on another machine or version: {last['machine']}")
         earlier = last["rows"]
-        document["runs"] = last["runs"] + arguments.again
+        document["runs"] = last.get("runs", 1)
     for count in arguments.threads:
         torch.set_num_threads(count)
         print(f"\n{about}\n{count} thread(s), {arguments.device}; times and ratios to stock eager [quartiles]\n")
@@ -206,7 +206,8 @@ def main(
     if not arguments.dry:
         RAW.mkdir(parents=True, exist_ok=True)
         before = {_what(row, found): row for row in earlier}
-        if arguments.again:
+        if arguments.again and before and any(isinstance(v, dict) for row in earlier for v in row.values()):
+            document["runs"] += 1
             document["rows"] = [
                 widened(row, before.get(_what(row, found), {}), document["runs"]) for row in document["rows"]
             ]

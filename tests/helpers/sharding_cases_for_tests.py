@@ -157,6 +157,8 @@ CASES: dict[str, Case] = {
     "linear": Case(F.linear, [X, whole(normal, 3, 4), whole(normal, 3)]),
     "convolution": Case(F.conv1d, [batched(normal, 3, 6), whole(normal, 4, 3, 2)]),
     "avg_pool2d": Case(lambda x: F.avg_pool2d(x, 2), [batched(normal, 3, 4, 6)]),
+    "avg_pool3d": Case(lambda x: F.avg_pool3d(x, 2), [batched(normal, 2, 4, 4, 6)]),
+    "adaptive_max_pool3d": Case(lambda x: F.adaptive_max_pool3d(x, 3), [batched(normal, 2, 4, 4, 6)]),
     "adaptive_max_pool2d": Case(lambda x: F.adaptive_max_pool2d(x, 3), [batched(normal, 3, 4, 6)]),
     "attention": Case(F.scaled_dot_product_attention, [batched(normal, 2, 3, 4, seed=s) for s in range(3)]),
     "lgamma": Case(lambda a, x: torch.special.gammainc(a.exp(), x.exp()), [X, Y]),
