@@ -14,9 +14,13 @@ SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 CUDA_ON_HOST := $(wildcard tests/kernels/cuda_on_host/*.h tests/kernels/cuda_on_host/*/*.h tests/kernels/cuda_on_host/*.cpp tests/kernels/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)
 KERNEL_TESTS := $(wildcard tests/kernels/test_*_kernels.py tests/primal/test_*.py)
+# whose results may depend on how long the processor's vectors are, and on what becomes of the last few elements
+CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.py tests/derivatives/elementwise/test_edges.py \
+  $(addprefix tests/kernels/test_,norm_kernels.py distance_kernels.py segment_kernels.py strong_times_kernels.py)
+NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch bench plots asan cuda-on-host conformance mutants lint format docs measure clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants lint format docs measure clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -31,6 +35,12 @@ test: $(VENV)/installed  ## the tests, without the slow ones
 
 test-slow: $(VENV)/installed  ## all tests
 	@$(PYTEST) $(ARGS)
+
+# `make test` runs with the widest vectors. Our kernels choose theirs by the same variable as PyTorch.
+test-capabilities: $(VENV)/installed  ## edges, strong zeros and kernels with each narrower instruction set of this processor
+	@set -e; for capability in $$($(PY) -c "$(NARROWER)"); do \
+	  echo "ATEN_CPU_CAPABILITY=$$capability"; ATEN_CPU_CAPABILITY=$$capability $(PYTEST) -m "not slow" $(CAPABILITY_TESTS) $(ARGS); \
+	done
 
 # Another torch has an environment of its own, .venv-2.15.0, with the libraries that $(VENV) has built: they are for every
 # torch. The package itself is that of this folder.

@@ -155,14 +155,15 @@ def at(rule, x):
         args = [
             torch.full_like(a, x) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in sample.args
         ]
-        args = [a.flatten()[:2] if isinstance(a, torch.Tensor) and a.dim() else a for a in args]
+        # enough for a vector of each processor, as PyTorch's kernels may take fewer elements in another way
+        args = [a.flatten()[:1].repeat(64) if isinstance(a, torch.Tensor) and a.dim() else a for a in args]
         found.setdefault(others, mg.Sample(*args, **sample.kwargs))
     return found.values()
 
 
-# Where PyTorch's first derivative is finite and wrong: the squares in atan2's underflow, i1 of nan had slope 1/2, and
-# polar takes a negative length for a positive one.
-WRONG = {("aten::atan2", "1e-310"), *[("aten::polar", x) for x in ("0.0", "-0.0", "-1.0")]}
+# Where PyTorch's first derivative is not nan and wrong: the squares in atan2's underflow, i1 of nan had slope 1/2,
+# polar takes a negative length for a positive one, and logit has -inf at -0.0 where a vector is computed, else inf.
+WRONG = {("aten::atan2", "1e-310"), ("aten::logit", "-0.0"), *[("aten::polar", x) for x in ("0.0", "-0.0", "-1.0")]}
 if not reached("2.15"):
     WRONG |= {("aten::special_i1", "nan"), ("aten::special_i1e", "nan")}
 
@@ -171,6 +172,7 @@ if not reached("2.15"):
 @pytest.mark.parametrize("rule", [r for r in mg.rules.values() if r.kind == "elementwise"], ids=lambda r: r.name)
 def test_conventions_at_the_edges_are_pytorchs(rule, x):
     """Where PyTorch's first derivative is infinite, zero or nan, so is ours; a rule that claims values may mend a nan."""
+    wrong = []
     for sample in at(rule, x):
         tensors = [a for a in sample.args if isinstance(a, torch.Tensor)]
 
@@ -190,9 +192,10 @@ def test_conventions_at_the_edges_are_pytorchs(rule, x):
         if "values" in rule.claims:
             expected = [torch.where(e.isnan(), f, e) for e, f in zip(expected, found)]
         if (rule.name, str(x)) in WRONG:
-            assert expected[0].isfinite().all() and not torch.allclose(found[0], expected[0])
+            wrong.append(not expected[0].isnan().any() and not torch.allclose(found[0], expected[0]))
         else:
             torch.testing.assert_close(found, expected, equal_nan=True)
+    assert any(wrong) == ((rule.name, str(x)) in WRONG)
 
 
 def test_in_a_compiled_function():

@@ -85,13 +85,16 @@ def elementwise(
     (output,) = signature.output_names
     given = [d.formula if isinstance(d, Binding) else d for d in derivative.values()]
     if from_result is not None:
-        about["from_result"] = replace(from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False))
+        about["from_result"] = replace(
+            from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False, rounds=True)
+        )
     about["uses"] = [*about.get("uses", ()), *[d for d in given if isinstance(d, Formula)]]
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
+    rounds = not about.get("finite")
     return rule(
         name,
-        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1) for x, d in derivative.items()},
-        jvp={output: _pushforward(derivative, output)},
+        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1, rounds=rounds) for x, d in derivative.items()},
+        jvp={output: _pushforward(derivative, output, rounds=rounds)},
         kind="elementwise",
         source=source,
         samples=samples or functools.partial(_samples, signature, domains, real_only, arguments),
@@ -132,16 +135,27 @@ def _product(derivative: Callable[..., Any], strong: bool) -> tuple[list[str], C
     return names[:place] + names[place + 1 :], product
 
 
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+def _widened(values: Iterable[Any]) -> list[Any]:
+    """Half precision in single: a formula of several operators would round after each, and a kernel rounds once."""
+    return [x.to(_WIDE[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDE else x for x in values]
+
+
 def _pullback(
-    name: str, derivative: Callable[..., Any], *, broadcasts: bool, strong: bool = False
+    name: str, derivative: Callable[..., Any], *, broadcasts: bool, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
-    """The vjp for one input; as ``strong`` it has that in which a cotangent of zero stays zero."""
+    """The vjp for one input, whose formula rounds or is a choice; as ``strong`` it has that in which a cotangent of zero
+    stays zero."""
     asked, product = _product(derivative, strong)
 
     def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
         sizes = None
         if broadcasts:
             sizes, *known = known  # type: ignore[assignment]
+        if rounds:
+            grad, *known = _widened((grad, *known))  # type: ignore[assignment]
         found = product(grad, *known, conjugate=True)
         if found.is_complex() and not dtype.is_complex:
             found = found.real
@@ -149,13 +163,15 @@ def _pullback(
 
     vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
     if not strong and not _is_product(derivative):
-        vjp.strong = _pullback(name, derivative, broadcasts=broadcasts, strong=True)  # type: ignore[attr-defined]
+        vjp.strong = _pullback(  # type: ignore[attr-defined]
+            name, derivative, broadcasts=broadcasts, rounds=rounds, strong=True
+        )
     facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
     return bound_to(vjp, ["grad", *facts, *asked])
 
 
 def _pushforward(
-    derivatives: Mapping[str, Callable[..., Any]], output: str, *, strong: bool = False
+    derivatives: Mapping[str, Callable[..., Any]], output: str, *, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
     """The jvp: the sum over all inputs; as ``strong`` it has that in which a tangent of zero gives zero."""
     products = {x: _product(d, strong) for x, d in derivatives.items()}
@@ -167,6 +183,8 @@ def _pushforward(
 
     def jvp(*known: Any) -> Tensor | None:
         result, total = known[0], None
+        if rounds:
+            known = tuple(_widened(known))
         for place, product, places in terms:
             if (tangent := known[place]) is not None:
                 term = product(tangent, *[known[i] for i in places], conjugate=False)
@@ -174,7 +192,7 @@ def _pushforward(
         return None if total is None else total.expand(result.shape).to(result.dtype)
 
     if not strong and not any(map(_is_product, derivatives.values())):
-        jvp.strong = _pushforward(derivatives, output, strong=True)  # type: ignore[attr-defined]
+        jvp.strong = _pushforward(derivatives, output, rounds=rounds, strong=True)  # type: ignore[attr-defined]
     return bound_to(jvp, names)
 
 

@@ -22,6 +22,7 @@ from .registry import Registry
 from .sample import Sample
 from .schema import Argument, Signature
 from .sharding import is_sharded
+from .strong_arithmetic import by_element
 from .strong_bound import StrongBound
 from .versions import UNTRIED, parse, reached
 
@@ -79,8 +80,8 @@ class Rule:
         compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
         from_result: the vjp of the operator in place as a function of its result, if there is one.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative than `derivative`: not where the
-            formulas, and PyTorch's, choose, or multiply with finite numbers, whatever the input: ``finite=True``, which is
-            assumed of kind "linear". Sparse tensors have none.
+            formulas, and PyTorch's kernel in each of its instruction sets, choose, or multiply with finite numbers,
+            whatever the input: ``finite=True``, which is assumed of kind "linear". Sparse tensors have none.
         drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
             The rule gives it one, on the CPU.
         reads_grad_mode: whether the operator's kernel returns more, as a workspace, where grad mode is on.
@@ -329,6 +330,8 @@ def rule(
             rules.without(name.removesuffix(".default"), reason)
         return None
     made = Rule(name, vjp, jvp, **about)
+    if made.kind == "elementwise" and any(n.startswith("grad") for n in made.signature.tensor_names):
+        by_element(made.aten)  # a kernel that other rules hand their cotangents to
     return rules.add(made.name, made) if register else made
 
 

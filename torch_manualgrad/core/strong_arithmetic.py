@@ -29,13 +29,18 @@ from .internals import (
 )
 from .schema import is_differentiable
 
-__all__ = ["StrongArithmetic", "by_matrix", "linear_among", "stands_for", "stands_no_longer"]
+__all__ = ["StrongArithmetic", "by_element", "by_matrix", "linear_among", "stands_for", "stands_no_longer"]
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
 
 _handlers: dict[Any, Handler] = {}  # called with the mode first
 _substitutes: dict[Any, Callable[..., Any]] = {}
+
+
+def by_element(op: Any) -> None:
+    """Declare an operator that works on each element: the result is 0 where all the cotangents are, whatever its kernel does."""
+    _handlers.setdefault(op, _element_by_element)
 
 
 def by_matrix(op: Any) -> None:
@@ -217,6 +222,12 @@ def _bilinear(mode: StrongArithmetic, function: Callable[[Tensor, Tensor], Tenso
         met = met | (function((~a.isfinite()).to(a.dtype), (b != 0).to(b.dtype)) != 0)
         finite_a = torch.where(a.isfinite(), a, 0)
     return torch.where(met, plain, function(finite_a, finite_b))
+
+
+def _element_by_element(mode: StrongArithmetic, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    result = func(*args, **kwargs)
+    zeros = [x == 0 for x in (*args, *kwargs.values()) if mode.is_linear(x)]
+    return torch.where(functools.reduce(torch.logical_and, zeros), 0, result)
 
 
 @_handles(aten._linalg_solve_ex.default, aten.linalg_lu_solve.default, aten.linalg_solve_triangular.default)
