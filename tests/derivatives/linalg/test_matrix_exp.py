@@ -45,7 +45,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("norm", [1e-3, 0.3, 2.0, 30.0, 100.0])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_accuracy(kind, norm, dtype):

@@ -96,11 +96,16 @@ def _where(mask: Tensor, x: Dual, y: Dual) -> Dual:
     return torch.where(mask, x[0], y[0]), torch.where(mask, x[1], y[1])
 
 
+def _widened(x: Tensor) -> Tensor:
+    """x in at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _check(self: Tensor, grad: Tensor) -> None:
     if self.dim() < 2 or self.shape[-1] != self.shape[-2]:
         raise RuntimeError(f"self: expected square matrices, got shape {list(self.shape)}")
-    if torch.promote_types(self.dtype, torch.float32) != self.dtype:
-        raise RuntimeError(f"self: expected float32, float64, complex64 or complex128, got {self.dtype}")
+    if not (self.is_floating_point() or self.is_complex()):
+        raise RuntimeError(f"self: expected a floating point or complex dtype, got {self.dtype}")
     if grad.shape != self.shape or grad.dtype != self.dtype:
         given = f"{grad.dtype}{list(grad.shape)}"
         raise RuntimeError(f"grad: expected {self.dtype}{list(self.shape)}, as self is, got {given}")
@@ -116,10 +121,10 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
         adjoint: whether grad is G.
 
     Returns:
-        (*, n, n), row-major.
+        (*, n, n), row-major. Half precision is computed in float32.
 
     Raises:
-        RuntimeError: matrices that are not square, another dtype, or a ``grad`` unlike ``self``.
+        RuntimeError: matrices that are not square, integers, or a ``grad`` unlike ``self``.
 
     Note:
         Where not differentiable: nowhere.
@@ -130,7 +135,8 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
         of the matrix exponential, 2009, doi:10.1137/080716426, with a Taylor polynomial.
     """
     _check(self, grad)
-    return differential_analytic_matrix_function(self, grad, torch.linalg.matrix_exp, adjoint).contiguous()
+    A, E = _widened(self), _widened(grad)
+    return differential_analytic_matrix_function(A, E, torch.linalg.matrix_exp, adjoint).to(self.dtype).contiguous()
 
 
 @linalg_matrix_exp_differential.impl("cpu")
@@ -139,8 +145,8 @@ def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
     n = self.shape[-1]
     if self.numel() == 0:
         return torch.zeros_like(self, memory_format=torch.contiguous_format)
-    A = self.mH if adjoint else self
-    return _frechet(A.reshape(-1, n, n), grad.reshape(-1, n, n)).reshape(A.shape)
+    A, E = _widened(self.mH if adjoint else self), _widened(grad)
+    return _frechet(A.reshape(-1, n, n), E.reshape(-1, n, n)).reshape(A.shape).to(self.dtype)
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
