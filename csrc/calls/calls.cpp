@@ -18,6 +18,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 
+#include <algorithm>
 #include <map>
 
 namespace manualgrad {
@@ -46,8 +47,14 @@ struct Kernel : public c10::OperatorKernel {
       python.callBoxed(op, keys, stack);
       return;
     }
-    bool grad = false, numbers = false, on_cpu = true;
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    if (table->defers == Table::kUnlessPlain) {
+      const bool is_plain = std::all_of(table->tensors.begin(), table->tensors.end(),
+                                        [&](int64_t place) { return plain_argument(arguments[place]); });
+      (is_plain ? stock : python).callBoxed(op, keys, stack);
+      return;
+    }
+    bool grad = false, numbers = false, on_cpu = true;
     for (const int64_t place : table->tensors) {
       const IValue& value = arguments[place];
       if (is_absent(value)) continue;
@@ -74,6 +81,18 @@ struct Kernel : public c10::OperatorKernel {
   }
 
  private:
+  static bool plain_argument(const IValue& value) {
+    if (is_absent(value)) return true;
+    if (value.isTensor()) return plain(value.toTensor()) || value.toTensor().is_nested();
+    if (!value.isTensorList()) return false;
+    const bool tracked = c10::GradMode::is_enabled();
+    for (const IValue& element : value.toListRef()) {
+      const at::Tensor& x = element.toTensor();
+      if (!plain(x) || (tracked && x.requires_grad())) return false;
+    }
+    return true;
+  }
+
   // What core/deferral.py says.
   static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;

@@ -69,7 +69,9 @@ struct Table {
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
   // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
-  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways };
+  // kUnlessPlain: no rule is active; stock has plain calls, with a gradient or without, and Python all others. Lists of
+  // tensors are plain where none of them requires grad.
+  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways, kUnlessPlain };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool checked = false;  // what goes to stock has its gradients checked: zeros are strong
   bool selective = false;

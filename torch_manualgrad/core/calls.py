@@ -27,7 +27,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
 
-Active = Callable[[], Iterable[tuple[str, "Bound | None", "Callable[..., bool] | None"]]]
+
+class ByRule(NamedTuple):
+    """Plain calls go by a rule's derivative, but those that are left to stock."""
+
+    derivative: Bound
+    defers: Callable[..., bool] | None
+
+
+class UnlessPlain(NamedTuple):
+    """Plain calls are stock's; all others go to the general kernel. ``tensors`` are the places of arguments to look at.
+
+    A call with a list of tensors is plain where none of them requires grad, too.
+    """
+
+    tensors: tuple[int, ...]
+
+
+class InPython(NamedTuple):
+    """All calls go to the general kernel."""
+
+
+IN_PYTHON = InPython()
+Way = ByRule | UnlessPlain | InPython
+Active = Callable[[], Iterable[tuple[str, Way]]]
 
 # Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
 _DTYPES: tuple[torch.dtype | None, ...] = (
@@ -38,10 +61,11 @@ _FACTS = ("sizes", "strides", "dtype")
 _CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
 _DEVICES = {"cpu": 1, "cuda": 2}
 _SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
+_UNLESS_PLAIN = 4  # Table::Deferral in csrc/calls
 
 
 _derivatives: list[Bound] = []  # by the number that a table has here; kept, as nodes of graphs name them
-_tables: dict[Any, int] = {}  # by derivative and what is left to stock, the number of the table there
+_tables: dict[Way, int] = {}  # the number of the table there
 _states: dict[tuple[str, int], int] = {}
 _slots: dict[str, int] = {}  # of each operator whose calls come here
 _changes = 0  # of _slots
@@ -87,8 +111,7 @@ def activate(what: str, active: Active) -> None:
 
     Args:
         what: says which derivatives they are, for each operator.
-        active: called where these derivatives are new; gives, of each operator, its name, its derivative (None: all its
-            calls are for Python) and which calls are left to stock.
+        active: called where these derivatives are new; gives, of each operator, its name and which way its calls go.
     """
     global _active
     if library is None:
@@ -98,9 +121,9 @@ def activate(what: str, active: Active) -> None:
     state = _states.get((what, _changes))
     if state is None:
         numbers = [-1] * (max(_slots.values(), default=-1) + 1)
-        for name, derivative, defers in active():
+        for name, way in active():
             if name in _slots:
-                numbers[_slots[name]] = _table(None, None) if _general else _table(derivative, defers)
+                numbers[_slots[name]] = _table(IN_PYTHON if _general else way)
         state = checked(library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
         _states[what, _changes] = state
     checked(library.manualgrad_calls_activate(ctypes.c_int64(state)))
@@ -161,17 +184,23 @@ def _array(numbers: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
 
 
-def _table(derivative: Bound | None, defers: Callable[..., bool] | None) -> int:
-    key = (derivative, defers)
-    if key not in _tables:
-        name, formula, numbers = ("", None, [1] + [0] * 12) if derivative is None else _plan(derivative, defers)
-        if derivative is not None:
-            _derivatives.append(derivative)
+def _table(way: Way) -> int:
+    if way not in _tables:
+        name, formula, rule = "", None, -1
+        if isinstance(way, ByRule):
+            name, formula, numbers = _plan(way.derivative, way.defers)
+            _derivatives.append(way.derivative)
+            rule = len(_derivatives) - 1
+        elif isinstance(way, UnlessPlain):
+            numbers = [0, _UNLESS_PLAIN, *[0] * 5, len(way.tensors), *way.tensors, *[0] * 5]
+        else:
+            numbers = [1, *[0] * 12]
         call = library.manualgrad_calls_table
         size = ctypes.c_int64(len(numbers))
-        rule = ctypes.c_int64(len(_derivatives) - 1)
-        _tables[key] = checked(call(rule, name.encode(), formula and formula.encode(), _array(numbers), size))
-    return _tables[key]
+        _tables[way] = checked(
+            call(ctypes.c_int64(rule), name.encode(), formula and formula.encode(), _array(numbers), size)
+        )
+    return _tables[way]
 
 
 def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, str | None, list[int]]:

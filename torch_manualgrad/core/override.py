@@ -16,12 +16,12 @@ from .decorate import decorated
 from .deferral import always
 from .fast_path import picker
 from .forward_mode import ForwardMode
-from .in_place import in_place_kernel, in_place_operator
+from .in_place import InPlace, in_place_kernel, in_place_operator, reading_written
 from .internals import PLAIN, is_composite, is_recorded_by_jit, only_autograd
 from .names import Chosen, choose
 from .registration import Registration, release_numbers, without_overrides
 from .replacements import Replacements, replacements
-from .rule import Rule
+from .rule import Rule, rules
 from .schema import Signature, all_dense, is_dense, with_tensors
 
 __all__ = ["Active", "Handle", "active", "install", "override", "unregister"]
@@ -36,6 +36,7 @@ class Layer(NamedTuple):
     strong_zero: bool
     named: bool
     forward_modes: tuple[ForwardMode, ...]
+    copies_operands: bool
 
 
 class _Active(NamedTuple):
@@ -55,13 +56,16 @@ class _State(NamedTuple):
     """What follows from all layers together: the table that calls read, and what compiled graphs depend on."""
 
     table: dict[str, _Active]
+    copies_operands: bool
     what: str
     code: str
 
 
 _layers: list[tuple[Handle, Layer]] = []  # with the handle of each, in the order in which they came
 _table: dict[str, _Active] = {}  # replaced as a whole, so that a call reads one state and no mixture
+_copies_operands = False  # whether in-place operators copy operands that share memory with what they write to
 _operators: dict[str, _Operator] = {}  # every operator that a rule has ever acted on
+_in_place: dict[str, _InPlaceOperator] = {}  # every in-place operator with a kernel of ours
 
 
 @functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
@@ -84,23 +88,32 @@ def _resolved(layers: tuple[Layer, ...]) -> _State:
         how += " strong zero" * derivative.strong_zero
         what.append(f"{name} {rule.identity}{how}")
         code.append(f"{name} {rule.fingerprint}{how}")
-    return _State(table, "; ".join(what), compile_cache.digest("; ".join(code)))
+    copies_operands = any(layer.copies_operands for layer in layers)
+    what += ["copies operands"] * copies_operands
+    code += ["copies operands"] * copies_operands
+    return _State(table, copies_operands, "; ".join(what), compile_cache.digest("; ".join(code)))
 
 
 def _changed() -> None:
-    global _table
+    global _table, _copies_operands
     state = _resolved(tuple(layer for _, layer in _layers))
-    _table = state.table
-    calls.activate(state.what, functools.partial(_for_calls, state.table))
+    _table, _copies_operands = state.table, state.copies_operands
+    calls.activate(state.what, functools.partial(_for_calls, state))
     compile_cache.put("rules", state.what, state.code)
 
 
-def _for_calls(table: dict[str, _Active]) -> Iterator[tuple[str, Bound | None, Callable[..., bool] | None]]:
-    for name, active in table.items():
+def _for_calls(state: _State) -> Iterator[tuple[str, calls.Way]]:
+    for name, active in state.table.items():
         derivative = active.derivative
-        yield name, None if derivative is None or derivative.rule.sparse else derivative, active.defer_to_stock
-        if (operator := _operators.get(name)) is not None and operator.in_place is not None:
-            yield operator.in_place.name, None, None
+        if derivative is None or derivative.rule.sparse:
+            yield name, calls.IN_PYTHON
+        else:
+            yield name, calls.ByRule(derivative, active.defer_to_stock)
+    for name, one in _in_place.items():
+        if one.functional in state.table:
+            yield name, calls.IN_PYTHON
+        elif state.copies_operands:
+            yield name, calls.UnlessPlain(tuple(one.signature.tensor_like))
 
 
 class _Operator:
@@ -112,34 +125,19 @@ class _Operator:
         self._composite = is_composite(rule.aten)
         key = "AutogradCPU" if self._composite else "Autograd"
         self.registration = Registration(rule.aten, rule.signature, key, at="AutogradCPU")
-        self._op, self._in_place_op = rule.aten, in_place_operator(rule)
+        self._op = rule.aten
         if not self._composite:
             calls.before(rule.aten)
         self.registration.register(self._kernel(rule.signature))
         if not self._composite:
             calls.attach(rule.aten)
-        self.in_place: Registration | None = None
-        if (op := self._in_place_op) is not None:
-            self.in_place = Registration(op, Signature(op._schema), "Autograd", at="AutogradCPU")
-            calls.before(op)
-            self.in_place.register(in_place_kernel(rule.aten, op, self.in_place.stock, self._active))
-            calls.attach(op)
-
-    def _active(self) -> Bound | ForwardMode | None:
-        active = _table.get(self.name)
-        if active is None or without_overrides.depth:
-            return None
-        if active.derivative is None:
-            return None if only_autograd() else active.forward_mode
-        return active.derivative
+        if (op := in_place_operator(rule)) is not None:
+            _register_in_place(InPlace(op, rule.aten))
 
     def release(self) -> None:
         if not self._composite:
             calls.detach(self._op)
         self.registration.release()
-        if self.in_place is not None:
-            calls.detach(self._in_place_op)
-            self.in_place.release()
 
     def _kernel(self, signature: Signature) -> Callable[..., Any]:
         stock, may_take_numbers = self.registration.stock, self.registration.may_take_numbers
@@ -182,6 +180,49 @@ class _Operator:
         return kernel
 
 
+class _InPlaceOperator:
+    """The in-place form of an operator, and its registration."""
+
+    def __init__(self, one: InPlace) -> None:
+        self.functional: str = one.functional.name()
+        self.signature = Signature(one.op._schema)
+        self._op, self._composite = one.op, is_composite(one.op)
+        self._registration = Registration(
+            one.op, self.signature, "AutogradCPU" if self._composite else "Autograd", at="AutogradCPU"
+        )
+        if not self._composite:
+            calls.before(one.op)
+        kernel = in_place_kernel(
+            one.functional, one.op, self._registration.stock, self._active, lambda: _copies_operands and _not_off()
+        )
+        self._registration.register(kernel)
+        if not self._composite:
+            calls.attach(one.op)
+
+    def _active(self) -> Bound | ForwardMode | None:
+        active = _table.get(self.functional)
+        if active is None or not _not_off():
+            return None
+        if active.derivative is None:
+            return None if only_autograd() else active.forward_mode
+        return active.derivative
+
+    def release(self) -> None:
+        if not self._composite:
+            calls.detach(self._op)
+        self._registration.release()
+
+
+def _not_off() -> bool:
+    return not without_overrides.depth
+
+
+def _register_in_place(one: InPlace) -> None:
+    name = one.op.name()
+    if name not in _in_place:
+        _in_place[name] = _InPlaceOperator(one)
+
+
 def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None:
     """Whether one requires grad of what are all plain dense tensors, or absent; None if they are something else."""
     grad = False
@@ -197,6 +238,11 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
     return grad
 
 
+@functools.lru_cache(maxsize=1)
+def _reading_written(_rules: int) -> list[InPlace]:
+    return reading_written(rules.values())
+
+
 def _put(handle: Handle, layer: Layer) -> None:
     sharding.ensure_registered()
     with compile_cache.changes():
@@ -204,6 +250,9 @@ def _put(handle: Handle, layer: Layer) -> None:
         for one in acting:
             if one.name not in _operators:
                 _operators[one.name] = _Operator(one)
+        if layer.copies_operands:
+            for form in _reading_written(rules.version):
+                _register_in_place(form)
         try:
             for replacement in layer.replacements:
                 replacement.put(handle)
@@ -232,11 +281,14 @@ class Handle:
         names: Sequence[Any],
         strong_zero: bool = False,
         forward_modes: Sequence[ForwardMode] = (),
+        copies_operands: bool = False,
     ) -> None:
         self.names = tuple(names)
         self.rules, self.replacements = chosen
         self.forward_modes = tuple(forward_modes)
-        self._layer = Layer(self.rules, self.replacements, forward, strong_zero, bool(names), self.forward_modes)
+        self._layer = Layer(
+            self.rules, self.replacements, forward, strong_zero, bool(names), self.forward_modes, copies_operands
+        )
         _put(self, self._layer)
 
     def remove(self) -> None:
@@ -285,7 +337,8 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False) -> Ha
         KeyError: no rule of that name; the message names the nearest.
         TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a replacement.
     """
-    return Handle(choose(names, strong_zero), forward, names, strong_zero)
+    every = not names or any(isinstance(name, str) and name == "*" for name in names)
+    return Handle(choose(names, strong_zero), forward, names, strong_zero, copies_operands=every)
 
 
 class override:
@@ -381,5 +434,7 @@ def unregister() -> None:
         kept = {*_table, *(name for replacement in replacements.values() for name in replacement.registered)}
         for name in [n for n in _operators if n not in kept]:
             _operators.pop(name).release()
-        if not _operators:
+        for name in [n for n, one in _in_place.items() if one.functional not in kept and not _copies_operands]:
+            _in_place.pop(name).release()
+        if not _operators and not _in_place:
             release_numbers()
