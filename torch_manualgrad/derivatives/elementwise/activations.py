@@ -16,6 +16,7 @@ from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
+from ..shape.common import of_dtype
 from .samples import alike, both
 
 aten = torch.ops.aten
@@ -226,8 +227,12 @@ elementwise(
 rule(
     "aten::sigmoid_backward",
     vjp={
-        "grad_output": lambda grad, output: _sigmoid_product(grad, output.conj()),
-        "output": lambda grad, grad_output, output: grad.conj() * grad_output * (1 - 2 * output.conj()),
+        "grad_output": lambda grad, grad_output_dtype, output: of_dtype(
+            _sigmoid_product(grad, output.conj()), grad_output_dtype
+        ),
+        "output": lambda grad, grad_output, output: of_dtype(
+            grad.conj() * grad_output * (1 - 2 * output.conj()), output.dtype
+        ),
     },
     kind="elementwise",
     source="ATen derivatives.yaml",
@@ -236,8 +241,12 @@ rule(
 rule(
     "aten::tanh_backward",
     vjp={
-        "grad_output": lambda grad, output: _tanh_product(grad, output.conj()),
-        "output": lambda grad, grad_output, output: -2 * grad.conj() * grad_output * output.conj(),
+        "grad_output": lambda grad, grad_output_dtype, output: of_dtype(
+            _tanh_product(grad, output.conj()), grad_output_dtype
+        ),
+        "output": lambda grad, grad_output, output: of_dtype(
+            -2 * grad.conj() * grad_output * output.conj(), output.dtype
+        ),
     },
     kind="elementwise",
     source="ATen derivatives.yaml",

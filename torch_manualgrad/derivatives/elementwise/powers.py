@@ -3,8 +3,8 @@
 Note:
     Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is infinite,
     and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at x^0 and in
-    the exponent at 0^y with y >= 0, for all x and y; that is constant there, so all orders are 0. PyTorch's first order
-    is the same, its second is nan.
+    the exponent at 0^y with Re y > 0 or y = 0. The power is constant there, so all orders are 0. PyTorch's first order is
+    the same for real y, its second is nan.
 """
 
 from __future__ import annotations
@@ -96,16 +96,19 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
         result: x^y.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of y; zero at x = 0 with Re y >= 0 and real y, nan at x < 0 if
-        the result is real.
+        The shape of ``grad``, not yet summed to that of y; zero at x = 0 with Re y > 0 or y = 0, nan at x < 0 if the
+        result is real.
 
     References:
         ATen pow_backward_exponent.
     """
-    constant = (exponent.real >= 0) & (exponent.imag == 0) if exponent.is_complex() else exponent >= 0
+    constant = (exponent.real > 0) | (exponent == 0) if exponent.is_complex() else exponent >= 0
     if isinstance(self, Tensor):
-        base = _in(result.dtype, torch.where((self == 0) & constant, 1, self))
-        return grad * (result * base.log()).conj()
+        constant = (self == 0) & constant
+        base = torch.where(constant, 1, self)
+        # a negative real base has a complex logarithm, and complex 0^0 is nan in PyTorch
+        base = base.to(result.dtype) if result.is_complex() else _in(result.dtype, base)
+        return grad * (torch.where(constant, 0, result) * base.log()).conj()
     if self == 0:
         return grad * (result * torch.where(constant, 0, -inf).to(result.dtype)).conj()
     return grad * (result * _log(self, complex_result=result.is_complex())).conj()
