@@ -1,0 +1,135 @@
+"""Runs PyTorch's own tests on the CPU, on stock and with `mg.install()`: ``python pytorch_tests.py FOLDER --source ...``.
+
+PyTorch's wheel does not contain its tests. Two projects keep copies of them that they change for their devices:
+intel/torch-xpu-ops and Ascend/pytorch. This script reads these copies from a checkout (``--source intel=FOLDER``,
+``--source ascend=FOLDER``), changes the device to the CPU, writes them to ``FOLDER`` and runs them. What passes on stock
+has to pass with the rules installed, except for what pinned.md lists. Further options go to pytest: ``-k``, ``-x``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+from cells import pinned_tests
+from clients import HERE, MODES, ROOT
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One file of tests: which project has it, and where; ``imports`` are files that it imports."""
+
+    name: str
+    project: str
+    path: str
+    imports: tuple[str, ...] = ()
+
+
+SUITES = (
+    Suite(
+        "test_autograd", "ascend", "test/test_autograd.py", ("autograd/test_complex.py", "autograd/test_functional.py")
+    ),
+    Suite("test_ops_gradients", "ascend", "test/test_ops_gradients.py"),
+    Suite("test_ops_fwd_gradients", "ascend", "test/test_ops_fwd_gradients.py"),
+    Suite("test_eager_transforms", "intel", "test/xpu/functorch/test_eager_transforms_xpu.py"),
+    Suite("test_custom_ops", "intel", "test/xpu/test_custom_ops_xpu.py"),
+    Suite("test_transformers", "intel", "test/xpu/test_transformers_xpu.py"),
+    Suite("test_nn", "intel", "test/xpu/test_nn_xpu.py"),
+)
+
+# What the projects have changed, and what takes its place. A test that only their device runs becomes one that only
+# CUDA runs, as it is in PyTorch, so that the CPU skips it.
+CHANGES = {
+    "ascend": (
+        (r"^import torch_npu[.\w]*\n", ""),
+        (r"torch_npu\.npu\.get_device_name\(0\)", '"cpu"'),
+        (r"only_for=\(?['\"]privateuse1['\"],?\)?", 'only_for="cpu"'),
+        (r"PRIVATEUSE1", "CUDA"),
+        (r"device=(['\"])npu\1", 'device="cpu"'),
+        (r"\btorch\.npu\.", "torch.cuda."),
+        (r"\.npu\(", ".cuda("),
+        (r"(['\"])npu\1", '"cuda"'),
+    ),
+    "intel": (
+        (r"^try:\n    from xpu_test_utils import (\w+)\n(.*\n)+?    from \.xpu_test_utils import \w+\n", r"from contextlib import nullcontext as \1\n"),
+        (r"only_for=\(?['\"]xpu['\"],?\)?", 'only_for="cpu"'),
+        (r"only_for=device_types", 'only_for="cpu"'),
+        (r"^only_for = .*$", 'only_for = "cpu"'),
+    ),
+}  # fmt: skip
+
+
+def write(suite: Suite, source: Path, folder: Path) -> None:
+    """Write the files of a suite, changed for the CPU; ``source`` is a checkout, bare or not."""
+    path = Path(suite.path)
+    for name, to in ((path.name, f"{suite.name}.py"), *((name, name) for name in suite.imports)):
+        shown = ["git", "-C", str(source), "show", f"HEAD:{path.parent / name}"]
+        text = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
+        for pattern, replacement in CHANGES[suite.project]:
+            text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+        (folder / to).parent.mkdir(exist_ok=True)
+        (folder / to).write_text(text)
+
+
+def run(suite: Suite, folder: Path, mode: str, *options: str) -> tuple[dict[str, str], float]:
+    """Test -> passed, failure, error or skipped; and the seconds that all took."""
+    found = folder / f"{suite.name}-{MODES[mode] or 'plain'}.xml".replace("*", "all")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT, HERE))),
+        "MANUALGRAD_INSTALLED": MODES[mode],
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider", "-o", "addopts="]
+    command += [f"--junitxml={found}", "--tb=short", f"--rootdir={folder}", f"{suite.name}.py", *options]
+    with found.with_suffix(".log").open("w") as log:
+        subprocess.run(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT, check=False)
+    outcomes, seconds = {}, 0.0
+    for case in ElementTree.parse(found).iter("testcase"):
+        outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
+        outcomes[f"{str(case.get('classname')).rpartition('.')[2]}::{case.get('name')}"] = outcome
+        seconds += float(case.get("time", 0))
+    return outcomes, seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the changed tests and the results are written")
+    parser.add_argument("--source", action="append", default=[], metavar="PROJECT=FOLDER", help="a checkout of one")
+    parser.add_argument("--only", action="append", choices=[s.name for s in SUITES])
+    parser.add_argument("--mode", action="append", choices=list(MODES), help="all by default")
+    given, options = parser.parse_known_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {name: Path(at).resolve() for name, _, at in (text.partition("=") for text in given.source)}
+    pinned = pinned_tests()
+    status = 0
+    for suite in SUITES:
+        if given.only and suite.name not in given.only:
+            continue
+        if suite.project not in sources:
+            print(f"{suite.name}: no checkout of {suite.project} is given")
+            continue
+        write(suite, sources[suite.project], folder)
+        stock: dict[str, str] = {}
+        for mode in given.mode or MODES:
+            outcomes, seconds = run(suite, folder, mode, *options)
+            stock = stock or outcomes
+            passed = sum(o == "passed" for o in outcomes.values())
+            failed = sum(o in ("failure", "error") for o in outcomes.values())
+            print(f"{suite.name}, {mode}: {passed} passed, {failed} failed, {seconds:.0f} s", flush=True)
+            for test, outcome in stock.items():
+                if outcome == "passed" and outcomes.get(test) != "passed":
+                    declared = test in pinned
+                    status |= not declared
+                    print(f"  {test}: {outcomes.get(test, 'missing')}{', declared' * declared}", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
