@@ -121,6 +121,15 @@ def test_backward_is_called_at_once():
     assert callers == ["apply", "apply", "_engine_run_backward", "test_backward_is_called_at_once"]
 
 
+def test_transform_depth():
+    seen = []
+    look = lambda x: (seen.append(internals.transform_depth()), x.sum())[1]  # noqa: E731
+    look(random(3))
+    grad(look)(random(3))
+    vmap(grad(look))(random(2, 3))
+    assert seen == [0, 1, 2]
+
+
 def test_in_functorch_and_only_autograd():
     seen = []
 

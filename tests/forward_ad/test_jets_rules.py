@@ -13,7 +13,7 @@ from torch_manualgrad.forward_ad.jet_tensor import Space
 NONE = {
     *"_foreach_div.List _foreach_maximum.Scalar _foreach_maximum.ScalarList _foreach_minimum.Scalar".split(),
     *"_foreach_minimum.ScalarList _foreach_pow.List _foreach_pow.ScalarList _foreach_pow.ScalarAndTensor".split(),
-    *"_foreach_norm.Scalar _foreach_mm _prelu_kernel_backward _pack_padded_sequence".split(),
+    *"_foreach_norm.Scalar _foreach_mm _prelu_kernel_backward".split(),
     *"_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward".split(),
 }
 # vmap has no rule for it before torch 2.15: it raises along many directions

@@ -18,7 +18,7 @@ from .schema import Signature, tensors_in
 if TYPE_CHECKING:
     from .op import CustomOp
 
-__all__ = ["JvpOnly", "Pair"]
+__all__ = ["JvpOnly", "Pair", "user_jvp"]
 
 # types of which pytrees have no parts
 _LEAVES = {*PLAIN, type(None), bool, int, float, complex, str, torch.dtype, torch.device}
@@ -73,7 +73,7 @@ class Pair(Derivative):
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         if self.tangent_rule is None:
             return super().jvp(inputs, outputs, tangents)
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
+        return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
 
     def make_fast_function(self) -> Any:
         return _fast_function(self)
@@ -199,15 +199,16 @@ class JvpOnly(Derivative):
         return (), None
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        return _user_jvp(self.signature, self.tangent_rule, inputs, outputs, tangents)
+        return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
 
 
 def _named_outputs(signature: Signature, outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(signature.returns) == 1 else signature.Outputs(*outputs)
 
 
-def _user_jvp(
-    signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]
+def user_jvp(
+    signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Any
 ) -> list[Any]:
-    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), signature.Inputs(*tangents))
+    """The tangents of the outputs, by a registered jvp. ``tangents`` has an attribute for each input."""
+    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
     return check_tangents(signature, rule.location, outputs, found)

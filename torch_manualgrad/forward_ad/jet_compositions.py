@@ -14,7 +14,7 @@ from torch_manualgrad.core.rule import operator, rules
 from . import taylor
 from .jet_fallback import by_rule, by_series
 from .jet_linear import primal_of, term_of
-from .jet_tensor import Space
+from .jet_tensor import Space, is_jet
 
 __all__ = ["RULES", "composition"]
 
@@ -31,7 +31,8 @@ def composition(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _largest(x: Tensor, dim: Any) -> Tensor:
     """A constant to subtract before exponentials are taken."""
-    largest = x.detach().amax(dim, keepdim=True)
+    value = x.detach()
+    largest = (value.real if value.is_complex() else value).amax(dim, keepdim=True)
     return torch.where(largest.abs() == math.inf, 0, largest)
 
 
@@ -91,6 +92,10 @@ def _batch_norm(
 ) -> tuple[Tensor, ...]:
     shape = (-1, *[1] * (input.ndim - 2))
     if training:
+        if is_jet(mean) or is_jet(var):
+            raise NotImplementedError(
+                "aten::native_batch_norm: it writes to running statistics that have a Taylor series"
+            )
         if mean is not None:  # the running statistics are updated in place
             operator("aten::native_batch_norm")(input.detach(), None, None, mean, var, True, momentum, eps)
         y, m, rstd = _normalized(input, [0, *range(2, input.ndim)], eps)
@@ -112,7 +117,8 @@ def _var(self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool
     dims = list(range(self.ndim)) if not dim else list(dim)
     size = math.prod(self.shape[d] for d in dims)
     centred = self - self.mean(dims, keepdim=True) if dims else self * 0
-    squares = centred.square().sum(dims, keepdim=keepdim) if dims else centred
+    squares = (centred * centred.conj()).real if self.is_complex() else centred.square()
+    squares = squares.sum(dims, keepdim=keepdim) if dims else squares
     return squares / max(size - (1 if correction is None else correction), 0)
 
 
@@ -135,6 +141,11 @@ def _attention(
     if attn_mask is not None:
         scores = scores + attn_mask
     return _safe_softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    norm = torch.linalg.vector_norm(v, 2, [d for d in range(v.ndim) if d != dim % v.ndim], True)
+    return v * (g / norm), norm
 
 
 def _softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
@@ -238,6 +249,72 @@ def _slogdet(space: Space, A: Any) -> Any:
     return (primal[0], space.jet([primal[1], *[row[0] for row in rows]]), *primal[2:])
 
 
+# -- losses, in the arguments in which PyTorch has no derivative ------------------------------------------------------------
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def _binary_cross_entropy(self: Tensor, target: Tensor, weight: Any = None, reduction: int = 1) -> Tensor:
+    return _reduced(operator("aten::binary_cross_entropy")(self, target, None, 0) * weight, reduction)
+
+
+def _binary_cross_entropy_with_logits(
+    self: Tensor, target: Tensor, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Tensor:
+    below = -torch.nn.functional.logsigmoid(self)
+    loss = (1 - target) * self + (below if pos_weight is None else (1 + (pos_weight - 1) * target) * below)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+def _nll_loss(self: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    dim = min(self.ndim - 1, 1)
+    counted = target != ignore_index
+    place = torch.where(counted, target, 0)
+    weights = torch.where(counted, weight[place], 0)
+    loss = -self.gather(dim, place.unsqueeze(dim)).squeeze(dim) * weights
+    total = weights.sum()
+    if reduction == 0:
+        return loss, torch.zeros_like(total)
+    return (loss.sum() / total if reduction == 1 else loss.sum()), total
+
+
+def _soft_margin_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    return _reduced(-torch.nn.functional.logsigmoid(self * target), reduction)
+
+
+def _multi_margin_loss(
+    self: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = 1
+) -> Tensor:
+    loss = operator("aten::multi_margin_loss")(self, target, p, margin, None, 0)
+    return _reduced(loss * weight[target].reshape(loss.shape), reduction)
+
+
+def _also_in(arguments: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an operator that is this function where one of the arguments is a jet; else that of `by_rule`."""
+    names = arguments.split()
+
+    def run(space: Space, *args: Any, **kwargs: Any) -> Any:
+        signature = rules[name].signature
+        values = signature.bind(args, kwargs)
+        if any(space.has(v) for n, v in zip(signature.names, values) if n in names):
+            return function(*values)
+        return by_rule(rules[name])(space, *args, **kwargs)
+
+    return run
+
+
+_LOSSES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "aten::binary_cross_entropy": ("weight", _binary_cross_entropy),
+    "aten::binary_cross_entropy_with_logits": ("weight pos_weight", _binary_cross_entropy_with_logits),
+    "aten::nll_loss_forward": ("weight", _nll_loss),
+    "aten::nll_loss2d_forward": ("weight", _nll_loss),
+    "aten::soft_margin_loss": ("target", _soft_margin_loss),
+    "aten::multi_margin_loss": ("weight", _multi_margin_loss),
+}
+
+
 RULES: dict[str, Callable[..., Any]] = {
     "aten::_softmax": composition(_softmax),
     "aten::_safe_softmax": composition(_safe_softmax),
@@ -257,4 +334,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::linalg_inv_ex": _matrix_rule(_inverse, "aten::linalg_inv_ex"),
     "aten::_linalg_solve_ex": _matrix_rule(_solve, "aten::_linalg_solve_ex"),
     "aten::_linalg_slogdet": _slogdet,
+    "aten::_weight_norm_interface": composition(_weight_norm),
+    **{name: _also_in(arguments, name, function) for name, (arguments, function) in _LOSSES.items()},
 }

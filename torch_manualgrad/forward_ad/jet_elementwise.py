@@ -224,6 +224,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **{name: elementwise(f) for name, f in _SEVERAL.items()},
     "aten::polygamma": lambda space, n, self: unary(taylor.polygamma)(space, self, n),
     "aten::pow.Scalar": lambda space, base, exponent: unary(lambda x: _number_to_power(base, x))(space, exponent),
+    "aten::abs": lambda space, self: (elementwise if self.is_complex() else unary)(taylor.absolute)(space, self),
     "aten::log_sigmoid_forward": lambda space, self: (
         unary(taylor.log_sigmoid)(space, self),
         torch.zeros_like(self.primal),

@@ -1,45 +1,145 @@
-"""An operator on jets by the jvp of its own rule, which raises the order one at a time.
+"""An operator on jets by the jvp of its derivative, which raises the order one at a time.
 
 Where y(t) = f(x(t)), y' is the jvp of f at x along x'. Run on series to order k, it gives y to order k + 1. A jvp that does
-not ask for the result needs one run.
+not read the result needs one run.
+
+A series is never dropped: an input that the jvp does not read raises if it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_manualgrad.core.binding import parameters
+from torch_manualgrad.core.op import CustomOp
+from torch_manualgrad.core.op_derivatives import ReferenceDerivative
+from torch_manualgrad.core.pair import user_jvp
 from torch_manualgrad.core.rule import Rule, operator
+from torch_manualgrad.core.schema import Signature
 
 from . import taylor
-from .jet_linear import packed, primal_of, term_of
+from .jet_linear import packed, primal_of, refuse_dropped, term_of
 from .jet_tensor import Space
+from .jet_trace import is_tensor
 from .jet_vmap import each_direction, leaves, rebuilt
 
-__all__ = ["by_rule", "by_series"]
+__all__ = ["by_custom_op", "by_rule", "by_series"]
 
 # The coefficients of all arguments, order by order, [0] the values -> those of all outputs, order by order, from 1.
 Raise = Callable[[list[list[Any]], list[Any]], list[list[Any]]]
 
 
+class _Operator(NamedTuple):
+    """An operator with its jvp.
+
+    Attributes:
+        name: of the operator.
+        signature: its arguments and results.
+        differentiable: whether each output has a derivative.
+        jvp: ``(inputs, outputs, tangents) -> tangents``.
+        first_order_only: why the jvp cannot run on series; None if it can.
+        uses_result: whether the jvp reads the outputs.
+    """
+
+    name: str
+    signature: Signature
+    differentiable: Sequence[bool]
+    jvp: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+    first_order_only: str | None
+    uses_result: bool
+
+
 def by_rule(rule: Rule) -> Callable[..., Any]:
     """The rule for jets of an operator, given its rule."""
+    first_order_only = None if rule.jvp else "its rule has no jvp formula"
     uses_result = any(p in rule.signature.output_names for f in rule.jvp.values() for p in parameters(f))
+    derivative = rule.derivative
+    about = _Operator(
+        rule.name, rule.signature, derivative.differentiable, derivative.jvp, first_order_only, uses_result
+    )
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         values = rule.signature.bind(args, kwargs)
-        primals = [primal_of(space, v) for v in values]
-        given, named = rule.signature.split(primals)
-        outputs = rule.signature.outputs(operator(rule.name)(*given, **named))
-        terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
-        raise_order: Raise = lambda inputs, found: _raised(rule, uses_result, inputs, found)  # noqa: E731
-        found = by_series(space, raise_order, primals, terms, list(outputs))
-        return packed(space, rule, [[o, *[row[i] for row in found]] for i, o in enumerate(outputs)])
+        refuse_dropped(space, rule, values)
+        return _run(space, about, values)
 
     return run
+
+
+def by_custom_op(op: CustomOp) -> Callable[..., Any]:
+    """The rule for jets of a custom operator: that of the derivative that is registered when it is called."""
+
+    def run(space: Space, *args: Any, **kwargs: Any) -> Any:
+        active = op._active_rules
+        derivative = active.derivative
+        if active.autograd is not None or derivative is None:
+            reason = "its autograd kernel is its own" if active.autograd is not None else "it has no derivative"
+            raise NotImplementedError(f"{op.name}: no Taylor series is known of it: {active.error or reason}")
+        if isinstance(derivative, ReferenceDerivative):
+            return derivative.reference(*args, **kwargs)
+        rule: Any = getattr(derivative, "tangent_rule", None)
+        jvp = derivative.jvp
+        if rule is not None:
+
+            def jvp(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+                watched = _Watched(op.signature.Inputs(*tangents))
+                found = user_jvp(op.signature, rule, inputs, outputs, watched)
+                watched.check(op)
+                return found
+
+        first_order_only = "it has no jvp" if rule is None else None
+        about = _Operator(op.name, op.signature, derivative.differentiable, jvp, first_order_only, True)
+        return _run(space, about, op.signature.bind(args, kwargs))
+
+    return run
+
+
+class _Watched:
+    """The tangents that a jvp is given, and which of them it has read."""
+
+    def __init__(self, tangents: Any) -> None:
+        self._tangents, self._read = tangents, set()  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        self._read.update([name] if name in self._tangents._fields else self._tangents._fields)
+        return getattr(self._tangents, name)
+
+    def __iter__(self) -> Any:
+        self._read.update(self._tangents._fields)
+        return iter(self._tangents)
+
+    def __getitem__(self, place: Any) -> Any:
+        self._read.update(self._tangents._fields)
+        return self._tangents[place]
+
+    def __len__(self) -> int:
+        return len(self._tangents)
+
+    def check(self, op: CustomOp) -> None:
+        """Raise if an input has a tangent that was not read."""
+        for name, field, tangent in zip(op.signature.names, self._tangents._fields, self._tangents):
+            if field not in self._read and any(t is not None for t in leaves([tangent])):
+                raise NotImplementedError(
+                    f"{op.name}: no Taylor series is known of it in {name!r}: its jvp does not read that tangent. "
+                    "Call .detach() first to hold the value constant."
+                )
+
+
+def _run(space: Space, about: _Operator, values: Sequence[Any]) -> Any:
+    # a trace is one of contiguous tensors, which some kernels rely on
+    primals = [_each(_contiguous, primal_of(space, v)) for v in values]
+    given, named = about.signature.split(primals)
+    outputs = about.signature.outputs(operator(about.name)(*given, **named))
+    terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
+    found = by_series(space, lambda inputs, known: _raised(about, inputs, known), primals, terms, list(outputs))
+    return packed(space, about.differentiable, [[o, *[row[i] for row in found]] for i, o in enumerate(outputs)])
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if is_tensor(x) and x.layout is torch.strided else x
 
 
 def by_series(
@@ -73,39 +173,37 @@ def by_series(
     return found
 
 
-def _raised(rule: Rule, uses_result: bool, inputs: list[list[Any]], outputs: list[Any]) -> list[list[Any]]:
+def _raised(about: _Operator, inputs: list[list[Any]], outputs: list[Any]) -> list[list[Any]]:
     order = len(inputs) - 1
+    if about.first_order_only is not None and order > 1:
+        raise NotImplementedError(
+            f"{about.name}: no Taylor series is known of it beyond the first order: {about.first_order_only}"
+        )
     rows: list[list[Any]] = [outputs]
-    runs = range(order) if uses_result else [order - 1]
+    runs = range(order) if about.uses_result else [order - 1]
     for k in runs:
         speed = [[_each(lambda t: t * (j + 1), v) for v in inputs[j + 1]] for j in range(k + 1)]  # noqa: B023
-        if k == 0:
-            _need_jvp(rule, order)
-            rows.append(list(rule.derivative.jvp(inputs[0], outputs, _lists(inputs[0], speed[0]))))
+        if all(t is None for t in leaves(speed)):  # a jvp may rely on one tangent at least
+            rows += [[None] * len(outputs) for _ in range(k + 2 - len(rows))]
             continue
-        _need_jvp(rule, order)
+        if k == 0:
+            rows.append(list(about.jvp(inputs[0], outputs, _lists(inputs[0], speed[0]))))
+            continue
         inner = Space(k)
-        known = rows if uses_result else [outputs, *[[None] * len(outputs)] * k]
+        known = rows if about.uses_result else [outputs, *[[None] * len(outputs)] * k]
 
         def run(inner: Space = inner, known: Any = known, speed: Any = speed, k: int = k) -> Any:
             values = [_jet(inner, inputs[0][i], [inputs[j][i] for j in range(1, k + 1)]) for i in range(len(inputs[0]))]
             results = [_jet(inner, known[0][i], [known[j][i] for j in range(1, k + 1)]) for i in range(len(outputs))]
             along = [_along(inner, inputs[0][i], [s[i] for s in speed]) for i in range(len(inputs[0]))]
-            return list(rule.derivative.jvp(values, results, along))
+            return list(about.jvp(values, results, along))
 
         found = inner.run(run)
-        if uses_result:
+        if about.uses_result:
             rows.append([_coefficient(inner, f, k, k + 1) for f in found])
         else:
             rows += [[_coefficient(inner, f, j, j + 1) for f in found] for j in range(order)]
     return rows[1:]
-
-
-def _need_jvp(rule: Rule, order: int) -> None:
-    if not rule.jvp and order > 1:
-        raise NotImplementedError(
-            f"{rule.name}: no Taylor series is known of it beyond the first order: its rule has no jvp formula"
-        )
 
 
 def _coefficient(space: Space, x: Any, k: int, divisor: int) -> Any:

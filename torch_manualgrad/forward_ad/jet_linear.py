@@ -7,19 +7,30 @@ from typing import Any
 
 import torch
 
-from torch_manualgrad.core.rule import Rule, operator
+from torch_manualgrad.core.rule import Rule, operator, parameters
 
 from .jet_scaled import reshaped
 from .jet_tensor import Space, is_jet
 from .jet_vmap import each_direction, leaves, rebuilt
 
-__all__ = ["PIECEWISE", "RULES", "VIEWS", "by_tangents", "constant", "linear", "primal_of", "term_of"]
+__all__ = [
+    "PIECEWISE",
+    "RULES",
+    "VIEWS",
+    "by_tangents",
+    "constant",
+    "linear",
+    "packed",
+    "primal_of",
+    "refuse_dropped",
+    "term_of",
+]
 
 # Linear where they are differentiable: what they select or where they cut is that of the value.
 PIECEWISE = frozenset(
     f"aten::{name}"
     for name in (
-        "abs relu threshold threshold_backward leaky_relu leaky_relu_backward hardtanh hardtanh_backward hardshrink "
+        "relu threshold threshold_backward leaky_relu leaky_relu_backward hardtanh hardtanh_backward hardshrink "
         "hardshrink_backward softshrink softshrink_backward hardsigmoid clamp clamp.Tensor clamp_min clamp_max "
         "clamp_min.Tensor clamp_max.Tensor maximum minimum fmax fmin ceil floor round trunc sign round.decimals frac "
         "fmod.Scalar remainder.Scalar div.Scalar_mode nan_to_num nextafter copysign.Scalar zero fill.Scalar fill.Tensor "
@@ -29,6 +40,14 @@ PIECEWISE = frozenset(
         "native_dropout rrelu_with_noise_functional embedding_renorm deg2rad rad2deg real imag"
     ).split()
 )
+
+
+# What a forward has saved for a backward: functions of its other arguments, from which the formulas compute them again.
+_SAVED = {
+    "aten::native_batch_norm_backward": ("save_mean", "save_invstd"),
+    "aten::batch_norm_backward": ("save_mean", "save_var", "reserve"),
+    "aten::native_layer_norm_backward": ("mean", "rstd"),
+}
 
 
 def primal_of(space: Space, x: Any) -> Any:
@@ -44,6 +63,28 @@ def term_of(space: Space, x: Any, k: int) -> Any:
         found = [term_of(space, v, k) for v in x]
         return None if all(f is None for f in found) else found
     return x.terms[k - 1] if is_jet(x) and x.space is space else None
+
+
+def refuse_dropped(space: Space, rule: Rule, values: Sequence[Any]) -> None:
+    """Raise if an argument has a series and the rule has no derivative in it."""
+    known = {*_inputs_with_derivative(rule), *_SAVED.get(rule.name, ())}
+    for name, value in zip(rule.signature.names, values):
+        if name not in known and _has_term(space, value):
+            raise NotImplementedError(
+                f"{rule.name}: no Taylor series is known of it in {name!r}: its rule has no derivative in that argument. "
+                "Call .detach() first to hold the value constant."
+            )
+
+
+def _inputs_with_derivative(rule: Rule) -> set[str]:
+    read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
+    return read.union(*rule.vjp)
+
+
+def _has_term(space: Space, x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_has_term(space, v) for v in x)
+    return any(term_of(space, x, k) is not None for k in range(1, space.order + 1))
 
 
 def _mapped(function: Callable[..., Any], tangents: list[Any], batched: bool) -> Any:
@@ -72,12 +113,8 @@ def linear(rule: Rule) -> Callable[..., Any]:
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         values = rule.signature.bind(args, kwargs)
+        refuse_dropped(space, rule, values)
         primals = [primal_of(space, v) for v in values]
-        for i in set(range(len(values))) - {*places}:
-            if term_of(space, values[i], 1) is not None:
-                raise NotImplementedError(
-                    f"{rule.name}: no Taylor series is known of it in {rule.signature.names[i]!r}"
-                )
 
         def of(given: list[Any]) -> list[Any]:
             full = list(primals)
@@ -111,6 +148,7 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         values = rule.signature.bind(args, kwargs)
+        refuse_dropped(space, rule, values)
         primals = [primal_of(space, v) for v in values]
         given, named = rule.signature.split(primals)
         outputs = rule.signature.outputs(operator(rule.name)(*given, **named))
@@ -123,7 +161,7 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
                 terms = _mapped(lambda ts: _filled(rule, primals, outputs, ts), tangents, batched)
             for series, term in zip(found, terms):
                 series.append(term)
-        return packed(space, rule, found)
+        return packed(space, rule.derivative.differentiable, found)
 
     return run
 
@@ -146,10 +184,10 @@ def _zero_list(primal: Any, tangent: Any) -> Any:
     return [None] * len(primal) if isinstance(primal, list) and tangent is None else tangent
 
 
-def packed(space: Space, rule: Rule, found: Sequence[list[Any]]) -> Any:
-    """Jets of the outputs that have a derivative, as the operator returns them."""
+def packed(space: Space, outputs: Sequence[bool], found: Sequence[list[Any]]) -> Any:
+    """Jets of the ``outputs`` that have a derivative, as the operator returns them."""
     results: list[Any] = []
-    for series, differentiable in zip(found, rule.derivative.differentiable):
+    for series, differentiable in zip(found, outputs):
         primal = series[0]
         if primal is None:
             results.append(None)
@@ -190,6 +228,21 @@ def view(name: str) -> Callable[..., Any]:
         return found if several else found[0]
 
     return run
+
+
+def _converted(space: Space, self: Any, **others: Any) -> Any:
+    """A copy of another dtype; one of integers is constant."""
+    dtype = others.get("dtype") or self.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        return view("aten::_to_copy")(space, self, **others)
+    return operator("aten::_to_copy")(self.primal, **others)
+
+
+def _bits(space: Space, self: Any, dtype: torch.dtype) -> Any:
+    """The bits of numbers, as integers: constant."""
+    if dtype.is_floating_point or dtype.is_complex:
+        raise NotImplementedError(f"aten::view.dtype: no Taylor series is known of bits that are read as {dtype}")
+    return self.primal.view(dtype)
 
 
 def _shaped(space: Space, self: Any, size: Any, *_: Any, **__: Any) -> Any:
@@ -269,10 +322,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::squeeze.dims": _squeezed,
     "aten::expand": _expanded,
     "aten::detach": constant(lambda space, self: self.primal.detach()),
-    "aten::_to_copy": view("aten::_to_copy"),
+    "manualgrad::constant": constant(lambda space, self: self.primal),
+    "aten::_to_copy": _converted,
+    "aten::view.dtype": constant(_bits),
     "aten::clone": view("aten::clone"),
     "aten::unsafe_split.Tensor": view("aten::split.Tensor"),
     "aten::unsafe_split_with_sizes": view("aten::split_with_sizes"),
 }
 _COPIES = ("_unsafe_view", "detach", "_to_copy", "clone", "unsafe_split.Tensor", "unsafe_split_with_sizes")
-VIEWS = frozenset({*RULES} - {f"aten::{name}" for name in _COPIES})
+VIEWS = frozenset({*RULES} - {"manualgrad::constant", "aten::view.dtype"} - {f"aten::{name}" for name in _COPIES})

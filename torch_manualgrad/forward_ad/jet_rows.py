@@ -241,7 +241,7 @@ def _reduced(name: str, args: Any, kwargs: Any) -> Rows | None:
 _ELEMENTWISE = frozenset(jet_elementwise.RULES) | frozenset(
     f"aten::{name}"
     for name in (
-        "abs threshold leaky_relu hardtanh hardshrink softshrink hardsigmoid clamp clamp.Tensor clamp_min clamp_max "
+        "threshold leaky_relu hardtanh hardshrink softshrink hardsigmoid clamp clamp.Tensor clamp_min clamp_max "
         "clamp_min.Tensor clamp_max.Tensor maximum minimum fmax fmin sign masked_fill.Scalar masked_fill.Tensor copysign.Scalar "
         "mul.Tensor alias clone lift_fresh _to_copy expand hardswish celu selu xlogy special_xlog1py frac real imag sinc"
     ).split()

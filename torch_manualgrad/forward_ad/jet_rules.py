@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from torch_manualgrad.core.catalogue import catalogue
-from torch_manualgrad.core.formula import ops
+from torch_manualgrad.core.op_registry import defined
 from torch_manualgrad.core.rule import operator, rules
 
 from . import jet_compositions, jet_elementwise, jet_linear, jet_products
-from .jet_fallback import by_rule
+from .jet_fallback import by_custom_op, by_rule
 from .jet_rows import RowSpace, in_rows
 from .jet_tensor import Space, is_jet
 from .jet_trace import Trace, decode
@@ -74,15 +74,22 @@ def _derived(name: str) -> JetRule:
         if name in jet_linear.PIECEWISE or rule.kind == "linear":
             return jet_linear.by_tangents(rule)
         return by_rule(rule)
-    namespace, _, rest = name.partition("::")
-    formula_name = rest.partition(".")[0]
-    if namespace == "manualgrad" and formula_name in ops:
-        return jet_compositions.composition(ops[formula_name].reference)
+    if (op := defined(name)) is not None:
+        return by_custom_op(op)
+    schema = operator(name)._schema
+    if schema.is_mutable:
+        raise NotImplementedError(f"{name}: no Taylor series is known of it: it writes to its arguments")
+    if name in _SAMPLES:
+        raise NotImplementedError(f"{name}: no Taylor series is known of it; use mean + std * torch.randn_like(mean)")
     if name in catalogue and catalogue[name].kind == "nondifferentiable":
         return jet_linear.constant(lambda space, *args, **kwargs: operator(name)(*_values(args), **_values(kwargs)))
-    if all(str(r.type) == "Tensor" for r in operator(name)._schema.returns):
+    if all(str(r.type) == "Tensor" for r in schema.returns):
         return jet_linear.constant(lambda space, *args, **kwargs: _of_values(name, *args, **kwargs))
     raise NotImplementedError(_unknown(name))
+
+
+# Their samples have derivatives, though PyTorch has none.
+_SAMPLES = frozenset(f"aten::normal.{overload}" for overload in ("Tensor_Tensor", "Tensor_float", "float_Tensor"))
 
 
 def _of_values(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +176,10 @@ def _has_jet(space: Space, x: Any) -> bool:
 
 def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     """The functional form of the operator, whose result takes the place of the first argument's coefficients."""
-    x, (base, dot, overload) = args[0], name.partition(".")
+    x: Any = args[0] if args else None
+    base, dot, overload = name.partition(".")
+    if isinstance(x, (list, tuple)) or operator(name)._schema.arguments[0].alias_info is None and base.endswith("_"):
+        raise NotImplementedError(f"{name}: no Taylor series is known of it: it writes to its arguments")
     if not base.endswith("_") or not _has_jet(space, x):
         raise NotImplementedError(
             f"{name} writes the result of a Taylor series into a tensor that is constant; use its functional form"

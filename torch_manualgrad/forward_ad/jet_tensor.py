@@ -9,28 +9,50 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torch_manualgrad.core.internals import outside_of_compiler, tensor_without_memory
+from torch_manualgrad.core.internals import outside_of_compiler, tensor_without_memory, transform_depth
 
 from .jet_scaled import BLOCK, Scaled, whole
 from .jet_trace import Series, Trace, encode, traced
 
-__all__ = ["Jet", "Space", "call", "is_jet"]
+__all__ = ["Jet", "Space", "call", "is_jet", "refuse_inside", "transforms_seen"]
 
 
 class _Depth(threading.local):
-    """How many spaces are open on this thread."""
+    """How many spaces are open on this thread, and the torch.func transforms that see jets."""
 
     def __init__(self) -> None:
         self.now = 0
+        self.transforms = 0
 
 
 _depth = _Depth()
+
+
+@contextmanager
+def transforms_seen() -> Iterator[None]:
+    """In the context, the torch.func transforms that are running are those of the package itself, or around a space."""
+    before = _depth.transforms
+    _depth.transforms = transform_depth()
+    try:
+        yield
+    finally:
+        _depth.transforms = before
+
+
+def refuse_inside(what: str) -> None:
+    """Raise if a function runs on Taylor series on this thread: ``what`` would lose them."""
+    if _depth.now:
+        raise NotImplementedError(
+            f"{what} inside of a function that runs on Taylor series, which would be lost there; use the functions of "
+            "mg.forward_ad for such derivatives, which nest"
+        )
 
 
 class _Handler(TorchFunctionMode):
@@ -83,7 +105,10 @@ class Space:
                     self.memory = torch.empty((), device="meta")
                 with _Handler():
                     return function(*args)
-            with outside_of_compiler():  # which may be here as it has no graph of all of this: then of no part of it
+            with (
+                transforms_seen(),
+                outside_of_compiler(),
+            ):  # which may be here as it has no graph of all of this: then of no part of it
                 return function(*args)
         finally:
             _depth.now -= 1
@@ -102,14 +127,16 @@ class Space:
         return [x.primal, *x.factored] if type(x) is Jet and x.space is self else self.coefficients(x)
 
     def jet(self, coefficients: Sequence[Any]) -> Any:
-        """The jet with these coefficients, each of them expanded to the shape of the first."""
+        """The jet with these coefficients, each of them expanded to the shape of the first, and of its dtype."""
         primal, *terms = coefficients
         shape = tuple(primal.shape)
         for k, term in enumerate(terms):
             if term is not None:
                 shape_of_term = shape if self.directions is None or k == self.order - 1 else (self.directions, *shape)
                 if not isinstance(term, Scaled) and tuple(term.shape) != shape_of_term:
-                    terms[k] = term.expand(shape_of_term)
+                    term = terms[k] = term.expand(shape_of_term)
+                if not isinstance(term, Scaled) and term.dtype != primal.dtype:  # of a real summand in a complex sum
+                    terms[k] = term.to(primal.dtype)
         if not torch.compiler.is_dynamo_compiling():
             return Jet(self, primal, tuple(terms))
         found = self.memory.as_subclass(GraphJet)
@@ -248,6 +275,12 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of torch whose arguments have jets among them."""
     from .jet_rules import run  # which needs jets themselves
 
+    if getattr(func, "__name__", "") in ("_make_dual", "_unpack_dual", "_make_dual_copy", "_unpack_dual_copy"):
+        refuse_inside("torch.func.jvp, torch.func.linearize or torch.autograd.forward_ad")
+    if func is Tensor.new_tensor and any(is_jet(x) for x in [*args[1:], *kwargs.values()]):
+        raise NotImplementedError("Tensor.new_tensor would copy the value of a Taylor series alone; use .clone()")
+    if not torch.compiler.is_dynamo_compiling() and transform_depth() > _depth.transforms:
+        refuse_inside("A transform of torch.func")
     tensors: list[Any] = []
     template = encode((args, kwargs), tensors)
     space: Any = None

@@ -183,7 +183,8 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
         return numbered(x)
 
     def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if not any(isinstance(x, Tensor) for x in (result if isinstance(result, (list, tuple)) else [result])):
+        several = result if isinstance(result, (list, tuple)) else [result]
+        if not any(isinstance(x, Tensor) for x in several) and not operator._schema.is_mutable:
             return  # a question that was answered
         if operator is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
             return  # of one number, which is a constant

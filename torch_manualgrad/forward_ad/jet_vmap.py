@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .jet_rows import densified
-from .jet_tensor import is_jet
+from .jet_tensor import is_jet, transforms_seen
 
 __all__ = ["each_direction", "leaves", "rebuilt"]
 
@@ -23,7 +23,12 @@ def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
     def one(*given: Any) -> Any:
         found: list[Any] = []
         outer: list[int] = []
-        results[:] = [_take(y, 0, found, outer) for y in function(*[_build(s, given) for s in specs])]
+        if torch.compiler.is_dynamo_compiling():
+            ys = function(*[_build(s, given) for s in specs])
+        else:
+            with transforms_seen():
+                ys = function(*[_build(s, given) for s in specs])
+        results[:] = [_take(y, 0, found, outer) for y in ys]
         results.append(outer)
         return tuple(found)
 

@@ -34,6 +34,7 @@ from ..core.internals import (
 )
 from ..core.schema import is_differentiable
 from . import tangent_state
+from .jet_tensor import refuse_inside
 from .level_functions import Functions
 from .tangent_calls import call
 from .tangent_state import add, coefficient, fresh, opened, visible
@@ -58,6 +59,7 @@ class Level(tangent_state.Level):
             raise RuntimeError(f"{self!r} has been entered before; make another by dual_level()")
         if in_functorch():
             raise RuntimeError("dual_level: a level cannot be opened inside of a torch.func transform")
+        refuse_inside("dual_level")
         intercept(call)
         levels = (*visible(), self)
         self.depth, self.all = len(levels), levels

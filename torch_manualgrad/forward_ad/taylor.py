@@ -171,6 +171,22 @@ def sqrt(x: Coefficients) -> Coefficients:
     return y
 
 
+def absolute(x: Coefficients) -> Coefficients:
+    """|x|; of a complex number the root of x conj(x). All derivatives are zero at zero."""
+    y, sign = [x[0].abs()], x[0].sgn()
+    if not x[0].is_complex():
+        return [*y, *scale(x[1:], sign)]
+    conjugate = [None if c is None else c.conj() for c in x]
+    half = torch.where(y[0] == 0, 0, 0.5 / y[0])
+    for k in range(1, len(x)):  # 2 y[0] y[k] = 2 Re(conj(x[0]) x[k]) + what the coefficients between contribute
+        linear = None if x[k] is None else (sign.conj() * x[k]).real
+        square = convolve([*x[:k], None], conjugate[:k], k, start=1)
+        known = convolve([*y, None], y, k, start=1)
+        rest = sum_of([None if square is None else square.real, _minus(known)])
+        y.append(sum_of([linear, None if rest is None else rest * half]))
+    return y
+
+
 def rsqrt(x: Coefficients) -> Coefficients:
     return power(x, -0.5)
 

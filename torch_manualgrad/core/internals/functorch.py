@@ -42,6 +42,7 @@ __all__ = [
     "saved_tensors_unhooked",
     "tangent",
     "tangents_possible",
+    "transform_depth",
     "unattached",
     "unwrap_if_dead",
     "vmap_call",
@@ -62,6 +63,11 @@ class SingleLevelFunction(_SingleLevelFunction):
 
 # True while any torch.func transform is running on this thread.
 in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def transform_depth() -> int:
+    """How many torch.func transforms are running on this thread."""
+    return torch._C._functorch.maybe_current_level() or 0
 
 
 def forward_mode_outside() -> bool:

@@ -1,0 +1,206 @@
+"""Programs that would lose a Taylor series: each raises, or has the series. Zero is never taken for a missing one."""
+
+import pytest
+import torch
+from jets_for_tests import compare
+
+import torch_manualgrad as mg
+from torch_manualgrad.forward_ad import directional
+
+X = torch.linspace(0.2, 1.3, 12, dtype=torch.float64).reshape(3, 4)
+V = X.cos()
+W = X.clone().requires_grad_()
+
+
+def of_foreach(x):
+    y = x.clone()
+    torch._foreach_mul_([y], 2.0)
+    return y
+
+
+def of_two_foreach(x):
+    y = x * 1
+    torch._foreach_add_([y], [x])
+    return y
+
+
+def written_by_an_operator(x):
+    y = torch.zeros_like(X)
+    torch.ops.jets_lost.write(x, y)
+    return y
+
+
+def written_over_by_an_operator(x):
+    y = x * 1
+    torch.ops.jets_lost.write(X, y)
+    return y
+
+
+def in_a_level(x):
+    with mg.forward_ad.dual_level():
+        return mg.forward_ad.unpack_dual(mg.forward_ad.make_dual(x, V) * x).tangent
+
+
+def in_a_dual_level(x):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(torch.autograd.forward_ad.make_dual(x, V) * x).tangent
+
+
+LOSE = {
+    "a foreach in place": of_foreach,
+    "a foreach of two lists": of_two_foreach,
+    "an operator of torch.library": lambda x: torch.ops.jets_lost.square(x),
+    "an operator that writes": written_by_an_operator,
+    "an operator that writes over it": written_over_by_an_operator,
+    "a custom op without a derivative": lambda x: without_derivative(x),
+    "a custom op with an autograd kernel": lambda x: with_kernel(x),
+    "a custom op whose jvp reads another tangent": lambda x: reads_one(X, x),
+    "new_tensor": lambda x: x.new_tensor(x),
+    "torch.tensor": lambda x: torch.tensor(x),
+    "Parameter": lambda x: torch.nn.Parameter(x) * 2,
+    "out": lambda x: torch.mul(x, x, out=torch.empty_like(X)),
+    "a row of a constant": lambda x: torch.zeros_like(X).index_put_((torch.tensor([0]),), x[0]),
+    "copy": lambda x: torch.zeros_like(X).copy_(x),
+    "bits": lambda x: x.view(torch.float32),
+    "the mean of samples": lambda x: torch.normal(x, 1.0),
+    "the deviation of samples": lambda x: torch.normal(0.0, x),
+    "jvp": lambda x: torch.func.jvp(torch.square, (x,), (x,))[1],
+    "jvp of a product with it": lambda x: torch.func.jvp(lambda y: y * x, (X,), (X,))[1],
+    "linearize": lambda x: torch.func.linearize(torch.square, x)[0],
+    "grad": lambda x: torch.func.grad(lambda y: y.square().sum())(x),
+    "grad of a product with it": lambda x: torch.func.grad(lambda y: (y * x).sum())(X),
+    "jacrev of a product with it": lambda x: torch.func.jacrev(lambda y: y * x)(X),
+    "vmap of a product with it": lambda x: torch.vmap(lambda y: y * x)(X),
+    "autograd.grad of a product with it": lambda x: torch.autograd.grad((W * x).sum(), W)[0],
+    "vmap": lambda x: torch.vmap(torch.square)(x),
+    "a level": in_a_level,
+    "a dual level of PyTorch's": in_a_dual_level,
+    "numpy": lambda x: torch.from_numpy(x.numpy()),
+    "a number": lambda x: X * float(x[0, 0]),
+    "full_like": lambda x: torch.full_like(X, x[0, 0]),
+    "a storage": lambda x: torch.empty(0, dtype=torch.float64).set_(x.untyped_storage()),
+    "the mean of running statistics": lambda x: torch.nn.functional.batch_norm(X, x[0], x[1], training=True),
+    "sparse": lambda x: x.to_sparse().to_dense(),
+    "histogram": lambda x: torch.histogram(x, 3)[1],
+}
+KEEP = {
+    "a custom op": lambda x: with_jvp(x),
+    "a custom op with two arguments": lambda x: with_jvp(x, x.sin()),
+    "a custom op that is constant in one": lambda x: reads_one(x, X),
+    "a formula of the package": lambda x: mg.ops.sinc_backward(x, x.exp()),
+    "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.sin() * y, x, use_reentrant=False),
+    "as_tensor": lambda x: torch.as_tensor(x).square(),
+    "integers": lambda x: x * (3 * x + 0.15).long(),
+    "float32 and back": lambda x: (x.to(torch.complex128) * (1 + 1j)).abs() * x,
+    "a slice as the scale of weight_norm": lambda x: torch._weight_norm(x, x[:, :1], 0),
+    "the weights of a loss": lambda x: torch.nn.functional.cross_entropy(
+        x, torch.tensor([0, 3, 1]), weight=x[0] + x[1]
+    ),
+    "the positive weights of a loss": lambda x: torch.nn.functional.binary_cross_entropy_with_logits(
+        x.sin(), X / 2, weight=x.exp(), pos_weight=x[0].cos()
+    ),
+    "the weight of binary cross entropy": lambda x: torch.nn.functional.binary_cross_entropy(
+        x.sigmoid(), X / 2, weight=x.exp(), reduction="sum"
+    ),
+    "eval batch norm": lambda x: torch.nn.functional.batch_norm(x, x[0].sin(), x[1].exp()),
+}
+
+
+@torch.library.custom_op("jets_lost::square", mutates_args=())
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+@torch.library.custom_op("jets_lost::write", mutates_args=("y",))
+def write(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.copy_(x)
+
+
+@mg.custom_op("jets_lost::without_derivative(Tensor x) -> Tensor")
+def without_derivative(x):
+    return x * x
+
+
+@mg.custom_op("jets_lost::with_kernel(Tensor x) -> Tensor")
+def with_kernel(x):
+    return x * x
+
+
+with_kernel.impl_autograd(lambda x: with_kernel.below_autograd(x))
+
+
+@mg.custom_op("jets_lost::with_jvp(Tensor x, Tensor? y=None) -> Tensor")
+def with_jvp(x, y=None):
+    return x.sin() if y is None else x.sin() * y
+
+
+@with_jvp.impl_jvp
+def _(inputs, output, tangents):
+    x, y = inputs
+    found = None
+    if tangents.x is not None:
+        found = tangents.x * (x.cos() if y is None else x.cos() * y)
+    if tangents.y is not None:
+        term = x.sin() * tangents.y
+        found = term if found is None else found + term
+    return found
+
+
+@mg.custom_op("jets_lost::reads_one(Tensor x, Tensor y) -> Tensor")
+def reads_one(x, y):
+    return x.sin() * y
+
+
+reads_one.impl_jvp(lambda i, output, tangents: None if tangents.x is None else i.x.cos() * tangents.x * i.y)
+
+
+@pytest.mark.parametrize("name", LOSE)
+def test_a_series_that_would_be_lost_is_an_error(name):
+    with pytest.raises((NotImplementedError, RuntimeError, TypeError)):
+        directional(LOSE[name], X, V, 2)
+
+
+@pytest.mark.parametrize("name", KEEP)
+def test_a_series_that_is_kept(name):
+    wrong, agreed = compare(lambda y: [KEEP[name](y)], X)
+    assert not wrong and agreed == {1, 2, 3, 4}
+
+
+def test_errors_name_the_operator_and_the_argument():
+    with pytest.raises(NotImplementedError, match=r"jets_lost::reads_one.*'y'.*does not read"):
+        directional(LOSE["a custom op whose jvp reads another tangent"], X, V, 1)
+    with pytest.raises(NotImplementedError, match="jets_lost::write.*writes to its arguments"):
+        directional(written_by_an_operator, X, V, 1)
+    with pytest.raises(
+        NotImplementedError, match=r"multi_margin_loss_backward.*'weight'.*no derivative in that argument"
+    ):
+        f = lambda w: torch.ops.aten.multi_margin_loss_backward(X[:, 0], X, torch.tensor([0, 1, 2]), 1, 1, w, 0)  # noqa: E731
+        directional(f, X[0], V[0], 1)
+
+
+def test_a_swapped_jvp_is_that_of_the_series():
+    before = directional(with_jvp, X, V, 1)[0]
+    with with_jvp.swap(jvp=lambda inputs, output, tangents: 2 * tangents.x):
+        torch.testing.assert_close(directional(with_jvp, X, V, 1)[0], 2 * V)
+    torch.testing.assert_close(directional(with_jvp, X, V, 1)[0], before)
+
+
+def test_complex_numbers_through_their_absolute_value():
+    """What calls abs: a spectrum, a loss, sgn, softsign, norms; and var."""
+    functions = [
+        lambda x: torch.fft.rfft(x).abs(),
+        lambda x: torch.nn.functional.l1_loss(x * (1 + 2j), x.sin() * 1j),
+        lambda x: torch.sgn(x * (1 + 2j) + x.square() * 1j).real,
+        lambda x: torch.nn.functional.softsign(x * (1 + 2j)).imag,
+        lambda x: torch.linalg.vector_norm(x * (1 + 2j) + x.sin() * 1j, 3),
+        lambda x: torch.var(x * (1 + 2j) + x.square() * 1j, 0),
+        lambda x: torch.angle(x * (1 + 2j) + x.square()),
+        lambda x: torch.polar(x, x.square()).abs().square() + torch.std(x * 1j + x.square()),
+    ]
+    wrong, agreed = compare(lambda x: [f(x) for f in functions], X)
+    assert not wrong and agreed == {1, 2, 3, 4}
+    z = torch.tensor([0j, 3 + 4j], dtype=torch.complex128)
+    first, second, third = directional(torch.abs, z, torch.ones_like(z), 3)
+    torch.testing.assert_close(first, torch.tensor([0.0, 0.6], dtype=torch.float64))
+    torch.testing.assert_close(second, torch.tensor([0.0, 16 / 125], dtype=torch.float64))
+    torch.testing.assert_close(third, torch.tensor([0.0, -3 * 0.6 * 16 / 125 / 5], dtype=torch.float64))
