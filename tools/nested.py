@@ -73,6 +73,9 @@ UNDER_OVERRIDE = """## Under override
 - A jagged result keeps its input's structure: the offsets and lengths themselves, and with them the nested int; what is
   known of the shortest and the longest length (what is learnt later only where the call did not keep PyTorch's graph); and
   places of the buffer that belong to no component.
+- A view of a jagged tensor (`values()`, chunk, split, select, narrow, unbind, transpose), and a jagged tensor made of
+  values, is a view in the sense of autograd, as in PyTorch: writes to either are seen in the other, with their
+  gradients.
 - A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
 
 What stays different on purpose:
@@ -86,7 +89,7 @@ What stays different on purpose:
 | select from the components of a strided tensor | reads freed memory, may end the process | right; out of range raises IndexError | its strides and offsets are those of tensors that are gone |
 | backward of split_with_sizes of a jagged tensor | ends the process | right | |
 | select, chunk and split of a strided tensor that autograd records | a view; a write to it raises | a copy; a write to it stays there | the strided class has no function of ours as its history |
-| a write to a view of a jagged tensor that autograd records | some raise at once, the others in the backward | raises at once | a view made in an autograd function |
+| a write to a view of a complex jagged tensor that autograd tracks | no such view has a gradient | raises at once | the view is made in an autograd function |
 
 """
 

@@ -97,7 +97,6 @@ def test_a_write_to_a_view_reaches_the_base_or_raises(layout, name):
                 y.mul_(7)
             except RuntimeError:
                 continue
-        assert not tracked
         assert any(not torch.equal(b, c) for b, c in zip(before, x.unbind()))
 
 
@@ -106,7 +105,13 @@ def test_a_result_shares_what_is_known_and_where_components_are():
     fresh = torch.nested.nested_tensor_from_jagged(x.values().detach(), x.offsets()).requires_grad_()
     holes = torch.nested.nested_tensor_from_jagged(random(9, 4), torch.tensor([1, 3, 8]), torch.tensor([2, 4]))
     late = torch.nested.nested_tensor_from_jagged(random(9, 4), torch.tensor([1, 3, 8]))  # rows that are not used
-    by_stock = [F.silu, lambda x: x * 2, lambda x: x * x, lambda x: F.linear(x, random(3, 4))]
+    by_stock = [
+        F.silu,
+        lambda x: x * 2,
+        lambda x: x * x,
+        lambda x: F.linear(x, random(3, 4)),
+        lambda x: x.transpose(1, 2),
+    ]
     calls = [
         *by_stock,
         F.gelu,
@@ -117,7 +122,6 @@ def test_a_result_shares_what_is_known_and_where_components_are():
         lambda x: x.cumsum(1),
         lambda x: F.layer_norm(x, (4,)),
         lambda x: x @ random(2, 4, 3),
-        lambda x: x.transpose(1, 2),
         lambda x: x.chunk(2, -1)[0],
         lambda x: x.sum(-1),
         lambda x: x.mean(-1, keepdim=True),

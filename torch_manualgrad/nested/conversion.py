@@ -49,6 +49,18 @@ class _WithHoles(Ragged):
     def batch(self) -> int:
         return self.structure.offsets.shape[0] - 1
 
+    def component(self, index: int) -> Tensor:
+        starts, lengths = self._places()
+        return self.values.narrow(self.packed_dim, starts[index], lengths[index])
+
+    def components(self) -> list[Tensor]:
+        starts, lengths = self._places()
+        return [self.values.narrow(self.packed_dim, *place) for place in zip(starts, lengths)]
+
+    def _places(self) -> tuple[list[int], list[int]]:
+        offsets, lengths = self.structure.offsets, self.structure.lengths
+        return offsets[:-1].tolist(), (offsets.diff() if lengths is None else lengths).tolist()
+
     def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
         made = _WithHoles(values, self.shape if shape is None else shape, self.structure)
         if values.shape[made.packed_dim] != self.values.shape[self.packed_dim]:
@@ -56,7 +68,7 @@ class _WithHoles(Ragged):
         return made
 
 
-def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False) -> Callable[..., Any]:
     """Let a function of `Ragged` accept torch nested tensors, strided or jagged, wherever it accepts a Ragged.
 
     Nested arguments, also in lists and tuples, are converted. Every Ragged in the result (by itself, in a list, a tuple
@@ -68,14 +80,17 @@ def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         function: of one or more `Ragged`.
+        views: whether its results may share memory with its arguments.
 
     Returns:
-        The function that converts.
+        The function that converts; without ``function`` a decorator.
 
     Raises:
         TypeError: when called: no argument is a Ragged or a nested tensor, or one is not what its annotation says.
     """
 
+    if function is None:
+        return functools.partial(on_nested, views=views)
     check = arguments_of(function, {Ragged: "a Ragged or a nested tensor"})
 
     @functools.wraps(function)
@@ -85,9 +100,9 @@ def on_nested(function: Callable[..., Any]) -> Callable[..., Any]:
                 check(args, kwargs)
             return function(*args, **kwargs)
         try:
-            return _converted_call(function, check, args, kwargs, _Conversion(keep_holes=True))
+            return _converted_call(function, check, args, kwargs, _Conversion(True, views))
         except _NeedsOffsets:
-            return _converted_call(function, check, args, kwargs, _Conversion(keep_holes=False))
+            return _converted_call(function, check, args, kwargs, _Conversion(False, views))
 
     return on_either
 
@@ -113,8 +128,9 @@ def _may_be_nested(argument: Any) -> bool:
 class _Conversion:
     """The conversion of one call: of its arguments to `Ragged`, and of results to the kind and structure of these."""
 
-    def __init__(self, keep_holes: bool) -> None:
+    def __init__(self, keep_holes: bool, views: bool) -> None:
         self.keep_holes = keep_holes  # whether buffers with holes are used as they are
+        self.views = views
         self.kinds: list[torch.layout | None] = []
         self._known: dict[int, Ragged] = {}  # by the id of the nested tensor
         # by the id of a Ragged's offsets, which the entry keeps alive: their structure, the used positions, the total
@@ -135,7 +151,7 @@ class _Conversion:
         return argument
 
     def _jagged(self, nested: Tensor) -> Ragged:
-        structure, values = jagged_structure(nested), jagged_values(nested)
+        structure, values = jagged_structure(nested), jagged_values(nested, view=self.views)
         at, positions, offsets = structure.dim - 1, None, structure.offsets
         shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
         shape[structure.dim] = None
@@ -162,7 +178,7 @@ class _Conversion:
         layout = self.kinds[0]
         assert layout is not None  # `convert_back` has checked it
         if isinstance(result, _WithHoles):
-            return to_jagged(result.values, result.structure._replace(dim=result.ragged_dims[0]))
+            return self._jagged_of(result.values, result.structure._replace(dim=result.ragged_dims[0]))
         known = self._structures.get(id(result.offsets))
         if layout is not torch.jagged or result.sizes is not None or known is None:
             return result.to_nested(layout)
@@ -171,7 +187,17 @@ class _Conversion:
         if positions is not None:
             holes = values.new_zeros([total if d == at else n for d, n in enumerate(values.shape)])
             values = holes.index_copy(at, positions, values)
-        return to_jagged(values, structure._replace(dim=at + 1))
+        return self._jagged_of(values, structure._replace(dim=at + 1))
+
+    def _jagged_of(self, values: Tensor, structure: JaggedStructure) -> Tensor:
+        view = values._is_view() and any(_base(values) is _base(x.values) for x in self._known.values())
+        nested: Tensor = to_jagged(values, structure, view=view)
+        return nested
+
+
+def _base(x: Tensor) -> Tensor:
+    """The tensor that ``x`` is a view of; ``x`` itself where it is none."""
+    return x._base if x._base is not None else x
 
 
 def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> None:

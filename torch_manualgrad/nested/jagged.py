@@ -58,6 +58,7 @@ class _Call(NamedTuple):
 class _OnBuffer(SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, call: _Call, x: Any, *parameters: Tensor | None) -> Any:
+        ctx.set_materialize_grads(False)  # there are no nested zeros
         structure = jagged_structure(x)
         with below_autograd():
             values, residuals = call.forward(x._values, *parameters)
@@ -69,6 +70,8 @@ class _OnBuffer(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
         needed, structure, (*residuals, nested) = ctx.needs_input_grad[1:], ctx.structure, ctx.saved_tensors
         if is_untracked(grad, structure):
             with below_autograd():

@@ -80,8 +80,9 @@ def as_strided(self: Any, found: Any) -> Any:
 
 
 def transpose(self: Any, dim0: int, dim1: int) -> Any:
-    strided = self.layout is torch.strided  # PyTorch's own is right there, and gives a view
-    return NotImplemented if strided else structure.transpose(self, dim0, dim1)
+    """PyTorch's own is right, and gives a view; but it has no tangents."""
+    dual = self.layout is torch.jagged and dual_jagged(self) is not None
+    return structure.transpose(self, dim0, dim1) if dual else NotImplemented
 
 
 def contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
@@ -117,7 +118,7 @@ class _View(torch.autograd.Function):
 
 def values(self: Any) -> Any:
     if self.layout is torch.jagged:
-        return jagged_values(self)
+        return jagged_values(self, view=True)
     if not self.is_contiguous():
         return NotImplemented
     return _View.apply(Ragged.from_nested(self).flat())  # type: ignore[no-untyped-call]
@@ -132,7 +133,8 @@ def view_from_jagged(
     min_seqlen: Tensor | None = None,
     max_seqlen: Tensor | None = None,
 ) -> Any:
-    return to_jagged(self, JaggedStructure(offsets, lengths, ragged_idx, known_lengths(min_seqlen, max_seqlen)))
+    known = known_lengths(min_seqlen, max_seqlen)
+    return to_jagged(self, JaggedStructure(offsets, lengths, ragged_idx, known), view=True)
 
 
 def to_padded(self: Any, padding: float, output_size: Sequence[int] | None = None) -> Any:

@@ -6,6 +6,7 @@ itself ignores. The strided layout has no tangents, as torch refuses them. `Ragg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..core.internals import (
     jagged_of_duals,
     jagged_result,
     jagged_structure,
+    jagged_view,
     nested_strides,
     strided_nested,
     tangents_possible,
@@ -93,46 +95,89 @@ def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
 
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:
     """(values, offsets, ragged dim) of a jagged nested tensor; holes between components are left out of a copy."""
-    structure, values = jagged_structure(nested), jagged_values(nested)
+    structure, values = jagged_structure(nested), jagged_values(nested, view=True)
     if not has_unused(structure, values.shape[structure.dim - 1]):
         return values, structure.offsets, structure.dim
     positions, offsets = used_positions(structure)
     return values.index_select(structure.dim - 1, positions), offsets, structure.dim
 
 
-def jagged_values(nested: Any) -> Tensor:
-    """The buffer of a jagged nested tensor, with its holes if there are any; it shares memory with the tensor."""
+def jagged_values(nested: Any, *, view: bool = False) -> Tensor:
+    """The buffer of a jagged nested tensor, with its holes if there are any; it shares memory with the tensor.
+
+    Args:
+        nested: the nested tensor.
+        view: whether a caller may see the buffer, or what shares its memory: to autograd it is PyTorch's view then,
+            through which writes are seen. Its node keeps ``nested``, which must not be written to before the backward.
+
+    Returns:
+        The buffer.
+    """
     dual = dual_jagged(nested)
     if dual is not None:
         return dual
-    if tracked(nested):
+    differentiated = tracked(nested)
+    if differentiated and (not view or nested.is_complex()):
         return _Unpack.apply(nested)  # type: ignore[no-untyped-call]
     with stock():
         values: Tensor = nested.values()
+    if differentiated:
+        structure = jagged_structure(nested)
+        _differentiate_again(values, lambda grad: to_jagged(grad, structure))
     return values
 
 
-def to_jagged(values: Tensor, structure: JaggedStructure) -> Any:
-    """The jagged nested tensor with this buffer and the structure's own tensors; it shares memory with the buffer."""
+def to_jagged(values: Tensor, structure: JaggedStructure, *, view: bool = False) -> Any:
+    """The jagged nested tensor with this buffer and the structure's own tensors; it shares memory with the buffer.
+
+    Args:
+        values: the buffer.
+        structure: of the result.
+        view: whether a caller may see ``values``, or what shares their memory: to autograd the result is a view of them
+            then, through which writes are seen.
+
+    Returns:
+        The nested tensor.
+    """
     if tangents_possible([values]) and has_tangent(values):
         expect_jagged_tangents()
         return jagged_of_duals(values, structure)
-    if tracked(values):
-        return _Pack.apply(values, structure)  # type: ignore[no-untyped-call]
-    return jagged_nested(values, structure)
+    differentiated = tracked(values)
+    if differentiated and values.is_complex() or not view:
+        return _Pack.apply(values, structure, view) if differentiated else jagged_nested(values, structure)  # type: ignore[no-untyped-call]
+    with stock():
+        nested = jagged_view(values, structure)
+    if differentiated:
+        _differentiate_again(nested, jagged_values)
+    return nested
 
 
-# torch's own views in both directions differentiate once. Each is the adjoint of the other, which gives any order. What
-# shares memory with a nested tensor remains a view of it, so that autograd refuses a change in place, which the nested
-# tensor would not see.
+def _differentiate_again(view: Tensor, adjoint: Callable[[Any], Any]) -> None:
+    """Let the backward of PyTorch's view of a buffer, or of a nested tensor, be differentiated in turn.
+
+    Each of the two views is the other's adjoint. PyTorch's own backward of either is right, but has a wrong derivative
+    itself, or none.
+    """
+
+    def differentiable(gradients: Any, grads: Any) -> Any:
+        if not torch.is_grad_enabled() or grads[0] is None or gradients[0] is None:
+            return None
+        return (adjoint(grads[0]), *gradients[1:])
+
+    assert view.grad_fn is not None  # of a view that autograd tracks
+    view.grad_fn.register_hook(differentiable)
+
+
+# The two as autograd functions, which save no tensor and serve complex numbers, of which PyTorch has no views with a
+# history. Autograd refuses to change in place what shares memory with an argument of theirs.
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, nested: Any) -> Tensor:
         ctx.structure = jagged_structure(nested)
-        with stock():  # PyTorch refuses a view of a complex tensor that has a history
-            values: Tensor = (nested.detach() if nested.is_complex() else nested).values()
+        with stock():
+            values: Tensor = nested.detach().values()
         return values
 
     @staticmethod
@@ -142,10 +187,11 @@ class _Unpack(torch.autograd.Function):
 
 class _Pack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, structure: JaggedStructure) -> Any:
+    def forward(ctx: Any, values: Tensor, structure: JaggedStructure, view: bool) -> Any:
+        ctx.set_materialize_grads(False)  # there are no nested zeros
         with stock():
-            return jagged_result(values, structure)
+            return jagged_view(values.detach(), structure) if view else jagged_result(values, structure)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None]:
-        return jagged_values(grad), None
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor | None, None, None]:
+        return None if grad is None else jagged_values(grad), None, None

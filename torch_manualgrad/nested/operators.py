@@ -22,9 +22,11 @@ from ..core.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, layout_calls, maps, matmul, reductions, selection, structure
 from .backward import BACKWARD
 from .choice import REFUSALS, choose
+from .conversion import on_nested
 from .jagged import JAGGED, jagged_call
 from .jagged_stock import stays
 from .layer_normalization import layer_norm
+from .ragged import Ragged
 from .rms_normalization import rms_norm
 from .strided import ARITHMETIC, CALLS
 
@@ -122,8 +124,9 @@ def _rsub(self: Any, other: Any, alpha: float = 1) -> Any:
     return arithmetic.sub(other, self, alpha=alpha)
 
 
-def _reciprocal(self: Any) -> Any:
-    return arithmetic.div(1, self)
+@on_nested
+def _reciprocal(self: Ragged) -> Ragged:
+    return self.like(self.values.reciprocal())
 
 
 def _with_alpha(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,6 +148,8 @@ def _matmul(self: Any, other: Any) -> Any:
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
+    if not train:
+        return arithmetic.mul(input, 1)  # PyTorch's is no view either
     if input.layout is torch.jagged:
         return structure.dropout(input, p, train)
     with stock():  # PyTorch's strided class draws in the order of its memory; this way the draws are the same

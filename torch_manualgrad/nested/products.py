@@ -154,14 +154,14 @@ def _(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
 
 @formula
 def matmul_backward_nested(
-    grad: Tensor, self: Tensor, other: Tensor, offsets: Tensor, grad_input_mask: Sequence[bool]
+    grad: Tensor, self: Tensor | None, other: Tensor | None, offsets: Tensor, grad_input_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of packed rows x and of one matrix w per component, given that of x w: g w^H and x^H g.
 
     Args:
         grad: g, (*b, T, m).
-        self: x, (*b, T, k).
-        other: w, (*b, B, k, m).
+        self: x, (*b, T, k); None where that of w is not wanted.
+        other: w, (*b, B, k, m); None where that of x is not wanted.
         offsets: (B + 1,), int32 or int64.
         grad_input_mask: which of the two are wanted; the other comes back empty.
 
@@ -176,14 +176,18 @@ def matmul_backward_nested(
     """
     grad_self = grad_other = grad.new_zeros(0)
     if grad_input_mask[0]:
+        assert other is not None
         grad_self = nested_rows(grad, other.mH, offsets)
     if grad_input_mask[1]:
+        assert self is not None
         grad_other = nested_inner(self.conj(), grad, offsets)
     return grad_self, grad_other
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
-    return tuple(inputs)
+    """Each operand if the other's gradient is wanted: what is not saved may be written to before the backward."""
+    first, second, offsets = inputs
+    return first if second.requires_grad else None, second if first.requires_grad else None, offsets
 
 
 def _batched(op: Any) -> Callable[..., Any]:

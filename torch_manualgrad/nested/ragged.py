@@ -311,7 +311,8 @@ class Ragged(TensorProperties):
             raise ValueError(f"layout: expected torch.strided or torch.jagged, got {layout}")
         if self.sizes is not None:
             raise ValueError(f"layout: torch.jagged has one ragged dim, this has {list(self.ragged_dims)}")
-        nested: Tensor = to_jagged(self.values, JaggedStructure(self.offsets, None, self.ragged_dims[0], {}))
+        structure = JaggedStructure(self.offsets, None, self.ragged_dims[0], {})
+        nested: Tensor = to_jagged(self.values, structure, view=True)
         return nested
 
     # -- padded -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .ragged import Ragged
 __all__ = ["components_in", "narrow", "read_sizes", "select", "slice"]
 
 
-@on_nested
+@on_nested(views=True)
 def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
     """The entries at ``index`` along ``dim`` of every component; along dim 0, one component.
 
@@ -66,7 +66,7 @@ def select(x: Ragged, dim: int, index: int) -> Ragged | Tensor:
     return Ragged.from_flat(_at(x.values, 0, positions, inside), sizes, shape)
 
 
-@on_nested
+@on_nested(views=True)
 def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Ragged:
     """``start:end:step`` along ``dim`` of every component, with Python's meaning; along dim 0, of the components.
 
@@ -115,7 +115,7 @@ def slice(x: Ragged, dim: int = 0, start: int | None = None, end: int | None = N
     return Ragged.from_flat(x.values.index_select(0, positions), sizes, shape)
 
 
-@on_nested
+@on_nested(views=True)
 def narrow(x: Ragged, dim: int, start: int, length: int) -> Ragged:
     """``length`` entries from ``start`` along any dim: `slice` that refuses a range outside of any one component.
 

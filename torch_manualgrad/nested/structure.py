@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-@on_nested
+@on_nested(views=True)
 def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> list[Ragged]:
     """Pieces of these sizes along a dim in which all components are of one size.
 
@@ -62,7 +62,7 @@ def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> lis
     return [components_in(x, part, range(a, b)) for part, (a, b) in zip(parts, ranges)]
 
 
-@on_nested
+@on_nested(views=True)
 def split(x: Ragged, split_size: int | Sequence[int], dim: int = 0) -> list[Ragged]:
     """Pieces of ``split_size`` (the last may be smaller) along ``dim``, as `torch.split`; or `split_with_sizes`.
 
@@ -89,7 +89,7 @@ def split(x: Ragged, split_size: int | Sequence[int], dim: int = 0) -> list[Ragg
     return split_with_sizes(x, [builtins.min(split_size, size - at) for at in range(0, size, split_size)] or [0], dim)
 
 
-@on_nested
+@on_nested(views=True)
 def chunk(x: Ragged, chunks: int, dim: int = 0) -> list[Ragged]:
     """At most ``chunks`` pieces of one size (the last may be smaller) along ``dim``, as `torch.chunk`.
 
@@ -112,7 +112,7 @@ def chunk(x: Ragged, chunks: int, dim: int = 0) -> list[Ragged]:
     return split_with_sizes(x, chunk_sizes(_dense_size(x, dim, "chunk"), chunks), dim)
 
 
-@on_nested
+@on_nested(views=True)
 def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
     """The components along dim 0; along another dim its entries, as `select` returns each.
 
@@ -140,7 +140,7 @@ def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
     return [x.like(v, shape) for v in x.values.unbind(dim - 1)]
 
 
-@on_nested
+@on_nested(views=True)
 def transpose(x: Ragged, dim0: int, dim1: int) -> Ragged:
     """Every component with two dims exchanged; a ragged dim may move. With one ragged dim it shares memory.
 

@@ -19,6 +19,7 @@ __all__ = [
     "jagged_of_duals",
     "jagged_result",
     "jagged_structure",
+    "jagged_view",
     "known_lengths",
     "longest_known",
     "nested_strides",
@@ -88,19 +89,25 @@ def jagged_nested(values: Tensor, structure: JaggedStructure) -> Any:
     return made
 
 
-def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
-    """`jagged_nested` that shares the counter of changes in place too, for a buffer that autograd may have saved.
+def jagged_view(values: Tensor, structure: JaggedStructure) -> Any:
+    """The jagged nested tensor as PyTorch's own view of this buffer: autograd sees writes to either in the other.
 
-    A view where ``values`` are one, so that autograd refuses a change in place.
+    PyTorch's backward of the view is differentiable once.
     """
     # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal.nested_tensor import _nt_view_dummy
 
     known = [structure.known.get(name) for name in ("min_seqlen", "max_seqlen")]
     made: Any = torch._nested_view_from_jagged(
-        values.detach(), structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
+        values, structure.offsets, _nt_view_dummy(), structure.lengths, structure.dim, *known
     )
-    made = made if values._is_view() else made.detach()
+    made._metadata_cache = structure.known
+    return made
+
+
+def jagged_result(values: Tensor, structure: JaggedStructure) -> Any:
+    """`jagged_nested` that shares the counter of changes in place too, for a buffer that autograd may have saved."""
+    made = jagged_view(values.detach(), structure).detach()
     made._metadata_cache = structure.known
     return made
 
