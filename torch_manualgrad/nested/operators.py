@@ -129,6 +129,30 @@ def _reciprocal(self: Ragged) -> Ragged:
     return self.like(self.values.reciprocal())
 
 
+@on_nested
+def _nansum(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
+    """Of which torch.nanmean is made, where the sums of tensors with holes have values."""
+    counted = self.like(self.values.masked_fill(self.values.isnan(), 0))
+    return reductions.sum(counted, _some(dim), keepdim)
+
+
+def _on_values(name: str) -> Callable[..., Any]:
+    """The operator on every entry: for what has a rule on dense tensors, which PyTorch's jagged class hides from it."""
+    op = getattr(torch.ops.aten, name)
+
+    @on_nested
+    def call(self: Ragged, *args: Any, **kwargs: Any) -> Ragged:
+        return self.like(op(self.values, *args, **kwargs))
+
+    call.__name__ = name
+    return call
+
+
+_ON_VALUES = """
+    hardsigmoid i0 logit sinc special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
+""".split()
+
+
 def _with_alpha(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, other: Any, alpha: float = 1) -> Any:
         return function(self, other, alpha=alpha)
@@ -166,6 +190,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     # reductions
     "sum": _with_dtype(reductions.sum),
     "sum.dim_IntList": _with_dtype(_sum),
+    "nansum": _with_dtype(_nansum),
     "mean": _with_dtype(reductions.mean),
     "mean.dim": _reduction(reductions.mean),
     "amax": _reduction(extrema.amax),
@@ -201,6 +226,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mish": activations.mish,
     "glu": maps.glu,
     "dropout": _dropout,
+    **{name: _on_values(name) for name in _ON_VALUES},
     # two arguments
     "add.Tensor": arithmetic.add,
     "sub.Tensor": arithmetic.sub,
