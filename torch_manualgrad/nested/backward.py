@@ -79,6 +79,8 @@ def _nested_sum_backward(grad: Ragged, self: Ragged, dim: Any, keepdim: bool = F
 
 @on_nested
 def _linear_backward(self: Ragged, grad_output: Ragged, weight: Tensor, output_mask: Sequence[bool]) -> Any:
+    if output_mask[1] or output_mask[2]:
+        _ = self.offsets  # of a buffer with holes there are none: they are left out of the sums
     rows, g = self.values, grad_output.values
     if self.sizes is not None:
         rows, g = rows.reshape(-1, weight.shape[1]), g.reshape(-1, weight.shape[0])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.arguments import Check, arguments_of
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
-from .layouts import has_unused, jagged_values, to_jagged, used_positions
+from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged
 from .ragged_checks import check_values
 
@@ -26,7 +26,8 @@ class _WithHoles(Ragged):
     """The full buffer of a jagged tensor, with positions that belong to no component, and without its offsets.
 
     A function that acts on each position by itself, as most do, never reads the offsets, and acts on all positions as
-    PyTorch's does. A function that reads them is called again with a copy without holes.
+    PyTorch's does. A function that reads them is called again with a copy without holes. So is one with a dense argument
+    whose gradient is wanted, which is a sum over positions; the holes are computed by themselves then.
     """
 
     __slots__ = ("structure",)
@@ -100,9 +101,9 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
                 check(args, kwargs)
             return function(*args, **kwargs)
         try:
-            return _converted_call(function, check, args, kwargs, _Conversion(True, views))
+            return _converted_call(function, check, args, kwargs, _Conversion("all", views))
         except _NeedsOffsets:
-            return _converted_call(function, check, args, kwargs, _Conversion(False, views))
+            return _converted_call(function, check, args, kwargs, _Conversion("used", views))
 
     return on_either
 
@@ -110,15 +111,26 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
 def _converted_call(
     function: Callable[..., Any], check: Check, args: Sequence[Any], kwargs: dict[str, Any], conversion: _Conversion
 ) -> Any:
-    inside = [conversion.to_ragged(a) for a in args]
-    named = {k: conversion.to_ragged(a) for k, a in kwargs.items()}
+    inside, named = conversion.to_raggeds(args, kwargs)
     if not conversion.kinds:
         check(tuple(args), kwargs)
         found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])
         raise TypeError(f"{function.__name__}: expected a Ragged or a nested tensor, got ({found})")
     if not torch.compiler.is_compiling():
         check(tuple(inside), named)
-    return conversion.convert_back(function(*inside, **named))
+    if not (conversion.has_holes and conversion.has_parameters):
+        return conversion.convert_back(function(*inside, **named))
+    # a gradient of a dense argument is a sum over the positions: over those of the components only
+    if conversion.positions == "all":
+        raise _NeedsOffsets
+    result = function(*inside, **named)
+    inside, named = (unused := _Conversion("unused", conversion.views)).to_raggeds(args, kwargs)
+    assert unused.has_holes
+    try:
+        rest = function(*inside, **named)
+    except _NeedsOffsets:
+        rest = None
+    return conversion.convert_back(result, rest)
 
 
 def _may_be_nested(argument: Any) -> bool:
@@ -128,13 +140,20 @@ def _may_be_nested(argument: Any) -> bool:
 class _Conversion:
     """The conversion of one call: of its arguments to `Ragged`, and of results to the kind and structure of these."""
 
-    def __init__(self, keep_holes: bool, views: bool) -> None:
-        self.keep_holes = keep_holes  # whether buffers with holes are used as they are
+    def __init__(self, positions: Literal["all", "used", "unused"], views: bool) -> None:
+        # of a buffer with holes: "all", as it is; "used", those of the components; "unused", those of the holes, where
+        # dense arguments are constants
+        self.positions = positions
         self.views = views
+        self.has_holes = False
+        self.has_parameters = False  # whether autograd tracks a dense argument
         self.kinds: list[torch.layout | None] = []
         self._known: dict[int, Ragged] = {}  # by the id of the nested tensor
         # by the id of a Ragged's offsets, which the entry keeps alive: their structure, the used positions, the total
         self._structures: dict[int, tuple[Tensor, JaggedStructure, Tensor | None, int]] = {}
+
+    def to_raggeds(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [self.to_ragged(a) for a in args], {k: self.to_ragged(a) for k, a in kwargs.items()}
 
     def to_ragged(self, argument: Any) -> Any:
         if isinstance(argument, Ragged):
@@ -146,6 +165,9 @@ class _Conversion:
                     jagged = argument.layout is torch.jagged
                     self._known[id(argument)] = self._jagged(argument) if jagged else Ragged.from_nested(argument)
                 return self._known[id(argument)]
+            if tracked(argument):
+                self.has_parameters = True
+                return argument.detach() if self.positions == "unused" else argument
         elif type(argument) in (list, tuple):
             return type(argument)(self.to_ragged(a) for a in argument)
         return argument
@@ -157,24 +179,28 @@ class _Conversion:
         shape[structure.dim] = None
         total = values.shape[at]
         if has_unused(structure, total):
-            if self.keep_holes:
+            self.has_holes = True
+            if self.positions == "unused":
+                values = values.index_select(at, unused_positions(structure, total))
+            if self.positions != "used":
                 return _WithHoles(values, shape, structure)
             positions, offsets = used_positions(structure)
             values = values.index_select(at, positions)
         self._structures[id(offsets)] = offsets, structure, positions, total
         return Ragged.trusted(values, offsets, shape)
 
-    def convert_back(self, result: Any) -> Any:
+    def convert_back(self, result: Any, rest: Any = None) -> Any:
+        """A result of the function; ``rest`` is what it returned for "unused"."""
         if self.kinds[0] is None:
             return result
         if isinstance(result, Ragged):
-            return self._nested(result)
+            return self._nested(result, rest)
         if isinstance(result, (list, tuple)):
-            made = [self.convert_back(r) for r in result]
+            made = [self.convert_back(r, None if rest is None else rest[i]) for i, r in enumerate(result)]
             return type(result)(*made) if hasattr(result, "_fields") else type(result)(made)
         return result
 
-    def _nested(self, result: Ragged) -> Tensor:
+    def _nested(self, result: Ragged, rest: Any) -> Tensor:
         layout = self.kinds[0]
         assert layout is not None  # `convert_back` has checked it
         if isinstance(result, _WithHoles):
@@ -184,7 +210,10 @@ class _Conversion:
             return result.to_nested(layout)
         _, structure, positions, total = known
         values, at = result.values, result.packed_dim
-        if positions is not None:
+        if positions is not None and isinstance(rest, _WithHoles):
+            order = torch.cat([positions, unused_positions(structure, total)]).argsort()
+            values = torch.cat([values, rest.values], at).index_select(at, order)
+        elif positions is not None:
             holes = values.new_zeros([total if d == at else n for d, n in enumerate(values.shape)])
             values = holes.index_copy(at, positions, values)
         return self._jagged_of(values, structure._replace(dim=at + 1))

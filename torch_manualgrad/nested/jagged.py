@@ -121,6 +121,8 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
     call = JAGGED[name](x, *args, **kwargs)
     if call is None or any(p is not None and (type(p) not in PLAIN or p.is_nested) for p in call.parameters):
         return None
+    if call.parameters and jagged_structure(x).lengths is not None:  # their gradients leave out the holes
+        return None
     if not (x.requires_grad or any(p is not None and p.requires_grad for p in call.parameters)):
         return None
     apply: Callable[..., Any] = _OnBuffer.apply  # type: ignore[attr-defined]

@@ -38,6 +38,7 @@ __all__ = [
     "to_jagged",
     "to_strided",
     "tracked",
+    "unused_positions",
     "used_positions",
 ]
 
@@ -91,6 +92,12 @@ def used_positions(structure: JaggedStructure) -> tuple[Tensor, Tensor]:
     starts = structure.offsets[: len(lengths)]
     positions = strided_positions(lengths[:, None], torch.ones_like(lengths[:, None]), starts)
     return positions, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(structure.offsets.dtype)
+
+
+def unused_positions(structure: JaggedStructure, positions: int) -> Tensor:
+    """The positions of a buffer of so many that belong to no component, in order."""
+    unused = torch.ones(positions, dtype=torch.bool, device=structure.offsets.device)
+    return unused.index_fill(0, used_positions(structure)[0], False).nonzero().squeeze(1)
 
 
 def from_jagged(nested: Any) -> tuple[Tensor, Tensor, int]:

@@ -124,8 +124,13 @@ def one_dim(x: Ragged, dim: int) -> int:
 
 
 def reduce(x: Ragged, dim: Dims, keepdim: bool, function: Callable[[Slices], Any]) -> Any:
-    """Apply ``function``, which reduces slices, and give its result (or results) the nested shape."""
+    """Apply ``function``, which reduces slices, and give its result (or results) the nested shape.
+
+    PyTorch's reductions of everything, with ``dim`` None, count positions that belong to no component.
+    """
     dims = _dims(x, dim)
+    if dims[0] == 0 and dim is not None:
+        _ = x.offsets  # of a buffer with holes there are none: they are left out
     if x.sizes is not None and dims[0] != 0:
         if len(dims) == x.dim() - 1:
             x, dims, kept = Ragged(x.values, x.offsets, (x.shape[0], None)), (1,), len(dims)
