@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first call")
     parser.add_argument("--only", default="", help="targets whose name contains this")
     parser.add_argument("--number", type=int, help="run this one call, in this process")
-    parser.add_argument("--examples", type=int, default=3, help="findings to print, for each target and kind (default: 3)")
+    parser.add_argument(
+        "--examples", type=int, default=3, help="findings to print, for each target and kind (default: 3)"
+    )
     options = parser.parse_args()
     _guard()
 

@@ -13,7 +13,7 @@ import torch
 import torch_manualgrad as mg
 from torch_manualgrad.core.sample import describe
 
-from .mutations import guarded, mutated
+from .mutations import Recipe, guarded, mutated
 
 __all__ = ["Call", "Target", "call_number", "formula_targets"]
 
@@ -57,6 +57,8 @@ def described(value: Any) -> str:
         if value.layout is torch.strided and value.device.type == "cpu" and 0 < value.numel() <= 8 and not extra:
             extra += f" = {value.detach().tolist()}"
         return describe(value) + extra
+    if isinstance(value, Recipe):
+        return f"{value.function.__name__}({', '.join(map(described, value.args))})"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(described, value)) + "]"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:100]

@@ -9,13 +9,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["guarded", "mutated"]
+__all__ = ["Recipe", "guarded", "mutated"]
+
+
+class Recipe:
+    """An argument that is made, by a public function, when the call is: its error counts as the call's."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.function, self.args = function, args
+        self.names = ("values", "offsets", "shape", "sizes")
+
+    def made(self) -> Any:
+        return self.function(*guarded(self.args))
+
+    def __repr__(self) -> str:
+        return f"{self.function.__name__}{self.args}"
+
 
 _NUMBERS: list[Any] = [
     *(0, 1, -1, 2, 3, 7, -2, 100, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**62), 2**63 - 1, -(2**63), 2**70),
     *(0.0, -0.5, 1e300, -1e300, 1e-320, float("nan"), float("inf"), -float("inf"), 1j, True, False),
 ]
-_OTHERS: list[Any] = [None, "mean", "", "\0", "sum", "bogus", [], {}, [None], [0], [-1], [1, 2, 3], object, b"x", torch.float32]
+_OTHERS: list[Any] = [
+    None,
+    "mean",
+    "",
+    "\0",
+    "sum",
+    "bogus",
+    [],
+    {},
+    [None],
+    [0],
+    [-1],
+    [1, 2, 3],
+    object,
+    b"x",
+    torch.float32,
+]
 _INDICES = (-1, -2, -100, 1, 5, 100, 10**4, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**63))
 _DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
@@ -25,11 +56,13 @@ _DTYPES = [
 
 def guarded(value: Any) -> Any:
     """A copy whose memory is as large as it has to be, with the same strides."""
+    if isinstance(value, Recipe):
+        return value.made()
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested and type(value) is Tensor:
         if value.device.type == "meta":
             return value
         if any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape)):
-            size = [1 if s == 0 else n for s, n in zip(value.stride(), value.shape)]
+            size = [1 if s == 0 and n else n for s, n in zip(value.stride(), value.shape)]
             small = torch.empty(size, dtype=value.dtype)
             small.copy_(value[tuple(slice(0, n) for n in size)])
             return small.expand(value.shape).requires_grad_(value.requires_grad)
@@ -52,12 +85,19 @@ def mutated(value: Any, choice: random.Random) -> Any:
         return choice.choice([*_OTHERS, *_NUMBERS, lambda: None, _random(choice)])
     if isinstance(value, Tensor):
         return _tensor(value, choice)
+    if isinstance(value, Recipe):
+        args = list(value.args)
+        at = choice.randrange(len(args))
+        args[at] = mutated(args[at], choice)
+        return Recipe(value.function, *args)
     if isinstance(value, bool):
         return choice.choice([not value, not value, not value, 2, None])
     if isinstance(value, (int, float, complex)):
         return choice.choice([*_NUMBERS, value + 1, value - 1, value * 2])
     if isinstance(value, str):
-        return choice.choice(["none", "mean", "sum", "max", "min", "prod", "amax", "r", "complete", "reduced", "", "tanh"])
+        return choice.choice(
+            ["none", "mean", "sum", "max", "min", "prod", "amax", "r", "complete", "reduced", "", "tanh"]
+        )
     if isinstance(value, (list, tuple)):
         return type(value)(_list(list(value), choice)) if type(value) in (list, tuple) else value
     if isinstance(value, torch.dtype):
@@ -164,7 +204,9 @@ def _strides(x: Tensor, choice: random.Random) -> Tensor:
         return x.contiguous().as_strided(x.shape, [1] * x.dim())
     if kind == 2:
         dim = _axis(x, choice)
-        return torch.repeat_interleave(x, 2, dim).narrow(dim, 0, 2 * x.shape[dim])[(slice(None),) * dim + (slice(None, None, 2),)]
+        return torch.repeat_interleave(x, 2, dim).narrow(dim, 0, 2 * x.shape[dim])[
+            (slice(None),) * dim + (slice(None, None, 2),)
+        ]
     return x.flip(_axis(x, choice)).mT if x.dim() > 1 else x.flip(0)
 
 
@@ -179,6 +221,3 @@ def _other_kind(x: Tensor, choice: random.Random) -> Tensor:
     if kind == 5:
         return x.clone().requires_grad_()
     return torch.empty(x.shape, dtype=x.dtype, device="meta").requires_grad_()
-
-
-Mutation = Callable[[Tensor, random.Random], Any]

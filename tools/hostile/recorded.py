@@ -6,7 +6,7 @@ import itertools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,20 @@ from torch import Tensor
 import torch_manualgrad as mg
 from torch_manualgrad.core.formula import Formula
 
+from .calls import Target
+from .mutations import guarded
+
 #: Entries of a tensor that is recorded at most.
 LARGEST = 4096
 
 
-def recorded(names: list[str] | None = None, samples: int = 3, kept: int = 6) -> dict[str, list[list[Any]]]:
+def recorded(
+    public: Sequence[Target] = (), names: Sequence[str] | None = None, samples: int = 3, kept: int = 6
+) -> dict[str, list[list[Any]]]:
     """Calls of the formulas, each as a list of all values.
 
     Args:
+        public: public functions, whose valid calls are run too.
         names: of rules; None for all of them.
         samples: of each rule, in float64 and in complex128.
         kept: calls of each formula at most.
@@ -41,29 +47,61 @@ def recorded(names: list[str] | None = None, samples: int = 3, kept: int = 6) ->
     def profile(frame: types.FrameType, event: str, _: Any) -> None:
         if event != "call" or (f := bodies.get(frame.f_code)) is None:
             return
+        if frame.f_locals.keys() >= {*f.signature.names}:
+            keep(f, [frame.f_locals[n] for n in f.signature.names])
+
+    def keep(f: Formula, values: Sequence[Any]) -> None:
         calls = found.setdefault(f.name, [])
         if len(calls) < kept:
             try:
-                values = [_copy(frame.f_locals[n]) for n in f.signature.names]
-            except (KeyError, RuntimeError, NotImplementedError):
+                copies = [_copy(v) for v in values]
+            except (RuntimeError, NotImplementedError):
                 return
-            if _is_small(values):
-                calls.append(values)
+            if _is_small(copies):
+                calls.append(copies)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in names or list(mg.rules):
+        for name in list(mg.rules) if names is None else names:
             rule = mg.rules[name]
             with mg.override("*"):
                 for run in _programs(rule, samples):
-                    sys.setprofile(profile)
-                    try:
-                        run()
-                    except Exception:  # a gap of the rule
-                        pass
-                    finally:
-                        sys.setprofile(None)
+                    _profiled(run, profile)
+        with _Opaque(keep):
+            for target in public:
+                if not target.name.startswith(("mg.nested", "mg.linalg")):
+                    continue  # they call no formulas of their own
+                for args, kwargs in target.bases:
+                    sample = mg.Sample(*guarded(args), **kwargs)
+                    _profiled(lambda f=target.function, sample=sample: _reverse(f, sample), profile)
     return found
+
+
+def _profiled(run: Callable[[], Any], profile: Any) -> None:
+    sys.setprofile(profile)
+    try:
+        run()
+    except Exception:  # a gap of a rule
+        pass
+    finally:
+        sys.setprofile(None)
+
+
+class _Opaque(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sees the formulas that run in C++."""
+
+    def __init__(self, keep: Callable[[Formula, Sequence[Any]], None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "manualgrad" and name in mg.ops:
+            formula = mg.ops[name]
+            values = formula.signature.bind(args, kwargs or {})
+            if len(values) == len(formula.signature.names):
+                self._keep(formula, values)
+        return func(*args, **(kwargs or {}))
 
 
 def _programs(rule: Any, samples: int) -> Iterator[Callable[[], Any]]:
@@ -90,7 +128,9 @@ def _reverse(call: Callable[..., Any], sample: Any) -> None:
 
     args, kwargs = torch.utils._pytree.tree_map(prepare, (sample.args, sample.kwargs))
     outputs = [x for x in torch.utils._pytree.tree_leaves(call(*args, **kwargs)) if _tracked(x)]
-    grads = torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs], create_graph=True, allow_unused=True)
+    grads = torch.autograd.grad(
+        outputs, inputs, [torch.ones_like(x) for x in outputs], create_graph=True, allow_unused=True
+    )
     second = [g for g in grads if g is not None and _tracked(g)]
     if second:
         torch.autograd.grad(second, inputs, [torch.ones_like(g) for g in second], allow_unused=True)

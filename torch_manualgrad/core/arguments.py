@@ -27,6 +27,8 @@ class ArgumentError(ValueError, RuntimeError):
 def described(value: Any) -> str:
     """A value as errors show it: a tensor by its shape and dtype, anything else as Python writes it."""
     if isinstance(value, Tensor):
+        if value.is_nested and value.layout is torch.strided:  # which has no shape
+            return f"a nested {type(value).__name__} of {value.dim()} dims and {value.dtype}"
         return f"a {type(value).__name__} of shape {list(value.shape)} and {value.dtype}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
@@ -101,7 +103,9 @@ def _expected(hint: Any, words: Mapping[Any, str]) -> _Expected:
     return _Expected(words.get(hint, f"{article} {name}"), (hint,), lambda value: isinstance(value, hint))
 
 
-def arguments_of(function: Callable[..., Any], words: Mapping[Any, str] = types.MappingProxyType({})) -> Check:
+def arguments_of(
+    function: Callable[..., Any], words: Mapping[Any, str] = types.MappingProxyType({}), name: str = ""
+) -> Check:
     """What checks the arguments of a call by the function's annotations: ``(args, kwargs) -> None``.
 
     Numbers are as torch reads them: ``int`` admits no bool and no tensor, ``float`` admits ints and bools. A Sequence is
@@ -111,6 +115,7 @@ def arguments_of(function: Callable[..., Any], words: Mapping[Any, str] = types.
     Args:
         function: whose annotations are read.
         words: what errors call a class.
+        name: what errors call the function; its own name if empty.
 
     Returns:
         The check: ``(args, kwargs) -> None``.
@@ -126,10 +131,12 @@ def arguments_of(function: Callable[..., Any], words: Mapping[Any, str] = types.
     }
     in_order = [(name, expected.get(name)) for name in inspect.signature(function).parameters]
 
-    def look(name: str, allowed: _Expected | None, value: Any) -> None:
+    called = name or function.__name__
+
+    def look(argument: str, allowed: _Expected | None, value: Any) -> None:
         if allowed is not None and type(value) not in allowed.exact and not allowed.admits(value):
             error = ArgumentError if isinstance(value, str) and allowed.choices else TypeError
-            raise error(f"{function.__name__}: {name}: expected {allowed.text}, got {described(value)}")
+            raise error(f"{called}: {argument}: expected {allowed.text}, got {described(value)}")
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for (name, allowed), value in zip(in_order, args):

@@ -12,6 +12,7 @@ import torch
 
 from . import compile_cache, packages
 from .binding import Binding
+from .formula_calls import FormulaCalls, Requirement, is_outside
 from .internals import (
     PLAIN,
     bits_unread,
@@ -98,6 +99,7 @@ class Formula(CustomOp):
         overloads: the opaque operators of a transparent formula, by the names of the overloads.
         run: what a rule calls: the body, or the kernel that takes the call.
         in_python: whether it has a kernel in Python.
+        calls: what checks calls from outside.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Formula(CustomOp):
         kernel: Sequence[str] = (),
         namespace: str = NAMESPACE,
         kernels: Sequence[Kernel] = (),
+        requires: Requirement | None = None,
     ) -> None:
         if kernel and kernels:
             raise ValueError(f"{function.__name__}: kernel= makes it opaque, and kernels= takes only some of the calls")
@@ -119,11 +122,13 @@ class Formula(CustomOp):
         plain = schema.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
         name = f"{namespace}::{function.__name__}"
         self.run = self._chosen if kernels else function
+        self.calls = FormulaCalls(name, function, requires)
         super().__init__(
             name + (plain if kernel else schema),
             function,
-            transparent=None if kernel else self.run,
+            transparent=None if kernel else self.calls.checking(self.run),
             differentiable=bool(kernel),
+            calls=self.calls,
         )
         self._run = self.run
         if kernel:
@@ -159,7 +164,8 @@ class Formula(CustomOp):
     def _overload(self, name: str, schema: str, reference: Callable[..., Any]) -> CustomOp:
         if name not in self.overloads:
             schema = f"{self.name}.{name}{schema}"
-            self.overloads[name] = CustomOp(schema, reference, differentiable=True, may_be_overload=True)
+            calls = FormulaCalls(f"{self.name}.{name}", reference, self.calls.requires)
+            self.overloads[name] = CustomOp(schema, reference, differentiable=True, may_be_overload=True, calls=calls)
         return self.overloads[name]
 
     def _completed(self, python: Callable[..., Any], given: Sequence[Any]) -> Callable[..., Any]:
@@ -227,6 +233,8 @@ class Formula(CustomOp):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
+        if is_outside():
+            return self.calls.call(self._run, args, kwargs)
         if self.in_python and not self.transparent and meets_nothing((*args, *kwargs.values())):
             return self._current["default"].function(*args, **kwargs)
         return self._run(*args, **kwargs)
@@ -264,7 +272,11 @@ ops: Registry[Formula] = Registry("formula", packages.load)
 def formula(function: Callable[..., Any], /) -> Formula: ...
 @overload
 def formula(
-    *, kernels: Kernel | Sequence[Kernel] = (), kernel: Sequence[str] = (), namespace: str = NAMESPACE
+    *,
+    kernels: Kernel | Sequence[Kernel] = (),
+    kernel: Sequence[str] = (),
+    namespace: str = NAMESPACE,
+    requires: Requirement | None = None,
 ) -> Callable[[Callable[..., Any]], Formula]: ...
 def formula(
     function: Callable[..., Any] | None = None,
@@ -273,6 +285,7 @@ def formula(
     kernels: Kernel | Sequence[Kernel] = (),
     kernel: Sequence[str] = (),
     namespace: str = NAMESPACE,
+    requires: Requirement | None = None,
 ) -> Any:
     """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
 
@@ -282,6 +295,8 @@ def formula(
         kernel: types of device for which ``csrc/`` has a kernel that takes any call; the formula is then opaque.
         namespace: of the operator, in place of ``manualgrad``: another package's own. The formula is then
             ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
+        requires: what its docstring cannot declare of the arguments: a function of some of them, by their names, that returns
+            what is wrong, ``"offsets: ..."``, or an empty string. It is called where the formula is called from outside.
 
     Returns:
         The `Formula`; without a function, what makes one of it.
@@ -292,7 +307,7 @@ def formula(
     kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
     def make(f: Callable[..., Any]) -> Formula:
-        made = Formula(f, kernel, namespace, kernels)
+        made = Formula(f, kernel, namespace, kernels, requires)
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 
     return make if function is None else make(function)

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import compile_cache
 from .autograd import Mode, apply, differentiated, redispatch
 from .custom_calls import UntrackedCalls, tracked_call
+from .formula_calls import FormulaCalls
 from .gradients import check_outputs, explain
 from .implementation import (
     DEVICE_KEYS,
@@ -64,6 +65,7 @@ class CustomOp:
         transparent: Callable[..., Any] | None = None,
         differentiable: bool = False,
         may_be_overload: bool = False,
+        calls: FormulaCalls | None = None,
     ) -> None:
         if not callable(reference):
             raise TypeError(f"a custom op is defined by a function, got {type(reference).__name__}")
@@ -89,6 +91,7 @@ class CustomOp:
         self.__wrapped__ = reference
         self.transparent = transparent is not None
         self._differentiable = differentiable
+        self._calls = calls
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(str(self.signature.schema).partition("::")[2])
         self.op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
@@ -124,7 +127,10 @@ class CustomOp:
         """The indirections, once: each looks up what is registered when it is called."""
         library = self._library
         library.impl(short, skipped_by_dynamo(self._kernel_of("default")), "CompositeExplicitAutograd")
-        library.impl(short, skipped_by_dynamo(self.kernel), "Autograd", with_keyset=True)
+        kernel = skipped_by_dynamo(self.kernel)
+        if self._calls is not None:
+            kernel = skipped_by_dynamo(self._calls.checking(kernel, skipped=1))
+        library.impl(short, kernel, "Autograd", with_keyset=True)
         library.impl(short, skipped_by_dynamo(self._run_vmap), "FuncTorchBatched")
         torch.library.register_fake(self.name, self._run_fake, lib=library)
 
@@ -348,7 +354,7 @@ class CustomOp:
                 check_outputs(self.name, self.signature, chosen.location, args, kwargs, result)
             return result
 
-        return run
+        return run if self._calls is None else skipped_by_dynamo(self._calls.checking(skipped_by_dynamo(run)))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         fake = self._current.get("fake")

@@ -17,7 +17,24 @@ from torch_manualgrad.core.linear import linear_in
 from torch_manualgrad.core.rule import Sample
 
 
-@formula
+def _dims_fit(grad: Tensor, dim: Sequence[int]) -> str:
+    """What is wrong with the dims of a transform: the operators write out of bounds for those that do not exist."""
+    if not dim or len(set(dim)) < len(dim) or not all(0 <= d < grad.dim() for d in dim):
+        return f"dim: expected different dims of grad, from 0 to {grad.dim() - 1}, at least one, got {list(dim)}"
+    return ""
+
+
+def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_size: int) -> str:
+    """What is wrong with the sizes of a spectrum."""
+    if wrong := _dims_fit(grad, dim):
+        return wrong
+    expected = last_dim_size // 2 + 1 if onesided else last_dim_size
+    if last_dim_size < 1 or grad.shape[dim[-1]] != expected:
+        return f"last_dim_size: expected the n of which grad has {grad.shape[dim[-1]]} frequencies, got {last_dim_size}"
+    return ""
+
+
+@formula(requires=_spectrum_fits)
 def fft_r2c_backward(
     grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
 ) -> Tensor:
@@ -43,7 +60,7 @@ def fft_r2c_backward(
     return torch.ops.aten._fft_c2c(grad, dim, normalization, False).real
 
 
-@formula
+@formula(requires=_dims_fit)
 def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor:
     """Cotangent of half of a spectrum, given that of the real signal: F g, twice where a frequency stands for two.
 

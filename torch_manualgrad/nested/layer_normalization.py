@@ -36,10 +36,10 @@ def layer_norm_backward_nested(
 
     Args:
         grad: g, the shape of ``input``.
-        input: x, packed, (*, *normalized_shape), real.
+        input: x, packed, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        mean: m and r as `layer_norm_nested` returns them, (*, 1, ..., 1); differentiable.
-        rstd: m and r as `layer_norm_nested` returns them, (*, 1, ..., 1); differentiable.
+        mean: m and r as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
+        rstd: m and r as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the three are wanted; the others come back empty.
 

@@ -34,9 +34,9 @@ def rms_norm_backward_nested(
 
     Args:
         grad: g, the shape of ``input``.
-        input: x, packed, (*, *normalized_shape), real.
+        input: x, packed, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        rstd: r as `rms_norm_nested` returns it, (*, 1, ..., 1); differentiable.
+        rstd: r as `rms_norm_nested` returns it, (*rows, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the two are wanted; the other comes back empty.
 

@@ -57,9 +57,9 @@ def grid_sampler_2d_backward(
     """Cotangents of image and grid, given that of the samples.
 
     Args:
-        grad_output: g, (N, C, *), as many numbers for each channel as the grid has points.
+        grad_output: g, (N, C, h, w).
         input: x, the image, (N, C, H, W), real.
-        grid: coordinates from -1 to 1, that along W first, (N, *, 2).
+        grid: coordinates from -1 to 1, that along W first, (N, h, w, 2).
         interpolation_mode: 0 bilinear, 1 nearest, 2 bicubic.
         padding_mode: of what is outside of the image: 0 zeros, 1 the border, 2 a reflection.
         align_corners: whether -1 and 1 are the centers of the outermost pixels, or their outer edges.
@@ -93,9 +93,10 @@ def grid_sampler_3d_backward(
     """Cotangents of image and grid, given that of the samples.
 
     Args:
-        grad_output, padding_mode, align_corners, output_mask: see `grid_sampler_2d_backward`.
+        grad_output: g, (N, C, d, h, w).
+        padding_mode, align_corners, output_mask: see `grid_sampler_2d_backward`.
         input: x, the image, (N, C, D, H, W), real.
-        grid: coordinates from -1 to 1, that along W first, (N, *, 3).
+        grid: coordinates from -1 to 1, that along W first, (N, d, h, w, 3).
         interpolation_mode: 0 bilinear, 1 nearest.
 
     Returns:

@@ -96,3 +96,11 @@ def random_definite(*shape: int, dtype: torch.dtype, device: torch.device | str 
     """Hermitian positive definite matrices with well separated eigenvalues."""
     X = random_conditioned(*shape, dtype=dtype, seed=seed)
     return (X @ X.mH).to(device)
+
+
+def pivots_fit(LU: Tensor, pivots: Tensor) -> str:
+    """What is wrong with pivots, which LAPACK reads as places in memory; for the ``requires`` of a formula."""
+    n = LU.shape[-2] if LU.dim() > 1 else 0
+    if pivots.numel() and not 1 <= int(pivots.min()) <= int(pivots.max()) <= n:
+        return f"pivots: expected numbers from 1 to {n}, got {int(pivots.min())} to {int(pivots.max())}"
+    return ""

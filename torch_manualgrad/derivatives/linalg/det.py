@@ -25,7 +25,7 @@ from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from .adjugate import adjugate, adjugate_from_lu
-from .common import LARGEST, eye_like, random, random_conditioned, small
+from .common import LARGEST, eye_like, pivots_fit, random, random_conditioned, small
 
 _IN_CACHE = kernel_limit("cached_det")
 
@@ -70,15 +70,15 @@ def _is_small(A: Tensor) -> bool:
 # -- det --------------------------------------------------------------------------------------------------------------
 
 
-@formula(kernel=("default",))
+@formula(kernel=("default",), requires=pivots_fit)
 def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """adj(A) from the factors that a determinant left behind; the derivative is that of `adjugate`.
 
     Args:
         A: (*, n, n), real or complex; n may be 0.
         result: the determinant, (*).
-        LU: the packed factors of the forward, (*, n, n).
-        pivots: (*, n), int32.
+        LU: the packed factors of the forward, (*b, n, n).
+        pivots: (*b, n), int32.
 
     Returns:
         (*, n, n), column-major if A is real and contiguous, else row-major.
@@ -114,7 +114,10 @@ def _det_unless_underflowed(
     return gradient if _is_of_transpose(A) else gradient.mT
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=_is_small, compiled=_det_of_small, python=_det_unless_underflowed))
+@formula(
+    kernels=Kernel("cpu", "cuda", when=_is_small, compiled=_det_of_small, python=_det_unless_underflowed),
+    requires=pivots_fit,
+)
 def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """Cotangent of A, given that of its determinant: grad adj(A)^H, also where A is singular.
 
@@ -122,8 +125,8 @@ def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tens
         grad_result: cotangent of the determinant, (*).
         result: the determinant, (*); like its factors, a constant to every derivative.
         A: (*, n, n), real or complex; n may be 0.
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*, n, n).
-        pivots: those of the factorization, (*, n), int32.
+        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n).
+        pivots: those of the factorization, (*b, n), int32.
 
     Returns:
         (*, n, n), row-major if A is real and contiguous, else column-major.
@@ -139,7 +142,7 @@ def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tens
     return _laid_out(grad_result[..., None, None] * adjugate_again(A, result, LU, pivots).mH, A)
 
 
-@formula
+@formula(requires=pivots_fit)
 def linalg_det_jvp(A_t: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """Tangent of the determinant: tr(adj(A) dA).
 
@@ -196,7 +199,10 @@ def _slogdet_from_factors(
     return result if _without_zeros(sign) else result.masked_fill_((sign == 0)[..., None, None], math.nan)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=_has_factors, compiled=_slogdet_of_small, python=_slogdet_from_factors))
+@formula(
+    kernels=Kernel("cpu", "cuda", when=_has_factors, compiled=_slogdet_of_small, python=_slogdet_from_factors),
+    requires=pivots_fit,
+)
 def slogdet_backward(
     grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
 ) -> Tensor:
@@ -207,8 +213,8 @@ def slogdet_backward(
         grad_logabsdet: cotangent of log|det|, real, (*), or None for zero.
         A: (*, n, n), real or complex; n may be 0.
         sign: det / |det|, (*); 0 where A is singular.
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*, n, n); a constant to every derivative.
-        pivots: those of the factorization, (*, n), int32.
+        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every derivative.
+        pivots: those of the factorization, (*b, n), int32.
 
     Returns:
         (*, n, n), row-major if A is real and contiguous, else column-major.
@@ -225,7 +231,7 @@ def slogdet_backward(
     return _laid_out(h * torch.where(singular, math.nan, inverse.mH), A)
 
 
-@formula
+@formula(requires=pivots_fit)
 def slogdet_jvp(A_t: Tensor, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     """Tangents of sign and log|det|: with r = tr(A^-1 dA), i Im(r) sign and Re(r).
 

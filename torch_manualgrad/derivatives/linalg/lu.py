@@ -32,7 +32,7 @@ from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
 from . import blocks
-from .common import LARGEST, leading, random, small
+from .common import LARGEST, leading, pivots_fit, random, small
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
@@ -226,14 +226,14 @@ def _lu_unpack_jvp(LU_data_t: Tensor, unpack_data: bool) -> tuple[Tensor | None,
     return unpacked(LU_data_t) if unpack_data else (None, None)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]), _IN_CACHE)))
+@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]), _IN_CACHE)), requires=pivots_fit)
 def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Cotangent of A, given that of the packed factors: `linalg_lu_backward` of their two triangles.
 
     Args:
         grad_LU: cotangent of the packed factors, (*, m, n).
-        LU: the packed factors, (*, m, n).
-        pivots: those of the factorization, (*, k), int32.
+        LU: the packed factors, (*b, m, n).
+        pivots: those of the factorization, (*b, k), int32; k = min(m, n).
         pivot: whether there was pivoting.
 
     Returns:
@@ -250,7 +250,7 @@ def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bo
     return linalg_lu_backward(leading(grad_LU, columns=k), leading(grad_LU, rows=k), P, L, U, pivot)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]))))
+@formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]))), requires=pivots_fit)
 def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Tangent of the packed factors: dL + dU of `linalg_lu_jvp`, in one matrix.
 

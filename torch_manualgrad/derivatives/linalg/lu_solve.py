@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import random, random_conditioned
+from .common import pivots_fit, random, random_conditioned
 from .lu import permuted, solve_left
 
 
@@ -61,14 +61,14 @@ def _lu_solve_backward(
     return -(gL.tril(-1) + gU.triu()).sum_to_size(LU.shape), gB if left or gB is None else gB.mH
 
 
-@formula
+@formula(requires=pivots_fit)
 def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool) -> Tensor:
     """Cotangent of the packed factors of A, given that of the solution of A X = B or of one of the three other cases.
 
     Args:
         grad: cotangent of the solution, its shape.
-        LU: the packed factors, (*, n, n); the batch is broadcast to that of X.
-        pivots: those of the factorization, (*, n), int32.
+        LU: the packed factors, (*b, n, n); the batch is broadcast to that of X.
+        pivots: those of the factorization, (*b, n), int32.
         result: the solution X, (*, n, r), or (*, r, n) if not ``left``.
         left, adjoint: the solution is that of A X = B, A^H X = B (adjoint), X A = B (not left), X A^H = B (both).
 
@@ -81,7 +81,7 @@ def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor,
     return _lu_solve_backward(grad, LU, pivots, result, left, adjoint, False)[0]
 
 
-@formula
+@formula(requires=pivots_fit)
 def linalg_lu_solve_jvp(
     result: Tensor, LU: Tensor, pivots: Tensor, LU_t: Tensor | None, B_t: Tensor | None, left: bool, adjoint: bool
 ) -> Tensor:

@@ -187,13 +187,37 @@ def _product_of_three(
 # Exchanging a factor and the transposed result exchanges the three kinds, so both cotangents are grouped products.
 
 
-@formula
+def _offsets_fit(offs: Tensor | None, divided: int, is_summed: bool) -> str:
+    """What is wrong with offsets that divide so many rows or columns; the product leaves what they leave out unwritten."""
+    if offs is None:
+        return ""
+    if offs.dim() != 1 or not offs.numel() or bool((offs.diff() < 0).any()) or int(offs[0]) < 0:
+        return f"offs: expected ascending offsets in one dim, got shape {list(offs.shape)} or others"
+    last = int(offs[-1])
+    return (
+        "" if last == divided or (is_summed and last < divided) else f"offs: expected {divided} as the last, got {last}"
+    )
+
+
+def _mat1_offsets_fit(grad: Tensor, mat2: Tensor, offs: Tensor | None) -> str:
+    if grad.dim() == 3:
+        return _offsets_fit(offs, mat2.shape[0], False)
+    return _offsets_fit(offs, grad.shape[int(mat2.dim() == 2)], mat2.dim() == 2)
+
+
+def _mat2_offsets_fit(grad: Tensor, self: Tensor, offs: Tensor | None) -> str:
+    if self.dim() == 3:
+        return _offsets_fit(offs, grad.shape[-1], False)
+    return _offsets_fit(offs, self.shape[int(grad.dim() == 3)], grad.dim() == 2)
+
+
+@formula(requires=_mat1_offsets_fit)
 def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = None) -> Tensor:
     """Cotangent of A, given that of the products A_g B_g of groups: G_g B_g^T, grouped by the same offsets.
 
     Args:
-        grad: G, 2d or 3d.
-        mat2: B, 2d or 3d.
+        grad: G, (m, n) or (g, m, n).
+        mat2: B, (k, l) or (g, k, l).
         offs: where the groups end, int32; None for 3d factors.
 
     Returns:
@@ -209,13 +233,13 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
     return torch.ops.aten._grouped_mm(grad.contiguous(), mat2.mT, offs)
 
 
-@formula
+@formula(requires=_mat2_offsets_fit)
 def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = None) -> Tensor:
     """Cotangent of B, given that of the products A_g B_g of groups: A_g^T G_g, grouped by the same offsets.
 
     Args:
-        grad: G, 2d or 3d.
-        self: A, 2d or 3d.
+        grad: G, (m, n) or (g, m, n).
+        self: A, (l, k) or (g, l, k).
         offs: where the groups end, int32; None for 3d factors.
 
     Returns:

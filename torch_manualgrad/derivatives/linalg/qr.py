@@ -146,7 +146,7 @@ def linalg_qr_backward(
         grad_Q: cotangent of Q, (*, m, w); None for zero; not used with mode "r".
         grad_R: cotangent of R, (*, w, n); None for zero. What is below its diagonal has no effect.
         A: (*, m, n), real or complex.
-        Q: (*, m, w), what the forward returned; anything with mode "r".
+        Q: what the forward returned, (*, m, w), or (0,) with mode "r".
         R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
         mode: "reduced", "complete" or "r".
 
@@ -194,8 +194,8 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
 
     Args:
         A_t: tangent of A, (*, m, n).
-        A_p: A, the same shape, real or complex.
-        Q: (*, m, w), what the forward returned; anything with mode "r".
+        A_p: A, (*, m, n), real or complex.
+        Q: what the forward returned, (*, m, w), or (0,) with mode "r".
         R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
         mode: "reduced", "complete" or "r".
 

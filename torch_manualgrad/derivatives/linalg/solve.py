@@ -22,7 +22,7 @@ from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.kernel_limits import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
 
-from .common import LARGEST, random, random_conditioned, small, summed_to
+from .common import LARGEST, pivots_fit, random, random_conditioned, small, summed_to
 
 _IN_CACHE = kernel_limit("cached_solve")
 
@@ -56,14 +56,14 @@ def generic_solve_jvp(
     return dX.squeeze(-1) if vector else dX
 
 
-@formula(kernel=("default",))
+@formula(kernel=("default",), requires=pivots_fit)
 def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: bool) -> Tensor:
     """A^-1 B from the factors of A that a solve left behind; the derivative is that of the solve with A.
 
     Args:
         A: (*, n, n).
-        LU: the packed factors of A, (*, n, n), as linalg_lu_factor returns them.
-        pivots: those of the factorization, (*, n), int32.
+        LU: the packed factors of A, (*b, n, n), as linalg_lu_factor returns them.
+        pivots: those of the factorization, (*b, n), int32.
         B: (*, n, k), or (*, k, n) if not ``left``; with all batch dims.
         left: False for B A^-1.
         adjoint: A^H in place of A.
@@ -93,7 +93,7 @@ def _is_small(result: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
     return left and one_batch and small(A, max(LU.shape[-1], columns), in_cache=_IN_CACHE)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=_is_small))
+@formula(kernels=Kernel("cpu", "cuda", when=_is_small), requires=pivots_fit)
 def linalg_solve_backward(
     grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> tuple[Tensor, Tensor]:
@@ -103,8 +103,8 @@ def linalg_solve_backward(
         grad_result: gX, cotangent of the solution, the shape of ``result``.
         result: X, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
         A: (*, n, n).
-        LU: the packed factors of A, (*, n, n); constants to higher derivatives, which solve with A again.
-        pivots: those of the factorization, (*, n), int32.
+        LU: the packed factors of A, (*b, n, n); constants to higher derivatives, which solve with A again.
+        pivots: those of the factorization, (*b, n), int32.
         left: whether A X = B, else X A = B.
 
     Returns:
@@ -130,7 +130,7 @@ def _is_small_for_tangents(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: T
     return left and one_batch and largest <= _LARGEST_TANGENT and not _is_vector(A, X) and small(A, largest)
 
 
-@formula(kernels=Kernel("cpu", "cuda", when=_is_small_for_tangents))
+@formula(kernels=Kernel("cpu", "cuda", when=_is_small_for_tangents), requires=pivots_fit)
 def linalg_solve_jvp(
     dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> Tensor:

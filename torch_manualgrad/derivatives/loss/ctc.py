@@ -109,7 +109,35 @@ def occupancies(
     return torch.zeros_like(log_probs).scatter_add(2, symbols, share)
 
 
-@formula(kernel=("default",))
+def _alignments_fit(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    neg_log_likelihood: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+) -> str:
+    """What is wrong with labels and lengths, which the kernel reads as places in memory."""
+    T, N, C = log_probs.shape
+    longest = (log_alpha.shape[-1] - 1) // 2
+    if not 0 <= blank < C:
+        return f"blank: expected one of {C} symbols, got {blank}"
+    if targets.dim() == 2:
+        longest = min(longest, targets.shape[1])
+    elif N and int(target_lengths.sum()) > targets.numel():
+        return (
+            f"target_lengths: expected lengths that add up to {targets.numel()}, the size of targets, or less, got more"
+        )
+    for name, x, most in (("input_lengths", input_lengths, T), ("target_lengths", target_lengths, longest)):
+        if x.numel() and not 0 <= int(x.min()) <= int(x.max()) <= most:
+            return f"{name}: expected numbers from 0 to {most}, got {int(x.min())} to {int(x.max())}"
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < C:
+        return f"targets: expected symbols from 0 to {C - 1}, got {int(targets.min())} to {int(targets.max())}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_alignments_fit)
 def ctc_loss_gradient(
     grad: Tensor,
     log_probs: Tensor,
@@ -125,11 +153,11 @@ def ctc_loss_gradient(
     Args:
         grad: g, (N,).
         log_probs: lp, (T, N, C).
-        targets: the labels, (N, S) or one after the other.
-        input_lengths: (N,).
-        target_lengths: (N,).
-        neg_log_likelihood: -log Z, as _ctc_loss returns it; a function of ``log_probs`` where this is differentiated.
-        log_alpha: a, (N, T, 2 S + 1); likewise.
+        targets: the labels, integers, (N, S), or one after the other, (L,).
+        input_lengths: (N,), integers; may be on the CPU.
+        target_lengths: (N,), integers; may be on the CPU.
+        neg_log_likelihood: -log Z, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is differentiated.
+        log_alpha: a, (N, T, A); likewise. A is 2 S + 1 for the longest labels.
         blank: the index of the blank.
 
     Returns:

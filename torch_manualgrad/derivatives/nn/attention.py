@@ -103,7 +103,20 @@ def _(inputs: Any, output: Any, tangents: Any) -> Any:
     return attention_jvp_jvp(*[x for pair in pairs for x in pair], inputs.is_causal, inputs.scale)
 
 
-@formula(kernel=("default",))
+def _heads_fit(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> str:
+    """What is wrong with the heads and the mask, which the kernel trusts."""
+    if not key.shape[1] or query.shape[1] % key.shape[1]:
+        return f"key: expected a number of heads that divides the {query.shape[1]} of query, got {key.shape[1]}"
+    scores = [*query.shape[:3], key.shape[2]]
+    if attn_mask is not None and (
+        attn_mask.dim() not in (2, 4)
+        or any(n not in (1, m) for n, m in zip(reversed(attn_mask.shape), reversed(scores)))
+    ):
+        return f"attn_mask: expected two or four dims that broadcast to {scores}, got {list(attn_mask.shape)}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_heads_fit)
 def attention_backward(
     grad_out: Tensor,
     query: Tensor,
@@ -120,7 +133,8 @@ def attention_backward(
     Args:
         grad_out: g, the shape of ``query``.
         query, key, value, attn_mask, is_causal, scale: see `attention_jvp`.
-        out, logsumexp: the results of attention; only the kernel reads them.
+        out: the first result of attention, (N, H, L, d); only the kernel reads it.
+        logsumexp: its second result, (N, H, L); only the kernel reads it.
 
     Returns:
         The shapes of ``query``, ``key`` and ``value``.
@@ -155,6 +169,8 @@ def _(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
+    # PyTorch's reads a row of each as if it were contiguous
+    query, key, value, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value, out))
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )

@@ -55,7 +55,25 @@ def _standardized(
     return Standardized((wide(input) - mean) * rstd, rstd, None)
 
 
-@formula(kernel=("default",))
+def _statistics_fit(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+) -> str:
+    """What is wrong with the statistics that are read, which the kernel trusts."""
+    saved = {"save_mean": save_mean, "save_invstd": save_invstd}
+    running = {"running_mean": running_mean, "running_var": running_var}
+    for name, x in (saved if train else running).items():
+        if x is None or list(x.shape) != [input.shape[1]]:
+            got = None if x is None else list(x.shape)
+            return f"{name}: expected shape [{input.shape[1]}], as train is {train}, got {got}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_statistics_fit)
 def native_batch_norm_backward(
     grad_out: Tensor,
     input: Tensor,
@@ -108,10 +126,12 @@ def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) ->
 
 @native_batch_norm_backward.impl("default")
 def _(*given: Any) -> tuple[Tensor, ...]:
-    _, input, weight, *_, output_mask = given
+    grad, input, weight, *statistics, train, eps, output_mask = given
     if not input.numel():  # on which PyTorch's ends the process
         return _zeros(input, weight, output_mask)
-    found = torch.ops.aten.native_batch_norm_backward(*given)
+    # PyTorch's reads vectors as if they were contiguous
+    weight, *statistics = (x if x is None else x.contiguous() for x in (weight, *statistics))
+    found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
     return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
 

@@ -59,9 +59,9 @@ def native_layer_norm_backward(
 
     Args:
         grad_out: g, the shape of ``input``.
-        input: x, (*, *normalized_shape), real.
+        input: x, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        mean, rstd: as native_layer_norm returns them; where this is differentiated they are functions of ``input``.
+        mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions of ``input``.
         weight: w, of shape ``normalized_shape``, or None for 1.
         bias: for its dtype, or None.
         output_mask: which of the three are wanted; the others come back empty.
@@ -86,8 +86,11 @@ def native_layer_norm_backward(
 
 @native_layer_norm_backward.impl("default")
 def _(*given: Any) -> tuple[Tensor, ...]:
-    _, input, *_, output_mask = given
-    found = torch.ops.aten.native_layer_norm_backward(*given)
+    grad, input, shape, mean, rstd, *others, output_mask = given
+    # PyTorch's reads the statistics as if they were contiguous
+    found = torch.ops.aten.native_layer_norm_backward(
+        grad, input, shape, mean.contiguous(), rstd.contiguous(), *others, output_mask
+    )
     return tuple(f.contiguous() if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
 

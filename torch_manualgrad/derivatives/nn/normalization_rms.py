@@ -41,10 +41,10 @@ def infinitely_differentiable_native_rms_norm_backward(
 
     Args:
         dY: g, the shape of ``input``; None for zero.
-        drstd: gr, (*, 1, ..., 1); None for zero.
-        input: x, (*, *normalized_shape), real.
+        drstd: gr, (*rows, 1, ..., 1); None for zero.
+        input: x, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims, whose product is n.
-        rstd: r as _fused_rms_norm returns it; where this is differentiated it is a function of ``input``.
+        rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a function of ``input``.
         weight_opt: w, of shape ``normalized_shape``, or None for 1.
 
     Returns:
@@ -113,11 +113,11 @@ def rms_norm_jvp(
     """Tangent of rms_norm: (P dx) w + x^ dw.
 
     Args:
-        input_p: x, (*, *normalized_shape), real.
+        input_p: x, (*rows, *normalized_shape), real.
         input_t: tangent of x; None for zero.
         weight_p: w, of shape ``normalized_shape``, or None.
         weight_t: tangent of the weight; None for zero.
-        saved_rstd: r as _fused_rms_norm returns it; a function of x here.
+        saved_rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); a function of x here.
         normalized_shape: the sizes of the last dims.
 
     Returns:

@@ -76,14 +76,25 @@ def weight_norm_jvp(
     return (found if g_t is None else found + g_t * w.u).to(v.dtype)
 
 
-@formula(kernel=("default",))
+def _sizes_fit(saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> str:
+    """What is wrong with the arguments of `weight_norm_backward`, whose kernel trusts them."""
+    if not saved_v.dim() or dim not in (0, saved_v.dim() - 1):
+        return f"dim: expected the first or the last of the {saved_v.dim()} dims of saved_v, got {dim}"
+    sizes = [n if i == dim else 1 for i, n in enumerate(saved_v.shape)]
+    for name, x in (("saved_g", saved_g), ("saved_norms", saved_norms)):
+        if list(x.shape) != sizes:
+            return f"{name}: expected shape {sizes}, got {list(x.shape)}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_sizes_fit)
 def weight_norm_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of v and g, given that of w: g (G - u <G u>) / |v|, and <G u>.
 
     Args:
-        grad_w: G, the shape of v.
+        grad_w: G, the shape of ``saved_v``.
         saved_v, saved_g, saved_norms, dim: see `weight_norm_jvp`.
 
     Returns:
@@ -104,7 +115,11 @@ def weight_norm_backward(
 
 @weight_norm_backward.impl("default")
 def _(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> tuple[Tensor, ...]:
-    found = torch.ops.aten._weight_norm_interface_backward(grad_w.contiguous(), saved_v, saved_g, saved_norms, dim)
+    if not saved_v.numel():  # on which PyTorch's ends the process
+        return torch.zeros_like(saved_v).contiguous(), torch.zeros_like(saved_g).contiguous()
+    found = torch.ops.aten._weight_norm_interface_backward(
+        *(x.contiguous() for x in (grad_w, saved_v, saved_g, saved_norms)), dim
+    )
     return tuple(f.contiguous() for f in found)
 
 

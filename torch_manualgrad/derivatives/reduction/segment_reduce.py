@@ -46,7 +46,35 @@ def _others(data: Tensor, segment: Tensor, axis: int) -> Tensor:
     return torch.where(together & apart, data.unsqueeze(axis), 1).prod(axis + 1)
 
 
-@formula(kernel=("default",))
+def _segments_fit(
+    grad: Tensor, output: Tensor, data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int
+) -> str:
+    """What is wrong with the arguments of `segment_reduce_backward`, whose kernel trusts them."""
+    if not 0 <= axis < data.dim():
+        return f"axis: expected one of the {data.dim()} dims of data, not negative, got {axis}"
+    name, given = ("offsets", offsets) if lengths is None else ("lengths", lengths)
+    if given is None:
+        return "lengths: expected a Tensor, as offsets is None, got None"
+    if given.dim() != axis + 1 or given.shape[:axis] != data.shape[:axis] or (lengths is None and not given.shape[-1]):
+        return (
+            f"{name}: expected {axis + 1} dims, those of data before axis and one more, got shape {list(given.shape)}"
+        )
+    sizes = given if lengths is not None else given.diff(dim=-1)
+    ends = given.sum(-1) if lengths is not None else given[..., -1]
+    if (
+        bool(((sizes < 0) | (sizes > data.shape[axis])).any())
+        or bool((ends > data.shape[axis]).any())
+        or (lengths is None and bool((given < 0).any()))
+    ):
+        return f"{name}: expected segments inside of the {data.shape[axis]} entries of data along axis, got others"
+    shape = [*data.shape[:axis], sizes.shape[-1], *data.shape[axis + 1 :]]
+    for other, x in (("grad", grad), ("output", output)):
+        if list(x.shape) != shape:
+            return f"{other}: expected shape {shape}, got {list(x.shape)}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_segments_fit)
 def segment_reduce_backward(
     grad: Tensor,
     output: Tensor,
@@ -64,8 +92,8 @@ def segment_reduce_backward(
         output: the reduction, as segment_reduce returns it; where this is differentiated it is a function of ``data``.
         data: x, real; its dim ``axis`` has the segments.
         reduce: "sum", "mean", "prod", "max" or "min".
-        lengths: of the segments, (*, segments), with the dims of x before ``axis``; or None.
-        offsets: where the segments start, and the last one ends, if ``lengths`` is None.
+        lengths: of the segments, integers, (*, segments), with the dims of x before ``axis``; or None.
+        offsets: integers, where the segments start, and the last one ends, if ``lengths`` is None.
         axis: the dim, not negative.
         initial: what each reduction starts with, or None.
 
