@@ -20,7 +20,7 @@ CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants lint format docs measure clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants fuzz lint format docs measure clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -80,6 +80,9 @@ conformance: $(VENV)/installed  ## PyTorch's whole operator database in six mode
 
 mutants: $(VENV)/installed  ## wrong derivatives made by machine, and how many `check` catches (half an hour); ARGS='--kind sign --limit 10'
 	@OMP_NUM_THREADS=1 $(PY) tools/mutants $(ARGS)
+
+fuzz: $(VENV)/installed  ## random programs of a new seed, every derivative against finite differences; ARGS='--minutes 60', '--seed 7 --only 31'
+	@OMP_NUM_THREADS=1 $(PY) tools/fuzz $(ARGS)
 
 lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	@status=0; \

@@ -94,3 +94,32 @@ def test_how_many_have_a_recurrence():
     own = [r.name for r in RULES if r.name in jet_rules.known_rules()]
     print(f"\n{len(own)} rules have an entry for jets, {len(RULES) - len(own)} follow from their rule")
     assert len(own) > 80
+
+
+def in_place_of(rule):
+    """The operators that write the rule's result to its first argument, whatever their overload is called."""
+    base = rule.name.removeprefix("aten::").partition(".")[0]
+    packet = getattr(torch.ops.aten, f"{base}_", None)
+    types = [str(a.type) for a in rule.aten._schema.arguments]
+    overloads = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
+    return [op for op in overloads if [str(a.type) for a in op._schema.arguments] == types]
+
+
+IN_PLACE = {op: rule for rule in RULES for op in in_place_of(rule) if rule.signature.arguments[0].is_tensor}
+
+
+@pytest.mark.parametrize("op", IN_PLACE, ids=str)
+def test_an_operator_in_place_is_the_functional_one(op):
+    rule = IN_PLACE[op]
+    for sample in list(rule.samples(torch.float64, "cpu"))[:2]:
+        x, *rest = sample.args
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            continue
+        results = []
+        for f in (rule.aten, op):
+            call = lambda x, f=f: f(x * 1.0, *rest, **sample.kwargs)  # noqa: E731
+            try:
+                results.append(jet(call, (x,), [[x.cos(), None, None]])[1])
+            except NotImplementedError as error:
+                results.append(str(error))
+        torch.testing.assert_close(results[1], results[0])

@@ -7,6 +7,7 @@ either raises.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -174,10 +175,32 @@ def _has_jet(space: Space, x: Any) -> bool:
     return space.has(x)
 
 
+@functools.cache
+def _functional(name: str) -> str:
+    """The operator that returns what the one in place writes.
+
+    Its overload may have another name: that of ``pow_.Scalar`` is ``pow.Tensor_Scalar``.
+    """
+    base, dot, overload = name.partition(".")
+    same = f"{base[:-1]}{dot}{overload}"
+    if base == "aten::copy_":
+        return "aten::copy"
+    wanted = [str(a.type) for a in operator(name)._schema.arguments]
+    namespace, _, packet = base[:-1].partition("::")
+    overloads = getattr(getattr(torch.ops, namespace), packet).overloads()
+    for candidate in (overload or "default", *overloads):
+        if candidate not in overloads:
+            continue
+        found = f"{base[:-1]}.{candidate}".removesuffix(".default")
+        if [str(a.type) for a in operator(found)._schema.arguments] == wanted:
+            return found
+    return same
+
+
 def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     """The functional form of the operator, whose result takes the place of the first argument's coefficients."""
     x: Any = args[0] if args else None
-    base, dot, overload = name.partition(".")
+    base = name.partition(".")[0]
     if isinstance(x, (list, tuple)) or operator(name)._schema.arguments[0].alias_info is None and base.endswith("_"):
         raise NotImplementedError(f"{name}: no Taylor series is known of it: it writes to its arguments")
     if not base.endswith("_") or not _has_jet(space, x):
@@ -186,7 +209,7 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         )
     if x.aliases[0] > 1:
         raise NotImplementedError(f"{name} writes to a tensor of which there are views; use its functional form")
-    functional = "aten::copy" if base == "aten::copy_" else f"{base[:-1]}{dot}{overload}"
+    functional = _functional(name)
     if functional == "aten::copy":
         source = args[1]
         found = torch.zeros_like(x.primal) + source

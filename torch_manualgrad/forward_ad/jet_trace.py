@@ -16,6 +16,7 @@ from torch_manualgrad.core.internals import (
     ReadsValues,
     calls_seen,
     constant_in_graphs,
+    constant_of,
     fakes,
     is_autocast_enabled,
     is_composite,
@@ -110,6 +111,9 @@ def decode(encoded: Any, tensors: Any) -> Any:
     return content
 
 
+#: Operators that take a number for a tensor, which then has no part in the dtype of the result.
+_TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "floor_divide", "copy", "bitwise_left_shift"})
+
 _kept: dict[Any, Trace] = {}
 _AT_MOST = 4096
 
@@ -168,6 +172,13 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     places: dict[int, int] = {}
     nodes: list[Node] = []
     constants: list[tuple[int, Tensor]] = []
+    kept: list[Any] = []
+    numbers: dict[int, Any] = {}  # of tensors that stand for them, by the tensors' ids
+
+    def number(x: Any) -> Any:
+        """The number that a tensor stands for, which a kernel in Python has made of it; None if it stands for none."""
+        value = numbers.get(id(x), value_of_constant(x) if id(x) not in places else None)
+        return None if isinstance(value, Tensor) else value
 
     def numbered(x: Any) -> Any:
         if id(x) not in places:
@@ -175,12 +186,14 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             known.append(x)
         return ("tensor", places[id(x)])
 
-    def argument(x: Any) -> Any:
-        if id(x) not in places and (value := value_of_constant(x)) is not None:
-            if not isinstance(value, Tensor):  # a number among tensors, which a kernel in Python has made a tensor
-                return encode(value, [])
+    def constant(x: Any) -> Any:
+        if id(x) not in places and (value := constant_of(x)) is not None:
             constants.append((numbered(x)[1], value))
         return numbered(x)
+
+    def constant_or_number(x: Any) -> Any:
+        value = number(x)
+        return constant(x) if value is None else encode(value, [])
 
     def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         several = result if isinstance(result, (list, tuple)) else [result]
@@ -188,7 +201,12 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             return  # a question that was answered
         if operator is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
             return  # of one number, which is a constant
-        arguments = encode((args, kwargs), [], argument)
+        if operator is torch.ops.aten.alias.default and number(args[0]) is not None:
+            numbers[id(result)] = number(args[0])
+            kept.append(result)
+            return
+        takes_numbers = operator._opname.rstrip("_") in _TAKE_NUMBERS
+        arguments = encode((args, kwargs), [], constant_or_number if takes_numbers else constant)
         name = operator.name().removesuffix(".default")
         nodes.append(Node(name, arguments, encode(result, [], numbered)))
 

@@ -19,6 +19,7 @@ __all__ = [
     "ReadsValues",
     "calls_seen",
     "constant_in_graphs",
+    "constant_of",
     "fakes",
     "is_traced_to_graph",
     "outside_of_compiler",
@@ -92,9 +93,14 @@ def calls_seen(see: Callable[[Any, Any, Any, Any], None]) -> DispatchMode:
     return _Seen(see)
 
 
+def constant_of(x: Tensor) -> Any:
+    """A tensor that was made of numbers, though it be a fake one; None if not known."""
+    return getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
+
+
 def value_of_constant(x: Tensor) -> Any:
     """What a tensor that was made of numbers holds, though it be a fake one: a number if it was one; None if not known."""
-    value = getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
+    value = constant_of(x)
     if value is None or value.ndim:
         return value
     with _disable_current_modes():

@@ -1,0 +1,1 @@
+"""Random programs whose derivatives are compared with finite differences."""
