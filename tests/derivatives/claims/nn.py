@@ -53,6 +53,7 @@ PROOFS = {
     "aten::native_dropout_backward": {"missing": [own("fwd")]},
     "aten::rrelu_with_noise_functional": {"values": [point(at_ones(rrelu), -0.2 * ONES)]},
     "aten::rrelu_with_noise": {"values": [point(recomputed_rrelu, 0.2 * ONES)]},
+    "aten::rrelu_with_noise_backward": {"values": [own("fwd")], "missing": [own("rev")]},
     "aten::_masked_softmax": {"missing": [own("fwd")]},
     "aten::_weight_norm_interface": {"values": [own("rev-rev")]},
     "aten::_weight_norm_interface_backward": {"missing": [own("rev")]},

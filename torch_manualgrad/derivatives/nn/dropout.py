@@ -307,6 +307,7 @@ rule(
         "noise": lambda grad, grad_output, training: grad * grad_output if training else None,
     },
     jvp={"result": _rrelu_tangent},
+    improves=("values", "missing"),
     uses=rrelu_with_noise_backward,
     source="ATen rrelu_with_noise_backward",
     samples=_rrelu_backward_samples,
