@@ -20,7 +20,7 @@ CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants fuzz lint format docs measure clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -108,6 +108,9 @@ measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md
 	@$(PY) tools/parity.py
 	@OMP_NUM_THREADS=1 $(PY) tools/stock.py
 
+jax: $(VENV)/installed  ## derivatives of 150 functions next to JAX's; writes docs/against_jax.md (ten minutes)
+	@OMP_NUM_THREADS=1 $(PY) tests/against_jax/compare.py docs/against_jax.md $(ARGS)
+
 clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tests/parity/clients.py build/clients $(ARGS)
 
@@ -133,7 +136,7 @@ $(VENV)/torch: constraints.txt
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "building the kernels and installing torch_manualgrad (editable)"
-	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[test,demo]'
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[test,demo,jax]'
 	@touch $@
 
 $(VENV)/linters: $(VENV)/installed
