@@ -50,6 +50,14 @@ PROOFS = {
     },
     "aten::logaddexp": {"values": derivatives(lambda x: torch.logaddexp(x, scalar(-math.inf)), -math.inf, 0.5, 0.0)},
     "aten::logaddexp2": {"values": derivatives(lambda x: torch.logaddexp2(x, scalar(math.inf)), math.inf, 0.5)},
+    "aten::log_sigmoid_backward": {  # PyTorch's derivative is s (s - 1), with s the sigmoid, which is 1
+        "values": derivatives(
+            lambda x: 1e17 * aten.log_sigmoid_backward(scalar(1.0), x, (-x.detach().abs()).exp()),
+            40.0,
+            -1e17 * math.exp(-40),
+            1e17 * math.exp(-40),
+        )
+    },
     "aten::logit": {"values": derivatives(lambda x: torch.logit(x, 0.1), 1.0, 0.0, 0.0)},
     "aten::special_erfcx": {"values": derivatives(lambda x: 1e15 * torch.special.erfcx(x), 1e5, -1e5 * HALF, 2 * HALF)},
     "aten::special_log_ndtr": {"values": derivatives(torch.special.log_ndtr, -1e6, 1e6, -1.0)},

@@ -18,6 +18,7 @@ from torch_manualgrad.core.rule import Sample, rule
 
 from ..shape.common import of_dtype
 from .samples import alike, both
+from .saturating import logistic, logistic_slope, normal_density
 
 aten = torch.ops.aten
 
@@ -44,6 +45,8 @@ def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) 
 def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) -> Tensor:
     """Cotangent of x, given that of x t with t = tanh(softplus(x)): g (t + x s(x) (1 - t^2)), with s the sigmoid.
 
+    1 - t^2 is the square of the hyperbolic secant, 4 s(2 u) s(-2 u) of u = softplus(x).
+
     Args:
         grad_output: cotangent of the result.
         input: x, real.
@@ -54,8 +57,8 @@ def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) 
     References:
         ATen infinitely_differentiable_mish_backward.
     """
-    t = torch.tanh(-torch.nn.functional.logsigmoid(-input))
-    return grad_output * (t + input * input.sigmoid() * (1 - t * t))
+    u = -torch.nn.functional.logsigmoid(-input)
+    return grad_output * (u.tanh() + input * logistic(input) * (4 * logistic_slope(2 * u)))
 
 
 @formula
@@ -72,7 +75,7 @@ def log_sigmoid_double_backward(grad: Tensor, input: Tensor) -> Tensor:
     References:
         ATen log_sigmoid_double_backward.
     """
-    return -grad * input.sigmoid() * (-input).sigmoid()
+    return -grad * logistic_slope(input)
 
 
 @formula
@@ -92,7 +95,7 @@ def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshol
         ATen softplus_double_backward.
     """
     x = input * beta
-    return grad * torch.where(x > threshold, 0, x.sigmoid() * (-x).sigmoid() * beta)
+    return grad * torch.where(x > threshold, 0, logistic_slope(x) * beta)
 
 
 @formula
@@ -115,31 +118,28 @@ def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: st
     """
     x = input
     if approximate == "none":
-        return ggI * gO * ((-x * x / 2).exp() / sqrt(2 * pi) * (2 - x * x))
-    t, du, ddu = _tanh_parts(x)
-    dt = (1 - t * t) * du  # first, as the square of du leaves the range before x does
-    return ggI * gO * (dt + x * ((1 - t * t) * ddu / 2 - t * dt * du))
+        return ggI * gO * (normal_density(x) * (2 - x * x))
+    u, du, ddu = _tanh_parts(x)
+    slope = 4 * logistic_slope(2 * u)  # of tanh u
+    dt = slope * du  # first, as the square of du leaves the range before x does
+    return ggI * gO * (dt + x * (slope * ddu / 2 - u.tanh() * dt * du))
 
 
 def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh u with u = sqrt(2 / pi) (x + 0.044715 x^3); u'; u''."""
+    """u = sqrt(2 / pi) (x + 0.044715 x^3); u'; u''."""
     scale, cubic = sqrt(2 / pi), 0.044715
-    return (scale * (x + cubic * x * x * x)).tanh(), scale * (1 + 3 * cubic * x * x), scale * 6 * cubic * x
+    return scale * (x + cubic * x * x * x), scale * (1 + 3 * cubic * x * x), scale * 6 * cubic * x
 
 
 def _gelu(self: Tensor, approximate: str) -> Tensor:
     if approximate == "none":
-        return torch.erfc(-self / sqrt(2)) / 2 + self * (-self * self / 2).exp() / sqrt(2 * pi)
-    t, du, _ = _tanh_parts(self)
-    return (1 + t) / 2 + self * (1 - t * t) * du / 2
+        return torch.erfc(-self / sqrt(2)) / 2 + self * normal_density(self)
+    u, du, _ = _tanh_parts(self)
+    return logistic(2 * u) + self * (2 * logistic_slope(2 * u)) * du
 
 
 def _softplus(self: Tensor, beta: Number, threshold: Number) -> Tensor:
-    return torch.where(self * beta > threshold, 1, (self * beta).sigmoid())
-
-
-def _log_sigmoid(grad: Tensor, self: Tensor) -> Tensor:
-    return grad * (-self).sigmoid()
+    return torch.where(self * beta > threshold, 1, logistic(self * beta))
 
 
 def _sigmoid_product(grad: Tensor, output: Tensor) -> Tensor:
@@ -203,8 +203,8 @@ elementwise(
 )
 rule(
     "aten::log_sigmoid_forward",
-    vjp={"self": lambda grad_output, self: _log_sigmoid(grad_output, self)},
-    jvp={"output": lambda self_p, self_t: _log_sigmoid(self_t, self_p)},
+    vjp={"self": lambda grad_output, self, buffer: aten.log_sigmoid_backward(grad_output, self, buffer)},
+    jvp={"output": lambda self_p, self_t, buffer: aten.log_sigmoid_backward(self_t, self_p, buffer)},
     not_differentiable="buffer",
     kind="elementwise",
     source="ATen derivatives.yaml",
@@ -214,7 +214,7 @@ rule(
 elementwise(
     "aten::log_sigmoid_backward",
     {
-        "grad_output": lambda grad, self: _log_sigmoid(grad, self),
+        "grad_output": lambda grad, self, buffer: aten.log_sigmoid_backward(grad, self, buffer),
         "self": lambda grad, grad_output, self: log_sigmoid_double_backward(grad * grad_output, self),
         "buffer": lambda: None,  # a function of the input, which the forward keeps on some devices
     },
@@ -222,6 +222,7 @@ elementwise(
     probe=lambda grad_output, self, buffer: torch.ops.aten.log_sigmoid_backward(
         grad_output, self, (-self.abs()).exp().detach()
     ),
+    improves="values",
     uses=(log_sigmoid_double_backward,),
 )
 rule(

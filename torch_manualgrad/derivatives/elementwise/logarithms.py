@@ -8,7 +8,7 @@ Note:
 
 from __future__ import annotations
 
-from math import inf, log, nan
+from math import inf, nan
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+
+from .saturating import logistic, logistic_base_2
 
 
 @formula
@@ -59,9 +61,9 @@ def _ratio(x: Tensor | Number, y: Tensor) -> Tensor:
     return x / torch.where((y == 0) & torch.as_tensor(x == 0), inf, y)
 
 
-def _share(x: Tensor, y: Tensor, base: float = 1.0) -> Tensor:
-    """1 / (1 + exp(base (y - x))), and 1/2 where both are the same infinity; booleans have no difference."""
-    return torch.sigmoid(torch.where((x == y) & ~x.isfinite(), 0, (x + y * -1.0) * base))
+def _difference(x: Tensor, y: Tensor) -> Tensor:
+    """x - y, and 0 where both are the same infinity; booleans have no difference."""
+    return torch.where((x == y) & ~x.isfinite(), 0, x + y * -1.0)
 
 
 elementwise(
@@ -114,14 +116,17 @@ elementwise(
 )
 elementwise(
     "aten::logaddexp",
-    {"self": lambda self, other: _share(self, other), "other": lambda self, other: _share(other, self)},
+    {
+        "self": lambda self, other: logistic(_difference(self, other)),
+        "other": lambda self, other: logistic(_difference(other, self)),
+    },
     improves="values",
 )
 elementwise(
     "aten::logaddexp2",
     {
-        "self": lambda self, other: _share(self, other, log(2)),
-        "other": lambda self, other: _share(other, self, log(2)),
+        "self": lambda self, other: logistic_base_2(_difference(self, other)),
+        "other": lambda self, other: logistic_base_2(_difference(other, self)),
     },
     real_only=True,
     improves="values",

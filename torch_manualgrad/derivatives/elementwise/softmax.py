@@ -43,7 +43,19 @@ def _softmax_backward(grad: Tensor, result: Tensor, dim: int, self_dtype: torch.
 
 
 def _softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
-    return softmax_differential(self_t.to(result.dtype), result, dim)
+    return softmax_differential(_relative(self_t.to(result.dtype), result, dim), result, dim)
+
+
+def _relative(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
+    """The tangent less that of the largest input, which tells the same, as <1, y> = 1.
+
+    Where one element of y is close to 1, t - <t, y> would be all rounding for it, and is a sum over the others so.
+    """
+    if output.numel() == 0:
+        return self_t
+    largest = output == output.amax(dim, keepdim=True)
+    there = torch.where(largest, self_t, 0).sum(dim, keepdim=True)
+    return self_t - there / largest.sum(dim, keepdim=True).clamp(min=1)
 
 
 @formula
@@ -81,7 +93,12 @@ def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
     References:
         ATen logsumexp_jvp.
     """
-    return self_t - (self_t * output.exp()).sum(dim, keepdim=True)
+    return _log_softmax_jvp(self_t, output.exp(), dim)
+
+
+def _log_softmax_jvp(self_t: Tensor, y: Tensor, dim: int) -> Tensor:
+    """The same by y = softmax: exp(l) has the rounding of l, which is an error of |l| units."""
+    return self_t - (self_t * y).sum(dim, keepdim=True)
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
@@ -133,7 +150,11 @@ rule(
     vjp={
         "self": lambda grad, result, dim, self_dtype: aten._log_softmax_backward_data(grad, result, dim, self_dtype),
     },
-    jvp={"result": lambda self_t, result, dim: log_softmax_jvp(self_t.to(result.dtype), result, dim)},
+    jvp={
+        "result": lambda self_p, self_t, result, dim: _log_softmax_jvp(
+            _relative(self_t.to(result.dtype), result, dim), self_p.softmax(dim, result.dtype), dim
+        )
+    },
     uses=log_softmax_jvp,
     defer_to_stock=always,
     improves="missing",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
 
+from .saturating import normal_density
 from .series import polynomial
 
 
@@ -53,13 +54,21 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
     return torch.where(far, at_infinity, near)
 
 
-def _log_ndtr(self: Tensor) -> Tensor:
-    """phi(x) / Phi(x) with the normal density phi, by erfcx, and without it where erfcx(-x / sqrt(2)) is its series."""
-    far = self < -_ERFCX_FAR * sqrt(2)
+def _log_ndtr(self: Tensor, result: Tensor) -> Tensor:
+    """phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
+
+    Near 0, as PyTorch's, by one exponential; left of -1 PyTorch's result loses digits, and far right erfcx would overflow.
+    """
+    far, left, middle = self < -_ERFCX_FAR * sqrt(2), self < -2, self.abs() < 1
     inverse = 1 / torch.where(far, self, -inf)
     at_infinity = -torch.where(far, self, 0) / polynomial(_ERFCX, inverse * inverse)
-    near = sqrt(2 / pi) / torch.special.erfcx(torch.where(far, 0, -self / sqrt(2)))
-    return torch.where(far, at_infinity, near)
+    near = sqrt(2 / pi) / torch.special.erfcx(torch.where(left & ~far, self / -sqrt(2), 0))
+    x, log_ndtr = torch.where(middle, self, 0), torch.where(middle, result, 0)
+    around_zero = (-log_ndtr - x * x / 2).exp() / sqrt(2 * pi)
+    x = torch.where(left | middle, 0, self)
+    log_ndtr = torch.where(x > 0, torch.where(x > 0, result, 0), (torch.erfc(-x / sqrt(2)) / 2).log())
+    right = normal_density(x) * (-log_ndtr).exp()
+    return torch.where(far, at_infinity, torch.where(left, near, torch.where(middle, around_zero, right)))
 
 
 elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self * self).exp(), real_only=True)
@@ -69,7 +78,7 @@ elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square()
 elementwise(
     "aten::special_ndtri", lambda result: sqrt(2 * pi) * (result * result / 2).exp(), domain=(0, 1), real_only=True
 )
-elementwise("aten::special_log_ndtr", lambda self: _log_ndtr(self), real_only=True, improves="values")
+elementwise("aten::special_log_ndtr", lambda self, result: _log_ndtr(self, result), real_only=True, improves="values")
 elementwise("aten::lgamma", lambda self: self.digamma(), domain=(0, inf), real_only=True)
 elementwise("aten::digamma", lambda self: torch.polygamma(1, self), domain=(0, inf), real_only=True)
 elementwise(

@@ -22,6 +22,7 @@ from torch.nn.functional import logsigmoid
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
+from ..elementwise.saturating import logistic
 from .common import MEAN, NONE, SUM, fitted, leaf, of_all, random, reduced, scaled
 
 aten = torch.ops.aten
@@ -161,7 +162,7 @@ def binary_cross_entropy_with_logits_backward(
     References:
         ATen binary_cross_entropy_with_logits_backward.
     """
-    slope = (1 - target) * input.sigmoid() - _weighted(target, pos_weight) * (-input).sigmoid()
+    slope = (1 - target) * logistic(input) - _weighted(target, pos_weight) * logistic(-input)
     return _spread(grad, input, weight, reduction) * slope
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
+from ..elementwise.saturating import logistic, logistic_slope
 from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled
 
 
@@ -33,7 +34,7 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
     References:
         ATen soft_margin_loss_backward, which has no forward derivative.
     """
-    return scaled(grad_output * (-target * (-target * self).sigmoid()), reduction, self)
+    return scaled(grad_output * (-target * logistic(-target * self)), reduction, self)
 
 
 @formula
@@ -52,8 +53,7 @@ def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor
     References:
         ATen soft_margin_loss_double_backward.
     """
-    u = target * input
-    return scaled(grad * (target * target * u.sigmoid() * (-u).sigmoid()), reduction, input)
+    return scaled(grad * (target * target * logistic_slope(target * input)), reduction, input)
 
 
 @formula

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
+from ..elementwise.saturating import logistic
 from .dims import cast
 from .norm import spread, widened
 
@@ -140,6 +141,19 @@ def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
     return a, torch.where(empty, 0, torch.where(empty, 0, x - l).exp())
 
 
+def _shares(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """The same for real x, where l is finite, by u = x_m - l_(m-1): a = s(-u) and w = s(u), with s the sigmoid.
+
+    Where w is close to 1, the tangent of a difference of l is all rounding.
+    """
+    a, w = _ratios(x, l)
+    before = _before(l, one=False)
+    first = torch.arange(l.shape[-1], device=l.device) == 0
+    finite = x.isfinite() & before.isfinite() & ~first
+    u = torch.where(finite, x - before, 0)
+    return torch.where(finite, logistic(-u), a), torch.where(finite, logistic(u), w)
+
+
 @formula
 def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) -> Tensor:
     """Cotangent of x, given that of l = log cumsum exp(x): conj(w_k) S_k, see the module.
@@ -159,7 +173,8 @@ def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) 
     References:
         ATen logcumsumexp_backward.
     """
-    a, w = _ratios(_last(self, dim), _last(result, dim))
+    x, l = _last(self, dim), _last(result, dim)  # noqa: E741
+    a, w = _shares(x, l) if torch.is_grad_enabled() and not x.is_complex() else _ratios(x, l)
     return _back(w.conj() * _pull(a, _last(grad, dim)), self, dim)
 
 
@@ -182,7 +197,8 @@ def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -
     References:
         ATen logcumsumexp_jvp, which is nan for some complex x.
     """
-    a, w = _ratios(_last(self_p, dim), _last(result, dim))
+    x, l = _last(self_p, dim), _last(result, dim)  # noqa: E741
+    a, w = _ratios(x, l) if x.is_complex() else _shares(x, l)
     return _back(recurrence(a, w * _last(self_t, dim)), result, dim)
 
 

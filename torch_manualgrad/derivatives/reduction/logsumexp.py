@@ -18,9 +18,18 @@ from .dims import restore_reduced_dims
 from .norm import spread
 
 
-def _softmax(x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> tuple[Tensor, Tensor]:
-    """Multiples of w, and their sum, with the reduced dims; the sum is 1 where w is 0."""
-    shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
+def _softmax(
+    x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool, differentiated: bool
+) -> tuple[Tensor, Tensor]:
+    """Multiples of w, and their sum, with the reduced dims; the sum is 1 where w is 0.
+
+    Where this is ``differentiated`` and x is real, the largest multiple is 1, and constant: where w is close to 1, its
+    tangent w (t - <w, t>) would be all rounding.
+    """
+    if differentiated and not x.is_complex() and x.numel():
+        shift = x.amax(dim, keepdim=True)
+    else:
+        shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
     e = (x - torch.where(shift.isinf(), 0, shift)).exp()
     empty = (shift.real if shift.is_complex() else shift) == -torch.inf
     return e, torch.where(empty, 1, e.sum(dim, keepdim=True))
@@ -46,7 +55,7 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
     References:
         ATen logsumexp_backward.
     """
-    e, total = _softmax(self, result, dim, keepdim)
+    e, total = _softmax(self, result, dim, keepdim, differentiated=torch.is_grad_enabled())
     return restore_reduced_dims(grad, self.dim(), dim, keepdim) / total.conj() * e.conj()
 
 
@@ -70,7 +79,7 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     References:
         ATen logsumexp_jvp and safe_logsumexp_jvp.
     """
-    e, total = _softmax(self_p, result, dim, keepdim)
+    e, total = _softmax(self_p, result, dim, keepdim, differentiated=True)
     return (e * (self_t / total)).sum(dim, keepdim)
 
 

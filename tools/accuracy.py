@@ -1,0 +1,251 @@
+"""Measures how far derivatives are from the exact ones, PyTorch's and this package's, and writes docs/accuracy.md.
+
+Each function of `accuracy_cases` is differentiated three times, in reverse and in forward mode, at points from the smallest to the
+largest numbers of a dtype, with PyTorch's derivatives, under `override()` and under `override("*")`. The exact derivatives are
+differences of the function in mpmath, in more than a thousand bits. An error is counted in units in the last place of the
+exact value.
+
+    python tools/accuracy.py                        (half an hour; `make measure` runs it)
+    python tools/accuracy.py log_ndtr --points 40   (what is worse than PyTorch's is printed; the table stays)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accuracy_cases import CASES, Case
+from mpmath import mp, mpf
+from torch import Tensor
+
+import torch_manualgrad as mg
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+ORDERS = (1, 2, 3)
+ALLOWED = 4.0  # units in the last place, where PyTorch's are less
+OVERRIDES: dict[str, Callable[[], Any]] = {"override()": mg.override, 'override("*")': lambda: mg.override("*")}
+_STEP = 60  # the exponent of the step of the differences
+_EDGES = (0.0, 1e-3, 0.1, 1.0, 4.0, 10.0, 20.0, 40.0, 100.0, 1e4, math.inf)  # of regions, by the size of x
+_SPECIAL = (0.0, 0.5, 1.0, 2.0, 3.0, 8.0, 12.5, 14.0, 20.0, 30.0, 38.5, 88.0, 100.0, 700.0)
+
+
+# -- points and what is exact -----------------------------------------------------------------------------------------
+
+
+def points(case: Case, dtype: torch.dtype, count: int) -> Tensor:
+    """Numbers of both signs in the domain: the special ones, some of every size, and most between 1e-3 and 1e3."""
+    info = torch.finfo(dtype)
+    generator = torch.Generator().manual_seed(count)
+    unit = torch.rand(3 * count, dtype=torch.float64, generator=generator)
+    wide = math.log(info.smallest_normal) + unit[:count] * (math.log(info.max) - math.log(info.smallest_normal))
+    near = math.log(1e-3) + unit[count:] * math.log(1e6)
+    sizes = torch.cat([torch.tensor(_SPECIAL, dtype=torch.float64), wide.exp(), near.exp()])
+    signs = torch.where(torch.rand(sizes.shape, generator=generator) < 0.5, -1.0, 1.0)
+    low, high = case.domain
+    x = torch.cat([sizes[: len(_SPECIAL)], -sizes[: len(_SPECIAL)], (sizes * signs)[len(_SPECIAL) :]]).to(dtype)
+    if math.isfinite(low) and math.isfinite(high):
+        x = torch.cat([x, (low + (high - low) * unit[:count]).to(dtype)])
+    inside = (x > low) & (x < high) & x.isfinite() & ((x != 0) | torch.tensor(not case.singular))
+    x = x[inside].unique()
+    return x[torch.randperm(len(x), generator=generator)[:count]].sort().values
+
+
+def exact(case: Case, x: float) -> list[mpf]:
+    """The function, its derivatives of all orders, and the next."""
+    with mp.workprec(case.bits):
+        at = mpf(x)
+        h = (abs(at) if case.singular else 1) * mpf(2) ** -_STEP
+        far_left, left, here, right, far_right = (case.exact(at + k * h) for k in (-2, -1, 0, 1, 2))
+        found = [
+            here,
+            (8 * (right - left) - (far_right - far_left)) / (12 * h),
+            (16 * (right + left) - 30 * here - far_right - far_left) / (12 * h * h),
+            (far_right - far_left - 2 * (right - left)) / (2 * h**3),
+            (far_right + far_left - 4 * (right + left) + 6 * here) / h**4,
+        ]
+        noise = abs(here) * mpf(2) ** (20 - case.bits)
+        return [d if abs(d) * h**n > noise else mpf(0) for n, d in enumerate(found)]
+
+
+def error(found: float, expected: mpf, change: mpf, dtype: torch.dtype) -> float:
+    """The distance in units in the last place of what is expected, where this is in the range of the dtype.
+
+    Next to a root of the derivative a unit is what a change of x by one unit makes of it, ``change``, and where the function changes
+    on the scale of 1, a unit of 1.
+    """
+    info = torch.finfo(dtype)
+    if abs(expected) > info.max:
+        return 0.0 if math.isinf(found) and (found > 0) == (expected > 0) or abs(found) == info.max else math.inf
+    if not math.isfinite(found):
+        return math.inf
+    exponent = max(mp.frexp(expected)[1] - 1 if expected else -10000, round(math.log2(info.smallest_normal)))
+    return float(abs(mpf(found) - expected) / (mpf(info.eps) * max(mpf(2) ** exponent, abs(change))))
+
+
+def change(case: Case, x: float, exact: list[mpf], order: int) -> mpf:
+    """What a unit of x makes of the derivative of this order; and of the one before, where the function has no more."""
+    scale = abs(x) if case.singular else 1
+    return exact[order - 1] / scale if exact[order] == 0 == exact[order + 1] else exact[order + 1] * scale
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def reverse(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    found, result = function(x), []
+    for _ in ORDERS:
+        if found.requires_grad:
+            (found,) = torch.autograd.grad(found.sum(), x, create_graph=True, materialize_grads=True)
+        else:
+            found = torch.zeros_like(x)
+        result.append(found.detach())
+    return result
+
+
+def forward(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    result, one = [], torch.ones_like(x)
+    for _ in ORDERS:
+        function = lambda x, f=function: torch.func.jvp(f, (x,), (one,))[1]  # noqa: E731
+        result.append(function(x))
+    return result
+
+
+MODES = {"reverse": reverse, "forward": forward}
+
+
+def region(x: float) -> tuple[bool, int]:
+    return x < 0, sum(abs(x) >= edge for edge in _EDGES)
+
+
+@dataclass
+class Measured:
+    """The largest error in one region, and where it is."""
+
+    case: Case
+    dtype: torch.dtype
+    order: int
+    mode: str
+    which: str
+    ours: float
+    at: float
+    stock: float
+    stock_at: float
+
+    @property
+    def is_worse(self) -> bool:
+        return self.ours > max(self.stock, ALLOWED)
+
+
+def _run(mode: str, function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor] | None:
+    try:
+        return MODES[mode](function, x)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def measure(
+    case: Case, dtype: torch.dtype, count: int, known: dict[float, list[mpf]] | None = None
+) -> Iterator[Measured]:
+    """Region by region."""
+    x = points(case, dtype, count)
+    numbers = x.tolist()
+    expected = [exact(case, v) for v in numbers]
+    for mode in MODES:
+        stock = _run(mode, case.function, x)
+        for which, override in OVERRIDES.items():
+            with override():
+                ours = _run(mode, case.function, x)
+            for n in ORDERS:
+                worst: dict[Any, list[tuple[float, float]]] = {}
+                for i, v in enumerate(numbers):
+                    errors = [
+                        math.inf
+                        if found is None
+                        else error(
+                            found[n - 1][i].item(),
+                            expected[i][n],
+                            change(case, v, expected[i], n),
+                            dtype,
+                        )
+                        for found in (ours, stock)
+                    ]
+                    regions = worst.setdefault(region(v), [(-1.0, v), (-1.0, v)])
+                    for k, e in enumerate(errors):
+                        regions[k] = max(regions[k], (e, v))
+                for (a, at), (b, stock_at) in worst.values():
+                    yield Measured(case, dtype, n, mode, which, a, at, b, stock_at)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+_TOP = """# Accuracy
+
+How far derivatives are from the exact ones, in units in the last place: the largest error in a region, PyTorch's and that under
+`override()`, at {count} points from the smallest to the largest numbers of the dtype. Where an operator has no rule in a plain
+`override()`, it is under `override("*")`, marked *. Orders are those of the derivative; "raises" also stands for nan or an infinity in the
+place of a number. Only what is better by more than {allowed} units is listed, and of the regions of one function the one with the
+largest difference. Where the tables have no line, both are the same or within {allowed} units of the exact value: under an override
+no result is less accurate than PyTorch's. `make measure` measures it again with tools/accuracy.py, torch {torch} on a CPU.
+"""
+
+
+def _number(e: float) -> str:
+    return "wrong" if math.isinf(e) else f"{e:.1f}" if e < 10 else f"{e:.2g}"
+
+
+def page(found: Sequence[Measured], count: int) -> str:
+    lines = [_TOP.format(count=count, allowed=round(ALLOWED), torch=torch.__version__.split("+")[0])]
+    for dtype in DTYPES:
+        rows: dict[Any, Measured] = {}
+        for m in found:
+            if m.dtype is not dtype or m.stock - m.ours <= ALLOWED or m.stock <= ALLOWED:
+                continue
+            key = (m.case.name, m.order)
+            if key not in rows or (m.stock, -m.ours, m.which == "override()") > (
+                rows[key].stock, -rows[key].ours, rows[key].which == "override()"
+            ):  # fmt: skip
+                rows[key] = m
+        lines += [
+            f"\n## {str(dtype).removeprefix('torch.')}\n",
+            "| function | order | x | PyTorch | override |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for (name, order), m in sorted(rows.items()):
+            star = "" if m.which == "override()" else " *"
+            lines.append(f"| {name}{star} | {order} | {m.stock_at:.3g} | {_number(m.stock)} | {_number(m.ours)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help="parts of names of functions; all by default")
+    parser.add_argument("--points", type=int, default=200)
+    options = parser.parse_args(arguments)
+    chosen = [c for c in CASES if not options.names or any(n in c.name for n in options.names)]
+    found = []
+    for case, dtype in itertools.product(chosen, DTYPES):
+        measured = list(measure(case, dtype, options.points))
+        found += measured
+        for m in measured:
+            if m.is_worse:
+                print(
+                    f"{case.name}, {dtype}, order {m.order}, {m.mode}, {m.which}: {_number(m.ours)} units at {m.at!r}; "
+                    f"PyTorch's {_number(m.stock)}",
+                    flush=True,
+                )
+    if not options.names:
+        PAGE.write_text(page(found, options.points))
+    return any(m.is_worse for m in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
