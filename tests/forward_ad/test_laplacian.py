@@ -192,8 +192,14 @@ def test_products_with_the_hessian():
     torch.testing.assert_close(ggn_vp(MLP, loss, x, v), J.mT @ hessian(loss, MLP(x)) @ J @ v)
 
 
+def test_a_weight_that_is_not_symmetric():
+    x, W = random(3), random(3, 3)
+    H = torch.stack([hessian(lambda y, i=i: MLP(y)[i], x) for i in range(MLP(x).numel())])
+    torch.testing.assert_close(weighted_laplacian(MLP, W)(x), (W * H).sum((-2, -1)).reshape(MLP(x).shape))
+
+
 def test_a_weight_that_does_not_fit():
-    with pytest.raises(ValueError, match="weighted_laplacian: a weight of shape"):
+    with pytest.raises(ValueError, match="weighted_laplacian: weight: expected shape"):
         weighted_laplacian(MLP, random(2))(random(3))
 
 

@@ -9,15 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.arguments import ArgumentError, checked
 from torch_manualgrad.core.internals import pytree
 
+from .jet_arguments import check_at_least, check_like, check_numbers
 from .jet_tensor import Space
 from .jet_trace import is_tensor
 
 __all__ = ["directional", "jet"]
 
 
-def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+@checked
+def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Sequence[Tensor | None]]) -> tuple[Any, Any]:
     """The derivatives of ``f`` along a curve, given those of the curve.
 
     With x(t) the curve through the primals, whose k-th derivative at 0 is the k-th term, the k-th term of the result is
@@ -37,15 +40,20 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence
         TypeError: a number is read from a tensor, or a tensor goes to what is no function of torch.
         ValueError: the series do not fit the primals.
     """
+    lengths = [len(terms) for terms in series]
     if len(primals) != len(series):
-        raise ValueError(f"jet: {len(primals)} primals and {len(series)} series")
-    orders = {len(terms) for terms in series}
-    if len(orders) != 1 or 0 in orders:
-        raise ValueError(f"jet: all series have one length, of at least 1; got {[len(terms) for terms in series]}")
-    space = Space(orders.pop())
+        raise ArgumentError(f"jet: series: expected one for each of {len(primals)} primals, got {len(series)}")
+    if len({*lengths}) != 1 or not lengths[0]:
+        raise ArgumentError(f"jet: series: expected one length of at least 1, got lengths {lengths}")
+    for i, (primal, terms) in enumerate(zip(primals, series)):
+        check_numbers(f"jet: primals[{i}]", primal)
+        for k, term in enumerate(terms):
+            if term is not None:
+                check_like(f"jet: series[{i}][{k}]", term, f"primals[{i}]", primal)
+    space = Space(lengths[0])
 
     def run() -> tuple[Any, Any]:
-        inputs = [space.jet([p, *_coefficients(p, terms)]) for p, terms in zip(primals, series)]
+        inputs = [space.jet([p, *_coefficients(terms)]) for p, terms in zip(primals, series)]
         leaves, tree = pytree.tree_flatten(f(*inputs))
         found = [space.coefficients(y) for y in leaves]
         values = [y[0] for y in found]
@@ -55,12 +63,7 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence
     return space.run(run)
 
 
-def _coefficients(primal: Any, terms: Sequence[Any]) -> list[Any]:
-    if not is_tensor(primal) or not (primal.is_floating_point() or primal.is_complex()):
-        raise ValueError(f"jet: a primal must be a tensor of real or complex numbers, got {primal!r}")
-    for term in terms:
-        if term is not None and tuple(term.shape) != tuple(primal.shape):
-            raise ValueError(f"jet: a term of shape {tuple(term.shape)} for a primal of shape {tuple(primal.shape)}")
+def _coefficients(terms: Sequence[Any]) -> list[Any]:
     return [t if t is None or k < 2 else t / math.factorial(k) for k, t in enumerate(terms, start=1)]
 
 
@@ -71,6 +74,7 @@ def _terms(y: list[Any]) -> list[Tensor]:
     ]
 
 
+@checked
 def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) -> Any:
     """The derivatives of ``f`` at ``x`` along the straight line in direction ``v``, from the first to the given order.
 
@@ -82,5 +86,11 @@ def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) ->
 
     Returns:
         In the place of each tensor that f returns, the list of d^k/dt^k f(x + t v) at t = 0, k = 1, ..., order.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: ``order`` is less than 1; ``v`` does not have the shape of ``x``, or is complex where ``x`` is real.
     """
+    check_at_least("directional: order", order, 1)
+    check_like("directional: v", v, "x", x)
     return jet(f, (x,), ([v, *[None] * (order - 1)],))[1]

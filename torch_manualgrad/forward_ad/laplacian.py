@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.arguments import ArgumentError, checked
 from torch_manualgrad.core.internals import pytree
 
+from .jet_arguments import check_at_least, check_batch_dims, check_like, check_numbers
 from .jet_rows import RowSpace, densified
 from .jet_tensor import Space
 from .jet_vmap import each_direction
@@ -29,6 +31,7 @@ from .jets import directional
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
 
+@checked
 def laplacian(
     f: Callable[..., Any], *, batch_dims: int = 0, block_dim: int | None = None, with_jacobian: bool = False
 ) -> Callable[..., Any]:
@@ -49,15 +52,20 @@ def laplacian(
         argument without its batch dimensions.
 
     Raises:
-        ValueError: block_dim is a dimension of the batch, or none of the argument's.
+        TypeError: an argument is of another type.
+        ValueError: ``batch_dims`` is negative, or more than the argument's dimensions; ``block_dim`` is a dimension of the
+            batch, or the argument has no such dimension.
     """
+    check_at_least("laplacian: batch_dims", batch_dims, 0)
 
     def of(x: Tensor, *others: Any) -> Any:
+        check_batch_dims("laplacian", x, batch_dims)
         first, same = batch_dims, [*range(batch_dims)]
         if block_dim is not None:
             if not -x.ndim <= block_dim < x.ndim or block_dim % x.ndim in same:
-                raise ValueError(
-                    f"laplacian: block_dim {block_dim} of {x.ndim} dimensions, {batch_dims} of them a batch's"
+                raise ArgumentError(
+                    f"laplacian: block_dim: expected one of the dimensions {list(range(batch_dims, x.ndim))} for an "
+                    f"argument of shape {list(x.shape)} and batch_dims={batch_dims}, got {block_dim}"
                 )
             first = block_dim % x.ndim
         several = block_dim is not None and x.shape[first] > 1
@@ -83,40 +91,52 @@ def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: i
     return found.movedim(value.ndim, value.ndim + first) if first else found
 
 
+@checked
 def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int = 0) -> Callable[..., Any]:
     """The trace of W H, with H the Hessian of ``f`` in its first argument: the sum of W[i, j] H[i, j].
 
     Args:
         f: as in `laplacian`.
-        weight: W, symmetric, (n, n), or its diagonal, (n,), with n the number of entries that f has its argument's example
-            by. A matrix is constant; a diagonal may be differentiated.
+        weight: W, (n, n), or its diagonal, (n,), with n the number of entries of one example of the argument. The
+            symmetric part of a matrix counts. A matrix is constant; a diagonal may be differentiated.
         batch_dims: as in `laplacian`.
 
     Returns:
         The function with f's arguments whose value is that of each output.
 
     Raises:
-        ValueError: the weight has another shape.
+        TypeError: an argument is of another type.
+        ValueError: the weight has another shape; ``batch_dims`` as in `laplacian`.
     """
+    check_numbers("weighted_laplacian: weight", weight)
+    check_at_least("weighted_laplacian: batch_dims", batch_dims, 0)
 
     def of(x: Tensor, *others: Any) -> Any:
+        check_batch_dims("weighted_laplacian", x, batch_dims)
         n = math.prod(x.shape[batch_dims:])
         if tuple(weight.shape) not in ((n,), (n, n)):
-            raise ValueError(f"weighted_laplacian: a weight of shape {tuple(weight.shape)} for {n} entries")
+            raise ArgumentError(
+                f"weighted_laplacian: weight: expected shape [{n}] or [{n}, {n}] for an argument of shape {list(x.shape)} "
+                f"and batch_dims={batch_dims}, got {list(weight.shape)}"
+            )
         weights, seeds = weight, _seeds(x, range(batch_dims))
         if weight.ndim == 2:
-            weights, vectors = torch.linalg.eigh(weight.detach().to(x.dtype))
+            symmetric = (weight.detach() + weight.detach().mT) / 2
+            weights, vectors = torch.linalg.eigh(symmetric.to(x.dtype))
             seeds = _seeds(x, range(batch_dims), vectors.mT)
         return _collapsed(f, x, others, seeds, Space(2, n, weights))[2]
 
     return of
 
 
+@checked
 def biharmonic(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[..., Any]:
-    """The Laplacian of the Laplacian of ``f``; arguments and result as in `laplacian`."""
+    """The Laplacian of the Laplacian of ``f``; arguments, result and errors as in `laplacian`."""
+    check_at_least("biharmonic: batch_dims", batch_dims, 0)
     return laplacian(laplacian(f, batch_dims=batch_dims), batch_dims=batch_dims)
 
 
+@checked
 def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[..., Any]:
     """The second derivatives of ``f`` in each entry of its first argument.
 
@@ -127,9 +147,14 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
     Returns:
         The function with f's arguments whose value has, for each output, its shape followed by that of the argument
         without its batch dimensions.
+
+    Raises:
+        TypeError, ValueError: as in `laplacian`.
     """
+    check_at_least("hessian_diagonal: batch_dims", batch_dims, 0)
 
     def of(x: Tensor, *others: Any) -> Any:
+        check_batch_dims("hessian_diagonal", x, batch_dims)
         trees: list[Any] = []
 
         def second(v: Tensor) -> list[Any]:
@@ -147,6 +172,7 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
     return of
 
 
+@checked
 def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """The Hessian of a scalar function times a vector: the derivative of its gradient along ``v``.
 
@@ -157,10 +183,16 @@ def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
 
     Returns:
         The shape of ``x``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: ``v`` does not have the shape of ``x``, or is complex where ``x`` is real.
     """
+    check_like("hvp: v", v, "x", x)
     return torch.func.jvp(torch.func.grad(f), (x,), (v,))[1]
 
 
+@checked
 def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """The generalized Gauss-Newton matrix of loss(model(x)) times a vector: J^T H J v, H the Hessian of the loss.
 
@@ -172,7 +204,11 @@ def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], 
 
     Returns:
         The shape of ``x``.
+
+    Raises:
+        TypeError, ValueError: as in `hvp`.
     """
+    check_like("ggn_vp: v", v, "x", x)
     output, pullback = torch.func.vjp(model, x)  # type: ignore[misc]
     tangent = torch.func.jvp(model, (x,), (v,))[1]
     return pullback(hvp(loss, output, tangent))[0]
