@@ -72,8 +72,7 @@ def _tensor(name: str, about: Declared, sizes: dict[str, Any], made: dict[str, A
         return torch.ones(shape, dtype=torch.int64)
     if about.dtype == "bool":
         return torch.ones(shape, dtype=torch.bool)
-    dtype = torch.complex128 if about.dtype == "complex" else torch.float64
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(choice.randrange(1000)))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(choice.randrange(1000)))
 
 
 def _sizes(dim: str, sizes: dict[str, Any], choice: random.Random) -> list[int]:

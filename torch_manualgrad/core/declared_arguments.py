@@ -33,7 +33,7 @@ class Declared:
     Attributes:
         shapes: alternatives, each a list of dims as they are written; none if any shape is admitted.
         as_shape_of: another argument whose shape it has.
-        dtype: "real", "complex", "integers" or "bool"; empty for any.
+        dtype: "real", "integers" or "bool"; empty for any.
         choices: values, of which it has one; empty for any.
         length: of a list of bools; None for any.
         number: whether Python callers may give a number, or None, for a tensor.
@@ -179,9 +179,7 @@ def _dtype(text: str) -> str:
         return "integers"
     if re.search(r"(?:^|[,;] )bool(ean)?\b", text):
         return "bool"
-    if re.search(r"(?:^|[,;] )real\b(?! or complex)", text):
-        return "real"
-    return "complex" if re.search(r"(?:^|[,;] )complex(?=[,;.]|$)", text) else ""
+    return "real" if re.search(r"(?:^|[,;] )real\b(?! or complex)", text) else ""
 
 
 def _choices(text: str) -> tuple[Any, ...]:
@@ -197,7 +195,6 @@ def _choices(text: str) -> tuple[Any, ...]:
 
 _IS: dict[str, tuple[Callable[[torch.dtype], bool], str]] = {
     "real": (lambda d: not d.is_complex, "a real dtype"),
-    "complex": (lambda d: d.is_complex, "a complex dtype"),
     "integers": (lambda d: not d.is_complex and not d.is_floating_point and d is not torch.bool, "integers"),
     "bool": (lambda d: d in (torch.bool, torch.uint8), "torch.bool"),
 }  # fmt: skip

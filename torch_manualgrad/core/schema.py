@@ -86,6 +86,9 @@ class Signature:
             for i, r in enumerate(schema.returns)
         ]
         self.names = [a.name for a in self.arguments]
+        if len(set(self.names)) < len(self.names):
+            twice = next(n for n in self.names if self.names.count(n) > 1)
+            raise ValueError(f"{self.name}: two arguments of the schema are called {twice!r} ({schema})")
         self.output_names = [r.name for r in self.returns]
         short = len(self.returns) == 1 and "grad" not in self.names
         self.cotangent_names = ["grad"] if short else [f"grad_{n}" for n in self.output_names]

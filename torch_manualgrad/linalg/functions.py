@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import ArgumentError, checked
+from ..core.internals import PLAIN, values_hidden
 from . import tables
 from .arguments import matrix
 from .general import exponential, logarithm_or_power
@@ -166,6 +167,39 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
     return _function(A, assume, tables.exp, exponential)
 
 
+def _integer_power(A: Tensor, p: int) -> Tensor:
+    """A^p; entries that leave the range are infinite or 0, where `torch.linalg.matrix_power` makes nan of inf - inf and 0 inf."""
+    found = torch.linalg.matrix_power(A, p)
+    unread = torch.compiler.is_compiling() or type(A) not in PLAIN or A.is_meta or values_hidden()
+    if abs(p) < 3 or not A.numel() or unread or bool(found.isfinite().all()) or not bool(A.isfinite().all()):
+        return found
+    base = torch.linalg.inv(A) if p < 0 else A
+    # each factor is of size 1, times 2 to an exponent of its own
+    base, at = _scaled(base, base.new_zeros(base.shape[:-2], dtype=torch.float64).real)
+    power, exponent, rest = None, torch.zeros_like(at), abs(p)
+    while rest:
+        if rest & 1:
+            power, exponent = (base, at) if power is None else _scaled(power @ base, exponent + at)
+        base, at = _scaled(base @ base, 2 * at)
+        rest >>= 1
+    assert power is not None
+    most = int(math.log2(torch.finfo(A.dtype).max)) // 2
+    exponent = exponent.clamp(-6 * most, 6 * most)  # in which the range is whole
+    for _ in range(6):  # by finite factors, so that 0 stays 0
+        step = exponent.clamp(-most, most)
+        factor = torch.exp2(step).to(power.real.dtype)[..., None, None]
+        power = torch.complex(power.real * factor, power.imag * factor) if power.is_complex() else power * factor
+        exponent = exponent - step
+    return power
+
+
+def _scaled(A: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
+    """A 2^-k and exponent + k, so that the largest entry is between 1/2 and 1."""
+    largest = A.detach().abs().amax((-2, -1))
+    k = torch.frexp(torch.where(largest == 0, 1, largest).double())[1].double()
+    return A * torch.exp2(-k).to(A.real.dtype)[..., None, None], exponent + k
+
+
 @checked
 def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
     """A real power: the principal one, exp(p log A), with exact derivatives.
@@ -194,6 +228,6 @@ def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
         raise ArgumentError(f"p: expected a finite number, got {p!r}")
     if float(p).is_integer():
         A = matrix(A, "A", square=True)
-        return torch.linalg.matrix_power(hermitian(A) if assume == "hermitian" else A, int(p))
+        return _integer_power(hermitian(A) if assume == "hermitian" else A, int(p))
     table = {0.5: tables.sqrt, -0.5: tables.rsqrt}.get(p, lambda x: tables.power(p, x))
     return _function(A, assume, table, lambda A: logarithm_or_power(A, p))

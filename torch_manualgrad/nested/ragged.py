@@ -13,7 +13,7 @@ from ..core.internals import JaggedStructure, pytree
 from .layouts import from_jagged, from_strided, strided_components, to_jagged, to_strided, tracked
 from .packing import cumulated, flat_from_packed, offsets_of, packed_from_flat, ragged_shape, segments
 from .padding import padded, taken
-from .ragged_checks import check_contents, check_structure, check_values
+from .ragged_checks import check_contents, check_structure, check_types, check_values
 from .ragged_tensor import TensorProperties
 
 __all__ = ["Ragged"]
@@ -39,7 +39,7 @@ class Ragged(TensorProperties):
     Raises:
         ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not fit
             the values.
-        TypeError: offsets of another dtype.
+        TypeError: offsets of another dtype, or an argument of another type.
     """
 
     __slots__ = ("_read", "offsets", "shape", "sizes", "values")
@@ -53,6 +53,7 @@ class Ragged(TensorProperties):
     def __init__(
         self, values: Tensor, offsets: Tensor, shape: Sequence[int | None], sizes: Tensor | None = None
     ) -> None:
+        check_types(values, offsets, shape, sizes)
         _set(self, values, offsets, tuple(shape), sizes)
         check_structure(self)
         check_values(self)

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+
+from ..core.arguments import described
 
 if TYPE_CHECKING:
     from .ragged import Ragged
 
-__all__ = ["check_contents", "check_structure", "check_values"]
+__all__ = ["check_contents", "check_structure", "check_types", "check_values"]
+
+
+def check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
+    """Whether what a user gives is tensors and sizes. Transforms build batches of other things, by other ways."""
+    for name, x in (("values", values), ("offsets", offsets)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a Tensor, got {described(x)}")
+        if x.is_nested or x.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a dense Tensor, got {described(x)}")
+    if sizes is not None and not isinstance(sizes, Tensor):
+        raise TypeError(f"sizes: expected a Tensor or None, got {described(sizes)}")
+    if not isinstance(shape, (list, tuple)) or not all(n is None or isinstance(n, (int, torch.SymInt)) for n in shape):
+        raise TypeError(f"shape: expected a list or tuple, each entry an int or None, got {described(shape)}")
 
 
 def check_structure(x: Ragged) -> None:
     offsets, sizes, ragged = x.offsets, x.sizes, x.ragged_dims
     if offsets.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"offsets: expected int32 or int64, got {offsets.dtype}")
-    if not ragged or ragged[0] == 0 or min(n for n in x.shape if n is not None) < 0:
+    if not ragged or ragged[0] == 0 or min((n for n in x.shape if n is not None), default=0) < 0:
         raise ValueError(f"shape: expected the batch and sizes, at least one of them ragged (None), got {x.shape}")
     if list(offsets.shape) != [(x.shape[0] or 0) + 1]:
         raise ValueError(f"offsets: expected shape [{(x.shape[0] or 0) + 1}] for {x.shape}, got {list(offsets.shape)}")

@@ -165,7 +165,8 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
     """
     i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
     x = widened(self)
-    each = norm_direction(x[i] - x[j], p, (-1,)) * grad.unsqueeze(-1)
+    difference = x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
+    each = norm_direction(difference, p, (-1,)) * grad.unsqueeze(-1)
     return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each).to(self.dtype)
 
 

@@ -161,7 +161,9 @@ def to_dense_at(values: Tensor, indices: tuple[Tensor, ...], sizes: Sequence[int
 
 def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Tensor, height: int) -> Tensor:
     """The product of the sparse matrix of these entries, of that height, and a dense matrix."""
-    return dense.new_zeros(height, dense.shape[1]).index_add(0, rows, values.unsqueeze(-1) * dense[columns])
+    return dense.new_zeros(height, dense.shape[1]).index_add(
+        0, rows, values.unsqueeze(-1) * dense.index_select(0, columns)
+    )
 
 
 def with_values(x: Tensor, values: Tensor, layout: torch.layout = torch.sparse_coo) -> Tensor:

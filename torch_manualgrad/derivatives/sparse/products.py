@@ -37,7 +37,7 @@ __all__ = ["adjoint_product", "products_at"]
 
 def products_at(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Entries of x y^H: sum_k x[i, k] conj(y[j, k])."""
-    return (x[rows] * y[columns].conj()).sum(-1)
+    return (x.index_select(0, rows) * y.index_select(0, columns).conj()).sum(-1)
 
 
 def adjoint_product(A: Tensor, G: Tensor) -> Tensor:
