@@ -19,7 +19,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from .arguments import ArgumentError, arguments_of, described
 from .declared_arguments import NOTHING, Declared, check_declared, declared as declared_by
-from .internals import values_hidden
+from .internals import is_functorch_wrapped, values_hidden
 from .schema import tensors_in
 
 __all__ = ["FormulaCalls", "Requirement", "is_outside"]
@@ -192,4 +192,4 @@ def _declared_of(name: str) -> Mapping[str, Declared]:
 
 def _is_abstract(x: Tensor) -> bool:
     """Whether it has no values that can be read here."""
-    return x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter)
+    return x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter) or is_functorch_wrapped(x)

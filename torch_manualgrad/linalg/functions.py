@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import ArgumentError, checked
-from ..core.internals import PLAIN, values_hidden
+from ..core.internals import are_finite, values_readable
 from . import tables
 from .arguments import matrix
 from .general import exponential, logarithm_or_power
@@ -170,8 +170,9 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 def _integer_power(A: Tensor, p: int) -> Tensor:
     """A^p; entries that leave the range are infinite or 0, where `torch.linalg.matrix_power` makes nan of inf - inf and 0 inf."""
     found = torch.linalg.matrix_power(A, p)
-    unread = torch.compiler.is_compiling() or type(A) not in PLAIN or A.is_meta or values_hidden()
-    if abs(p) < 3 or not A.numel() or unread or bool(found.isfinite().all()) or not bool(A.isfinite().all()):
+    if abs(p) < 3 or not A.numel() or torch.compiler.is_compiling() or not values_readable([A]):
+        return found
+    if are_finite([found]) or not are_finite([A]):
         return found
     base = torch.linalg.inv(A) if p < 0 else A
     # each factor is of size 1, times 2 to an exponent of its own
