@@ -258,7 +258,9 @@ class Maker:
         before = self.values[base].clone()
         names = [base, *uses[1:]]
         self.written.add(base)
-        self.add(f"{call.in_place}({arguments})", names, entry)
+        results = self.add(f"{call.in_place}({arguments})", names, entry)
+        if any(self.values[n].shape != x.shape for n in results):  # PyTorch's addbmm_ makes a view larger
+            raise Unfit
         if not bool(self.values[base].isfinite().all()) or self.values[base].shape != before.shape:
             raise Unfit
 

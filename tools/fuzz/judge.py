@@ -18,7 +18,7 @@ from torch import Tensor
 import torch_manualgrad as mg
 from torch_manualgrad.core.sample import Sample
 from torch_manualgrad.testing import modes
-from torch_manualgrad.testing.arithmetic import inner
+from torch_manualgrad.testing.arithmetic import beside, inner
 from torch_manualgrad.testing.problem import Problem
 from torch_manualgrad.testing.third_order import NESTINGS, _nested
 
@@ -68,6 +68,40 @@ class Verdict:
         return str(self.mode), self.outcome, re.sub(r"[\W\d]+", " ", self.message)
 
 
+class Joined(Problem):
+    """A problem whose loss takes few operators: all real outputs are joined, and all complex ones."""
+
+    def __init__(self, fn: Callable[..., Any], sample: Sample, seed: int) -> None:
+        super().__init__(fn, sample, seed=seed)
+        self.half = tuple(k / 2 for k in self.bend)
+        self.groups = []
+        for is_complex in (False, True):
+            places = [j for j, i in enumerate(self.outputs) if self.base[i].is_complex() == is_complex]
+            if places:
+                weight, square = (
+                    torch.cat([(x[j] / self.unit[j] ** k).reshape(-1) for j in places])
+                    for k, x in ((1, self.weights), (2, self.squares))
+                )
+                self.groups.append((places, weight.conj().resolve_conj(), square.to(weight.dtype)))
+
+    def loss(self, *primals: Tensor, subset: Sequence[int] | None = None) -> Tensor:
+        outputs = self.call(*primals)
+        terms = []
+        for places, weight, square in self.groups:
+            flat = [outputs[j].reshape(-1) for j in places]
+            y = torch.cat(flat) if len(flat) > 1 else flat[0]
+            if y.is_complex():
+                terms.append((y * (beside(weight, y) + beside(square, y) * y.conj())).sum().real)
+            else:
+                terms.append((y * (beside(weight, y) + beside(square, y) * y)).sum())
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    def bent(self, *z: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            beside(x, d) + d * (1 + beside(k, d) * d) for x, d, k in zip(self.primals, z, self.half, strict=True)
+        )
+
+
 class Subject:
     """A program with its loss, its directions, and its derivatives along lines by finite differences."""
 
@@ -75,8 +109,8 @@ class Subject:
         self.program = program
         # a copy of each input: a program that writes to one would spoil it for the next mode
         sample = Sample(*(x.clone() for x in program.inputs.values()))
-        problem = Problem(program.function, sample, seed=seed)
-        self.problem = problem.but(w=problem.u)
+        self.problem = Joined(program.function, sample, seed)
+        self.problem.w = self.problem.u
 
     @cached_property
     def single(self) -> bool:

@@ -116,24 +116,27 @@ def run(
     """
     chosen = list(configurations or CONFIGURATIONS)
     tally, start = Tally(), time.monotonic()
-    for number in numbers:
-        if time.monotonic() > until:
-            break
-        try:
-            program = generate(seed, number, entries, wanted)
-            subject = Subject(program)
-            subject.numbers  # noqa: B018  # before any override
-        except Exception as error:
-            tally.rejected += 1
-            tally.refusals[f"no program: {judge.said(error)}"] += 1
-            continue
-        tally.programs += 1
-        if any(subject.settled(Mode("rev", "", k)) for k in (1, 2)):
-            tally.reached.update(set(program.operators))
-        for name in chosen if all_configurations else [chosen[number % len(chosen)]]:
-            one(tally, number, name, subject, around, shrinking, report)
-        tally.seconds = time.monotonic() - start
-        report(tally, None)
+    try:
+        for number in numbers:
+            if time.monotonic() > until:
+                break
+            try:
+                program = generate(seed, number, entries, wanted)
+                subject = Subject(program)
+                subject.numbers  # noqa: B018  # before any override
+            except Exception as error:
+                tally.rejected += 1
+                tally.refusals[f"no program: {judge.said(error)}"] += 1
+                continue
+            tally.programs += 1
+            if any(subject.settled(Mode("rev", "", k)) for k in (1, 2)):
+                tally.reached.update(set(program.operators))
+            for name in chosen if all_configurations else [chosen[number % len(chosen)]]:
+                one(tally, number, name, subject, around, shrinking, report)
+            tally.seconds = time.monotonic() - start
+            report(tally, None)
+    except KeyboardInterrupt:  # what is known so far is reported
+        pass
     tally.seconds = time.monotonic() - start
     return tally
 
