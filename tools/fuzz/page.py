@@ -28,6 +28,7 @@ def summary(tally: Tally) -> str:
             *(f"  not reached: {n}" for n in missed),
             *(f"  never in a program: {n} ({why})" for n, why in pool.NOT_CALLED.items()),
             *(f"  {n} times: {text}" for text, n in tally.repeats.most_common() if n > 1),
+            *(f"  {text}" for text in tally.near[:40]),
             *(f"  refused {n} times, {text}" for text, n in refused.most_common(40)),
         ]
     )

@@ -76,13 +76,18 @@ class Tally:
     reached: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    #: what differs where the reference is not sure
+    near: list[str] = field(default_factory=list)
     seconds: float = 0.0
     rejected: int = 0
     #: how often a finding that is known, or a message, came again
     repeats: Counter[str] = field(default_factory=Counter)
 
-    def add(self, configuration: str, v: Verdict) -> None:
+    def add(self, number: int, configuration: str, v: Verdict) -> None:
         self.verdicts[v.outcome] += 1
+        if v.outcome in (judge.CLOSE, judge.KINK):
+            numbers = f"{v.ours:.10g}, finite differences {v.truth.value:.10g} (error {v.truth.error:.1g})"
+            self.near.append(f"{v.outcome}: program {number}, {v.mode} under {configuration}: {numbers}")
         for key in (str(v.mode) if v.mode.order < 3 or v.mode.name == "jet" else "third order", configuration):
             self.by_mode.setdefault(key, Counter())[v.outcome] += 1
 
@@ -161,7 +166,7 @@ def one(
                 v = replace(v, outcome=judge.REFUSED)
         if v.outcome == judge.REFUSED:
             tally.refusals[f"{'jet' if v.mode.name == 'jet' else 'as PyTorch'}: {v.message[:160]}"] += 1
-        tally.add(name, v)
+        tally.add(number, name, v)
         if v.outcome in judge.FAULTS:
             faults.append(v)
     # one of each kind of failure: the others usually have the same cause
