@@ -129,6 +129,8 @@ class Bound(Derivative):
             (_Plan(rule.name, "jvp", self.meant(f), names), [signature.output_names.index(n) for n in key])
             for key, f in rule.jvp.items()
         ]
+        asked = {p for f in rule.jvp.values() for p in parameters(f)}
+        self._without_jvp = [i for i in self._without_vjp if f"{signature.names[i]}_t" not in asked]
         self._busy = _Busy()
         if forward is not None:
             self.run = forward
@@ -237,6 +239,13 @@ class Bound(Derivative):
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         if not self._jvps:
             return super().jvp(inputs, outputs, tangents)
+        for i in self._without_jvp:
+            t = tangents[i]
+            if t is not None and not (isinstance(t, (list, tuple)) and all(x is None for x in t)):
+                raise NotImplementedError(
+                    f"rule {self.rule.name}: {self.signature.names[i]!r} has a tangent, and neither a jvp nor a vjp is given "
+                    "for it; a vjp that returns None says that it is zero"
+                )
         result: list[Any] = [None] * len(outputs)
         known = (*inputs, *outputs, *inputs, *tangents)
         for plan, places in self._jvps:

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.autograd.forward_ad as fwAD
 from ops_for_tests import random
 from torch.func import grad, jvp
 
@@ -33,6 +34,26 @@ def aligned(x):
     return torch.nn.functional.ctc_loss(x[:, None], torch.tensor([[1]]), [2], [1], reduction="sum")
 
 
+def of_weights(f):
+    """The derivative along the direction (1, 0) of a function of the weights of two classes, at (1, 2)."""
+    w, t = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([1.0, 0.0], dtype=F64)
+    with fwAD.dual_level():
+        found, tangent = fwAD.unpack_dual(f(fwAD.make_dual(w, t)))
+    return torch.zeros_like(found) if tangent is None else tangent
+
+
+SCORES, CLASSES = torch.tensor([[-1.0, -2.0], [-4.0, -3.0]], dtype=F64), torch.tensor([0, 1])
+# the losses are 1 and 3, with weights 1 and 2: their mean is 7 / 3, and its derivative 1 / 3 - 7 / 9
+WEIGHTED_MEAN = -4 / 9
+
+
+def of_nll_gradient(backward, *shape):
+    """The gradient for the first of the scores is -w0 / (w0 + w1)."""
+    x, y = SCORES.reshape(2, 2, *shape), CLASSES.reshape(2, *shape)
+    total = torch.tensor(3.0, dtype=F64)
+    return of_weights(lambda w: backward(scalar(1.0), x, y, w, 1, -100, total).flatten()[0])
+
+
 X = torch.tensor([[0.0, math.log(2.0)], [0.0, math.log(3.0)]], dtype=F64)
 SLOPES = [[-3 / 11, -8 / 11], [-2 / 11, -9 / 11]]  # Z = 2 * 3 + 1 * 3 + 2 * 1 = 11
 
@@ -60,6 +81,23 @@ PROOFS = {
     "aten::multi_margin_loss_backward": {"missing": [own("rev")]},
     "aten::multilabel_margin_loss_forward": {"missing": [own("fwd"), own("rev-rev")]},
     "aten::multilabel_margin_loss_backward": {"missing": [own("rev")]},
+    "aten::binary_cross_entropy_with_logits": {
+        "values": [
+            point(
+                lambda: of_weights(  # p log 2
+                    lambda p: aten.binary_cross_entropy_with_logits(0 * SCORES[0], SCORES[0] ** 0, None, p)
+                ),
+                math.log(2) / 2,
+            )
+        ]
+    },
+    "aten::nll_loss_forward": {
+        "values": [
+            point(lambda: of_weights(lambda w: aten.nll_loss_forward(SCORES, CLASSES, w, 1, -100)[0]), WEIGHTED_MEAN)
+        ]
+    },
+    "aten::nll_loss_backward": {"values": [point(lambda: of_nll_gradient(aten.nll_loss_backward), -2 / 9)]},
+    "aten::nll_loss2d_backward": {"values": [point(lambda: of_nll_gradient(aten.nll_loss2d_backward, 1, 1), -2 / 9)]},
     "aten::nll_loss2d_forward": {"missing": [point(from_columns, torch.full((1, 2, 2), -1.0))]},
     "aten::_ctc_loss": {
         "values": [point(lambda: grad(aligned)(X), SLOPES)],

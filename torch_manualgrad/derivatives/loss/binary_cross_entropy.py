@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from torch_manualgrad.core.deferral import always
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
@@ -203,14 +204,17 @@ def _jvp(
     self_t: Tensor | None,
     target_p: Tensor,
     target_t: Tensor | None,
-    weight: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
     reduction: int,
 ) -> Tensor:
     found = torch.zeros_like(self_p)
     if self_t is not None:
-        found = found + aten.binary_cross_entropy_backward(self_t, self_p, target_p, weight, NONE)
+        found = found + aten.binary_cross_entropy_backward(self_t, self_p, target_p, weight_p, NONE)
     if target_t is not None:
-        found = found + binary_cross_entropy_target_backward(target_t, self_p, target_p, weight, NONE)
+        found = found + binary_cross_entropy_target_backward(target_t, self_p, target_p, weight_p, NONE)
+    if weight_t is not None:
+        found = found + aten.binary_cross_entropy(self_p, target_p, None, NONE) * weight_t
     return reduced(found, reduction)
 
 
@@ -221,16 +225,19 @@ def _backward_jvp(
     self_t: Tensor | None,
     target_p: Tensor,
     target_t: Tensor | None,
-    weight: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    found, known = torch.zeros_like(self_p), (self_p, target_p, weight, reduction)
+    found, known = torch.zeros_like(self_p), (self_p, target_p, weight_p, reduction)
     if grad_output_t is not None:
         found = found + _self_vjp(grad_output_t, *known)
     if self_t is not None:
         found = found + binary_cross_entropy_double_backward(grad_output_p, self_t, *known)
     if target_t is not None:
         found = found + binary_cross_entropy_double_backward_target(target_t, grad_output_p, *known)
+    if weight_t is not None:
+        found = found + _self_vjp(grad_output_p, self_p, target_p, None, reduction) * weight_t
     return found
 
 
@@ -239,15 +246,22 @@ def _with_logits_jvp(
     self_t: Tensor | None,
     target_p: Tensor,
     target_t: Tensor | None,
-    weight: Tensor | None,
-    pos_weight: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    pos_weight_p: Tensor | None,
+    pos_weight_t: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    found, known = torch.zeros_like(self_p), (self_p, target_p, weight, pos_weight, NONE)
+    found, known = torch.zeros_like(self_p), (self_p, target_p, weight_p, pos_weight_p, NONE)
     if self_t is not None:
         found = found + binary_cross_entropy_with_logits_backward(self_t, *known)
     if target_t is not None:
         found = found + binary_cross_entropy_with_logits_target_backward(target_t, *known)
+    if weight_t is not None:
+        losses = aten.binary_cross_entropy_with_logits(self_p, target_p, None, pos_weight_p, NONE)
+        found = found + losses * weight_t
+    if pos_weight_t is not None:
+        found = found - _weighted(target_p * logsigmoid(self_p), weight_p) * pos_weight_t
     return reduced(found, reduction)
 
 
@@ -331,6 +345,8 @@ rule(
     },
     jvp={"result": _with_logits_jvp},
     uses=(binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward),
+    improves="values",  # in forward mode the weights are constants to PyTorch
+    defer_to_stock=always,
     source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",
     samples=_with_logits_samples,
 )

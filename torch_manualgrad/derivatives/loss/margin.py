@@ -78,8 +78,14 @@ def soft_margin_loss_double_backward_grad_output(
     return fitted(soft_margin_loss_backward(grad, input, target, reduction), grad_output)
 
 
-def _jvp(self_p: Tensor, self_t: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return reduced(soft_margin_loss_backward(self_t, self_p, target, NONE), reduction)
+def _jvp(self_p: Tensor, self_t: Tensor | None, target_p: Tensor, target_t: Tensor | None, reduction: int) -> Tensor:
+    """The loss is symmetric in x and y."""
+    found = torch.zeros_like(self_p)
+    if self_t is not None:
+        found = found + soft_margin_loss_backward(self_t, self_p, target_p, NONE)
+    if target_t is not None:
+        found = found + soft_margin_loss_backward(target_t, target_p, self_p, NONE)
+    return reduced(found, reduction)
 
 
 def _backward_jvp(
@@ -87,14 +93,20 @@ def _backward_jvp(
     grad_output_t: Tensor | None,
     self_p: Tensor,
     self_t: Tensor | None,
-    target: Tensor,
+    target_p: Tensor,
+    target_t: Tensor | None,
     reduction: int,
 ) -> Tensor:
+    """For y, of -y s(-u) with u = y x: -s(-u) + u s(u) s(-u)."""
     found = torch.zeros_like(self_p)
     if grad_output_t is not None:
-        found = found + soft_margin_loss_backward(grad_output_t, self_p, target, reduction)
+        found = found + soft_margin_loss_backward(grad_output_t, self_p, target_p, reduction)
     if self_t is not None:
-        found = found + soft_margin_loss_double_backward(grad_output_p * self_t, self_p, target, reduction)
+        found = found + soft_margin_loss_double_backward(grad_output_p * self_t, self_p, target_p, reduction)
+    if target_t is not None:
+        u = target_p * self_p
+        slope = (-u).sigmoid() * (u * u.sigmoid() - 1)
+        found = found + scaled(grad_output_p * target_t * slope, reduction, self_p)
     return found
 
 

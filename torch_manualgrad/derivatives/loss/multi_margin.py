@@ -228,6 +228,46 @@ def _vjp(
     return multi_margin_loss_gradient(grad, self, target, p, margin, weight, reduction)
 
 
+def _jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    reduction: int,
+) -> Tensor | None:
+    """The loss is linear in the weights."""
+    return _sum(
+        None if self_t is None else multi_margin_loss_jvp(self_p, self_t, target, p, margin, weight_p, reduction),
+        None if weight_t is None else aten.multi_margin_loss(self_p, target, p, margin, weight_t, reduction),
+    )
+
+
+def _backward_jvp(
+    grad_output_p: Tensor,
+    grad_output_t: Tensor | None,
+    self_p: Tensor,
+    self_t: Tensor | None,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    reduction: int,
+) -> Tensor | None:
+    at, g = (self_p, target, p, margin), grad_output_p
+    found = None
+    if grad_output_t is not None:
+        found = multi_margin_loss_gradient(grad_output_t, *at, weight_p, reduction)
+    if self_t is not None:
+        found = _sum(found, multi_margin_loss_double_backward(self_t, g, *at, weight_p, reduction))
+    if weight_t is not None:
+        found = _sum(found, multi_margin_loss_gradient(g, *at, weight_t, reduction))
+    return found
+
+
 def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
     losses = self[..., :1] if self.dim() else self
     grad_output, reduction = of_all(grad_output, losses, reduction)
@@ -301,8 +341,8 @@ def _multilabel_backward_samples(dtype: torch.dtype, device: torch.device | str)
 rule(
     "aten::multi_margin_loss",
     vjp={"self": _vjp},
-    jvp={"result": multi_margin_loss_jvp},
-    uses=multi_margin_loss_gradient,
+    jvp={"result": _jvp},
+    uses=(multi_margin_loss_gradient, multi_margin_loss_jvp),
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
     samples=_samples,
@@ -314,16 +354,7 @@ rule(
         "grad_output": multi_margin_loss_jvp.bind(self_p="self", self_t="grad"),
         "self": multi_margin_loss_double_backward,
     },
-    jvp={
-        "result": lambda grad_output_p, grad_output_t, self_p, self_t, target, p, margin, weight, reduction: _sum(
-            None
-            if grad_output_t is None
-            else multi_margin_loss_gradient(grad_output_t, self_p, target, p, margin, weight, reduction),
-            None
-            if self_t is None
-            else multi_margin_loss_double_backward(self_t, grad_output_p, self_p, target, p, margin, weight, reduction),
-        )
-    },
+    jvp={"result": _backward_jvp},
     uses=(multi_margin_loss_gradient, multi_margin_loss_double_backward),
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
@@ -347,7 +378,7 @@ rule(
         "grad_output": lambda grad, self, target, reduction, is_target: _multilabel_jvp(
             self, grad, target, reduction, is_target
         ),
-        "self": lambda: None,
+        ("self", "is_target"): lambda: (None, None),
     },
     jvp={
         "result": lambda grad_output_t, self_p, target, reduction, is_target: (

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.deferral import always
 from torch_manualgrad.core.rule import Sample, rule
 
-from .common import MEAN, NONE, SUM, in_one_precision, leaf, random
+from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced
 
 aten = torch.ops.aten
 
@@ -33,6 +34,44 @@ def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | s
     yield x, target, None, SUM, _IGNORED
 
 
+def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """-w x and w at the class of each target, or 0 where it is the class that is ignored; x is (N, C, *) or (C,)."""
+    counted = target != ignored
+    classes = target.where(counted, 0)
+    of_class = weight[classes].where(counted, 0)
+    dim = 1 if x.dim() > 1 else 0
+    return -of_class * x.gather(dim, classes.unsqueeze(dim)).squeeze(dim), of_class
+
+
+def _weight_jvp(x: Tensor, target: Tensor, weight_p: Tensor, weight_t: Tensor, reduction: int, ignored: int) -> Tensor:
+    """Tangent of the loss for that of the weights; a mean is divided by the sum of weights, W: (dS - L dW) / W."""
+    losses, of_class = _losses(x, target, weight_t, ignored)
+    if reduction != MEAN:
+        return reduced(losses, reduction)
+    known, total = _losses(x, target, weight_p, ignored)
+    return (losses.sum() - known.sum() / total.sum() * of_class.sum()) / total.sum()
+
+
+def _weight_backward_jvp(
+    grad: Tensor, x: Tensor, target: Tensor, weight_p: Tensor, weight_t: Tensor, reduction: int, ignored: int
+) -> Tensor:
+    """Tangent of the gradient for that of the weights."""
+    if reduction == MEAN:
+        _, of_class = _losses(x, target, weight_t, ignored)
+        _, total = _losses(x, target, weight_p, ignored)
+        W = total.sum()
+        weight_t = weight_t / W - weight_p * (of_class.sum() / (W * W))
+    slope, of_class = torch.zeros_like(x), _losses(x, target, weight_t, ignored)[1]
+    dim = 1 if x.dim() > 1 else 0
+    classes = target.where(target != ignored, 0)
+    return slope.scatter(dim, classes.unsqueeze(dim), (-grad * of_class).unsqueeze(dim))
+
+
+def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """Of two terms; None is zero."""
+    return y if x is None else x if y is None else x + y
+
+
 def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, *shape: int, **about: Any) -> None:
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         for x, target, weight, reduction, ignored in _inputs(shape, dtype, device):
@@ -45,6 +84,30 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             rest = {"weight": weight, "reduction": reduction, "ignore_index": ignored, "total_weight": total}
             yield Sample(g, leaf(x), target=target, **rest)
 
+    def backward_jvp(
+        grad_output_p: Tensor,
+        grad_output_t: Tensor | None,
+        self_p: Tensor,
+        target: Tensor,
+        weight_p: Tensor | None,
+        weight_t: Tensor | None,
+        reduction: int,
+        ignore_index: int,
+        total_weight: Tensor,
+    ) -> Tensor | None:
+        found, x = None, self_p.contiguous()
+        if grad_output_t is not None:
+            found = backward(grad_output_t, x, target, weight_p, reduction, ignore_index, total_weight)
+        if weight_p is not None and weight_t is not None:
+            of_weight = _weight_backward_jvp(grad_output_p, x, target, weight_p, weight_t, reduction, ignore_index)
+            found = _sum(found, of_weight)
+        return found
+
+    def backward_probe(grad_output: Tensor, self: Tensor, total_weight: Tensor, **rest: Any) -> Tensor:
+        """The backward with the sum of its own weights, in place of any other."""
+        total = forward(self.detach(), **rest)[1]
+        return backward(grad_output, self.contiguous(), total_weight=total.detach(), **rest)
+
     rule(
         f"aten::{name}_forward",
         vjp={
@@ -53,9 +116,10 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             )
         },
         jvp={
-            "output": lambda self_t, target, weight, reduction, ignore_index: forward(
-                self_t, target, weight, reduction, ignore_index
-            )[0]
+            "output": lambda self_p, self_t, target, weight_p, weight_t, reduction, ignore_index: _sum(
+                None if self_t is None else forward(self_t, target, weight_p, reduction, ignore_index)[0],
+                None if weight_t is None else _weight_jvp(self_p, target, weight_p, weight_t, reduction, ignore_index),
+            )
         },
         not_differentiable="total_weight",
         kind="linear",
@@ -72,23 +136,20 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
                 grad, target, weight, reduction, ignore_index
             )[0],
             "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
+            "total_weight": lambda: None,  # a function of the weights, in whose derivative it is
         },
-        jvp={
-            "result": lambda grad_output_t, self_p, target, weight, reduction, ignore_index, total_weight: (
-                None
-                if grad_output_t is None
-                else backward(grad_output_t, self_p.contiguous(), target, weight, reduction, ignore_index, total_weight)
-            )
-        },
+        jvp={"result": backward_jvp},
+        improves="values",  # in forward mode the weights are constants to PyTorch
+        defer_to_stock=always,
         kind="linear",
         finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
         samples=backward_samples,
-        probe=in_one_precision(lambda grad_output, self, **kwargs: backward(grad_output, self.contiguous(), **kwargs)),
+        probe=in_one_precision(backward_probe),
     )
 
 
-_bind(aten.nll_loss_forward, aten.nll_loss_backward, "nll_loss")
+_bind(aten.nll_loss_forward, aten.nll_loss_backward, "nll_loss", defer_to_stock=always, improves="values")
 _bind(
     aten.nll_loss2d_forward,
     aten.nll_loss2d_backward,

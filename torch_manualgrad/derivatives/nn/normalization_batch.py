@@ -1,7 +1,7 @@
 """Batch normalization; the rules are in `normalization_batch_rules`, the mathematics is in `normalization`.
 
 In training, the statistics are those of the batch, functions of the input; the running ones are not read. In evaluation
-they are the running ones, constants. The mean and the inverse deviation that the operators return are constants to every
+they are the running ones, with tangents in forward mode, and constants in reverse mode. The mean and the inverse deviation that the operators return are constants to every
 derivative, as in PyTorch.
 """
 
@@ -178,6 +178,19 @@ def batchnorm_double_backward(
     return of_x.to(input.dtype), of_weight.to(input.dtype if gamma is None else gamma.dtype), of_g.to(gO.dtype)
 
 
+def _moved(
+    s: Standardized, input: Tensor, input_t: Tensor | None, mean_t: Tensor | None, var_t: Tensor | None
+) -> Tensor | None:
+    """The tangent of x that moves x^ as those of x and, in evaluation, of the statistics do: dx - dm - x^ r dv / 2."""
+    found = None if input_t is None else wide(input_t)
+    if s.dims is None and mean_t is not None:
+        found = (torch.zeros_like(s.values) if found is None else found) - _by_channel(mean_t, input)
+    if s.dims is None and var_t is not None:
+        found = torch.zeros_like(s.values) if found is None else found
+        found = found - s.values * s.rstd * _by_channel(var_t, input) / 2
+    return found
+
+
 @formula
 def batch_norm_backward_jvp(
     grad_out: Tensor,
@@ -190,12 +203,15 @@ def batch_norm_backward_jvp(
     running_var: Tensor | None,
     train: bool,
     eps: float,
+    running_mean_t: Tensor | None = None,
+    running_var_t: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tangents of the three results of the backward of batch_norm.
 
     Args:
         grad_out, input, weight, running_mean, running_var, train, eps: see `native_batch_norm_backward`.
         grad_out_t, input_t, weight_t: tangents; None for zero.
+        running_mean_t, running_var_t: tangents of the statistics in evaluation; None for zero. Not read in training.
 
     Returns:
         The shapes of ``input``, (C,) and (C,).
@@ -212,10 +228,13 @@ def batch_norm_backward_jvp(
         wide(grad_out),
         _by_channel(weight, input),
         None if grad_out_t is None else wide(grad_out_t),
-        None if input_t is None else wide(input_t),
+        _moved(s, input, input_t, running_mean_t, running_var_t),
         _by_channel(weight_t, input),
         summed=_dims(input),
     )
+    if not train and running_var_t is not None:  # of r in r g w
+        g = wide(grad_out) if weight is None else wide(grad_out) * _by_channel(weight, input)
+        of_x = of_x - g * s.rstd**3 * _by_channel(running_var_t, input) / 2
     dtype = input.dtype if weight is None else weight.dtype
     return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]
 
@@ -231,6 +250,8 @@ def batch_norm_jvp(
     running_var: Tensor | None,
     train: bool,
     eps: float,
+    running_mean_t: Tensor | None = None,
+    running_var_t: Tensor | None = None,
 ) -> Tensor:
     """Tangent of batch_norm: (P dx) w + x^ dw + db; in evaluation r dx w + x^ dw + db.
 
@@ -239,6 +260,7 @@ def batch_norm_jvp(
         input_t: tangent of x; None for zero.
         weight_p: w, (C,), or None.
         weight_t, bias_t: tangents of the parameters; None for zero.
+        running_mean_t, running_var_t: tangents of the statistics in evaluation; None for zero. Not read in training.
         running_mean, running_var, train, eps: see `native_batch_norm_backward`.
 
     Returns:
@@ -248,8 +270,8 @@ def batch_norm_jvp(
         Where not differentiable: as `native_batch_norm_backward`.
 
     References:
-        ATen batch_norm_jvp, which takes the statistics for constants.
+        ATen batch_norm_jvp, which takes the statistics for constants in evaluation.
     """
     s = _standardized(input_p, running_mean, running_var, train, eps)
     affine = [_by_channel(x, input_p) for x in (weight_p, weight_t, bias_t)]
-    return norm_jvp(s, None if input_t is None else wide(input_t), *affine).to(input_p.dtype)
+    return norm_jvp(s, _moved(s, input_p, input_t, running_mean_t, running_var_t), *affine).to(input_p.dtype)

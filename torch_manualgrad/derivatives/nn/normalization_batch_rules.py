@@ -2,7 +2,7 @@
 
 Plain calls in reverse mode stay with PyTorch, whose first order is right; the rules of the backward operators give the
 higher ones. The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch;
-a gradient of the running statistics raises.
+a gradient of the running statistics raises. In evaluation these may have tangents.
 
 _native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have functional
 forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to them, and whose
@@ -34,6 +34,8 @@ _PARAMETERS = ("input", "weight", "bias")
 _INPUTS = ("input", "weight", "grad_out")
 _GRADIENTS = ("result0", "result1", "result2")
 _EPS = 0.1
+# Functions of the input, whose derivative they are part of.
+_SAVED: Any = lambda: (None, None)  # noqa: E731
 
 
 def batch_norm_vjp(
@@ -209,7 +211,8 @@ rule(
 rule(
     "aten::native_batch_norm_backward",
     vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, train, eps:
-         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps)},
+         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps),
+         ("save_mean", "save_invstd"): _SAVED},
     jvp={_GRADIENTS: batch_norm_backward_jvp},
     samples=_backward_samples,
     probe=_backward_probe("native_batch_norm_backward"),
@@ -218,7 +221,8 @@ rule(
 rule(
     "aten::batch_norm_backward",
     vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, update, eps:
-         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps)},
+         batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps),
+         ("save_mean", "save_var"): _SAVED},
     jvp={_GRADIENTS: batch_norm_backward_jvp.bind(train="update")},
     samples=_with_reserve,
     probe=_backward_probe("batch_norm_backward"),

@@ -297,7 +297,7 @@ rule(
 )
 rule(
     "aten::native_layer_norm_backward",
-    vjp={("grad_out", "input", "weight"): _double_vjp, "bias": lambda grad_result0: None},
+    vjp={("grad_out", "input", "weight"): _double_vjp, ("mean", "rstd", "bias"): lambda: (None, None, None)},
     jvp={("result0", "result1", "result2"): layer_norm_backward_jvp},
     uses=layer_norm_double_backward,
     improves="values",
