@@ -2,17 +2,26 @@
 #include "standard_gamma.h"
 
 #include "../base/parallel.h"
+#include "../base/simd.h"
 
 namespace manualgrad {
 namespace {
+
+template <class T>
+struct Slopes {
+  HOST_DEVICE static void run(int64_t begin, int64_t end, const T* a, const T* x, T* out,
+                              const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
+    for (int64_t i = begin; i < end; ++i) out[i] = gamma_sample_slope<T>(a[i], x[i], rule);
+  }
+};
 
 struct CpuStandardGamma {
   template <class T>
   static void run(int64_t count, const T* a, const T* x, T* out) {
     constexpr int64_t kNumbers = 256;  // as each takes as long as a hundred products
-    parallel_for(count, kNumbers, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[i] = gamma_sample_slope<T>(a[i], x[i]);
-    });
+    static const GaussLegendre<GammaTerms<T>::kNodes> rule;
+    parallel_for(count, kNumbers,
+                 [&](int64_t begin, int64_t end) { Multiversion<Slopes<T>>::call(begin, end, a, x, out, rule); });
   }
 };
 
