@@ -174,3 +174,18 @@ def test_a_kink_accuses_nobody(kink):
     f = Sampled(kink, 2e-16)
     found = f.derivatives(1e-7)
     assert not all(f.is_smooth(k, found[k], 0.1) for k in (1, 2, 3))
+
+
+def test_the_command_prints_its_seed_and_what_was_reached(monkeypatch, capsys):
+    from fuzz.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--programs", "2"])
+    threads = torch.get_num_threads()
+    try:
+        main()
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert printed.startswith("seed ") and "2 programs in" in printed
+    assert f"of {len(pool.names())} entries of the pool" in printed
+    assert "never in a program: aten::_standard_gamma" in printed

@@ -77,7 +77,10 @@ PROOFS = {
     "aten::special_zeta": {"missing": [own("fwd")]},
     "aten::special_zeta.other_scalar": {"missing": [own("rev")]},
     "aten::special_zeta.self_scalar": {"missing": [own("fwd")]},
-    "aten::nextafter": {"missing": [own("rev"), own("fwd")]},
+    "aten::nextafter": {
+        "values": [point(lambda: grad(lambda x: torch.nextafter(x, x))(scalar(2.0)), 1.0)],
+        "missing": [own("rev"), own("fwd")],
+    },
     "aten::copysign.Tensor": {"values": derivatives(lambda x: torch.copysign(x, -scalar(1.0)), math.inf, -1.0)},
     "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
     "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
