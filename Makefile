@@ -20,7 +20,7 @@ CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance hostile mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -77,6 +77,9 @@ cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU;
 
 conformance: $(VENV)/installed  ## PyTorch's whole operator database in six modes, PyTorch's derivatives beside ours (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tools/conformance.py $(ARGS)
+
+hostile: $(VENV)/installed  ## formulas and public functions with arguments that do not fit (20,000 calls, a minute); ARGS='--calls 100000 --seed 7'
+	@$(PY) tools/hostile $(ARGS)
 
 mutants: $(VENV)/installed  ## wrong derivatives made by machine, and how many `check` catches (half an hour); ARGS='--kind sign --limit 10'
 	@OMP_NUM_THREADS=1 $(PY) tools/mutants $(ARGS)

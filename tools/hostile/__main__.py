@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the calls (default: a new one)")
     parser.add_argument("--start", type=int, default=0, help="number of the first call")
     parser.add_argument("--only", default="", help="targets whose name contains this")
+    parser.add_argument("--every", type=int, default=1, help="valid calls from one in so many rules (default: 1, all)")
     parser.add_argument("--number", type=int, help="run this one call, in this process")
     parser.add_argument(
         "--examples", type=int, default=3, help="findings to print, for each target and kind (default: 3)"
@@ -37,12 +38,13 @@ def main() -> int:
     options = parser.parse_args()
     _guard()
 
+    import torch_manualgrad as mg
     from hostile.calls import call_number
     from hostile.process import run
     from hostile.targets import targets
 
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    chosen = [t for t in targets() if options.only in t.name]
+    chosen = [t for t in targets(list(mg.rules)[:: options.every]) if options.only in t.name]
     print(f"seed {seed}, {len(chosen)} targets", flush=True)
     if options.number is not None:
         call = call_number(chosen, seed, options.number)

@@ -30,6 +30,10 @@ def public_targets() -> list[Target]:
 def _target(name: str, function: Callable[..., Any], *bases: Any) -> Target:
     calls = [b if isinstance(b, tuple) and len(b) == 2 and isinstance(b[1], dict) else (b, {}) for b in bases]
     names = [n for n in inspect.signature(function).parameters if n not in ("args", "kwargs")]
+    if "names" in names:
+        names += ["rule", "operator"]  # what their names are of
+    if "reference" in names:
+        names += ["function"]
     more = [n for args, _ in calls for a in args if isinstance(a, Recipe) for n in a.names]
     return Target(name, function, calls, [*names, *more])
 
@@ -143,9 +147,8 @@ def _forward_ad() -> list[Target]:
         _target("mg.forward_ad.has_same_meta", f.has_same_meta, [x, v]),
         _target("mg.forward_ad.recompute_mean_var", f.recompute_mean_var, [_x(2, 3), _x(2, 1), [1], True]),
         _target("mg.forward_ad.make_dual", _dual, [x, v]),
-        _target("mg.forward_ad.decompositions", _entered(f.decompositions), ["aten::mv"], []),
+        _target("mg.forward_ad.decompositions", _entered(f.decompositions), ["aten::trace"], []),
         _target("mg.forward_ad.enable", _entered(f.enable), ["aten::mv"], []),
-        _target("mg.forward_ad.unregister_decomposition", f.unregister_decomposition, ["hostile::none"]),
     ]
 
 
@@ -207,7 +210,6 @@ def _others() -> list[Target]:
         _target("mg.custom_op", _defined, [wave, torch.sin, x], [wave, torch.sin, x, lambda ctx, saved, grad: {"x": grad}]),
         _target("mg.testing.check", _checked, [torch.sin, [sample]], [torch.sin, [(x,)], ["rev", "fwd"]]),
         _target("mg.testing.trace_nan", mg.testing.trace_nan, [torch.sin, x]),
-        _target("mg.testing.op_samples", lambda name, limit: list(mg.testing.op_samples(name, limit=limit)), ["sin", 1]),
         _target("mg.Sample", mg.Sample, ([x], {"other": 1})),
         _target("mg.Degeneracy", mg.Degeneracy, [1e-9, 0.0, math.pi]),
     ]  # fmt: skip

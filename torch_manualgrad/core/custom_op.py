@@ -39,6 +39,10 @@ def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[...,
     def define(function: Callable[..., Any]) -> CustomOp:
         text = schema
         if "(" not in schema:
+            if not hasattr(function, "__globals__"):
+                raise TypeError(
+                    f"schema {schema!r} has no arguments, and reference: expected a Python function that has annotations, got {function!r}"
+                )
             text = schema + torch.library.infer_schema(function, mutates_args=())
         if redefine and (old := defined_ops.get(text.partition("(")[0].strip())) is not None:
             old.undefine()

@@ -228,6 +228,8 @@ def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
     if isinstance(p, bool) or not math.isfinite(p):
         raise ArgumentError(f"p: expected a finite number, got {p!r}")
     if float(p).is_integer():
+        if abs(p) >= 2**63:
+            raise ArgumentError(f"p: expected a number below 2**63 in magnitude, got {p!r}")
         A = matrix(A, "A", square=True)
         return _integer_power(hermitian(A) if assume == "hermitian" else A, int(p))
     table = {0.5: tables.sqrt, -0.5: tables.rsqrt}.get(p, lambda x: tables.power(p, x))

@@ -93,8 +93,8 @@ def _fused(q: Tensor, v: Tensor) -> bool:
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
-    """The tensors with a contiguous last dim: the fused kernels read the strides of the other dims only."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+    """The tensors with contiguous rows, which do not overlap: the fused kernels read the strides of the other dims only."""
+    return [x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in tensors]
 
 
 def _bias(group: Group, q: Tensor, k: Tensor) -> Tensor | None:
@@ -118,7 +118,7 @@ def _fused_backward(
     group: Group, grad: Tensor, q: Tensor, y: Tensor, sums: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not q.shape[2]:
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *_rows(grad, q, k, v, y), sums.squeeze(-1), 0.0, group.causal, attn_mask=_bias(group, q, k), scale=scale
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..core.arguments import Check, arguments_of
+from ..core.arguments import ArgumentError, Check, arguments_of
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged
@@ -115,9 +116,11 @@ def _converted_call(
     if not conversion.kinds:
         check(tuple(args), kwargs)
         found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])
-        raise TypeError(f"{function.__name__}: expected a Ragged or a nested tensor, got ({found})")
+        first = next(iter(inspect.signature(function).parameters))
+        raise TypeError(f"{function.__name__}: {first}: expected a Ragged or a nested tensor, got ({found})")
     if not torch.compiler.is_compiling():
         check(tuple(inside), named)
+        _refuse_some_on_meta(function, inside, named)
     if not (conversion.has_holes and conversion.has_parameters):
         return conversion.convert_back(function(*inside, **named))
     # a gradient of a dense argument is a sum over the positions: over those of the components only
@@ -133,8 +136,19 @@ def _converted_call(
     return conversion.convert_back(result, rest)
 
 
+def _refuse_some_on_meta(function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> None:
+    """Where a meta tensor is among others, PyTorch returns memory that nobody has written."""
+    given = {**dict(zip(inspect.signature(function).parameters, args)), **named}
+    devices = {n: x.device for n, x in given.items() if isinstance(x, (Tensor, Ragged))}
+    if len({d.type for d in devices.values()}) > 1 and (meta := [n for n, d in devices.items() if d.type == "meta"]):
+        others = ", ".join(f"{n} on {d}" for n, d in devices.items() if d.type != "meta")
+        raise ArgumentError(
+            f"{function.__name__}: {meta[0]}: expected a tensor with data, as {others}, got one on meta"
+        )
+
+
 def _may_be_nested(argument: Any) -> bool:
-    return argument.is_nested if isinstance(argument, Tensor) else type(argument) in (list, tuple)
+    return argument.is_nested or argument.is_meta if isinstance(argument, Tensor) else type(argument) in (list, tuple)
 
 
 class _Conversion:

@@ -77,9 +77,12 @@ def _(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
+    if weight is None and grad_input_mask[1]:  # PyTorch's returns no tensor for it
+        return layer_norm_backward_nested.reference(grad, input, normalized_shape, mean, rstd, weight, grad_input_mask)
     bias = input.new_empty(normalized_shape) if weight is None else weight  # read for its shape and dtype only
+    # PyTorch's reads the statistics as if they were contiguous
     found = torch.ops.aten.native_layer_norm_backward(
-        grad, input, normalized_shape, mean, rstd, weight, bias, grad_input_mask
+        grad, input, normalized_shape, mean.contiguous(), rstd.contiguous(), weight, bias, grad_input_mask
     )
     return tuple(input.new_zeros(0) if g is None else g for g in found)
 

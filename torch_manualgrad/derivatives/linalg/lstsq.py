@@ -50,7 +50,7 @@ def lstsq_pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
 
     Args:
         A: (*, m, n), real or complex.
-        rank: (*), integer, as linalg.lstsq returns it: empty from a driver that assumes full rank.
+        rank: integers, (*), as linalg.lstsq returns it, or (0,) from a driver that assumes full rank.
         rcond: singular values up to rcond times the largest count as zeros; None: max(m, n) times the precision. It is
             not used where the rank is full.
 

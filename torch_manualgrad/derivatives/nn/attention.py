@@ -169,8 +169,10 @@ def _(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
-    # PyTorch's reads a row of each as if it were contiguous
-    query, key, value, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value, out))
+    # PyTorch's reads rows as if each were contiguous, and none overlapped another
+    query, key, value, out = (
+        x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in (query, key, value, out)
+    )
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )

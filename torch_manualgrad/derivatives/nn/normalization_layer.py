@@ -86,10 +86,12 @@ def native_layer_norm_backward(
 
 @native_layer_norm_backward.impl("default")
 def _(*given: Any) -> tuple[Tensor, ...]:
-    grad, input, shape, mean, rstd, *others, output_mask = given
+    grad, input, shape, mean, rstd, weight, bias, output_mask = given
+    if (weight is None and output_mask[1]) or (bias is None and output_mask[2]):
+        return native_layer_norm_backward.reference(*given)  # PyTorch's returns no tensor for these
     # PyTorch's reads the statistics as if they were contiguous
     found = torch.ops.aten.native_layer_norm_backward(
-        grad, input, shape, mean.contiguous(), rstd.contiguous(), *others, output_mask
+        grad, input, shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask
     )
     return tuple(f.contiguous() if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
