@@ -13,7 +13,8 @@
 // drives it.
 #include "custom.h"
 #include "guarded.h"
-#include "node.h"
+#include "attributes.h"
+#include "functionalized.h"
 #include "table.h"
 
 #include <ATen/SavedTensorHooks.h>
@@ -120,11 +121,12 @@ struct Kernel : public c10::OperatorKernel {
                                        : torch::autograd::Edge());
       wanted[place] = value.isTensor() && value.toTensor().requires_grad();
     }
-    auto node = make_node<NodePointer, RuleNode>(table);
+    auto node = node_types[table.type].make(table);
     node->set_next_edges(std::move(edges));
     // stock may have no derivative in one of these arguments, where the rule has
     if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack);
-    if (numbers) numbers_as_tensors(table.tensors, kept);
+    std::vector<const c10::TensorImpl*> made;  // of numbers
+    if (numbers) made = numbers_as_tensors(table.tensors, kept);
 
     edge_list of_stock(outputs);
     auto results = torch::jit::last(*stack, outputs);
@@ -171,8 +173,13 @@ struct Kernel : public c10::OperatorKernel {
         continue;
       }
       const at::Tensor& x = value.toTensor();
-      node->saved.emplace_back(
-          x, /*is_output=*/static_cast<size_t>(table.saved[i]) >= n && x.grad_fn().get() == node.get());
+      const bool is_output = static_cast<size_t>(table.saved[i]) >= n && x.grad_fn().get() == node.get();
+      c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
+      // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
+      const bool number = std::find(made.begin(), made.end(), impl) != made.end();
+      if (number) impl->set_wrapped_number(true);
+      node->save(x, is_output);
+      if (number) impl->set_wrapped_number(false);
     }
   }
 

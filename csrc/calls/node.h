@@ -10,7 +10,10 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <array>
 #include <type_traits>
+#include <typeinfo>
+#include <utility>
 
 namespace manualgrad {
 
@@ -19,11 +22,33 @@ struct RuleNode : public Node {
 
   std::string name() const override { return table.node; }
 
+  // A node that saves nothing can run again, as PyTorch's can.
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    released = true;
-    saved.clear();
+    if (saves) {
+      released = true;
+      saved.clear();
+    }
     if (stock) stock.node->release_variables();
+  }
+
+  void save(const at::Tensor& x, bool is_output) {
+    saves = true;
+    saved.emplace_back(x, is_output);
+  }
+
+  // One saved tensor, which Python shows as an attribute.
+  at::Tensor unpack(int64_t place) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+    return unpacked(place);
+  }
+
+  void register_hooks(int64_t place, std::unique_ptr<torch::autograd::SavedVariableHooks> hooks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!released, "Calling register_hooks on a saved tensor after it has been freed.");
+    saved.at(place).register_hooks(std::move(hooks));
+    stock = StockVjp();  // which has what it saved from before the hooks
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -36,8 +61,7 @@ struct RuleNode : public Node {
       const std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
       tensors.reserve(saved.size());
-      const auto self = owner();
-      for (const SavedVariable& x : saved) tensors.push_back(x.unpack(self));
+      for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(unpacked(i));
     }
     return pull_back(needed(), std::move(tensors), std::move(grads));
   }
@@ -58,7 +82,7 @@ struct RuleNode : public Node {
     TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
     swap.before(saved);
     std::vector<IValue> tensors;
-    for (const SavedVariable& x : saved) tensors.emplace_back(x.unpack(owner()));
+    for (size_t i = 0; i < saved.size(); ++i) tensors.emplace_back(unpacked(i));
     std::vector<at::TypePtr> types(tensors.size(), at::TensorType::get());
     auto outputs = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
@@ -81,10 +105,15 @@ struct RuleNode : public Node {
   const Table& table;
   std::vector<SavedVariable> saved;
   std::vector<IValue> constants;
-  bool released = false;
+  bool saves = false, released = false;
   StockVjp stock;  // if there is one, asked first
 
  private:
+  // An output was computed by this node. An argument has its own history, and PyTorch refuses one that has lost it.
+  at::Tensor unpacked(size_t place) {
+    return saved.at(place).unpack(table.saved[place] >= table.arguments ? owner() : NodePointer());
+  }
+
   // Whether the gradients of PyTorch's node are the rule's, but for zeros: not where these are differentiated again.
   bool serves(const variable_list& grads) {
     if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
@@ -116,11 +145,7 @@ struct RuleNode : public Node {
   variable_list pull_back(std::vector<bool> mask, variable_list tensors, variable_list grads) {
     bool any = false;
     for (const at::Tensor& g : grads) any |= g.defined();
-    if (!any && grads.size() == 1) {  // as torch.autograd.Function does it: one output's missing cotangent is zeros
-      grads[0] = input_metadata(0).zeros_like();
-    } else if (!any) {
-      return variable_list(mask.size());
-    }
+    if (!any) return variable_list(mask.size());  // undefined, as PyTorch's are
     if (table.compiled) {
       Stack stack;
       if (served(*table.compiled, mask, tensors, grads, stack) && computed(table, stack)) {
@@ -228,10 +253,33 @@ struct RuleNode : public Node {
 template <class Pointer, class Made>
 auto make_node(const Table& table) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::shared_ptr<Made>(new Made(table), [](Made* node) { deleteNode(node); });
+    return std::shared_ptr<RuleNode>(new Made(table), [](Made* node) { deleteNode(node); });
   } else {
-    return c10::make_intrusive<Made>(table);
+    return c10::intrusive_ptr<RuleNode>(c10::make_intrusive<Made>(table));
   }
 }
+
+// ---- types of nodes -------------------------------------------------------------------------------------------------
+
+// PyTorch finds the Python class of a node by its C++ type. There is a type for each class that core/node_classes.py
+// makes; those of number 0 have no class of their own.
+template <size_t>
+struct NumberedNode final : RuleNode {
+  using RuleNode::RuleNode;
+};
+
+struct NodeType {
+  const std::type_info* type;
+  decltype(&make_node<NodePointer, RuleNode>) make;
+};
+
+constexpr size_t kNodeTypes = 768;
+
+template <size_t... I>
+std::array<NodeType, kNodeTypes> make_node_types(std::index_sequence<I...>) {
+  return {{{&typeid(NumberedNode<I>), &make_node<NodePointer, NumberedNode<I>>}...}};
+}
+
+inline const std::array<NodeType, kNodeTypes> node_types = make_node_types(std::make_index_sequence<kNodeTypes>());
 
 }  // namespace manualgrad

@@ -66,6 +66,7 @@ struct Use {  // one formula of the rule: what it reads, and whose gradients it 
 // it.
 struct Table {
   int64_t rule = 0;  // Python's number for it
+  size_t type = 0;   // of the node
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
   // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
@@ -73,8 +74,9 @@ struct Table {
   // tensors are plain where none of them requires grad.
   enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways, kUnlessPlain };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
-  bool checked = false;  // what goes to stock has its gradients checked: zeros are strong
+  bool checked = false;  // the gradients of what goes to stock are checked: are they finite?
   bool selective = false;
+  int64_t arguments = 0;  // how many the operator has
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
   std::vector<bool> differentiable;
@@ -151,8 +153,11 @@ inline int64_t rank(const at::Tensor& x) {
 }
 
 // What the vjp gets for numbers: tensors that promote as the numbers do. `with_tensors` in core/schema.py says why.
-inline void numbers_as_tensors(const std::vector<int64_t>& places, std::vector<IValue>& values) {
+// Returns the tensors that were made.
+inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<int64_t>& places,
+                                                              std::vector<IValue>& values) {
   const at::AutoDispatchBelowADInplaceOrView guard;
+  std::vector<const c10::TensorImpl*> found;
   for (const int64_t place : places) {
     if (!is_number(values[place])) continue;
     const at::Tensor number = values[place].toTensor();
@@ -167,8 +172,10 @@ inline void numbers_as_tensors(const std::vector<int64_t>& places, std::vector<I
     }
     at::Tensor made = wide || !dtype ? number.detach() : number.to(*dtype, /*non_blocking=*/false, /*copy=*/true);
     made.unsafeGetTensorImpl()->set_wrapped_number(false);
+    found.push_back(made.unsafeGetTensorImpl());
     values[place] = std::move(made);
   }
+  return found;
 }
 
 // ---- the numbers that Python sends ----------------------------------------------------------------------------------
@@ -237,12 +244,14 @@ inline std::unique_ptr<Table> read_table(Reader in, int64_t rule, const char* no
   table->rule = rule;
   table->node = node;
   table->in_python = in.number() != 0;
+  table->type = static_cast<size_t>(in.number());
   table->defers = in.number();
   table->order = in.number();
   table->complex_order = in.number();
   table->entries = in.number();
   table->checked = in.number() != 0;
   table->selective = in.number() != 0;
+  table->arguments = in.number();
   table->tensors = in.list();
   table->saved = in.list();
   table->constants = in.list();

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from calls_for_tests import NORM, made, needs_library, norm, vector
+from calls_for_tests import NORM, is_pytorchs, made, needs_library, norm, vector
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
@@ -187,10 +187,10 @@ def test_the_innermost_rule_is_active():
             with mg.override(NORM):
                 assert gradient() == 3
         assert gradient() == 2
-    assert torch.sin(x).grad_fn.name() == "SinBackward0"
+    assert is_pytorchs(torch.sin(x).grad_fn)
     assert torch.autograd.grad(y.sum(), x)[0][0] == 2  # a tensor keeps the backward that it was made with
     mg.unregister()
-    assert torch.sin(x).grad_fn.name() == "SinBackward0"
+    assert is_pytorchs(torch.sin(x).grad_fn)
     with mg.override(scaled(4)):
         assert gradient() == 4
 
@@ -201,8 +201,8 @@ def test_stock_inside():
     x = vector()
     with mg.override(NORM):
         with without_overrides():
-            assert norm(x).grad_fn.name() == "LinalgVectorNormBackward0"
-        assert norm(x).grad_fn.name() == "LinalgVectorNormBackward"
+            assert is_pytorchs(norm(x).grad_fn)
+        assert not is_pytorchs(norm(x).grad_fn)
 
 
 def test_threads_that_call_while_rules_come_and_go():

@@ -203,7 +203,7 @@ assert not calls.loaded()
 x = torch.ones(4, requires_grad=True)
 with mg.override():
     y = torch.linalg.vector_norm(x)
-    assert y.grad_fn.name() == "LinalgVectorNormBackward" and calls.counts() == (0, 0, 0)
+    assert y.grad_fn.name() == "LinalgVectorNormBackward0" and type(y.grad_fn) is not torch._C._functions.LinalgVectorNormBackward0 and calls.counts() == (0, 0, 0)
     y.backward()
 assert x.grad.tolist() == [0.5] * 4
 mg.unregister()

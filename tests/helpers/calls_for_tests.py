@@ -16,6 +16,11 @@ def vector(seed=0, n=5, **options):
     return torch.randn(n, generator=generator, dtype=torch.float64, **options).requires_grad_()
 
 
+def is_pytorchs(node):
+    """Whether a node of a graph is PyTorch's; a rule's has the same name."""
+    return type(node) is getattr(torch._C._functions, type(node).__name__, None)
+
+
 def made(function):
     """What ``function`` returns, and (plain calls, backwards compiled, backwards in Python) that it made."""
     before = calls.counts()

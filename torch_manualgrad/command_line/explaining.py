@@ -12,7 +12,7 @@ from torch.autograd.profiler import profile
 
 from ..core import calls
 from ..core.catalogue import KINDS, catalogue
-from ..core.deferral import ButManySmall, always
+from ..core.deferral import ButManySmall, always, where_finite
 from ..core.names import rules_named
 from ..core.override import override
 from ..core.rule import Rule
@@ -72,6 +72,8 @@ def _deferral(rule: Rule) -> str:
         return "takes every call"
     if defers is always:
         return "where only reverse mode can follow, PyTorch keeps the call"
+    if defers is where_finite:
+        return "in a plain backward PyTorch's gradients are tried first, and are the result if they are finite"
     if isinstance(defers, ButManySmall):
         return (
             "where only reverse mode can follow, on the CPU, takes batches of at least "

@@ -65,6 +65,11 @@ class Derivative:
         """The autograd function of any call."""
         return autograd_function(self)
 
+    @property
+    def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
+        """What nodes show as attributes: the saved tensors, which of these are lists, and the constants that are kept."""
+        return (), [], ()
+
     @functools.cached_property
     def fast_function(self) -> Any:
         """That of plain calls; None for an operator of another kind."""

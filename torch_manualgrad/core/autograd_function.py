@@ -21,7 +21,8 @@ from .internals import (
     skipped_by_dynamo,
     tangents_possible,
 )
-from .schema import Signature, flatten, is_differentiable, tensors_in, unflatten
+from .node_classes import function_name, show_saved
+from .schema import flatten, is_differentiable, tensors_in, unflatten
 
 if TYPE_CHECKING:
     from .autograd import Derivative
@@ -32,8 +33,9 @@ __all__ = [
     "autograd_function",
     "fast_function",
     "function_class",
-    "function_name",
     "pull_back",
+    "save",
+    "saved",
 ]
 
 
@@ -114,7 +116,7 @@ def autograd_function(derivative: Derivative) -> Any:
         if derivative.selective:
             needs = ctx.needs_input_grad[1:]
             tensors = derivative.kept(tensors, tuple(needs[i] for i in signature.tensor_like))
-        ctx.save_for_backward(*tensors)
+        save(ctx, tensors)
         ctx.lengths = call.lengths
         flat_outputs: Sequence[Any] = outputs
         if signature.output_lists:
@@ -189,7 +191,7 @@ def fast_function(
             result = in_place(values, tensors)
             ctx.mark_dirty(result)
         kept, ctx.static = residuals(values, (result,))
-        ctx.save_for_backward(*(derivative.kept(kept, ctx.needs_input_grad[1:]) if selective else kept))
+        save(ctx, derivative.kept(kept, ctx.needs_input_grad[1:]) if selective else kept)
         ctx.set_materialize_grads(False)
         return result
 
@@ -213,18 +215,28 @@ def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
     made: Any = type(function_name(derivative.signature), (_SingleLevelFunction,), members)
     made.call_backward_at_once()
+    show_saved(made, derivative)
     return made
 
 
-def function_name(signature: Signature) -> str:
-    """The autograd function's name; its node is called the same, with "Backward" after it."""
-    words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
-    return "".join(word.title() for word in words)
+def save(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
+    """Save tensors for the backward. A node that saves none can run a second time, as PyTorch's can."""
+    for x in tensors:
+        if x is not None:
+            ctx.save_for_backward(*tensors)
+            return
+    ctx.nothing_saved = tuple(tensors)
+
+
+def saved(ctx: Any) -> tuple[Tensor | None, ...]:
+    """What `save` has saved."""
+    nothing = getattr(ctx, "nothing_saved", None)
+    return ctx.saved_tensors if nothing is None else nothing
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
     """The vjp without autocast, and below autograd if nobody is to differentiate it."""
-    tensors = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
+    tensors: Sequence[Any] = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: the graph is traced, and guards are not
         return derivative.vjp(needed, tensors, ctx.static, grads)
     if is_autocast_enabled():

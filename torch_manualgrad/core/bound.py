@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .autograd import Derivative
-from .autograd_function import function_name
 from .binding import EMPTY, Binding, parameters, sources
 from .fast_path import fast_call
 from .formula import Formula
 from .internals import below_autograd
-from .schema import all_dense, flatten, tensors_in, unflatten
+from .node_classes import FACTS
+from .schema import all_dense, blocksize, flatten, tensors_in, unflatten
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -67,6 +67,7 @@ _FACTS: dict[str, Callable[[Tensor], Any]] = {
     "dtype": lambda x: x.dtype,
     "device": lambda x: x.device,
     "layout": lambda x: x.layout,
+    "blocksize": blocksize,
 }
 
 
@@ -137,7 +138,13 @@ class Bound(Derivative):
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
         if rule.reads_grad_mode:
             self.run = torch.enable_grad()(self.run)  # as it was for the caller of an autograd function
-        self.node_name = f"{function_name(signature)}Backward"
+
+    @functools.cached_property
+    def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
+        known = [*self.signature.names, *self.signature.output_names]
+        facts = [f"{known[i]}_{FACTS.get(fact, fact)}" for i, fact in self.facts]
+        tensors = tuple(known[i] for i in self.tensor_places)
+        return tensors, self._lists, (*[known[i] for i in self.constant_places], *facts)
 
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The formula that is used in the place of one of the rule's."""

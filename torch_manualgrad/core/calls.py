@@ -19,13 +19,27 @@ from torch import Tensor
 from .autograd_function import pull_back
 from .calls_library import checked, library
 from .compiled_vjp import CompiledVjp
-from .deferral import ButManySmall, always
-from .internals import skipped_by_dynamo, tangents_possible
+from .deferral import ButManySmall, always, where_finite
+from .internals import is_functionalizing, skipped_by_dynamo, tangents_possible
+from .node_classes import node_name, node_type
 
 if TYPE_CHECKING:
     from .bound import Bound
 
-__all__ = ["Counts", "activate", "attach", "before", "counts", "detach", "in_python", "loaded", "suspend"]
+__all__ = [
+    "Counts",
+    "activate",
+    "attach",
+    "attach_before_functorch",
+    "before",
+    "before_functorch",
+    "counts",
+    "detach",
+    "detach_before_functorch",
+    "in_python",
+    "loaded",
+    "suspend",
+]
 
 
 class ByRule(NamedTuple):
@@ -96,6 +110,28 @@ def attach(op: Any) -> None:
     if library is not None:
         _slots[op.name()] = _attach(op, 1)
         _changes += 1
+
+
+def before_functorch(op: Any) -> None:
+    """`before`, for a kernel that is called before functorch's."""
+    _attach_before_functorch(op, 0)
+
+
+def attach_before_functorch(op: Any) -> None:
+    """`attach`, for a kernel that is called before functorch's: it gets the calls with a number, but under functionalize."""
+    _attach_before_functorch(op, 1)
+
+
+def _attach_before_functorch(op: Any, python: int) -> None:
+    if library is not None:
+        call = library.manualgrad_calls_numbers_attach
+        checked(call(op._schema.name.encode(), op._schema.overload_name.encode(), ctypes.c_int64(python)))
+
+
+def detach_before_functorch() -> None:
+    """Take these kernels away."""
+    if library is not None:
+        checked(library.manualgrad_calls_numbers_detach())
 
 
 def detach(op: Any) -> None:
@@ -192,9 +228,9 @@ def _table(way: Way) -> int:
             _derivatives.append(way.derivative)
             rule = len(_derivatives) - 1
         elif isinstance(way, UnlessPlain):
-            numbers = [0, _UNLESS_PLAIN, *[0] * 5, len(way.tensors), *way.tensors, *[0] * 5]
+            numbers = [0, 0, _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
         else:
-            numbers = [1, *[0] * 12]
+            numbers = [1, *[0] * 14]
         call = library.manualgrad_calls_table
         size = ctypes.c_int64(len(numbers))
         _tables[way] = checked(
@@ -212,9 +248,13 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     simple = simple and all(what in _FACTS for _, what in derivative.facts)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
     to_stock = (
-        [2, *defers] if isinstance(defers, ButManySmall) else [3 if defers is always else int(bool(defers)), 0, 0, 0]
+        [2, *defers]
+        if isinstance(defers, ButManySmall)
+        else [3 if defers in (always, where_finite) else int(bool(defers)), 0, 0, 0]
     )
-    numbers: list[int] = [in_python, *to_stock, derivative.strong_zero, derivative.selective]
+    checked_stock = derivative.strong_zero or defers is where_finite
+    numbers: list[int] = [in_python, node_type(derivative), *to_stock, checked_stock, derivative.selective]
+    numbers.append(n)
     for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
         numbers += [len(places), *places]
     facts = [(place, _FACTS.index(what)) for place, what in derivative.facts if what in _FACTS]
@@ -228,7 +268,7 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     if compiled is not None and not in_python and len(derivative.uses) == 1:
         formula = compiled.operator.name
         numbers += _sources(derivative, compiled)
-    return derivative.node_name, formula, [int(x) for x in numbers]
+    return node_name(signature), formula, [int(x) for x in numbers]
 
 
 def _is_simple(type_: Any) -> bool:
@@ -344,5 +384,7 @@ if library is not None:
     _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")
     _operators.define("report(int rule) -> bool")
     _operators.impl("report", skipped_by_dynamo(_report), "CPU")
+    _operators.define("functionalizing() -> bool")
+    _operators.impl("functionalizing", skipped_by_dynamo(is_functionalizing), "CPU")
     _operators.define("defers(int rule, Any values) -> bool")
     _operators.impl("defers", skipped_by_dynamo(_defers), "CPU")

@@ -12,6 +12,7 @@ from . import kernels
 __all__ = ["checked", "library"]
 
 _RETURNING = ("attach", "detach", "table", "state", "activate")  # a number that is negative where it fails
+_RETURNING_NUMBERS = ("numbers_attach", "numbers_detach", "node_types")
 _RETURNING_NESTED = ("before", "attach", "attach_buffers", "detach", "continues")
 _RETURNING_CUSTOM = ("attach", "act", "detach", "count")
 
@@ -29,7 +30,9 @@ def _load() -> Any:
     nested, custom = (
         [f"{of}_{n}" for n in names] for of, names in (("nested", _RETURNING_NESTED), ("custom", _RETURNING_CUSTOM))
     )
-    for name in (*_RETURNING, *nested, *custom):
+    found.manualgrad_calls_node_type.restype = ctypes.c_void_p
+    found.manualgrad_calls_node_type.argtypes = (ctypes.c_int64,)
+    for name in (*_RETURNING, *_RETURNING_NUMBERS, *nested, *custom):
         getattr(found, f"manualgrad_calls_{name}").restype = ctypes.c_int64
     return found
 

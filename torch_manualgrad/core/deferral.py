@@ -1,6 +1,6 @@
 """Which calls a rule leaves to PyTorch under an `override` without names, where a rule can say so as data.
 
-The library of calls reads these two, so that such a call never enters Python; any other function it has to ask.
+The library of calls reads these, so that such a call never enters Python; it has to call any other function.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ButManySmall", "always"]
+__all__ = ["ButManySmall", "always", "where_finite"]
 
 
 def always(*_: Any) -> bool:
     """``defer_to_stock`` of a rule whose operator PyTorch differentiates rightly in reverse mode, in every order: all calls."""
     return True
+
+
+def where_finite(*_: Any) -> bool:
+    """``defer_to_stock`` of a rule whose operator PyTorch differentiates rightly in first order, where that is finite.
+
+    The node of a plain call first runs PyTorch's derivative, in C++. It calls the rule if a gradient is not finite, or is
+    differentiated again. Any other call is the rule's, as this function says; without the library of calls, all are.
+    """
+    return False
 
 
 class ButManySmall(NamedTuple):

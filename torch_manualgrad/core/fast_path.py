@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .autograd_function import function_class, pull_back
+from .autograd_function import function_class, pull_back, save, saved
 from .internals import below_autograd, is_autocast_enabled, only_autograd
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:
         result = run(values)
+        ctx.set_materialize_grads(False)
         if one_output:
             known = (*values, result)
         else:
             result = tuple(result)
             known = (*values, *result)
-            ctx.set_materialize_grads(False)
             if fixed:
                 ctx.mark_non_differentiable(*[result[i] for i in fixed if result[i] is not None])
-        saved = tensors(known)
-        ctx.save_for_backward(*(derivative.kept(saved, ctx.needs_input_grad[1:]) if selective else saved))
+        kept = tensors(known)
+        save(ctx, derivative.kept(kept, ctx.needs_input_grad[1:]) if selective else kept)
         ctx.static = constants(known)
         if facts:
             ctx.static += tuple([fact(known[i]) for i, fact in facts])
@@ -69,11 +69,11 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
         if compiling or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
             result = pull_back(derivative, ctx, needed, grads)
             return (None, *[result[i] for i in places])
-        saved = ctx.saved_tensors  # first: to read them may run any code of the user's, which no guard may reach
+        kept = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
         with below_autograd():
             if one_formula is not None:
-                return None, one_formula((*saved, *ctx.static, *grads, (True,)))
-            result = vjp(needed, saved, ctx.static, grads)
+                return None, one_formula((*kept, *ctx.static, *grads, (True,)))
+            result = vjp(needed, kept, ctx.static, grads)
         return (None, *[result[i] for i in places])
 
     return function_class(derivative, forward, backward).apply, backward

@@ -142,10 +142,13 @@ def _keep_numbers_from_functorch() -> None:
         ):
             own = torch.library.get_kernel(op, _FUNCTORCH).call_boxed
             call = _with_tensors(Signature(op._schema), own)
+            calls.before_functorch(op)
             _before_functorch.append(_register(op.name(), call, _FUNCTORCH))
+            calls.attach_before_functorch(op)
 
 
 def release_numbers() -> None:
     """Undo what the first rule of a pointwise operator has done to numbers, where none is registered any more."""
+    calls.detach_before_functorch()
     while _before_functorch:
         release(_before_functorch.pop())

@@ -14,7 +14,7 @@ from .binding import Binding, bound_to, parameters
 from .bound import Bound
 from .compile_cache import fingerprint
 from .compiled_vjp import CompiledVjp
-from .deferral import ButManySmall, always
+from .deferral import ButManySmall, always, where_finite
 from .formula import Formula
 from .from_result import FromResult
 from .internals import is_composite
@@ -43,6 +43,7 @@ __all__ = [
     "reached",
     "rule",
     "rules",
+    "where_finite",
 ]
 
 # What a rule may claim over PyTorch's own derivative; a rule that claims any is on in a plain override.
@@ -302,7 +303,8 @@ def rule(
     where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
     grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
     its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
-    ``<name>_device`` and ``<name>_layout`` of an input or output, of each tensor in a list, are to be had in a vjp without keeping the tensor. A
+    ``<name>_device``, ``<name>_layout`` and ``<name>_blocksize`` (None where no blocks are stored) of an input or output, of
+    each tensor in a list, are available in a vjp without saving the tensor. A
     tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
     tangent is None.
 

@@ -21,6 +21,7 @@ __all__ = [
     "Argument",
     "Signature",
     "all_dense",
+    "blocksize",
     "flatten",
     "is_dense",
     "is_differentiable",
@@ -74,6 +75,7 @@ class Signature:
                 raise ValueError(f"schema {text!r} cannot be read: {str(error).strip()}") from None
         self.schema = schema
         self.name: str = schema.name  # with the namespace, without the overload
+        self.full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else self.name
         if functional:
             self._refuse_aliases()
         self.arguments = [
@@ -175,6 +177,15 @@ def unflatten(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
 def is_differentiable(x: Tensor) -> bool:
     """Whether its dtype is one of those that have derivatives."""
     return x.is_floating_point() or x.is_complex()
+
+
+def blocksize(x: Tensor) -> tuple[int, int] | None:
+    """Of a sparse tensor made of blocks; None for others."""
+    if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+        return None
+    batch_dims = (x.crow_indices() if x.layout is torch.sparse_bsr else x.ccol_indices()).dim() - 1
+    height, width = x.values().shape[batch_dims + 1 : batch_dims + 3]
+    return height, width
 
 
 def is_dense(x: Tensor) -> bool:

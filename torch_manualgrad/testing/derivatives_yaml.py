@@ -5,18 +5,15 @@ Every wheel of torch has the table, in the package data of torchgen.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from ..core.catalogue import catalogue
+from ..core.internals import DERIVATIVES_TABLE, table_blocks
 from ..core.rule import rules
 
 __all__ = ["PATH", "Entry", "entries"]
 
-PATH = Path(torch.__file__).parents[1] / "torchgen" / "packaged" / "autograd" / "derivatives.yaml"
+PATH = DERIVATIVES_TABLE
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,9 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All entries of the installed torch; without the YAML package, whose syntax the table uses little of.
+    """All entries of the installed torch; without the YAML package: the table uses little of its syntax.
 
     Raises:
         FileNotFoundError: this torch comes without its table.
     """
-    found: list[Entry] = []
-    for block in re.split(r"^- name: ", PATH.read_text(), flags=re.MULTILINE)[1:]:
-        first, _, rest = block.partition("\n")
-        lines = dict(re.findall(r"^  (\w[\w, ]*): (.+?) *$", rest, re.MULTILINE))
-        found.append(Entry("aten::" + first.partition("(")[0].strip(), first.strip(), lines))
-    return found
+    return [Entry("aten::" + schema.partition("(")[0].strip(), schema, lines) for schema, lines in table_blocks()]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from calls_for_tests import is_pytorchs
 from ops_for_tests import random
 from sine_rules_for_tests import factor
 
@@ -10,4 +11,4 @@ from sine_rules_for_tests import factor
 def nothing_stays():
     yield
     assert factor() == 1
-    assert torch.linalg.vector_norm(random(3).requires_grad_()).grad_fn.name() == "LinalgVectorNormBackward0"
+    assert is_pytorchs(torch.linalg.vector_norm(random(3).requires_grad_()).grad_fn)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from calls_for_tests import is_pytorchs
 from ops_for_tests import random, same
 from sine_rules_for_tests import DOUBLE, TRIPLE, factor
 from torch.func import vmap
@@ -67,7 +68,7 @@ def test_wrong_names(what, error, message):
     for make in (mg.override, mg.install):
         with pytest.raises(error, match=message):
             make("dist", what)
-    assert torch.dist(random(3).requires_grad_(), random(3, seed=1)).grad_fn.name() == "DistBackward0"
+    assert is_pytorchs(torch.dist(random(3).requires_grad_(), random(3, seed=1)).grad_fn)
 
 
 # -- for how long ----------------------------------------------------------------------------------------------------
@@ -322,4 +323,4 @@ def test_after_the_block_it_is_stocks_also_while_other_threads_run(another_threa
     assert factor() == 1
     with mg.override(DOUBLE):
         assert factor() == 2
-    assert torch.sin(x.requires_grad_()).grad_fn.name() == "SinBackward0"
+    assert is_pytorchs(torch.sin(x.requires_grad_()).grad_fn)

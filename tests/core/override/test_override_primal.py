@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
+from calls_for_tests import is_pytorchs
 from ops_for_tests import random, same
 from sine_rules_for_tests import factor, sine_times
 from torch.func import grad, jvp, vmap
@@ -37,7 +38,7 @@ def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
     monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
     x = random(3).requires_grad_()
     with mg.override():
-        assert torch.sin(x).grad_fn.name() == "SinBackward0"
+        assert is_pytorchs(torch.sin(x).grad_fn)
         assert factor(lambda x: torch.cat([x, x]).sin()[:3]) == 2
         seen, x = len(asked), x.detach()
         same(grad(lambda x: x.sin().sum())(x), 2 * x.cos())

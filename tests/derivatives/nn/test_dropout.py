@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from calls_for_tests import is_pytorchs
 from ops_for_tests import random
 from torch import nn
 from torch.func import functional_call, hessian, jvp, vjp
@@ -168,8 +169,8 @@ def test_weight_normalization_of_a_layer(make):
 def test_dropout_of_a_network_stays_pytorchs_own():
     x = random(4, 3).requires_grad_()
     with mg.override():
-        assert torch.native_dropout(x, 0.4, True)[0].grad_fn.name() == "NativeDropoutBackward0"
-        assert F.dropout(x, 0.4).grad_fn.name() == "MulBackward0"
+        assert is_pytorchs(torch.native_dropout(x, 0.4, True)[0].grad_fn)
+        assert is_pytorchs(F.dropout(x, 0.4).grad_fn)
 
 
 def test_the_rule_of_gpus_binds():

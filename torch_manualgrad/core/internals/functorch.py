@@ -34,6 +34,7 @@ __all__ = [
     "has_tangent",
     "has_tangent_below_autograd",
     "in_functorch",
+    "is_functionalizing",
     "is_functorch_wrapped",
     "is_known_zero",
     "only_autograd",
@@ -68,6 +69,12 @@ in_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 def transform_depth() -> int:
     """How many torch.func transforms are running on this thread."""
     return torch._C._functorch.maybe_current_level() or 0
+
+
+def is_functionalizing() -> bool:
+    """Whether the innermost transform is ``torch.func.functionalize``, which does not wrap Python numbers."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is not None and innermost.key() == torch._C._functorch.TransformType.Functionalize
 
 
 def forward_mode_outside() -> bool:
