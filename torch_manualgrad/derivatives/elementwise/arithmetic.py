@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import where_finite
 
 
 @formula
@@ -121,6 +122,7 @@ elementwise(
     {"self": lambda self, result: _over(self, result), "other": lambda other, result: _over(other, result)},
     real_only=True,
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True, finite=True)
 elementwise(

@@ -16,6 +16,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import where_finite
 
 from .saturating import logistic, logistic_base_2
 
@@ -75,6 +76,7 @@ elementwise(
     domain={"other": (0, inf)},
     real_only=True,
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise(
     "aten::xlogy.Scalar_Self",
@@ -83,6 +85,7 @@ elementwise(
     real_only=True,
     arguments=[{"self": 2.5}],
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise(
     "aten::xlogy.Scalar_Other",
@@ -99,6 +102,7 @@ elementwise(
     domain={"other": (-1, inf)},
     real_only=True,
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise(
     "aten::special_xlog1py.self_scalar",
@@ -107,6 +111,7 @@ elementwise(
     real_only=True,
     arguments=[{"self": 2.5}],
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise(
     "aten::special_xlog1py.other_scalar",

@@ -18,6 +18,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import where_finite
 
 
 @formula
@@ -145,10 +146,12 @@ elementwise(
     {"self": pow_backward_self, "exponent": pow_backward_exponent},
     domain={"self": (0, inf)},
     improves="values",
+    defer_to_stock=where_finite,
 )
 elementwise(
     "aten::pow.Scalar",
     pow_backward_exponent,
     arguments=[{"self": 2.5}, {"self": 1}],
     improves="values",
+    defer_to_stock=where_finite,
 )
