@@ -255,3 +255,59 @@ def test_a_product_of_two_matrices_in_rows():
         (found,) = torch.autograd.grad(y.square().sum(), v)
     (expected,) = torch.autograd.grad((full(v) @ full(v * v)).square().sum(), v)
     torch.testing.assert_close(found, expected)
+
+
+NO_INDICES = torch.zeros(0, 3, dtype=torch.long)
+WITHOUT_SPARSE_DIMS = {
+    "to_dense": lambda v: torch.sparse_coo_tensor(NO_INDICES, v, (2,)).to_dense().pow(3),
+    "values": lambda v: torch.sparse_coo_tensor(NO_INDICES, v, (2,)).coalesce().values().pow(2),
+    "sum": lambda v: torch.sparse.sum(torch.sparse_coo_tensor(NO_INDICES, v, (2,)) * 2),
+    "sum over a dim": lambda v: torch.sparse.sum(torch.sparse_coo_tensor(NO_INDICES, v, (2,)) * 2, 0),
+    "plus dense": lambda v: (v[0] + torch.sparse_coo_tensor(NO_INDICES, v, (2,))).pow(3),
+    "sparse_mask": lambda v: v[0].sparse_mask(torch.sparse_coo_tensor(NO_INDICES, v.detach(), (2,))).to_dense().pow(3),
+    "no entries": lambda v: torch.sparse_coo_tensor(NO_INDICES[:, :0], v[:0], (2,)).to_dense().pow(3) + v[0] ** 3,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SPARSE_DIMS)
+@pytest.mark.parametrize("names", [(), ("*",)], ids=["override()", "all"])
+def test_coo_without_sparse_dims(name, names):
+    """Each entry is a whole tensor, and the sparse tensor is their sum."""
+    f = WITHOUT_SPARSE_DIMS[name]
+
+    def derivatives():
+        v = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(3, 2).requires_grad_()
+        (first,) = torch.autograd.grad(f(v).sum(), v, create_graph=True)
+        return [first.detach()]
+
+    expected = derivatives()
+    with mg.override(*names):
+        torch.testing.assert_close(derivatives(), expected)
+
+
+LAYOUTS = {
+    "COO": {"layout": torch.sparse_coo},
+    "CSR": {"layout": torch.sparse_csr},
+    "CSC": {"layout": torch.sparse_csc},
+    "BSR": {"layout": torch.sparse_bsr, "blocksize": (2, 2)},
+    "BSR of others": {"layout": torch.sparse_bsr, "blocksize": (1, 2)},
+    "BSC": {"layout": torch.sparse_bsc, "blocksize": (2, 2)},
+}
+
+
+@pytest.mark.parametrize("given", LAYOUTS)
+@pytest.mark.parametrize("made", LAYOUTS)
+def test_conversion_keeps_the_layout_of_the_gradient(given, made):
+    dense = torch.arange(1.0, 17).reshape(4, 4).double()
+    x = dense.to_sparse(**LAYOUTS[given]).requires_grad_()
+    grad = (2 * dense).to_sparse(**LAYOUTS[made])
+    with mg.override():
+        try:
+            y = x.to_sparse(**LAYOUTS[made])
+        except RuntimeError:
+            pytest.skip("PyTorch has no such conversion")
+        (found,) = torch.autograd.grad(y, x, grad)
+    assert found.layout is x.layout
+    if "blocksize" in LAYOUTS[given]:
+        assert found.values().shape == x.values().shape
+    torch.testing.assert_close(found.to_dense(), 2 * dense)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.schema import blocksize
 
 from .entries import (
     OF_COMPRESSED,
@@ -36,17 +37,21 @@ def sparse_coo_tensor_values_backward(grad: Tensor, indices: Tensor) -> Tensor:
     References:
         ATen derivatives.yaml, _sparse_coo_tensor_with_dims_and_tensors, which cannot be differentiated again.
     """
-    return entries_at(grad, tuple(indices.unbind(0)))
+    return entries_at(grad, tuple(indices.unbind(0)), indices.shape[1])
 
 
-def to_sparse_backward(grad: Tensor, self_layout: torch.layout) -> Tensor:
-    """Cotangent of a tensor, given that of the same in another layout; dense for blocks (ATen to_sparse_backward).
+def to_sparse_backward(grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor:
+    """Cotangent of a tensor, given that of the same in another layout (ATen to_sparse_backward).
 
     No formula: a schema has no type for a layout.
     """
-    if self_layout in (torch.strided, torch.sparse_bsr, torch.sparse_bsc):
-        return grad if grad.layout is torch.strided else grad.to_dense(masked_grad=False)
-    return grad if grad.layout is self_layout else grad.to_sparse(layout=self_layout)
+    if grad.layout is self_layout and blocksize(grad) == self_blocksize:
+        return grad
+    if self_layout is torch.strided:
+        return grad.to_dense(masked_grad=False)
+    if blocksize(grad) is not None:  # PyTorch does not convert blocks to compressed rows or columns
+        grad = grad.to_sparse()
+    return grad.to_sparse(layout=self_layout, blocksize=self_blocksize)
 
 
 def _compressed_vjp(

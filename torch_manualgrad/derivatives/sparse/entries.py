@@ -130,18 +130,22 @@ def _positions(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return found
 
 
-def entries_at(x: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
+def entries_at(x: Tensor, indices: tuple[Tensor, ...], count: int = 1) -> Tensor:
     """What a tensor, sparse or dense, has at the entries with these indices; zero where nothing is stored.
 
     Args:
         x: (*); if it is sparse, ``indices`` are those of its sparse dims.
         indices: one tensor for each of the first dims.
+        count: the number of entries, which no index has where there are no sparse dims. Each is all of x then.
 
     Returns:
         The shape to which ``indices`` broadcast, and the dims of x that they do not index.
     """
     if x.layout in _BLOCKS or x.layout is not torch.sparse_coo and len(indices) > 2:
         x = x.to_dense(masked_grad=False)
+    if not indices:
+        x = x if x.layout is torch.strided else x.to_dense(masked_grad=False)
+        return x.expand(count, *x.shape)
     if x.layout is torch.strided:
         return x[indices]
     x = as_coo(x)
@@ -156,6 +160,8 @@ def entries_at(x: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
 
 def to_dense_at(values: Tensor, indices: tuple[Tensor, ...], sizes: Sequence[int]) -> Tensor:
     """A dense tensor with these values at these indices, added up where there are several, and zeros elsewhere."""
+    if not indices:
+        return values.sum(0)
     return values.new_zeros(sizes).index_put(indices, values, accumulate=True)
 
 

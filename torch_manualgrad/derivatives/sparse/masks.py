@@ -42,7 +42,7 @@ def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], 
     if sparse:
         mask = as_coo(mask)
     at = entries(mask)
-    found = entries_at(grad, at)
+    found = entries_at(grad, at, mask._nnz())
     return with_values(mask, found, layout) if sparse else to_dense_at(found, at, self_sizes)
 
 

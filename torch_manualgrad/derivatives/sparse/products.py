@@ -14,6 +14,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.schema import blocksize
 
 from ..linalg.common import random, summed_to, total
 from ..linalg.matmul import scaled
@@ -69,15 +70,17 @@ def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Num
     A = as_coo(mat1)
     if mat2.layout is not torch.strided:
         found = sparse_sparse_matmul_backward(grad, A, as_coo(mat2), 0)
-        return to_sparse_backward(scaled(found, alpha.conjugate()), mat1.layout)
+        return to_sparse_backward(scaled(found, alpha.conjugate()), mat1.layout, blocksize(mat1))
     return with_values(A, scaled(products_at(grad, mat2, *entries(A)), alpha.conjugate()), mat1.layout)
 
 
-def _mat2_vjp(grad: Tensor, mat1: Tensor, mat2_layout: torch.layout, alpha: Number) -> Tensor:
+def _mat2_vjp(
+    grad: Tensor, mat1: Tensor, mat2_layout: torch.layout, mat2_blocksize: tuple[int, int] | None, alpha: Number
+) -> Tensor:
     if mat2_layout is torch.strided:
         return scaled(adjoint_product(mat1, grad), alpha.conjugate())
     found = torch.sparse.mm(as_coo(mat1).conj().t(), grad if grad.layout is torch.sparse_coo else grad.to_sparse())
-    return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout)
+    return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout, mat2_blocksize)
 
 
 def _sparse_addmm_jvp(

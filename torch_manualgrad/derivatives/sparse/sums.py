@@ -73,7 +73,7 @@ def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
         ATen _sparse_softmax_backward_data, which cannot be differentiated.
     """
     x = as_coo(output)
-    y, g = x.values(), entries_at(grad, entries(x))
+    y, g = x.values(), entries_at(grad, entries(x), x._nnz())
     return with_values(x, y * (g - _sums_over(x, y * g, dim % x.dim())))
 
 
@@ -93,7 +93,7 @@ def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tens
         ATen _sparse_log_softmax_backward_data, which cannot be differentiated.
     """
     x = as_coo(output)
-    y, g = x.values(), entries_at(grad, entries(x))
+    y, g = x.values(), entries_at(grad, entries(x), x._nnz())
     return with_values(x, g - y.exp() * _sums_over(x, g, dim % x.dim()))
 
 
@@ -119,7 +119,7 @@ def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order
     G = grad if grad.layout is torch.sparse_coo else grad.to_sparse()
     found = torch.sparse.mm(G, b.conj().t()) if grad_order == 0 else torch.sparse.mm(a.conj().t(), G)
     x = as_coo(b if grad_order else a)
-    return with_values(x, entries_at(found, entries(x)))
+    return with_values(x, entries_at(found, entries(x), x._nnz()))
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
