@@ -114,6 +114,9 @@ measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md
 jax: $(VENV)/installed  ## derivatives of 150 functions next to JAX's; writes docs/against_jax.md (ten minutes)
 	@OMP_NUM_THREADS=1 $(PY) tests/against_jax/compare.py docs/against_jax.md $(ARGS)
 
+ledger: $(VENV)/installed  ## PyTorch's issues about derivatives, their programs run on stock and on ours; writes docs/issues.md
+	@OMP_NUM_THREADS=1 $(PY) tools/ledger $(ARGS)
+
 clients: $(VENV)/installed  ## the suites of packages that pip has with their tests, on stock and with the rules installed (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tests/parity/clients.py build/clients $(ARGS)
 
