@@ -51,7 +51,7 @@ def outcomes(name: str) -> str:
     taken = [[*islice(samples(rule, dtype), SAMPLES)] for dtype in (torch.float64, torch.complex128)]
     found: dict[str, list[str]] = {"wrong": [], "raises": []}
     for mode in MODES:
-        here = {check(rule.probe, some, modes=(mode,), **options).outcome(mode) for some in taken}
+        here = {check(rule.probe, some, modes=(mode,), **options).outcome(mode) for some in taken if some}
         for outcome, modes in found.items():
             modes += [mode] * (outcome in here)
     return "; ".join(f"{outcome}: {', '.join(modes)}" for outcome, modes in found.items() if modes) or RIGHT

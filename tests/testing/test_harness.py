@@ -115,6 +115,15 @@ def test_unknown_names_are_refused() -> None:
         check(torch.sin, [], gaps={"second": "?"})
 
 
+def test_no_samples_is_an_error() -> None:
+    """Nothing is checked then, as of an iterator that a first check has used up."""
+    samples = iter([(rand(3),)])
+    check(torch.sin, samples, modes=("rev",), checks=())
+    for none in (samples, []):
+        with pytest.raises(ValueError, match="samples: there are none"):
+            check(torch.sin, none, raise_on_failure=False)
+
+
 # reports -------------------------------------------------------------------------------------------------------------
 
 

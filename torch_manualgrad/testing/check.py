@@ -87,7 +87,8 @@ def check(
 
     Raises:
         CheckFailed: with the report as its message.
-        ValueError: for an unknown mode or check, or a gap declared for neither.
+        ValueError: there are no samples, as in an iterator that is used up; an unknown mode or check, or a gap declared for
+            neither.
     """
     gaps = dict(gaps or {})
     _validate(modes, checks, gaps)
@@ -95,6 +96,7 @@ def check(
     label = name or _name_of(fn)
     found = Report()
     diagnosis = Diagnosis(shrink) if diagnose else None
+    position = -1
     # only a function that draws random numbers seeds the generator; the caller's stream is restored
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
@@ -104,6 +106,8 @@ def check(
                 fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
             )
             found.results += diagnosis.of(context) if diagnosis and isinstance(context, Context) else context.results
+    if position < 0:
+        raise ValueError(f"samples: there are none to check {label} on; an iterator gives them only once")
     if raise_on_failure and found.failures:
         raise CheckFailed(found)
     return found
