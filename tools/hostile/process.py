@@ -31,7 +31,13 @@ DOCUMENTED = (TypeError, ValueError, RuntimeError)
 #: What memory holds before it is written.
 PATTERNS = (0x11, 0xB7)
 SECONDS = 10
-_POOR = ("INTERNAL ASSERT", "object has no attribute", "has no fake implementation", "values to unpack", "Python key")
+_POOR = (
+    "INTERNAL ASSERT FAILED",
+    "object has no attribute",
+    "has no fake implementation",
+    "values to unpack",
+    "Python key",
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ def _work(targets: Sequence[Target], seed: int, numbers: range, shared: mmap.mma
         for pattern in PATTERNS:
             memory.hostile_pattern(pattern)
             memory.hostile_guard(1)
+            torch.manual_seed(number)
             try:
                 results.append(call.run())
             except Exception as error:

@@ -76,7 +76,14 @@ def _nested() -> list[Target]:
     return found
 
 
+def _is(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: expected a {kind.__name__}")
+    return value
+
+
 def _nested_backward(x: Any, normalized_shape: Any, weight: Any) -> Any:
+    x = _is("x", x, Ragged)
     values = x.values.detach().requires_grad_()
     ragged = Ragged(values, x.offsets, x.shape)
     y = mg.nested.layer_norm(ragged, normalized_shape, weight)
@@ -86,6 +93,7 @@ def _nested_backward(x: Any, normalized_shape: Any, weight: Any) -> Any:
 
 
 def _attention_backward(query: Any, key: Any, value: Any, is_causal: Any) -> Any:
+    query = _is("query", query, Ragged)
     values = query.values.detach().requires_grad_()
     ragged = Ragged(values, query.offsets, query.shape)
     y = mg.nested.scaled_dot_product_attention(ragged, key, value, is_causal=is_causal)
@@ -121,7 +129,7 @@ def _linalg() -> list[Target]:
 
 
 def _svd_backward(A: Any, rtol: Any, broadening: Any) -> Any:
-    A = A.detach().requires_grad_()
+    A = _is("A", A, torch.Tensor).detach().requires_grad_()
     found = mg.linalg.svd(A, False, degeneracy=mg.Degeneracy(rtol=rtol, broadening=broadening))
     return torch.autograd.grad((found.U.pow(2) @ found.S).sum(), A)
 

@@ -6,15 +6,17 @@ import collections.abc
 import functools
 import inspect
 import numbers
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-__all__ = ["ArgumentError", "Check", "arguments_of", "checked", "described"]
+__all__ = ["ArgumentError", "Check", "arguments_of", "checked", "described", "explained", "naming"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
@@ -22,6 +24,47 @@ Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 class ArgumentError(ValueError, RuntimeError):
     """A value that an argument cannot have. PyTorch raises a RuntimeError for such values, Python a ValueError."""
+
+
+# Errors that stay of their type. Others of Python's own, such as an AttributeError, become an ArgumentError.
+_KEPT = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, ArgumentError, LinAlgError)
+
+
+def explained(
+    name: str, error: Exception, values: Mapping[str, Any], kept: tuple[type[Exception], ...] = ()
+) -> Exception | None:
+    """An error that a call ended in, with the call's arguments.
+
+    Args:
+        name: of the function.
+        error: what PyTorch or Python raised.
+        values: by the names of the arguments.
+        kept: further types of errors that stay as they are.
+
+    Returns:
+        The error to raise; None where this one names an argument, or is of a type that is nobody's but the raiser's.
+    """
+    text, kind = str(error), type(error)
+    if kind not in _KEPT:
+        if kind.__module__ != "builtins" or kind in kept:  # of a compiler that traces the call, say
+            return None
+        kind, text = ArgumentError, f"{kind.__name__}: {text}"
+    elif "INTERNAL ASSERT" not in text and any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", text) for n in values):
+        return None
+    given = ", ".join(f"{n}={described(v)}" for n, v in values.items())
+    first = text.strip().splitlines()[0] if text.strip() else kind.__name__
+    return kind(f"{name}: {first.replace('INTERNAL ASSERT FAILED', 'assertion failed')}\nThe arguments: {given}")
+
+
+def naming(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a public function; an error that names no argument gets all of them."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        values = {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
+        if (better := explained(function.__name__, error, values, (IndexError, KeyError))) is None:
+            raise
+        raise better from error
 
 
 def described(value: Any) -> str:
@@ -160,8 +203,9 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            check(args, kwargs)
-        return function(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        check(args, kwargs)
+        return naming(function, args, kwargs)
 
     return typing.cast(F, call)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from .arguments import ArgumentError, arguments_of, described
+from .arguments import ArgumentError, arguments_of, described, explained
 from .declared_arguments import NOTHING, Declared, check_declared, declared as declared_by
 from .internals import is_functorch_wrapped, values_hidden
 from .schema import tensors_in
@@ -98,7 +96,7 @@ class FormulaCalls:
         try:
             return run(*args, **kwargs)
         except Exception as error:
-            if (better := self._explained(error, values)) is None:
+            if (better := explained(self.name, error, values)) is None:
                 raise
             raise better from error
 
@@ -135,7 +133,7 @@ class FormulaCalls:
         try:
             wrong = self.requires(*[values[n] for n in self._asked])
         except Exception as error:
-            raise self._explained(error, values) or error from error
+            raise explained(self.name, error, values) or error from error
         if wrong:
             raise ArgumentError(f"{self.name}: {wrong}")
         return values
@@ -162,26 +160,6 @@ class FormulaCalls:
                     f"{self.name}: {name}: expected a tensor on {found[0][1].device}, where {found[0][0]} is, "
                     f"got one on {x.device}"
                 )
-
-    def _explained(self, error: Exception, values: Mapping[str, Any]) -> Exception | None:
-        """The same error with the arguments; None where it names one."""
-        text = str(error)
-        kind = type(error)
-        if kind not in _KEPT:
-            if kind.__module__ != "builtins":  # of a compiler that traces the call, say
-                return None
-            kind = ArgumentError
-        elif "INTERNAL ASSERT" not in text and any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", text) for n in values):
-            return None
-        given = ", ".join(f"{n}={described(v)}" for n, v in values.items())
-        text = text if kind is type(error) else f"{type(error).__name__}: {text}"
-        return kind(
-            f"{self.name}: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}\nThe arguments: {given}"
-        )
-
-
-# Errors that stay of their type.
-_KEPT = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError, ArgumentError, LinAlgError)
 
 
 @functools.cache

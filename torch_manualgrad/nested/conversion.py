@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError, Check, arguments_of
+from ..core.arguments import ArgumentError, Check, arguments_of, naming
 from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged
@@ -98,9 +98,10 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
     @functools.wraps(function)
     def on_either(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is Ragged and not any(map(_may_be_nested, (*args[1:], *kwargs.values()))):
-            if not torch.compiler.is_compiling():
-                check(args, kwargs)
-            return function(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            check(args, kwargs)
+            return naming(function, args, kwargs)
         try:
             return _converted_call(function, check, args, kwargs, _Conversion("all", views))
         except _NeedsOffsets:
@@ -118,15 +119,17 @@ def _converted_call(
         found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])
         first = next(iter(inspect.signature(function).parameters))
         raise TypeError(f"{function.__name__}: {first}: expected a Ragged or a nested tensor, got ({found})")
+    call: Callable[[], Any] = functools.partial(function, *inside, **named)
     if not torch.compiler.is_compiling():
         check(tuple(inside), named)
         _refuse_some_on_meta(function, inside, named)
+        call = functools.partial(naming, function, inside, named)
     if not (conversion.has_holes and conversion.has_parameters):
-        return conversion.convert_back(function(*inside, **named))
+        return conversion.convert_back(call())
     # a gradient of a dense argument is a sum over the positions: over those of the components only
     if conversion.positions == "all":
         raise _NeedsOffsets
-    result = function(*inside, **named)
+    result = call()
     inside, named = (unused := _Conversion("unused", conversion.views)).to_raggeds(args, kwargs)
     assert unused.has_holes
     try:
