@@ -16,8 +16,8 @@ NONE = {
     *"_foreach_norm.Scalar _foreach_mm _prelu_kernel_backward".split(),
     *"_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward".split(),
 }
-# vmap has no rule for it before torch 2.15: it raises along many directions
-ONE_BY_ONE = ("aten::_grouped_mm",)
+# vmap has no rule for them (for the first before torch 2.15): they raise along many directions
+ONE_BY_ONE = ("aten::_grouped_mm", "aten::_pack_padded_sequence")
 
 
 def expected_to_raise(rule):

@@ -103,6 +103,8 @@ class Maker:
             raise Unfit("size")
         if all(x.layout is not torch.strided for x in flat):
             return self.add(f"{template}.to_dense()", uses, operator)
+        if "_ex" in operator and flat[-1].dtype is torch.int32 and bool(flat[-1].any()):
+            raise Unfit("a factorization that failed")
         direct = isinstance(result, Tensor)
         if not direct and not (type(result) is tuple and all(isinstance(x, Tensor) for x in result)):
             template = f"tensors({template})"
