@@ -15,6 +15,7 @@
 #include "guarded.h"
 #include "attributes.h"
 #include "functionalized.h"
+#include "state.h"
 #include "table.h"
 
 #include <ATen/SavedTensorHooks.h>
@@ -38,13 +39,13 @@ struct Kernel : public c10::OperatorKernel {
       : slot(s), stock(std::move(stock_kernel)), python(std::move(python_kernel)) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const State* state = current.load(std::memory_order_acquire);
-    const Table* table = state != nullptr && slot < state->size() ? (*state)[slot] : nullptr;
+    const Reading active;
+    const Table* const table = active.table(slot);
     if (table == nullptr || suspended > 0) {
       stock.callBoxed(op, keys, stack);
       return;
     }
-    if (table->in_python || !plain_thread()) {
+    if (table->in_python || in_python.load(std::memory_order_relaxed) || !plain_thread()) {
       python.callBoxed(op, keys, stack);
       return;
     }
@@ -201,10 +202,13 @@ struct Kernel : public c10::OperatorKernel {
 
 // ---- what Python calls ----------------------------------------------------------------------------------------------
 
-std::map<size_t, c10::RegistrationHandleRAII> registrations;
-std::vector<std::unique_ptr<Table>> tables;
-std::vector<std::unique_ptr<State>> states;
-size_t slots = 0;
+std::map<size_t, c10::RegistrationHandleRAII> registrations;  // by slot
+
+// Each operator has one slot for the life of the process, as layers outlive registrations.
+size_t slot_of(const std::string& name) {
+  static std::map<std::string, size_t> slots;
+  return slots.emplace(name, slots.size()).first->second;
+}
 
 }  // namespace
 }  // namespace manualgrad
@@ -218,56 +222,27 @@ MANUALGRAD_API const char* manualgrad_calls_error() { return message.c_str(); }
 // `stock`: an operator's kernel as it was before both is found only before; so this is called twice, first with python
 // = 0.
 MANUALGRAD_API int64_t manualgrad_calls_attach(const char* name, const char* overload, int64_t python) {
-  static std::map<std::string, c10::SafeKernelFunction> stock;
+  static std::map<size_t, c10::SafeKernelFunction> stock;
   return guarded([&]() -> int64_t {
     auto& dispatcher = c10::Dispatcher::singleton();
     const auto op = dispatcher.findSchemaOrThrow(name, overload);
-    const std::string full = std::string(name) + "." + overload;
+    const size_t slot = slot_of(std::string(name) + "." + overload);
     auto now = op.getComputedKernelForDispatchKey(DispatchKey::AutogradCPU);
     if (!python) {
-      stock.insert_or_assign(full, std::move(now));
+      stock.insert_or_assign(slot, std::move(now));
       return 0;
     }
-    auto kernel = std::make_unique<Kernel>(slots, stock.at(full), std::move(now));
-    stock.erase(full);
-    registrations.emplace(slots, dispatcher.registerImpl(op.operator_name(), DispatchKey::Autograd,
-                                                         c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
-                                                         std::nullopt, nullptr, "torch_manualgrad calls"));
-    return static_cast<int64_t>(slots++);
+    auto kernel = std::make_unique<Kernel>(slot, stock.at(slot), std::move(now));
+    stock.erase(slot);
+    registrations.insert_or_assign(slot, covered(op, DispatchKey::Autograd, std::move(kernel)));
+    return static_cast<int64_t>(slot);
   });
 }
 
-// Takes the kernel away. A thread that is inside of it crashes.
-MANUALGRAD_API int64_t manualgrad_calls_detach(int64_t slot) {
-  return guarded([&]() -> int64_t { return static_cast<int64_t>(registrations.erase(slot)); });
-}
-
-// Makes a table, and returns its number; `formula` is the compiled formula that is the whole vjp, or null.
-MANUALGRAD_API int64_t manualgrad_calls_table(int64_t rule, const char* node, const char* formula,
-                                              const int64_t* numbers, int64_t size) {
+// Takes the kernel away, if there is one. A thread that is inside of it crashes.
+MANUALGRAD_API int64_t manualgrad_calls_detach(const char* name, const char* overload) {
   return guarded([&]() -> int64_t {
-    tables.push_back(read_table({numbers, numbers + size}, rule, node, formula));
-    return static_cast<int64_t>(tables.size()) - 1;
-  });
-}
-
-// Makes a state of one table per slot, -1 for none, and returns its number.
-MANUALGRAD_API int64_t manualgrad_calls_state(const int64_t* table_of_slot, int64_t size) {
-  return guarded([&]() -> int64_t {
-    auto state = std::make_unique<State>();
-    for (int64_t i = 0; i < size; ++i) {
-      state->push_back(table_of_slot[i] < 0 ? nullptr : tables.at(table_of_slot[i]).get());
-    }
-    states.push_back(std::move(state));
-    return static_cast<int64_t>(states.size()) - 1;
-  });
-}
-
-// What calls go by from now on.
-MANUALGRAD_API int64_t manualgrad_calls_activate(int64_t state) {
-  return guarded([&]() -> int64_t {
-    current.store(state < 0 ? nullptr : states.at(state).get(), std::memory_order_release);
-    return 0;
+    return static_cast<int64_t>(registrations.erase(slot_of(std::string(name) + "." + overload)));
   });
 }
 

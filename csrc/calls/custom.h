@@ -2,6 +2,7 @@
 #pragma once
 
 #include "guarded.h"
+#include "state.h"
 #include "table.h"
 
 #include <c10/core/GradMode.h>
@@ -10,13 +11,11 @@
 
 namespace manualgrad {
 
-inline std::atomic<bool> custom_in_python{false};  // all of them
-
 struct CustomKernel : public c10::OperatorKernel {
   explicit CustomKernel(c10::SafeKernelFunction python_kernel) : python(std::move(python_kernel)) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const bool here = acts.load(std::memory_order_acquire) && !custom_in_python.load(std::memory_order_acquire);
+    const bool here = acts.load(std::memory_order_acquire) && !in_python.load(std::memory_order_acquire);
     if (!here || !plain_thread() || !untracked(torch::jit::last(*stack, op.schema().arguments().size()))) {
       python.callBoxed(op, keys, stack);
       return;
@@ -79,7 +78,3 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_detach(int64_t op) {
 
 // How many calls these kernels have served on this thread.
 MANUALGRAD_API int64_t manualgrad_calls_custom_count() { return manualgrad::counts.untracked; }
-
-MANUALGRAD_API void manualgrad_calls_custom_in_python(int64_t yes) {
-  manualgrad::custom_in_python.store(yes != 0, std::memory_order_release);
-}

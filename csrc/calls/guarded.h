@@ -14,7 +14,7 @@ inline thread_local std::string message;
 template <class F>
 int64_t guarded(F&& f) {
   try {
-    const std::lock_guard<std::mutex> lock(changes);
+    const std::lock_guard lock(changes);
     return f();
   } catch (const std::exception& error) {
     message = error.what();

@@ -9,6 +9,7 @@
 //   stock    nothing is active, nothing is differentiated, or the call stays with PyTorch.
 //   Python   everything else, and what PyTorch refuses: the kernel that Python registered at the same key before.
 #include "guarded.h"
+#include "state.h"
 #include "strided.h"
 
 #include <ATen/SavedTensorHooks.h>
@@ -23,7 +24,7 @@ namespace manualgrad {
 namespace {
 
 // tangents: whether a jagged tensor has ever carried one, which only Python can tell
-std::atomic<bool> active{false}, in_python{false}, tangents{false};
+std::atomic<bool> tangents{false};
 thread_local int64_t left_to_stock = 0,
                      on_buffers = 0;  // tracked calls, and those that took the whole buffer: for tests
 
@@ -92,7 +93,7 @@ void mark(const at::Tensor& result, int64_t way) {
   ++left_to_stock;
 }
 
-bool acts() { return suspended == 0 && (active.load(std::memory_order_acquire) || continues()); }
+bool acts() { return suspended == 0 && (Reading().nested() || continues()); }
 
 // ---- calls ----------------------------------------------------------------------------------------------------------
 
@@ -278,17 +279,13 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
   });
 }
 
-// Takes all of these kernels away. A thread that is inside of one crashes.
+// Takes all of these kernels away, if there are any. A thread that is inside of one crashes.
 MANUALGRAD_API int64_t manualgrad_calls_nested_detach() {
   return guarded([&]() -> int64_t {
     registrations.clear();
     return 0;
   });
 }
-
-// Whether these kernels act, and whether all calls are for Python's.
-MANUALGRAD_API void manualgrad_calls_nested_act(int64_t yes) { active.store(yes != 0, std::memory_order_release); }
-MANUALGRAD_API void manualgrad_calls_nested_in_python(int64_t yes) { in_python = yes != 0; }
 
 // To be called before a jagged tensor carries a tangent.
 MANUALGRAD_API void manualgrad_calls_nested_tangents() { tangents = true; }

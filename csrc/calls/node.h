@@ -18,7 +18,7 @@
 namespace manualgrad {
 
 struct RuleNode : public Node {
-  explicit RuleNode(const Table& t) : table(t) {}
+  explicit RuleNode(const Table& t) : shared(t.shared_from_this()), table(t) {}
 
   std::string name() const override { return table.node; }
 
@@ -68,7 +68,7 @@ struct RuleNode : public Node {
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(std::string("torch_manualgrad"));
-    args.collect(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(&table)));
+    args.collect(static_cast<uint64_t>(table.rule));
     args.collect(released);
     args.collect(needed());
     args.collect(saved, /*is_output=*/true);
@@ -87,11 +87,11 @@ struct RuleNode : public Node {
     auto outputs = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
     // the graph may outlive this node: it holds copies of what it needs
-    auto call = [&rule = table, mask = needed(), fixed = constants](const variable_list& inputs,
+    auto call = [rule = shared, mask = needed(), fixed = constants](const variable_list& inputs,
                                                                     const std::vector<IValue>& packed) {
       variable_list unpacked;
       for (const IValue& x : packed) unpacked.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
-      return pull_back_in_python(rule, mask, unpacked, fixed, inputs);
+      return pull_back_in_python(*rule, mask, unpacked, fixed, inputs);
     };
     const auto& interface = compiled::getPyCompilerInterface();
     const auto bound = interface->bind_function(swap.get_py_compiler(), table.node, std::move(call), std::move(types),
@@ -102,6 +102,7 @@ struct RuleNode : public Node {
     return found;
   }
 
+  const std::shared_ptr<const Table> shared;
   const Table& table;
   std::vector<SavedVariable> saved;
   std::vector<IValue> constants;

@@ -62,10 +62,12 @@ struct Use {  // one formula of the rule: what it reads, and whose gradients it 
   std::vector<int64_t> saved, inputs;
 };
 
-// A rule, by places in the operator's arguments followed by its outputs. Immutable, and kept: nodes of graphs point to
+// A rule, by places in the operator's arguments followed by its outputs. Immutable; layers and nodes of graphs share
 // it.
-struct Table {
-  int64_t rule = 0;  // Python's number for it
+struct Table : public std::enable_shared_from_this<Table> {
+  ~Table();
+
+  int64_t rule = 0;  // Python's number for it, which no other table ever has
   size_t type = 0;   // of the node
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
@@ -84,11 +86,7 @@ struct Table {
   std::optional<CompiledVjp> compiled;
 };
 
-// Which table each registered operator goes by; null where no rule is active. Replaced as a whole.
-using State = std::vector<const Table*>;
-
-inline std::mutex changes;
-inline std::atomic<const State*> current{nullptr};
+inline std::recursive_mutex changes;  // recursive: what is freed under it may run finalizers
 inline thread_local int64_t suspended = 0;
 
 struct Counts {
@@ -239,8 +237,8 @@ inline CompiledVjp read_compiled_vjp(Reader& in, const char* name) {
 }
 
 // A rule's table from what Python sends; `formula` is the compiled formula that is the whole vjp, or null.
-inline std::unique_ptr<Table> read_table(Reader in, int64_t rule, const char* node, const char* formula) {
-  auto table = std::make_unique<Table>();
+inline std::shared_ptr<const Table> read_table(Reader in, int64_t rule, const char* node, const char* formula) {
+  auto table = std::make_shared<Table>();
   table->rule = rule;
   table->node = node;
   table->in_python = in.number() != 0;

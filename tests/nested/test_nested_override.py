@@ -244,19 +244,19 @@ def test_a_family():
         with stock():
             return torch.sin(self) * 2
 
-    undone = []
-    replacement = Replacements("t", "AutogradMeta", {"aten::sin": doubled}, besides=[lambda: lambda: undone.append(1)])
-    first, second = object(), object()
+    switched = []
+    replacement = Replacements(
+        "t", "AutogradMeta", {"aten::sin": doubled}, besides=[lambda acts, yes: switched.append((acts(), yes))]
+    )
     x = torch.zeros(3, device="meta", requires_grad=True)
-    replacement.put(first)
-    replacement.put(second)
+    first, second = mg.install(replacement), mg.install(replacement)
     assert torch.sin(x).grad_fn.name() == "MulBackward0" and len(calls) == 1
     assert torch.sin(x.reshape(1, 1, 3)).grad_fn.name() == "SinBackward0"
-    replacement.drop(first)
-    replacement.drop(first)
-    assert torch.sin(x).grad_fn.name() == "MulBackward0" and not undone
-    replacement.drop(second)
-    assert torch.sin(x).grad_fn.name() == "SinBackward0" and undone == [1]
+    first.remove()
+    first.remove()
+    assert torch.sin(x).grad_fn.name() == "MulBackward0" and switched == [(True, True)]
+    second.remove()
+    assert torch.sin(x).grad_fn.name() == "SinBackward0" and switched == [(True, True), (False, False)]
     replacement.unregister()
 
 

@@ -124,6 +124,8 @@ class Bound(Derivative):
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
         self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
         self._kept: dict[tuple[bool, ...], list[bool]] = {}
+        self.tables: dict[Any, int] = {}  # of csrc/calls, by what is left to stock: their numbers
+        self.in_place_functions: dict[Any, Any] = {}  # see in_place.py
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
         self._jvps = [

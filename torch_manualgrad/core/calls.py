@@ -7,52 +7,69 @@ call. What it does for a rule is data, a table of places that is made here, so t
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import activation
 from .autograd_function import pull_back
 from .calls_library import checked, library
 from .compiled_vjp import CompiledVjp
 from .deferral import ButManySmall, always, where_finite
 from .internals import is_functionalizing, skipped_by_dynamo, tangents_possible
 from .node_classes import node_name, node_type
+from .once import refuse_reload
 
 if TYPE_CHECKING:
     from .bound import Bound
 
 __all__ = [
+    "IN_PYTHON",
+    "ByRule",
+    "CallsLayer",
     "Counts",
+    "Served",
+    "UnlessPlain",
     "activate",
     "attach",
     "attach_before_functorch",
     "before",
     "before_functorch",
+    "collect",
     "counts",
     "detach",
     "detach_before_functorch",
     "in_python",
+    "layers_here",
     "loaded",
+    "scope_here",
     "suspend",
+    "this_thread",
 ]
+
+refuse_reload(globals())
 
 
 class ByRule(NamedTuple):
-    """Plain calls go by a rule's derivative, but those that are left to stock."""
+    """Plain calls follow a rule's derivative, except those that are left to stock."""
 
     derivative: Bound
     defers: Callable[..., bool] | None
 
 
 class UnlessPlain(NamedTuple):
-    """Plain calls are stock's; all others go to the general kernel. ``tensors`` are the places of arguments to look at.
+    """Plain calls are stock's; all others go to the general kernel.
 
     A call with a list of tensors is plain where none of them requires grad, too.
+
+    Attributes:
+        tensors: the places of the arguments to look at.
     """
 
     tensors: tuple[int, ...]
@@ -64,7 +81,6 @@ class InPython(NamedTuple):
 
 IN_PYTHON = InPython()
 Way = ByRule | UnlessPlain | InPython
-Active = Callable[[], Iterable[tuple[str, Way]]]
 
 # Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
 _DTYPES: tuple[torch.dtype | None, ...] = (
@@ -78,13 +94,14 @@ _SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/c
 _UNLESS_PLAIN = 4  # Table::Deferral in csrc/calls
 
 
-_derivatives: list[Bound] = []  # by the number that a table has here; kept, as nodes of graphs name them
-_tables: dict[Way, int] = {}  # the number of the table there
-_states: dict[tuple[str, int], int] = {}
-_slots: dict[str, int] = {}  # of each operator whose calls come here
-_changes = 0  # of _slots
+_numbers = itertools.count(1)
+_derivatives: dict[
+    int, Bound | None
+] = {}  # by the number of the table that the library has of it, as long as it has it
+_layers: dict[int, Any] = {}  # by number, what a layer was made for
+_of_no_rule: dict[Any, int] = {}  # the numbers of the tables that no derivative has
+_slots: dict[str, int] = {}  # of each operator whose calls have ever come here
 _general = False  # all calls are for Python
-_active: tuple[str, Active] = ("", list)  # the arguments of the last `activate`
 
 
 def loaded() -> bool:
@@ -106,10 +123,8 @@ def before(op: Any) -> None:
 
 def attach(op: Any) -> None:
     """To be called after that: from now on the library has the calls, and hands on to Python what is not plain."""
-    global _changes
     if library is not None:
         _slots[op.name()] = _attach(op, 1)
-        _changes += 1
 
 
 def before_functorch(op: Any) -> None:
@@ -135,34 +150,94 @@ def detach_before_functorch() -> None:
 
 
 def detach(op: Any) -> None:
-    """Take the library's kernel away. A thread that is inside of it crashes."""
-    global _changes
+    """Take the library's kernel away, if there is one. A thread that is inside of it crashes."""
     if library is not None:
-        checked(library.manualgrad_calls_detach(ctypes.c_int64(_slots.pop(op.name()))))
-        _changes += 1
+        schema = op._schema
+        checked(library.manualgrad_calls_detach(schema.name.encode(), schema.overload_name.encode()))
 
 
-def activate(what: str, active: Active) -> None:
-    """Let calls go by these derivatives from now on.
+class Served(NamedTuple):
+    """How the library serves the calls of one operator.
+
+    Attributes:
+        name: the operator.
+        way: which way its calls go.
+    """
+
+    name: str
+    way: Way
+
+
+class CallsLayer:
+    """What one override adds, in the library.
 
     Args:
-        what: says which derivatives they are, for each operator.
-        active: called where these derivatives are new; gives, of each operator, its name and which way its calls go.
+        meaning: what `layers_here` returns for it.
+        rules: how the calls of operators are served.
+        forward_modes: the same, where no layer has a rule for the operator.
+        nested: whether it has the replacements for nested tensors.
+
+    Attributes:
+        number: 0 without the library.
     """
-    global _active
+
+    number = 0
+
+    def __init__(self, meaning: Any, rules: Sequence[Served], forward_modes: Sequence[Served], nested: bool) -> None:
+        if library is None:
+            return
+        numbers = []
+        for served in (rules, forward_modes):
+            here = [one for one in served if one.name in _slots]
+            numbers.append(len(here))
+            for one in here:
+                numbers += [_slots[one.name], _table(one.way)]
+        size = ctypes.c_int64(len(numbers))
+        self.number = checked(library.manualgrad_calls_layer(_array(numbers), size, ctypes.c_int64(nested)))
+        _layers[self.number] = meaning
+
+    def __del__(self) -> None:
+        if self.number:
+            library.manualgrad_calls_drop_layer(ctypes.c_int64(self.number))
+
+
+def activate(numbers: Sequence[int]) -> None:
+    """Make these layers the active ones, where the library was built without Python's headers and does not do so itself."""
+    if library is not None and not activation.in_library:
+        checked(library.manualgrad_calls_activate(_array(numbers), ctypes.c_int64(len(numbers))))
+
+
+def collect() -> None:
+    """Let go of what the library no longer uses: derivatives of which it has no table, and layers."""
     if library is None:
         return
-    _active = (what, active)
-    what = f"{what} in Python" if _general else what
-    state = _states.get((what, _changes))
-    if state is None:
-        numbers = [-1] * (max(_slots.values(), default=-1) + 1)
-        for name, way in active():
-            if name in _slots:
-                numbers[_slots[name]] = _table(IN_PYTHON if _general else way)
-        state = checked(library.manualgrad_calls_state(_array(numbers), ctypes.c_int64(len(numbers))))
-        _states[what, _changes] = state
-    checked(library.manualgrad_calls_activate(ctypes.c_int64(state)))
+    found = (ctypes.c_int64 * 256)()
+    while n := library.manualgrad_calls_ended(found, ctypes.c_int64(256)):
+        for number in found[:n]:
+            if number < 0:
+                _layers.pop(-1 - number, None)
+            else:
+                _derivatives.pop(number, None)
+
+
+def scope_here() -> int:
+    """The number of what is active on this thread beyond the process; 0 if nothing is."""
+    return int(library.manualgrad_calls_scope())
+
+
+def this_thread() -> int:
+    """The number of this thread in the library; no other thread ever has it."""
+    return int(library.manualgrad_calls_thread())
+
+
+def layers_here() -> list[Any]:
+    """What `CallsLayer` was given for each layer that is active on this thread beyond the process."""
+    found = (ctypes.c_int64 * 64)()
+    n = library.manualgrad_calls_scope_layers(found, ctypes.c_int64(64))
+    if n > 64:
+        found = (ctypes.c_int64 * n)()
+        library.manualgrad_calls_scope_layers(found, ctypes.c_int64(n))
+    return [_layers[number] for number in found[:n]]
 
 
 @contextmanager
@@ -179,10 +254,8 @@ def in_python() -> Iterator[None]:
 def _set_general(yes: bool) -> None:
     global _general
     _general = yes
-    activate(*_active)
     if library is not None:
-        library.manualgrad_calls_nested_in_python(ctypes.c_int64(yes))
-        library.manualgrad_calls_custom_in_python(ctypes.c_int64(yes))
+        library.manualgrad_calls_in_python(ctypes.c_int64(yes))
 
 
 def suspend(by: int) -> None:
@@ -221,22 +294,26 @@ def _array(numbers: Sequence[int]) -> Any:
 
 
 def _table(way: Way) -> int:
-    if way not in _tables:
-        name, formula, rule = "", None, -1
-        if isinstance(way, ByRule):
-            name, formula, numbers = _plan(way.derivative, way.defers)
-            _derivatives.append(way.derivative)
-            rule = len(_derivatives) - 1
-        elif isinstance(way, UnlessPlain):
-            numbers = [0, 0, _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
-        else:
-            numbers = [1, *[0] * 14]
-        call = library.manualgrad_calls_table
-        size = ctypes.c_int64(len(numbers))
-        _tables[way] = checked(
-            call(ctypes.c_int64(rule), name.encode(), formula and formula.encode(), _array(numbers), size)
-        )
-    return _tables[way]
+    """The number of a table, which exists until the next layer is made, and as long as a layer or a graph has it."""
+    derivative = way.derivative if isinstance(way, ByRule) else None
+    known: dict[Any, int] = _of_no_rule if derivative is None else derivative.tables
+    key = way.defers if isinstance(way, ByRule) else way
+    number = known.get(key)
+    if number is not None and checked(library.manualgrad_calls_hold(ctypes.c_int64(number))):
+        return number
+    name, formula = "", None
+    if isinstance(way, ByRule):
+        name, formula, numbers = _plan(way.derivative, way.defers)
+    elif isinstance(way, UnlessPlain):
+        numbers = [0, 0, _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
+    else:
+        numbers = [1, *[0] * 14]
+    number = next(_numbers)
+    _derivatives[number] = derivative
+    call, size = library.manualgrad_calls_table, ctypes.c_int64(len(numbers))
+    checked(call(ctypes.c_int64(number), name.encode(), formula and formula.encode(), _array(numbers), size))
+    known[key] = number
+    return number
 
 
 def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, str | None, list[int]]:
@@ -341,8 +418,14 @@ class _Context(NamedTuple):
     static: tuple[Any, ...]
 
 
+def _derivative(number: int) -> Bound:
+    found = _derivatives[number]
+    assert found is not None
+    return found
+
+
 def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
-    derivative = _derivatives[rule]
+    derivative = _derivative(rule)
     if derivative.facts:
         split = len(derivative.constant_places)
         facts = [_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:])]
@@ -360,13 +443,13 @@ def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any)
 
 
 def _defers(rule: int, values: Any) -> bool:
-    defers = _derivatives[rule].rule.defer_to_stock
+    defers = _derivative(rule).rule.defer_to_stock
     assert defers is not None
     return bool(defers(*values))
 
 
 def _report(rule: int) -> bool:
-    compiled = _derivatives[rule].rule.compiled_vjp
+    compiled = _derivative(rule).rule.compiled_vjp
     assert compiled is not None and callable(compiled.declines)
     compiled.declines()
     return True

@@ -14,39 +14,47 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from . import activation
 from .internals import guard_compiled_graphs
 
-__all__ = ["changes", "digest", "fingerprint", "lock", "put", "remember", "state"]
-
-lock = threading.RLock()  # held while registrations change; calls do not take it
+__all__ = ["digest", "fingerprint", "put", "remember", "settle", "state"]
 
 _active: dict[str, tuple[str, str]] = {}  # operator -> what is active there, and the fingerprint of its code
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
 _state: str | None = ""  # None: to be made of `_active` when it is asked for
-_changed = False  # since the last tag
-_depth = 0  # of nested changes
-_our_tag = ""
+_OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _guarded = False
 
 
+def _no_rules() -> tuple[str, str]:
+    return "", ""
+
+
+rules_here: Callable[[], tuple[str, str]] = _no_rules  # active on this thread: which they are, and their code
+
+
 def state() -> str:
-    """What is active now beyond the definitions; equal strings mean equal derivatives."""
+    """What is active on this thread beyond the definitions; equal strings mean equal derivatives."""
     global _state
     found = _state
     if found is None:
-        with lock:
+        with activation.lock:
             found = _state = "; ".join(f"{key} {what}" for key, (what, _) in sorted(_active.items()))
-    return found
+    return _joined(found, rules_here()[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _joined(definitions: str, rules: str) -> str:
+    return "; ".join(filter(None, (definitions, rules and f"rules {rules}")))
 
 
 def put(key: str, what: str, code: str = "") -> None:
@@ -58,7 +66,7 @@ def put(key: str, what: str, code: str = "") -> None:
         code: its `fingerprint`, which names it for other processes.
     """
     global _state
-    with changes():
+    with activation.lock:
         before = _active.pop(key, None)
         after = (what, code) if what else None
         if after is not None:
@@ -66,6 +74,7 @@ def put(key: str, what: str, code: str = "") -> None:
         if after != before:
             _exchange(f"active {key}", before and before[1], after and after[1])
             _state = None
+            settle()
 
 
 def remember(key: str, code: str) -> None:
@@ -75,42 +84,37 @@ def remember(key: str, code: str) -> None:
         key: a formula or custom op, and what of it.
         code: its `fingerprint`.
     """
-    with changes():
+    with activation.lock:
         _exchange(key, _defined.get(key), code)
         _defined[key] = code
+        settle()
 
 
 def _exchange(key: str, before: str | None, after: str | None) -> None:
-    global _code, _changed
+    global _code
     for code in (before, after):
         if code is not None:
             _code ^= int(digest(f"{key} {code}"), 16)
-    _changed = True
 
 
-@contextmanager
-def changes() -> Iterator[None]:
-    """Several changes as one: what follows from them is done at the end, once. Holds the lock; nests."""
-    global _depth, _changed
-    with lock:
-        _depth += 1
-        try:
-            yield
-        finally:
-            _depth -= 1
-            if _changed and not _depth:
-                _changed = False
-                _tag()
-                _guard()
+@activation.following
+def settle() -> None:
+    """Let the compiler's caches follow what is active on this thread."""
+    _tag()
+    _guard()
 
 
 def _tag() -> None:
-    """Carry the digest in the public tag; what a user has put there stays, in front of ours."""
-    global _our_tag
+    """Carry the digest in the public tag; what a user has put there stays, in front of ours.
+
+    PyTorch's configuration is that of a thread: the tag is set again where Dynamo begins to compile.
+    """
+    rules = rules_here()[1]
     config: Any = torch.compiler.config
-    theirs = config.cache_key_tag.removesuffix(_our_tag)
-    _our_tag = f"|torch_manualgrad:{_code:016x}"
-    config.cache_key_tag = theirs + _our_tag
+    now = config.cache_key_tag
+    tag = f"{_OURS.sub('', now)}|torch_manualgrad:{_code ^ int(rules or '0', 16):016x}"
+    if tag != now:
+        config.cache_key_tag = tag
 
 
 def _guard() -> None:
@@ -121,7 +125,7 @@ def _guard() -> None:
     global _guarded
     if "torch._dynamo" in sys.modules and not _guarded:
         torch.compiler.reset()
-        _guarded = guard_compiled_graphs(state)
+        _guarded = guard_compiled_graphs(state, _tag)
 
 
 def digest(data: bytes | str) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 __all__ = ["decorated"]
 
 
-def decorated(function: Any, context: AbstractContextManager[Any]) -> Any:
-    """``function`` with its body inside ``context``, which can be entered again and again.
+def decorated(function: Any, context: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """``function`` with its body inside ``context()``.
 
     A generator, a coroutine and an asynchronous generator enter it for each step: from being resumed until they yield
     or wait.
 
     Args:
         function: what is decorated.
-        context: is entered and left again around each call, or each step.
+        context: called for each call, or each step; what it returns is entered and left around it.
 
     Returns:
         A function of the same kind.
@@ -69,7 +69,7 @@ def decorated(function: Any, context: AbstractContextManager[Any]) -> Any:
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with context:
+            with context():
                 return function(*args, **kwargs)
 
     return inside
@@ -78,20 +78,20 @@ def decorated(function: Any, context: AbstractContextManager[Any]) -> Any:
 class _Steps(Generator[Any, Any, Any]):
     """A generator, or what a coroutine waits by, each step of which runs inside the context."""
 
-    def __init__(self, body: Any, context: AbstractContextManager[Any]) -> None:
+    def __init__(self, body: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         self._body = body
         self._context = context
 
     def send(self, value: Any) -> Any:
-        with self._context:
+        with self._context():
             return self._body.send(value)
 
     def throw(self, *error: Any) -> Any:
-        with self._context:
+        with self._context():
             return self._body.throw(*error)
 
     def close(self) -> None:
-        with self._context:
+        with self._context():
             self._body.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:

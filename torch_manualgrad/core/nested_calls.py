@@ -68,11 +68,6 @@ class NestedCalls:
         if self._library is not None:
             checked(self._library.manualgrad_calls_nested_detach())
 
-    def act(self, yes: bool) -> None:
-        """Whether they act. Else they are PyTorch's own, but for backwards of calls that they have made."""
-        if self._library is not None:
-            self._library.manualgrad_calls_nested_act(ctypes.c_int64(yes))
-
     def continue_here(self) -> bool:
         """Whether this thread is in the backward of a call that they have left to PyTorch."""
         if self._library is None or current_node() is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import compile_cache
+from . import activation, compile_cache
 from .autograd import Mode, apply, differentiated, redispatch
 from .custom_calls import UntrackedCalls, tracked_call
 from .formula_calls import FormulaCalls
@@ -34,6 +34,7 @@ from .internals import (
     skipped_by_dynamo,
     vmap_call,
 )
+from .once import imported_again
 from .op_derivatives import ActiveRules, ReferenceDerivative, active_rules
 from .op_registry import defined_ops
 from .pair import Pair
@@ -80,6 +81,9 @@ class CustomOp:
         self.name = f"{namespace}::{short}"
         taken = getattr(getattr(torch.ops, namespace), packet, None)
         if taken is not None and (not overload or hasattr(taken, overload)):
+            module = getattr(reference, "__module__", "") or ""
+            if namespace == "manualgrad" and module.startswith(f"{__package__.partition('.')[0]}."):
+                raise imported_again(module)
             raise ValueError(
                 f"{self.name} is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)"
             )
@@ -136,7 +140,7 @@ class CustomOp:
 
     def undefine(self) -> None:
         """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
-        with compile_cache.changes():
+        with activation.lock:
             if self._untracked_calls is not None:
                 self._untracked_calls.detach()
             release(self._library)
@@ -244,7 +248,7 @@ class CustomOp:
 
     def cover(self) -> None:
         """Leave all calls to the dispatcher from now on: another kernel is to be above the op's own."""
-        with compile_cache.lock:
+        with activation.lock:
             self._covered = True
             self._resolve()
 
@@ -257,7 +261,7 @@ class CustomOp:
                 f"for a {kind} implementation"
             )
         made = implementation(self.name, self.signature, kind, function, marks)
-        with compile_cache.lock:
+        with activation.lock:
             self._base[kind] = made
             self._first.setdefault(kind, self._base[kind].identity)
             compile_cache.remember(f"{self.name} {kind}", compile_cache.fingerprint(function))
@@ -265,13 +269,13 @@ class CustomOp:
         return function
 
     def _push(self, layer: dict[str, Implementation | None]) -> object:
-        with compile_cache.lock:
+        with activation.lock:
             self._layers.append(layer := dict(layer))
             self._resolve()
         return layer
 
     def _pop(self, layer: object) -> None:
-        with compile_cache.lock:
+        with activation.lock:
             self._layers = [other for other in self._layers if other is not layer]
             self._resolve()
 

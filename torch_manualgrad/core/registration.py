@@ -83,25 +83,32 @@ class Registration:
         """
         if (op := defined(self.name)) is not None:
             op.cover()
-        self._library = _register(self.name, kernel, self._key)
+        self._library = _library(
+            self.name
+        )  # before anything is registered: an interrupt then leaves what can be released
+        _register(self._library, self.name, kernel, self._key)
         if self._on_dense_numbers and not _before_functorch:
             _keep_numbers_from_functorch()
 
     def release(self) -> None:
-        """Take the kernel away. A thread that is inside of it crashes."""
-        release(self._library)
+        """Take the kernel away, if there is one. A thread that is inside of it crashes."""
+        if self._library is not None:
+            release(self._library)
+            self._library = None
 
 
 _NUMBERS = (bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
-def _register(name: str, kernel: Kernel, key: str) -> torch.library.Library:
-    namespace, _, short = name.partition("::")
-    library = torch.library.Library(namespace, "IMPL")
+def _library(name: str) -> torch.library.Library:
+    return torch.library.Library(name.partition("::")[0], "IMPL")
+
+
+def _register(library: torch.library.Library, name: str, kernel: Kernel, key: str) -> None:
+    short = name.partition("::")[2]
     with warnings.catch_warnings():  # PyTorch says once a process that a kernel is overridden: that is the point
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         library.impl(short, skipped_by_dynamo(kernel), key, with_keyset=True, allow_override=True)
-    return library
 
 
 def _with_tensors(signature: Signature, own: Kernel) -> Kernel:
@@ -143,7 +150,8 @@ def _keep_numbers_from_functorch() -> None:
             own = torch.library.get_kernel(op, _FUNCTORCH).call_boxed
             call = _with_tensors(Signature(op._schema), own)
             calls.before_functorch(op)
-            _before_functorch.append(_register(op.name(), call, _FUNCTORCH))
+            _before_functorch.append(_library(op.name()))
+            _register(_before_functorch[-1], op.name(), call, _FUNCTORCH)
             calls.attach_before_functorch(op)
 
 

@@ -11,7 +11,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import compile_cache
+import torch
+
+from . import activation
 from .compile_cache import fingerprint
 from .internals import forget_dispatch
 from .nested_calls import NestedCalls
@@ -19,6 +21,7 @@ from .registration import Registration, Suspension, without_overrides
 from .registry import Registry
 from .rule import operator
 from .schema import Signature
+from .state import here
 
 __all__ = ["Replacements", "replacements", "stock"]
 
@@ -36,7 +39,8 @@ class Replacements:
         key: the dispatch key.
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             where PyTorch's own is to be called.
-        besides: what is to be replaced beyond operators: each call replaces it, and returns what undoes that.
+        besides: what is to be replaced beyond operators: ``switch(acts, yes)`` replaces it, or takes that back, and may be
+            called again; ``acts()`` says whether the replacement acts on this thread.
         calls: the kernels in C++ that cover those of some of the functions. A call that continues what they have begun
             is ours, whatever is active.
         choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;
@@ -49,7 +53,7 @@ class Replacements:
         key: str,
         functions: Mapping[str, Callable[..., Any]],
         *,
-        besides: Sequence[Callable[[], Callable[[], None]]] = (),
+        besides: Sequence[Callable[[Callable[[], bool], bool], None]] = (),
         calls: NestedCalls | None = None,
         choose: Callable[..., Any] | None = None,
     ) -> None:
@@ -59,8 +63,8 @@ class Replacements:
         self._besides = tuple(besides)
         self._calls = calls or NestedCalls({})
         self._choose = choose or _function_first
-        self._holders: list[object] = []
-        self._undo: list[Callable[[], None]] = []
+        self._switched = False  # `besides`
+        self._complete = False  # all kernels are in place
         self._registrations: list[Registration] = []
 
     def __repr__(self) -> str:
@@ -70,34 +74,19 @@ class Replacements:
     def fingerprint(self) -> str:
         return " ".join(fingerprint(f) for f in self.functions.values())
 
-    @property
-    def holder(self) -> object | None:
-        """Who activated it last."""
-        return self._holders[-1] if self._holders else None
+    def ensure_registered(self) -> None:
+        """Put the kernels in place. They pass calls on until the replacement is active."""
+        if not self._complete:
+            self._release()  # what an interrupt has left
+            self._register()
+            self._complete = True
 
-    def put(self, holder: object) -> None:
-        """Active until `holder` drops it; with several holders, until the last does."""
-        if not self._holders:
-            if not self._registrations:
-                self._register()
-            self._undo = [replace() for replace in self._besides]
-            self._calls.act(True)
-        self._holders.append(holder)
-        compile_cache.put(f"replacement {self.name}", self.name, self.fingerprint)
-
-    def drop(self, holder: object) -> None:
-        """Take back one `put`. What is registered stays, and passes calls on: another thread may be inside of it."""
-        held = [h for h in self._holders if h is not holder]
-        if len(held) == len(self._holders):
-            return
-        self._holders = held
-        if held:
-            return
-        self._calls.act(False)
-        for undo in reversed(self._undo):
-            undo()
-        self._undo = []
-        compile_cache.put(f"replacement {self.name}", "")
+    def switch(self, yes: bool) -> None:
+        """Replace what is beyond operators, or take that back."""
+        if yes != self._switched:
+            for switch in self._besides:
+                switch(self._acts_in_python, yes)
+            self._switched = yes
 
     @property
     def registered(self) -> list[str]:
@@ -105,29 +94,37 @@ class Replacements:
         return [registration.name.removesuffix(".default") for registration in self._registrations]
 
     def unregister(self) -> None:
-        """Take the registrations away, if nothing holds the replacement; see `torch_manualgrad.unregister`."""
-        if not self._holders and self._registrations:
+        """Take the registrations away; see `torch_manualgrad.unregister`. Not where it is active."""
+        self._complete = False
+        self._release()
+
+    def _release(self) -> None:
+        if self._registrations:
             self._calls.detach()
-            for registration in self._registrations:
-                registration.release()
-                forget_dispatch(operator(registration.name))
-            self._registrations = []
+        while self._registrations:
+            registration = self._registrations[-1]
+            registration.release()
+            forget_dispatch(operator(registration.name))
+            self._registrations.pop()
 
     def _register(self) -> None:
-        made = []
         for name, function in self.functions.items():
             op = operator(name)
             registration = Registration(op, Signature(op._schema), self.key)
             self._calls.before(op)
+            self._registrations.append(registration)
             registration.register(self._kernel(function, registration.stock))
             self._calls.attach(op)
             forget_dispatch(op)
-            made.append(registration)
         self._calls.attach_buffers()
-        self._registrations = made
 
     def _acts(self) -> bool:
-        return not (stock.depth or without_overrides.depth) and (bool(self._holders) or self._calls.continue_here())
+        return not (stock.depth or without_overrides.depth) and (
+            self in here().replacements or self._calls.continue_here()
+        )
+
+    def _acts_in_python(self) -> bool:
+        return torch.compiler.is_dynamo_compiling() or self._acts()  # Dynamo would trace the question
 
     def _kernel(self, function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -142,3 +139,17 @@ class Replacements:
 def _function_first(function: Callable[..., Any], own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     found = function(*args, **kwargs)
     return own(*args, **kwargs) if found is NotImplemented else found
+
+
+@activation.following
+def _switch() -> None:
+    wanted = {one for handle in activation.truth.entries for one in handle.layer.replacements if not handle.abandoned}
+    for one in wanted:
+        one.switch(True)
+    for one in [*replacements.entered(), *_switched]:
+        if one not in wanted:
+            one.switch(False)
+    _switched[:] = wanted
+
+
+_switched: list[Replacements] = []  # also those that are in no registry

@@ -13,11 +13,11 @@ call of an operator that something is switched on for costs a few microseconds m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from ..core.activation import Block
 from ..core.forward_mode import ForwardMode, by_decomposition, by_derivative, by_transposition
 from ..core.internals import custom_op_overload
 from ..core.names import Chosen
@@ -117,6 +117,7 @@ def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Funct
         entry = decomposition_table.add(name, Decomposition(name, function, replace))
         if _may_act(overload, replace):
             entry.handle = Handle(NO_RULES, False, (name,), forward_modes=[by_decomposition(overload, function)])
+            entry.handle.activate()
         return function
 
     return register
@@ -140,7 +141,7 @@ def unregister_decomposition(op: Any) -> None:
         handle.remove()
 
 
-class Scope(Handle):
+class Scope(Handle, Block):  # type: ignore[misc]
     """What `decompositions` and `enable` return: active until `remove`, or until the ``with`` block ends.
 
     Attributes:
@@ -150,21 +151,19 @@ class Scope(Handle):
     def __init__(self, chosen: Sequence[ForwardMode], names: Sequence[Any]) -> None:
         if torch.compiler.is_compiling():
             raise RuntimeError("forward mode cannot be extended inside a compiled function; do so around the call")
-        super().__init__(NO_RULES, False, names, forward_modes=chosen)
-        self._removed = False
-
-    def remove(self) -> None:
-        """Take these away; others that were switched on before or after stay. Removing twice does nothing."""
-        super().remove()
-        self._removed = True
+        super().__init__(NO_RULES, False, names, forward_modes=chosen, installed=True)
+        self._entered: list[Scope] = []
+        self.activate()
 
     def __enter__(self) -> Scope:
-        if self._removed:
+        if not self.is_active:
             raise RuntimeError("this was removed; make a new one for each `with` block")
+        self._entered.append(self)
+        self.installed = False
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
+    def _not_entered(self) -> None:
+        raise RuntimeError("this block was left more often than it was entered")
 
 
 def decompositions(*given: Any, replace: bool = False) -> Scope:

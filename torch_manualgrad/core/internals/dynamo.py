@@ -50,10 +50,10 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 _guarded = False
 
 
-def guard_compiled_graphs(state: Callable[[], object]) -> bool:
+def guard_compiled_graphs(state: Callable[[], object], begin: Callable[[], None] = lambda: None) -> bool:
     """Make every graph that Dynamo compiles from now on valid only while ``state()`` is what it was at compilation.
 
-    Dynamo has no public hook for an ambient guard. Returns whether the guard is in place; False where Dynamo is not
+    ``begin()`` is called where a compilation begins, on its thread. Dynamo has no public hook for an ambient guard. Returns whether the guard is in place; False where Dynamo is not
     imported yet (there is no graph to guard) or is of a version in which the hook is elsewhere (the caller resets).
     """
     global _guarded
@@ -83,6 +83,7 @@ def guard_compiled_graphs(state: Callable[[], object]) -> bool:
     ambient = OutputGraph.init_ambient_guards
 
     def init_ambient_guards(self: Any) -> None:
+        begin()
         ambient(self)
         self.guards.add(GlobalStateSource().make_guard(MANUALGRAD_RULES))
 

@@ -163,19 +163,23 @@ def nested_strides(nested: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 strided_nested: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = torch._nested_view_from_buffer
 
 
-def replace_jagged_attention(function: Callable[..., Any]) -> Callable[[], None]:
+def replace_jagged_attention(function: Callable[..., Any], acts: Callable[[], bool], yes: bool) -> None:
     """Let scaled_dot_product_attention on jagged tensors, which never comes to be an aten call, be ``function``.
 
-    It is given PyTorch's own as its first argument. Returns what undoes this.
+    It is given PyTorch's own as its first argument, where ``acts()``. With ``yes`` False this is taken back.
     """
     # here: the module is imported with the first jagged tensor, and takes long
     from torch.nested._internal import ops as module
 
     ops: Any = module
-    own = ops.jagged_scaled_dot_product_attention
-    ops.jagged_scaled_dot_product_attention = functools.partial(function, own)
-
-    def undo() -> None:
+    now = ops.jagged_scaled_dot_product_attention
+    own = getattr(now, "manualgrad_own", now)
+    if not yes:
         ops.jagged_scaled_dot_product_attention = own
+        return
 
-    return undo
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return function(own, *args, **kwargs) if acts() else own(*args, **kwargs)
+
+    chosen.manualgrad_own = own  # type: ignore[attr-defined]
+    ops.jagged_scaled_dot_product_attention = chosen
