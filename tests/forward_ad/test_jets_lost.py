@@ -10,6 +10,7 @@ from torch_manualgrad.forward_ad import directional
 X = torch.linspace(0.2, 1.3, 12, dtype=torch.float64).reshape(3, 4)
 V = X.cos()
 W = X.clone().requires_grad_()
+M = torch.ones(4, dtype=torch.float64)
 
 
 def of_foreach(x):
@@ -81,6 +82,10 @@ LOSE = {
     "a storage": lambda x: torch.empty(0, dtype=torch.float64).set_(x.untyped_storage()),
     "the mean of running statistics": lambda x: torch.nn.functional.batch_norm(X, x[0], x[1], training=True),
     "sparse": lambda x: x.to_sparse().to_dense(),
+    "the factors of a determinant": lambda x: torch.ops.aten._linalg_det(x @ x.mT)[1] * 2,
+    "the factors of a solve": lambda x: torch.ops.aten._linalg_solve_ex(x @ x.mT, x)[1],
+    "singular values of least squares": lambda x: torch.linalg.lstsq(x.mT, x.mT, driver="gelsd").singular_values,
+    "saved statistics": lambda x: torch.ops.aten._native_batch_norm_legit(x, None, None, M, M, True, 0.1, 1e-5)[1] * 2,
     "histogram": lambda x: torch.histogram(x, 3)[1],
 }
 KEEP = {

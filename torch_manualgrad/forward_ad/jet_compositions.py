@@ -187,9 +187,17 @@ def _matrix_rule(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
         rows = by_series(space, lambda ins, outs: [[c] for c in function(ins, outs)], primals, terms, outputs[:1])
         first = space.jet([outputs[0], *[row[0] for row in rows]])
-        return first if len(outputs) == 1 else (first, *outputs[1:])
+        return first if len(outputs) == 1 else (first, *_others(space, signature.output_names[1:], outputs[1:], name))
 
     return run
+
+
+def _others(space: Space, names: Sequence[str], outputs: Sequence[Any], name: str) -> list[Any]:
+    """Factors, which have no series; indices stay as they are."""
+    return [
+        space.lost(o, f"{name}: its output {n!r}") if o.is_floating_point() or o.is_complex() else o
+        for n, o in zip(names, outputs)
+    ]
 
 
 def _column(inputs: list[list[Any]], place: int) -> list[Any]:
@@ -246,7 +254,8 @@ def _slogdet(space: Space, A: Any) -> Any:
     primal = operator("aten::_linalg_slogdet")(A.primal)
     terms = [[t] for t in A.terms]
     rows = by_series(space, lambda ins, outs: [[c] for c in _log_det(ins, outs)], [A.primal], terms, [primal[1]])
-    return (primal[0], space.jet([primal[1], *[row[0] for row in rows]]), *primal[2:])
+    others = _others(space, ("LU", "pivots"), primal[2:], "aten::_linalg_slogdet")
+    return (primal[0], space.jet([primal[1], *[row[0] for row in rows]]), *others)
 
 
 # -- losses, in the arguments in which PyTorch has no derivative ------------------------------------------------------------

@@ -135,7 +135,8 @@ def _run(space: Space, about: _Operator, values: Sequence[Any]) -> Any:
     outputs = about.signature.outputs(operator(about.name)(*given, **named))
     terms = [[term_of(space, v, k) for v in values] for k in range(1, space.order + 1)]
     found = by_series(space, lambda inputs, known: _raised(about, inputs, known), primals, terms, list(outputs))
-    return packed(space, about.differentiable, [[o, *[row[i] for row in found]] for i, o in enumerate(outputs)])
+    series = [[o, *[row[i] for row in found]] for i, o in enumerate(outputs)]
+    return packed(space, about.name, about.signature.output_names, about.differentiable, series)
 
 
 def _contiguous(x: Any) -> Any:

@@ -37,7 +37,7 @@ PIECEWISE = frozenset(
         "masked_fill.Scalar masked_fill.Tensor amax amin aminmax max min median nanmedian max.dim min.dim median.dim "
         "nanmedian.dim mode kthvalue sort sort.stable topk cummax cummin nansum max_pool2d_with_indices "
         "adaptive_max_pool2d fractional_max_pool2d max_pool3d_with_indices adaptive_max_pool3d fractional_max_pool3d "
-        "native_dropout rrelu_with_noise_functional embedding_renorm deg2rad rad2deg real imag"
+        "native_dropout rrelu_with_noise_functional _pack_padded_sequence embedding_renorm deg2rad rad2deg real imag"
     ).split()
 )
 
@@ -161,7 +161,7 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
                 terms = _mapped(lambda ts: _filled(rule, primals, outputs, ts), tangents, batched)
             for series, term in zip(found, terms):
                 series.append(term)
-        return packed(space, rule.derivative.differentiable, found)
+        return packed(space, rule.name, rule.signature.output_names, rule.derivative.differentiable, found)
 
     return run
 
@@ -184,20 +184,36 @@ def _zero_list(primal: Any, tangent: Any) -> Any:
     return [None] * len(primal) if isinstance(primal, list) and tangent is None else tangent
 
 
-def packed(space: Space, outputs: Sequence[bool], found: Sequence[list[Any]]) -> Any:
-    """Jets of the ``outputs`` that have a derivative, as the operator returns them."""
+# Outputs that are constant in every neighbourhood.
+_CONSTANT = {
+    "aten::linalg_lu": "P",
+    "aten::lu_unpack": "P",
+    "manualgrad::lu": "P",
+    "aten::multilabel_margin_loss_forward": "is_target",
+    "aten::nll_loss_forward": "total_weight",
+    "aten::nll_loss2d_forward": "total_weight",
+    "aten::rrelu_with_noise_functional": "noise_out",
+}
+
+
+def packed(
+    space: Space, name: str, outputs: Sequence[str], differentiable: Sequence[bool], found: Sequence[list[Any]]
+) -> Any:
+    """The results of an operator, given the series of its ``outputs``; those without a derivative are lost."""
     results: list[Any] = []
-    for series, differentiable in zip(found, outputs):
+    for output, series, has_derivative in zip(outputs, found, differentiable):
         primal = series[0]
         if primal is None:
             results.append(None)
         elif isinstance(primal, (list, tuple)):
             columns = [[None if s is None else s[i] for s in series] for i in range(len(primal))]
             results.append([space.jet(c) for c in columns])
-        elif differentiable and (primal.is_floating_point() or primal.is_complex()):
-            results.append(space.jet(series))
-        else:
+        elif not (primal.is_floating_point() or primal.is_complex()) or _CONSTANT.get(name) == output:
             results.append(primal)
+        else:
+            results.append(
+                space.jet(series) if has_derivative else space.lost(primal, f"{name}: its output {output!r}")
+            )
     return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -17,7 +17,7 @@ from torch_manualgrad.core.rule import operator, rules
 from . import jet_elementwise
 from .jet_tensor import Space, is_jet
 
-__all__ = ["RowSpace", "Rows", "densified", "in_rows"]
+__all__ = ["ELEMENTWISE", "RowSpace", "Rows", "densified", "in_rows"]
 
 
 class Rows(NamedTuple):
@@ -53,6 +53,7 @@ class RowSpace(Space):
         def inside() -> Any:
             self.apart.level = self.full.level = self.level - 0.5  # where they meet, a call is of this space
             self.apart.memory = self.full.memory = self.memory
+            self.full.batch_of = self.batch_of
             return function(*args)
 
         return super().run(inside)
@@ -82,7 +83,9 @@ def densified(x: Any) -> Any:
             owners = owners.reshape(-1, *[1] * (-1 - rows.dim))
         every = torch.arange(space.start.number, device=primal.device).reshape(-1, *[1] * (primal.ndim + 1))
         jacobian = torch.where(every == owners, jacobian, 0).flatten(0, 1)
-    return space.full.jet([primal, jacobian, last])
+    found = space.full.jet([primal, jacobian, last])
+    found.examples = x.examples
+    return found
 
 
 def in_rows(space: RowSpace, name: str, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -122,7 +125,7 @@ def _rows_after(space: RowSpace, name: str, jets: list[Any], args: Any, kwargs: 
         return _joined(space, args[0], args[1] if len(args) > 1 else 0, name == "aten::stack")
     if any(x.rows != jets[0].rows for x in jets):
         return None
-    if jets[0].rows.number == 1 or name in _ELEMENTWISE:
+    if jets[0].rows.number == 1 or name in ELEMENTWISE:
         return jets[0].rows
     if name in _VIEWS:
         return _VIEWS[name](args[0], *args[1:], **kwargs)
@@ -238,7 +241,7 @@ def _reduced(name: str, args: Any, kwargs: Any) -> Rows | None:
     return x.rows if values.get("keepdim", True) else x.rows._replace(dim=_without(x, dims))
 
 
-_ELEMENTWISE = frozenset(jet_elementwise.RULES) | frozenset(
+ELEMENTWISE = frozenset(jet_elementwise.RULES) | frozenset(
     f"aten::{name}"
     for name in (
         "threshold leaky_relu hardtanh hardshrink softshrink hardsigmoid clamp clamp.Tensor clamp_min clamp_max "

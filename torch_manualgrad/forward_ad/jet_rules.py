@@ -15,11 +15,12 @@ import torch
 
 from torch_manualgrad.core.catalogue import catalogue
 from torch_manualgrad.core.op_registry import defined
-from torch_manualgrad.core.rule import operator, rules
+from torch_manualgrad.core.rule import exists, operator, rules
 
 from . import jet_compositions, jet_elementwise, jet_linear, jet_products
+from .jet_examples import follow
 from .jet_fallback import by_custom_op, by_rule
-from .jet_rows import RowSpace, in_rows
+from .jet_rows import ELEMENTWISE, RowSpace, in_rows
 from .jet_tensor import Space, is_jet
 from .jet_trace import Trace, decode
 
@@ -166,7 +167,10 @@ def step(space: Space, name: str, args: Any, kwargs: Any) -> Any:
 
 def _apply(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     rule = jet_rule(name)
-    return in_rows(space, name, rule, args, kwargs) if isinstance(space, RowSpace) else rule(space, *args, **kwargs)
+    found = in_rows(space, name, rule, args, kwargs) if isinstance(space, RowSpace) else rule(space, *args, **kwargs)
+    if space.batch_of is not None:
+        follow(space, name, rule, name in ELEMENTWISE, args, kwargs, found)
+    return found
 
 
 def _has_jet(space: Space, x: Any) -> bool:
@@ -186,8 +190,9 @@ def _functional(name: str) -> str:
     if base == "aten::copy_":
         return "aten::copy"
     wanted = [str(a.type) for a in operator(name)._schema.arguments]
-    namespace, _, packet = base[:-1].partition("::")
-    overloads = getattr(getattr(torch.ops, namespace), packet).overloads()
+    namespace, _, short = base[:-1].partition("::")
+    packet: Any = getattr(getattr(torch.ops, namespace), short, None)
+    overloads = [] if packet is None else packet.overloads()
     for candidate in (overload or "default", *overloads):
         if candidate not in overloads:
             continue
@@ -210,13 +215,15 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     if x.aliases[0] > 1:
         raise NotImplementedError(f"{name} writes to a tensor of which there are views; use its functional form")
     functional = _functional(name)
+    if functional != "aten::copy" and not exists(functional):
+        raise NotImplementedError(f"{name}: no Taylor series is known of it: it has no functional form")
     if functional == "aten::copy":
         source = args[1]
         found = torch.zeros_like(x.primal) + source
     else:
         found = _apply(space, functional, args, kwargs)
     if is_jet(found):
-        x.space, x.rows = found.space, found.rows
+        x.space, x.rows, x.examples = found.space, found.rows, found.examples
     primal, *terms = space.coefficients(found)
     x.primal, x.terms = primal, tuple(terms)
     return x

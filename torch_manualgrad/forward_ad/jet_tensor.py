@@ -86,11 +86,13 @@ class Space:
         directions: None, or along how many curves the jets run. All coefficients but the last then have a first dimension of
             that size, and the last is the sum over the curves (a collapsed jet).
         weights: of that sum, (directions,); None for ones.
+        batch_of: the function, as errors call it, whose argument is a batch of examples; None if no batch is followed.
         level: the number of spaces around this one, and itself. Coefficients may be jets of a space around.
     """
 
     def __init__(self, order: int, directions: int | None = None, weights: Tensor | None = None) -> None:
         self.order, self.directions, self.weights = order, directions, weights
+        self.batch_of: str | None = None
         self.level: float = 0
         self.memory: Any = None  # what jets in a graph that is compiled are made of
 
@@ -120,11 +122,13 @@ class Space:
     def coefficients(self, x: Any) -> list[Any]:
         """All coefficients of ``x``, which is a jet of this space or a constant of it; None for zero."""
         check_kept(x)
+        if is_jet(x) and x.lost is not None:
+            raise NotImplementedError(f"{x.lost} has no Taylor series")
         return [x.primal, *x.terms] if self.has(x) else [x, *[None] * self.order]
 
     def factored(self, x: Any) -> list[Any]:
         """`coefficients`, with the Jacobians that are kept as products: see `jet_scaled`."""
-        return [x.primal, *x.factored] if type(x) is Jet and x.space is self else self.coefficients(x)
+        return [x.primal, *x.factored] if type(x) is Jet and x.space is self and not x.lost else self.coefficients(x)
 
     def jet(self, coefficients: Sequence[Any]) -> Any:
         """The jet with these coefficients, each of them expanded to the shape of the first, and of its dtype."""
@@ -141,6 +145,13 @@ class Space:
             return Jet(self, primal, tuple(terms))
         found = self.memory.as_subclass(GraphJet)
         found.space, found.primal, found.terms, found.aliases = self, primal, tuple(terms), [1]
+        found.examples = found.lost = None
+        return found
+
+    def lost(self, primal: Any, what: str) -> Any:
+        """A result that depends on jets and has no series: an error where it is used, which calls it ``what``."""
+        found = self.jet([primal, *[None] * self.order])
+        found.lost = what
         return found
 
     def collapse(self, x: Tensor) -> Tensor:
@@ -182,6 +193,8 @@ class _Series(Series):
     space: Space
     primal: Any
     terms: tuple[Any, ...]
+    examples: int | None = None  # that its entries depend on: see `jet_examples`
+    lost: str | None = None  # what it is, of one without a series
     rows: Any = None  # of a jet with a block-diagonal Jacobian: see `jet_rows`
     aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
 
@@ -286,6 +299,8 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     space: Any = None
     for x in tensors:
         check_kept(x)
+        if is_jet(x) and x.lost is not None:
+            raise NotImplementedError(f"{x.lost} has no Taylor series; call .detach() to hold it constant")
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
     found: Trace = traced(func, template, tensors)

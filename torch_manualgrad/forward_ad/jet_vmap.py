@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .jet_examples import with_dim, without_dim
 from .jet_rows import densified
 from .jet_tensor import is_jet, transforms_seen
 
@@ -17,7 +18,7 @@ def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
     """``function(*tensors)``, a list of tensors, for each of the first dimension of all ``tensors``; None stays None."""
     parts: list[Any] = []
     dims: list[int] = []
-    specs = [_take(x, 0, parts, dims) for x in tensors]
+    specs = [_take(x, 0, parts, dims, without_dim) for x in tensors]
     results: list[Any] = []
 
     def one(*given: Any) -> Any:
@@ -28,7 +29,7 @@ def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
         else:
             with transforms_seen():
                 ys = function(*[_build(s, given) for s in specs])
-        results[:] = [_take(y, 0, found, outer) for y in ys]
+        results[:] = [_take(y, 0, found, outer, with_dim) for y in ys]
         results.append(outer)
         return tuple(found)
 
@@ -37,8 +38,11 @@ def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
     return [_build(s, [y.movedim(0, d) if d else y for y, d in zip(found, outer)]) for s in results]
 
 
-def _take(x: Any, dim: int, parts: list[Any], dims: list[int]) -> Any:
-    """What to build ``x`` from again: its tensors are appended, with the place of the mapped dimension in each."""
+def _take(x: Any, dim: int, parts: list[Any], dims: list[int], examples: Callable[[Any, int], Any]) -> Any:
+    """What to build ``x`` from again: its tensors are appended, with the place of the mapped dimension in each.
+
+    ``examples`` computes those of a jet on the other side.
+    """
     if x is None:
         return None
     if not is_jet(x):
@@ -48,8 +52,8 @@ def _take(x: Any, dim: int, parts: list[Any], dims: list[int]) -> Any:
     x = densified(x)
     space = x.space
     collapsed = [space.directions is None or k == space.order for k in range(1, space.order + 1)]
-    terms = [_take(t, dim if c else dim + 1, parts, dims) for t, c in zip(x.terms, collapsed)]
-    return (space, _take(x.primal, dim, parts, dims), terms)
+    terms = [_take(t, dim if c else dim + 1, parts, dims, examples) for t, c in zip(x.terms, collapsed)]
+    return (space, _take(x.primal, dim, parts, dims, examples), terms, examples(x.examples, dim))
 
 
 def _build(spec: Any, parts: Sequence[Any]) -> Any:
@@ -57,8 +61,10 @@ def _build(spec: Any, parts: Sequence[Any]) -> Any:
         return None
     if isinstance(spec, int):
         return parts[spec]
-    space, primal, terms = spec
-    return space.jet([_build(primal, parts), *[_build(t, parts) for t in terms]])
+    space, primal, terms, examples = spec
+    found = space.jet([_build(primal, parts), *[_build(t, parts) for t in terms]])
+    found.examples = examples
+    return found
 
 
 def leaves(x: Any) -> list[Any]:

@@ -13,10 +13,11 @@ from torch_manualgrad.core.arguments import ArgumentError, checked
 from torch_manualgrad.core.internals import pytree
 
 from .jet_arguments import check_at_least, check_like, check_numbers
+from .jet_examples import first_examples
 from .jet_tensor import Space
 from .jet_trace import is_tensor
 
-__all__ = ["directional", "jet"]
+__all__ = ["directional", "jet", "series_of", "start"]
 
 
 @checked
@@ -50,10 +51,16 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
         for k, term in enumerate(terms):
             if term is not None:
                 check_like(f"jet: series[{i}][{k}]", term, f"primals[{i}]", primal)
-    space = Space(lengths[0])
+    return series_of(Space(lengths[0]), f, primals, series)
+
+
+def series_of(
+    space: Space, f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any], batch_dims: int = 0
+) -> tuple[Any, Any]:
+    """What `jet` returns, in a space; ``batch_dims`` first dimensions of the primals count examples."""
 
     def run() -> tuple[Any, Any]:
-        inputs = [space.jet([p, *_coefficients(terms)]) for p, terms in zip(primals, series)]
+        inputs = [start(space, [p, *_coefficients(terms)], batch_dims) for p, terms in zip(primals, series)]
         leaves, tree = pytree.tree_flatten(f(*inputs))
         found = [space.coefficients(y) for y in leaves]
         values = [y[0] for y in found]
@@ -61,6 +68,15 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
         return pytree.tree_unflatten(values, tree), pytree.tree_unflatten(terms, tree)
 
     return space.run(run)
+
+
+def start(space: Space, coefficients: Sequence[Any], batch_dims: int) -> Any:
+    """The jet of an argument; where its first dimensions count examples, an operator that mixes them raises."""
+    found = space.jet(coefficients)
+    shape = tuple(found.shape)
+    if space.batch_of is not None and math.prod(shape[:batch_dims]) > 1:
+        found.examples = first_examples(shape, batch_dims)
+    return found
 
 
 def _coefficients(terms: Sequence[Any]) -> list[Any]:

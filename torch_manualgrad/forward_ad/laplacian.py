@@ -26,7 +26,7 @@ from .jet_arguments import check_at_least, check_batch_dims, check_like, check_n
 from .jet_rows import RowSpace, densified
 from .jet_tensor import Space
 from .jet_vmap import each_direction
-from .jets import directional
+from .jets import series_of, start
 
 __all__ = ["biharmonic", "ggn_vp", "hessian_diagonal", "hvp", "laplacian", "weighted_laplacian"]
 
@@ -54,7 +54,8 @@ def laplacian(
     Raises:
         TypeError: an argument is of another type.
         ValueError: ``batch_dims`` is negative, or more than the argument's dimensions; ``block_dim`` is a dimension of the
-            batch, or the argument has no such dimension.
+            batch, or the argument has no such dimension; an operator in f mixes the examples of the batch, or chooses
+            among them.
     """
     check_at_least("laplacian: batch_dims", batch_dims, 0)
 
@@ -71,7 +72,8 @@ def laplacian(
         several = block_dim is not None and x.shape[first] > 1
         seeds = _seeds(x, [*same, first] if several else same)
         space = RowSpace(x, first, len(seeds)) if several else Space(2, len(seeds))
-        outputs, tree, sums = _collapsed(f, x, others, seeds, space)
+        space.batch_of = _batch_of("laplacian", batch_dims)
+        outputs, tree, sums = _collapsed(f, x, others, seeds, space, batch_dims)
         if not with_jacobian:
             return sums
         found = [space.coefficients(densified(y)) for y in outputs]
@@ -124,7 +126,9 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
             symmetric = (weight.detach() + weight.detach().mT) / 2
             weights, vectors = torch.linalg.eigh(symmetric.to(x.dtype))
             seeds = _seeds(x, range(batch_dims), vectors.mT)
-        return _collapsed(f, x, others, seeds, Space(2, n, weights))[2]
+        space = Space(2, n, weights)
+        space.batch_of = _batch_of("weighted_laplacian", batch_dims)
+        return _collapsed(f, x, others, seeds, space, batch_dims)[2]
 
     return of
 
@@ -158,7 +162,9 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
         trees: list[Any] = []
 
         def second(v: Tensor) -> list[Any]:
-            found = directional(lambda y: f(y, *others), x, v, 2)
+            space = Space(2)
+            space.batch_of = _batch_of("hessian_diagonal", batch_dims)
+            found = series_of(space, lambda y: f(y, *others), (x,), ([v, None],), batch_dims)[1]
             flat, tree = pytree.tree_flatten(found, is_leaf=lambda y: isinstance(y, list))
             trees[:] = [tree]
             return [terms[1] for terms in flat]
@@ -214,6 +220,10 @@ def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], 
     return pullback(hvp(loss, output, tangent))[0]
 
 
+def _batch_of(name: str, batch_dims: int) -> str | None:
+    return f"{name}(batch_dims={batch_dims})" if batch_dims else None
+
+
 def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Tensor:
     """Directions, without copies along the dimensions in which they are the ``same``; in the others a basis, or these."""
     shape = [1 if d in same else size for d, size in enumerate(x.shape)]
@@ -223,12 +233,12 @@ def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Ten
 
 
 def _collapsed(
-    f: Callable[..., Any], x: Tensor, others: Any, directions: Tensor, space: Space
+    f: Callable[..., Any], x: Tensor, others: Any, directions: Tensor, space: Space, batch_dims: int
 ) -> tuple[list[Any], Any, Any]:
     """The jets that f returns, their tree, and the (weighted) sums of the second derivatives along the directions."""
 
     def run() -> tuple[list[Any], Any, Any]:
-        outputs, tree = pytree.tree_flatten(f(space.jet([x, directions, None]), *others))
+        outputs, tree = pytree.tree_flatten(f(start(space, [x, directions, None], batch_dims), *others))
         found = [space.factored(y) for y in outputs]
         sums = [torch.zeros_like(y[0]) if y[2] is None else 2 * y[2] for y in found]
         return outputs, tree, pytree.tree_unflatten(sums, tree)

@@ -120,6 +120,7 @@ from .nodes import (
 from .threads import stay_on_this_thread
 from .tracing import (
     ReadsValues,
+    apart,
     calls_seen,
     constant_in_graphs,
     constant_of,
@@ -143,6 +144,7 @@ __all__ = [
     "SingleLevelFunction",
     "accumulating",
     "address",
+    "apart",
     "are_finite",
     "at_next_level",
     "base_class",

@@ -17,6 +17,7 @@ from .values import DispatchMode
 
 __all__ = [
     "ReadsValues",
+    "apart",
     "calls_seen",
     "constant_in_graphs",
     "constant_of",
@@ -53,18 +54,20 @@ def outside_of_compiler() -> Iterator[None]:
 
 
 @contextmanager
+def apart() -> Iterator[None]:
+    """Outside of all modes and transforms, and not tracked by autograd."""
+    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.no_grad():
+        yield
+
+
+@contextmanager
 def fakes(real: bool = False) -> Iterator[Callable[..., Tensor]]:
     """Outside of all modes and transforms: what makes a fake tensor, given shape, dtype and device.
 
     Args:
         real: have no fake tensors: real ones are to be used.
     """
-    with (
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
-        torch._C.DisableTorchFunction(),
-        torch.no_grad(),
-    ):
+    with apart(), torch._C.DisableTorchFunction():
         if real:
             yield torch.empty
             return
