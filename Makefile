@@ -104,10 +104,11 @@ docs: $(VENV)/docs  ## build the documentation site, build/site/index.html; DOCS
 	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(ARGS)
 	@echo "the site: build/site/index.html"
 
-measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md, coverage.md, parity.md and stock.csv say
+measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md, coverage.md, accuracy.md, parity.md and stock.csv say
 	@$(PY) tools/composition.py
 	@$(PY) tools/nested.py
 	@$(PY) tools/conformance.py
+	@OMP_NUM_THREADS=1 $(PY) tools/accuracy.py || true  # it prints what is less accurate than PyTorch's
 	@$(PY) tools/parity.py
 	@OMP_NUM_THREADS=1 $(PY) tools/stock.py
 

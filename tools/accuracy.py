@@ -91,9 +91,11 @@ def error(found: float, expected: mpf, change: mpf, dtype: torch.dtype) -> float
 
 
 def change(case: Case, x: float, exact: list[mpf], order: int) -> mpf:
-    """What a unit of x makes of the derivative of this order; and of the one before, where the function has no more."""
-    scale = abs(x) if case.singular else 1
-    return exact[order - 1] / scale if exact[order] == 0 == exact[order + 1] else exact[order + 1] * scale
+    """What a unit of x makes of the derivative of this order; of a polynomial's derivatives of 0, of those before."""
+    scale = mpf(abs(x) if case.singular else 1)
+    if exact[order] == 0 == exact[order + 1]:
+        return max(abs(d) / scale ** (order - k) for k, d in enumerate(exact[:order]))
+    return exact[order + 1] * scale
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def elementwise(
     samples: Callable[..., Iterable[Sample]] | None = None,
     source: str = "ATen derivatives.yaml",
     from_result: FromResult | None = None,
+    tangent: Callable[..., Any] | None = None,
     **about: Any,
 ) -> Rule | None:
     """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
@@ -60,6 +61,8 @@ def elementwise(
         samples: in place of those, ``(dtype, device) -> iterable of Sample``.
         source: where the derivative comes from.
         from_result: the derivative as a function of the result, for the operator in place.
+        tangent: that of the output, where it is to be computed in another way than as the sum of the products, by the names of a
+            jvp. Its result is broadcast and cast to the output.
         about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a finite
             number whatever the inputs, nan too, or a choice.
 
@@ -94,7 +97,7 @@ def elementwise(
     return rule(
         name,
         vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1, rounds=rounds) for x, d in derivative.items()},
-        jvp={output: _pushforward(derivative, output, rounds=rounds)},
+        jvp={output: _pushforward(derivative, output, rounds=rounds) if tangent is None else _cast(tangent, output)},
         kind="elementwise",
         source=source,
         samples=samples or functools.partial(_samples, signature, domains, real_only, arguments),
@@ -193,6 +196,18 @@ def _pushforward(
 
     if not strong and not any(map(_is_product, derivatives.values())):
         jvp.strong = _pushforward(derivatives, output, rounds=rounds, strong=True)  # type: ignore[attr-defined]
+    return bound_to(jvp, names)
+
+
+def _cast(tangent: Callable[..., Any], output: str) -> Callable[..., Any]:
+    asked = parameters(tangent)
+    names = list(dict.fromkeys([output, *asked]))
+    places = [names.index(n) for n in asked]
+
+    def jvp(*known: Any) -> Tensor:
+        found: Tensor = tangent(*_widened([known[i] for i in places]))
+        return found.expand(known[0].shape).to(known[0].dtype)
+
     return bound_to(jvp, names)
 
 

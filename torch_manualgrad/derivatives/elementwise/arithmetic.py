@@ -70,9 +70,20 @@ def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     return along.real / torch.where(length == 0, inf, length), along.imag
 
 
-def _over(x: Tensor, result: Tensor) -> Tensor:
-    """x / result; zero at the origin, in every order."""
-    return x / torch.where(result == 0, inf, result)
+def _over(x: Tensor, y: Tensor, result: Tensor) -> Tensor:
+    """x / result, with result^2 = x^2 + y^2; zero at the origin, in every order.
+
+    Where x is much larger than y, the derivative of the quotient is all rounding. As a function of the ratio of the smaller to
+    the larger of the two it is not.
+    """
+    if not torch.is_grad_enabled():  # nothing differentiates it
+        return x / torch.where(result == 0, inf, result)
+    x, y = x.to(result.dtype), y.to(result.dtype)  # one may be of integers
+    origin, wide = result == 0, x.abs() >= y.abs()
+    divisor = torch.where(origin, 1, torch.where(wide, x, y))
+    ratio = torch.where(wide, y, x) / divisor
+    sign = torch.where(origin, 0, divisor.detach().sgn())
+    return torch.where(wide, 1, ratio) * (1 + ratio * ratio).rsqrt() * sign
 
 
 _ALPHA = [{}, {"alpha": 2.5}]
@@ -119,7 +130,10 @@ elementwise(
 )
 elementwise(
     "aten::hypot",
-    {"self": lambda self, result: _over(self, result), "other": lambda other, result: _over(other, result)},
+    {
+        "self": lambda self, other, result: _over(self, other, result),
+        "other": lambda self, other, result: _over(other, self, result),
+    },
     real_only=True,
     improves="values",
     defer_to_stock=where_finite,

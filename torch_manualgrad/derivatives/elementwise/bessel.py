@@ -52,7 +52,9 @@ def sinc_backward(grad: Tensor, self: Tensor) -> Tensor:
     near = y.abs() < _NEAR
     small, large = torch.where(near, y, 0), torch.where(near, 1, y)
     series = small * polynomial(_SINC, small * small)
-    quotient = (large.cos() - large.sin() / large) / large
+    turns = 2 * ((self.real if self.is_complex() else self).detach() / 2).round()  # exact, where pi x is not
+    angle = torch.where(near, 1, (self - torch.where(turns.isfinite(), turns, 0)) * pi)
+    quotient = (angle.cos() - angle.sin() / large) / large
     return grad * (torch.where(near, series, quotient) * pi).conj()
 
 

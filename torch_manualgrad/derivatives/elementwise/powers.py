@@ -134,7 +134,8 @@ elementwise("aten::log10", lambda self: 1 / (self * log(10)), domain=(0, inf))
 elementwise("aten::log1p", log1p_backward, domain=(-1, inf))
 elementwise("aten::sqrt", lambda result: 0.5 / result, domain=(0, inf))
 elementwise("aten::rsqrt", lambda result: -0.5 * result * result * result, domain=(0, inf))
-elementwise("aten::reciprocal", lambda result: -result * result)
+# the square may leave the range where the product does not
+elementwise("aten::reciprocal", lambda grad, result: -grad * result.conj() * result.conj())
 elementwise(
     "aten::pow.Tensor_Scalar",
     pow_backward,

@@ -93,6 +93,17 @@ def _of_divisor(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | 
 
 elementwise("aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self}, uses=(mul_tensor_backward,))
 elementwise("aten::mul.Scalar", lambda other: other, arguments=[{"other": 2.5}], uses=(mul_tensor_backward,))
+
+
+def _quotient_tangent(self_t: Tensor | None, other_t: Tensor | None, other_p: Tensor, result: Tensor) -> Tensor:
+    """(t - (x / y) s) / y, with t and s the tangents of x and y: their difference first, as t / y - x s / y^2 rounds twice."""
+    if other_t is None:
+        assert self_t is not None
+        return self_t / other_p
+    change = result * other_t
+    return (-change if self_t is None else self_t - change) / other_p
+
+
 elementwise(
     "aten::div.Tensor",
     {
@@ -100,6 +111,7 @@ elementwise(
         "other": lambda grad, self, other: _of_divisor(grad, self, other),
     },
     domain={"other": (0.2, inf)},
+    tangent=_quotient_tangent,
     uses=(div_tensor_self_backward, div_tensor_other_backward),
 )
 elementwise(

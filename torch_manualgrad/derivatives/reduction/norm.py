@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, is_sharded, rule
 
 
 def widened(x: Tensor, *others: Tensor) -> Tensor:
@@ -72,7 +72,10 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
     if x.numel() == 0:
         return x  # amax has no value on an empty slice
 
-    sizes = x.detach().abs()
+    # w is the same for any m, and so m may be a constant. But where one entry is much larger than the others, w is close to 1
+    # there, and its derivative (t - w <w, t>) / norm all rounding; x / m is 1 and constant. Distributed tensors would have to
+    # communicate for it.
+    sizes = x.detach().abs() if x.is_complex() or is_sharded(x) else torch.where(x < 0, -x, x)
     m = sizes.amin(dims, keepdim=True) if p < 0 else sizes.amax(dims, keepdim=True)
     if math.isinf(p):
         attained = ((sizes == m) | sizes.isnan()).to(sizes.dtype)
