@@ -26,6 +26,7 @@ BY_CHANCE = {
     "softplus, beta = 2, threshold = 1000": 2.0,
     "atan": 2.0,
     "softsign": 6.0,
+    "std(x, 1/2)": 4.0,
     "vector_norm(x, 1/2), p = 3": 1.5,
     "asinh": 2.0,
     "acosh": 2.0,
