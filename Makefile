@@ -39,7 +39,7 @@ test-slow: $(VENV)/installed  ## all tests
 # `make test` runs with the widest vectors. Our kernels choose theirs by the same variable as PyTorch.
 test-capabilities: $(VENV)/installed  ## edges, strong zeros and kernels with each narrower instruction set of this processor
 	@set -e; for capability in $$($(PY) -c "$(NARROWER)"); do \
-	  echo "ATEN_CPU_CAPABILITY=$$capability"; ATEN_CPU_CAPABILITY=$$capability $(PYTEST) -m "not slow" $(CAPABILITY_TESTS) $(ARGS); \
+	  echo "ATEN_CPU_CAPABILITY=$$capability"; ATEN_CPU_CAPABILITY=$$capability $(PYTEST) -m "not slow" -k "not threads" $(CAPABILITY_TESTS) $(ARGS); \
 	done
 
 # Another torch has an environment of its own, .venv-2.15.0, with the libraries that $(VENV) has built: they are for every
