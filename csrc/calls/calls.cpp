@@ -100,6 +100,7 @@ struct Kernel : public c10::OperatorKernel {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
     if (table.defers == Table::kAsked) return deferred_in_python(table, arguments);
     const at::Tensor& A = arguments[0].toTensor();
+    if (table.defers == Table::kReal) return !A.is_complex();
     if (A.dim() < 2) return true;
     const int64_t largest = A.is_complex() ? table.complex_order : table.order;
     return A.is_cpu() && (A.size(-1) > largest || A.numel() < table.entries);

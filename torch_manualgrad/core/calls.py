@@ -21,7 +21,7 @@ from . import activation
 from .autograd_function import pull_back
 from .calls_library import checked, library
 from .compiled_vjp import CompiledVjp
-from .deferral import ButManySmall, always, where_finite
+from .deferral import ButManySmall, always, real, where_finite
 from .internals import is_functionalizing, skipped_by_dynamo, tangents_possible
 from .node_classes import node_name, node_type
 from .once import refuse_reload
@@ -91,7 +91,7 @@ _FACTS = ("sizes", "strides", "dtype")
 _CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
 _DEVICES = {"cpu": 1, "cuda": 2}
 _SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
-_UNLESS_PLAIN = 4  # Table::Deferral in csrc/calls
+_UNLESS_PLAIN, _REAL = 4, 5  # Table::Deferral in csrc/calls
 
 
 _numbers = itertools.count(1)
@@ -324,11 +324,11 @@ def _plan(derivative: Bound, defers: Callable[..., bool] | None) -> tuple[str, s
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
     simple = simple and all(what in _FACTS for _, what in derivative.facts)
     in_python = derivative.fast_call is None or derivative.forward is not None or not simple
-    to_stock = (
-        [2, *defers]
-        if isinstance(defers, ButManySmall)
-        else [3 if defers in (always, where_finite) else int(bool(defers)), 0, 0, 0]
-    )
+    if isinstance(defers, ButManySmall):
+        to_stock = [2, *defers]
+    else:
+        all_calls = defers in (always, where_finite)
+        to_stock = [3 if all_calls else _REAL if defers is real else int(bool(defers)), 0, 0, 0]
     checked_stock = derivative.strong_zero or defers is where_finite
     numbers: list[int] = [in_python, node_type(derivative), *to_stock, checked_stock, derivative.selective]
     numbers.append(n)

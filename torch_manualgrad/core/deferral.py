@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ButManySmall", "always", "where_finite"]
+__all__ = ["ButManySmall", "always", "real", "where_finite"]
 
 
 def always(*_: Any) -> bool:
@@ -25,6 +25,11 @@ def where_finite(*_: Any) -> bool:
     differentiated again. Any other call is the rule's, as this function says; without the library of calls, all are.
     """
     return False
+
+
+def real(self: Tensor, *_: Any) -> bool:
+    """``defer_to_stock`` of a rule that is better for complex numbers only: calls whose first argument is real."""
+    return not self.is_complex()
 
 
 class ButManySmall(NamedTuple):

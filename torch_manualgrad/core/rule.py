@@ -14,7 +14,7 @@ from .binding import Binding, bound_to, parameters
 from .bound import Bound
 from .compile_cache import fingerprint
 from .compiled_vjp import CompiledVjp
-from .deferral import ButManySmall, always, where_finite
+from .deferral import ButManySmall, always, real, where_finite
 from .formula import Formula
 from .from_result import FromResult
 from .internals import is_composite
@@ -41,6 +41,7 @@ __all__ = [
     "operator",
     "parameters",
     "reached",
+    "real",
     "rule",
     "rules",
     "where_finite",

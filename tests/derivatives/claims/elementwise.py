@@ -31,7 +31,22 @@ def slope_of_a_sample():
     return -slope * (aten.igamma(a, x + step) - aten.igamma(a, x - step)) / in_a
 
 
+def of_complex(f):
+    """The first three derivatives at 0 along a line through it."""
+    return derivatives(lambda x: f(torch.complex(x, 2 * x)), 0.0, 0.0, 0.0, 0.0)
+
+
+def at_a_tie(f):
+    """In forward mode, of the first of two equal numbers and of the second."""
+    one, zero = scalar(1.0), scalar(0.0)
+    return [point(lambda t=t: jvp(f, (one, one), t)[1], t[0]) for t in ((one, zero), (zero, one))]
+
+
 PROOFS = {
+    "aten::abs": {"values": of_complex(torch.abs)},
+    "aten::sgn": {"values": of_complex(lambda z: z.sgn().real)},
+    "aten::angle": {"values": of_complex(torch.angle)},
+    "aten::fmax": {"values": at_a_tie(torch.fmax)},
     "aten::clamp.Tensor": {"values": derivatives(lambda y: torch.clamp(scalar(0.0), y, y), 1.0, 1.0)},
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
     "aten::atan2": {

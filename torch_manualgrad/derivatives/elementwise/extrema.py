@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.rule import reached
+from torch_manualgrad.core.rule import always, reached
 
 from .clamp import part
 
@@ -62,6 +62,8 @@ elementwise(
     },
     real_only=True,
     finite=True,
+    improves={"values": "2.15"},  # in forward mode the second has all
+    defer_to_stock=always,
 )
 elementwise(
     "aten::fmin",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, real, rule
 
 
 @formula
@@ -105,12 +105,41 @@ def frexp_backward(grad: Tensor, exponent: Tensor) -> Tensor:
     return grad * torch.exp2(-exponent.to(grad.dtype))
 
 
+@formula(kernel=("default",))
+def complex_sign(x: Tensor) -> Tensor:
+    """x / |x| of complex numbers, 0 at 0, whose derivative is finite at 0.
+
+    Args:
+        x: complex.
+
+    Returns:
+        The shape of ``x``.
+
+    Note:
+        Where not differentiable: at 0, where the derivative is 0.
+
+    References:
+        ATen sgn, whose second derivative is nan at 0.
+    """
+    length = x.abs()
+    return x / torch.where(length == 0, inf, length)
+
+
+@complex_sign.impl("default")
+def _(x: Tensor) -> Tensor:
+    return x.sgn()
+
+
+def _sign(x: Tensor) -> Tensor:
+    return complex_sign(x) if x.is_complex() else x.sgn()
+
+
 def _abs_backward(grad: Tensor, self: Tensor) -> Tensor:
-    return grad * self.sgn()
+    return grad * _sign(self)
 
 
 def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
-    found = self_t * self_p.sgn().conj()
+    found = self_t * _sign(self_p).conj()
     return found.real if found.is_complex() else found
 
 
@@ -175,7 +204,10 @@ rule(
     "aten::abs",
     vjp={"self": _abs_backward},
     jvp={"result": _abs_jvp},
+    uses=complex_sign,
     kind="elementwise",
+    improves="values",  # at 0 of complex numbers
+    defer_to_stock=real,
     source="ATen derivatives.yaml",
     samples=_samples,
 )
@@ -184,6 +216,8 @@ rule(
     vjp={"self": sgn_backward.bind(x="self", gx="grad", sgn="result")},
     jvp={"result": sgn_backward.bind(x="self_p", gx="self_t", sgn="result")},
     kind="elementwise",
+    improves="values",  # at 0 of complex numbers
+    defer_to_stock=real,
     source="ATen sgn_backward",
     samples=_samples,
 )
@@ -192,6 +226,8 @@ rule(
     vjp={"self": angle_backward},
     jvp={"result": _angle_jvp},
     kind="elementwise",
+    improves="values",  # at 0 of complex numbers
+    defer_to_stock=real,
     source="ATen angle_backward",
     samples=_samples,
 )

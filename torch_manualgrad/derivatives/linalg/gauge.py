@@ -75,7 +75,8 @@ def _text(what: str) -> str:
         f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
         "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
         "not depend on it is returned. "
-        "Functions such as mg.linalg.polar and mg.linalg.funm_hermitian need no such choice."
+        "Second derivatives of singular values and eigenvalues lack the part that splits the group, too. Functions such as "
+        "mg.linalg.polar, mg.linalg.nuclear_norm and mg.linalg.funm_hermitian need no such choice."
     )
 
 

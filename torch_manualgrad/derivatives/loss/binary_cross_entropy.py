@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_manualgrad.core.deferral import always
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 from ..elementwise.saturating import logistic
 from .common import MEAN, NONE, SUM, fitted, leaf, of_all, random, reduced, scaled

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.deferral import always
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, always, rule
 
 from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced
 
