@@ -49,7 +49,9 @@ if not torch_reached("2.12"):
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_all_modes_on_the_rules_own_samples(rule, dtype):
     found = samples(rule, dtype)
-    assert found or dtype.is_complex
+    if not found:
+        assert dtype.is_complex
+        return
     with mg.override(rule):
         check(
             rule.probe,
@@ -81,6 +83,9 @@ def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch
     # once a graph with dual numbers was compiled, by another test, any tensor may carry a tangent, and nothing is left
     monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
     found = samples(rule, dtype)
+    if not found:
+        assert dtype.is_complex
+        return
     with mg.override():
         check(rule.probe, found, name=rule.name, gaps=rule.gaps)
         left = [s for s in found if rule.defer_to_stock(*rule.signature.bind(leaves(s.args), s.kwargs))]
