@@ -23,6 +23,10 @@ def check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
             raise TypeError(f"{name}: expected a Tensor, got {described(x)}")
         if x.is_nested or x.layout is not torch.strided:
             raise TypeError(f"{name}: expected a dense Tensor, got {described(x)}")
+    if values.is_meta != offsets.is_meta:
+        raise ValueError(
+            f"offsets: expected a tensor on {values.device}, where values are, got one on {offsets.device}"
+        )
     if sizes is not None and not isinstance(sizes, Tensor):
         raise TypeError(f"sizes: expected a Tensor or None, got {described(sizes)}")
     if not isinstance(shape, (list, tuple)) or not all(n is None or isinstance(n, (int, torch.SymInt)) for n in shape):

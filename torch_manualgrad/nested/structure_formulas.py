@@ -81,7 +81,20 @@ def _nested_select_backward(
     return zeros.index_add(along, positions.clamp(0, nested_self.shape[along] - 1), kept.movedim(0, along))
 
 
-@formula
+def _padded_fits(grad: Tensor, input: Tensor, do_transform_0213: bool) -> str:
+    """What is wrong with the dims of a padded tensor."""
+    least = 4 if do_transform_0213 else 2
+    if input.dim() < least or (do_transform_0213 and input.dim() > 4):
+        return (
+            f"input: expected {least} dims, as do_transform_0213 is {do_transform_0213}, got shape {list(input.shape)}"
+        )
+    wanted = [input.shape[1] * input.shape[3]] if do_transform_0213 else list(input.shape[2:])
+    if list(grad.shape[1:]) != wanted:
+        return f"grad: expected {wanted} after its first dim, as input has shape {list(input.shape)}, got {list(grad.shape)}"
+    return ""
+
+
+@formula(requires=_padded_fits)
 def _nested_from_padded_backward(
     grad: Tensor, input: Tensor, offsets: Tensor, do_transform_0213: bool = False
 ) -> Tensor:

@@ -76,7 +76,7 @@ def geqrf_jvp(self_t: Tensor, self_p: Tensor, a: Tensor, tau: Tensor) -> tuple[T
 
     Args:
         self_t: tangent of A, (*, m, n).
-        self_p: A, real or complex.
+        self_p: A, (*, m, n), real or complex.
         a, tau: what the forward returned.
 
     Returns:

@@ -185,6 +185,8 @@ def _(
     log_alpha: Tensor,
     blank: int,
 ) -> Tensor:
+    # PyTorch's reads these as if they were contiguous
+    targets, input_lengths, target_lengths = (x.contiguous() for x in (targets, input_lengths, target_lengths))
     # of lp less its largest entry at each time, so that the exp(lp) that PyTorch adds is at most 1, and can be taken away
     times = torch.arange(log_probs.shape[0], device=log_probs.device)
     inside = times[:, None] < input_lengths.to(log_probs.device)
