@@ -122,7 +122,7 @@ def _verdict(call: Call, results: list[Any]) -> tuple[str, str] | None:
         text = f"{type(first).__name__}: {first}"
         if isinstance(first, OverflowError) and call.target.name.startswith("torch.ops"):
             return None  # PyTorch's own, of an integer of more than 64 bits
-        named = LookupError if call.target.name.startswith("mg.") and "ops" not in call.target.name else ()
+        named = IndexError if "ops" in call.target.name else LookupError
         if isinstance(first, mg.testing.CheckFailed):
             return None
         if not isinstance(first, DOCUMENTED) and not isinstance(first, named):

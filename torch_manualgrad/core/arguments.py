@@ -45,11 +45,14 @@ def explained(
         The error to raise; None where this one names an argument, or is of a type that is nobody's but the raiser's.
     """
     text, kind = str(error), type(error)
+    named = any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", text) for n in values)
+    if kind is IndexError and named:  # of an index, or a dim
+        return None
     if kind not in _KEPT:
         if kind.__module__ != "builtins" or kind in kept:  # of a compiler that traces the call, say
             return None
         kind, text = ArgumentError, f"{kind.__name__}: {text}"
-    elif "INTERNAL ASSERT" not in text and any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", text) for n in values):
+    elif "INTERNAL ASSERT" not in text and named:
         return None
     given = ", ".join(f"{n}={described(v)}" for n, v in values.items())
     first = text.strip().splitlines()[0] if text.strip() else kind.__name__

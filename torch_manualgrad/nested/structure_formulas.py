@@ -43,7 +43,7 @@ def _nested_select_backward(
     """Cotangent of a batch, given that of ``select(dim, index)``: grad at the index, 0 elsewhere. Does not synchronize.
 
     Args:
-        grad: the shape of the result of `select`: along dim 0 the component's, along the ragged dim (B, ...), else the
+        grad: the shape of the result of `select`: along dim 0 the component's, along the ragged dim that of dim 0, else the
             values' without ``dim``.
         nested_self: the values of the batch; see the module's docstring.
         offsets: (B + 1,), int32 or int64.
