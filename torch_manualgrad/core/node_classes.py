@@ -138,7 +138,7 @@ class _SavedTensor(SavedTensor):  # type: ignore[misc]
 
     @property
     def data(self) -> Any:
-        """The tensor; or, under hooks, what was packed."""
+        """The tensor; under hooks, what they make of it again."""
         return self.unpack()
 
 
