@@ -22,7 +22,7 @@ def summary(tally: Tally) -> str:
     return "\n".join(
         [
             f"{tally.programs} programs in {tally.seconds:.0f} s ({tally.rejected} were none), "
-            f"{len(tally.findings)} disagreements, {sum(n - 1 for n in tally.repeats.values())} more of the same kinds",
+            f"{len(tally.findings)} disagreements, {sum(max(n - 1, 0) for n in tally.repeats.values())} more of the same kinds",
             table,
             f"reached: {len(names) - len(missed)} of {len(names)} entries of the pool",
             *(f"  not reached: {n}" for n in missed),
