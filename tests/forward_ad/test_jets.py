@@ -294,3 +294,12 @@ def test_a_jvp_is_not_called_for_series_of_zeros():
         expected = directional(lambda x, f=loss: f(x, target.cos()), x, x, 1)[0]
         assert not first.any()
         torch.testing.assert_close(second, expected)
+
+
+def test_parts_of_a_number_that_is_conjugated_lazily():
+    x = torch.complex(random(3), random(3).cos())
+    for part in (lambda z: z.real, lambda z: z.imag):
+        call = lambda y, p=part: p(torch.conj(y) * 1.0) + p(y)  # noqa: E731
+        found = mg.forward_ad.jet(lambda y, p=part: p(y) * 2, (x.conj(),), [[x, None]])[1]
+        torch.testing.assert_close(found[0], part(x) * 2)
+        torch.testing.assert_close(directional(call, x, x, 1)[0], call(x))

@@ -73,6 +73,8 @@ class Joined(Problem):
 
     def __init__(self, fn: Callable[..., Any], sample: Sample, seed: int) -> None:
         super().__init__(fn, sample, seed=seed)
+        # an output of tiny numbers is what cancellation left, and its derivative rounding
+        self.unit = [max(u, 1e-3) for u in self.unit]
         self.half = tuple(k / 2 for k in self.bend)
         self.groups = []
         for is_complex in (False, True):

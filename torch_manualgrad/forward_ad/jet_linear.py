@@ -312,6 +312,11 @@ def _expanded(space: Space, self: Any, size: Any, **others: Any) -> Any:
     return space.jet([primal, *terms])
 
 
+def _resolved(space: Space, self: Any) -> Any:
+    """Without conjugate bits, which a trace knows nothing of."""
+    return space.jet([None if c is None else c.resolve_conj() for c in space.coefficients(self)])
+
+
 def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule whose results are no jets."""
     rule.constant = True  # type: ignore[attr-defined]
@@ -324,6 +329,7 @@ _BY_VMAP = (
 ).split()
 RULES: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": view(f"aten::{name}") for name in _BY_VMAP},
+    "aten::view_as_real": lambda space, self: view("aten::view_as_real")(space, _resolved(space, self)),
     "aten::view": _shaped,
     "aten::_unsafe_view": _shaped,
     "aten::_reshape_alias": _shaped,

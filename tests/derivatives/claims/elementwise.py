@@ -42,11 +42,18 @@ def at_a_tie(f):
     return [point(lambda t=t: jvp(f, (one, one), t)[1], t[0]) for t in ((one, zero), (zero, one))]
 
 
+def beside_its_zero(x):
+    """x, whose tangent PyTorch's ``aten::zero`` overwrites."""
+    zero = aten.zero(x)
+    return x * 1.0 + zero
+
+
 PROOFS = {
     "aten::abs": {"values": of_complex(torch.abs)},
     "aten::sgn": {"values": of_complex(lambda z: z.sgn().real)},
     "aten::angle": {"values": of_complex(torch.angle)},
     "aten::fmax": {"values": at_a_tie(torch.fmax)},
+    "aten::zero": {"values": [point(lambda: jvp(beside_its_zero, (scalar(2.0),), (scalar(1.0),))[1], 1.0)]},
     "aten::clamp.Tensor": {"values": derivatives(lambda y: torch.clamp(scalar(0.0), y, y), 1.0, 1.0)},
     "aten::hypot": {"values": derivatives(lambda x: torch.hypot(x, 2 * x), 0.0, 0.0, 0.0)},
     "aten::atan2": {
