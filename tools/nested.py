@@ -75,7 +75,10 @@ UNDER_OVERRIDE = """## Under override
   places of the buffer that belong to no component.
 - A view of a jagged tensor (`values()`, chunk, split, select, narrow, unbind, transpose), and a jagged tensor made of
   values, is a view in the sense of autograd, as in PyTorch: writes to either are seen in the other, with their
-  gradients.
+  gradients. Of strided tensors `values()`, chunk, split, narrow along the batch, unbind and select are such views; a write
+  to several views from one call raises, as in PyTorch.
+- Holes: positions of a jagged buffer that belong to no component (`lengths`) take part in no gradient of a dense argument,
+  and in no reduction that PyTorch refuses for them. PyTorch's reductions of everything, such as `x.sum()`, count them.
 - A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
 
 What stays different on purpose:
@@ -88,7 +91,9 @@ What stays different on purpose:
 | gradients that pass a transposed strided tensor | may come in the wrong order | right | PyTorch takes the cotangent's buffer for one in order |
 | select from the components of a strided tensor | reads freed memory, may end the process | right; out of range raises IndexError | its strides and offsets are those of tensors that are gone |
 | backward of split_with_sizes of a jagged tensor | ends the process | right | |
-| select, chunk and split of a strided tensor that autograd records | a view; a write to it raises | a copy; a write to it stays there | the strided class has no function of ours as its history |
+| select from the components of a strided tensor that autograd tracks | reads freed memory | a copy; a write to it stays there | no node of ours has it as a view |
+| without the library of calls, chunk, split and narrow of a strided tensor that autograd tracks | a view, of which chunk and narrow have no gradient | a copy; a write to it stays there | the strided class has no function in Python as its history |
+| gradient of a number that is shared by a jagged tensor with holes, where the cotangent is not zero in holes | counts the holes | leaves them out, as any gradient of a dense argument | holes belong to no component |
 | a write to a view of a complex jagged tensor that autograd tracks | no such view has a gradient | raises at once | the view is made in an autograd function |
 
 """

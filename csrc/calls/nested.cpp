@@ -9,6 +9,7 @@
 //   stock    nothing is active, nothing is differentiated, or the call stays with PyTorch.
 //   Python   everything else, and what PyTorch refuses: the kernel that Python registered at the same key before.
 #include "guarded.h"
+#include "nested_views.h"
 #include "state.h"
 #include "strided.h"
 
@@ -81,14 +82,20 @@ bool continues() {
 // arguments.
 enum Way : int64_t { kNone = 0, kStays = 1, kJagged = 2, kParameters = 4, kSilu = 8, kSiluBackward = 16 };
 
+bool mark_node(const NodePointer& node) {
+  if (!node || is_marked(*node)) return false;
+  node->add_pre_hook(std::make_unique<InOrder>());
+  return true;
+}
+
 void mark(const at::Tensor& result, int64_t way) {
   const auto& node = result.grad_fn();
-  if (!node || is_marked(*node)) return;
   if (way & kSilu) {
+    if (!node || is_marked(*node)) return;
     node->add_pre_hook(std::make_unique<StopTracking>());
     node->add_post_hook(std::make_unique<TrackAgain>());
   } else {
-    node->add_pre_hook(std::make_unique<InOrder>());
+    if (!mark_node(node)) return;
   }
   ++left_to_stock;
 }
@@ -215,6 +222,19 @@ struct BufferKernel : public c10::OperatorKernel {
   const c10::SafeKernelFunction stock;
 };
 
+// PyTorch's view of a buffer, whose node takes the buffer of a cotangent for that of one in order; the node of values()
+// computes by it too.
+struct ViewKernel : public c10::OperatorKernel {
+  explicit ViewKernel(c10::SafeKernelFunction stock_kernel) : stock(std::move(stock_kernel)) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    stock.callBoxed(op, keys, stack);
+    if (!in_python && acts()) mark_node(stack->back().toTensor().grad_fn());
+  }
+
+  const c10::SafeKernelFunction stock;
+};
+
 struct OnBuffer {
   const char *name, *overload;
   BufferKernel::Function function;
@@ -240,10 +260,13 @@ void cover(const c10::OperatorHandle& op, DispatchKey key, Arguments&&... argume
 
 using namespace manualgrad;
 
-// Calls on jagged tensors that Python leaves to PyTorch.
+// Calls that Python leaves to PyTorch, and views of strided tensors.
 TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("mark_nested(Tensor result, int way) -> ()");
   library.impl("mark_nested", DispatchKey::AutogradNestedTensor, mark);
+  library.impl("mark_nested", DispatchKey::Autograd, mark);
+  library.def("nested_pieces(Tensor x, Tensor[] views, int dim, int[] starts, int[] lengths) -> Tensor[]");
+  library.impl("nested_pieces", DispatchKey::AutogradNestedTensor, nested_pieces);
 }
 
 // Before Python registers its kernel at AutogradNestedTensor for the operator: what is there now is what stock calls go
@@ -267,7 +290,7 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_attach(const char* name, const ch
   });
 }
 
-// Registers what computes on the whole buffer.
+// Registers what computes on the whole buffer, and the view of one.
 MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
   return guarded([&]() -> int64_t {
     for (const OnBuffer& one : kOnBuffers) {
@@ -275,6 +298,8 @@ MANUALGRAD_API int64_t manualgrad_calls_nested_attach_buffers() {
       cover<BufferKernel>(op, DispatchKey::NestedTensorCPU, one.function,
                           op.getComputedKernelForDispatchKey(DispatchKey::NestedTensorCPU));
     }
+    const auto view = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_nested_view_from_buffer", "");
+    cover<ViewKernel>(view, DispatchKey::Autograd, view.getComputedKernelForDispatchKey(DispatchKey::AutogradCPU));
     return 0;
   });
 }

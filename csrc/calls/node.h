@@ -251,12 +251,14 @@ struct RuleNode : public Node {
 
 // The pointer type is a parameter, so that what the release at hand lacks (deleteNode, make_intrusive of a node) is not
 // looked up.
-template <class Pointer, class Made>
-auto make_node(const Table& table) {
+template <class Pointer, class Made, class... Arguments>
+auto make_node(Arguments&&... arguments) {
+  // one pointer type for all types of a rule's nodes
+  using Base = std::conditional_t<std::is_base_of_v<RuleNode, Made>, RuleNode, Made>;
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::shared_ptr<RuleNode>(new Made(table), [](Made* node) { deleteNode(node); });
+    return std::shared_ptr<Base>(new Made(std::forward<Arguments>(arguments)...), [](Made* node) { deleteNode(node); });
   } else {
-    return c10::intrusive_ptr<RuleNode>(c10::make_intrusive<Made>(table));
+    return c10::intrusive_ptr<Base>(c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...));
   }
 }
 

@@ -40,7 +40,7 @@ def backward(sample, outputs):
     if not outputs or not given:
         return []
     torch.manual_seed(2)
-    cotangents = [(y.detach() * 3 + 1).cos() for y in outputs]
+    cotangents = [without_holes((y.detach() * 3 + 1).cos()) for y in outputs]
     return torch.autograd.grad(outputs, given, cotangents, allow_unused=True)
 
 
@@ -91,6 +91,18 @@ def places(x):
     return x.values() if x.is_nested else x
 
 
+def without_holes(cotangent):
+    """Zeros where the buffer belongs to no component: PyTorch's gradients of numbers count these, ours do not."""
+    if cotangent.is_nested and cotangent.lengths() is not None:
+        values = cotangent.values()
+        used = torch.zeros(values.shape[cotangent._ragged_idx - 1], dtype=torch.bool)
+        for start, length in zip(cotangent.offsets().tolist(), cotangent.lengths().tolist()):
+            used[start : start + length] = True
+        shape = [-1 if d == cotangent._ragged_idx - 1 else 1 for d in range(values.dim())]
+        values.mul_(used.reshape(shape))
+    return cotangent
+
+
 def moved(sample, step):
     """The sample with its differentiable tensors moved along a fixed direction, and that direction."""
     directions = []
@@ -107,7 +119,7 @@ def moved(sample, step):
 
 def along(op, sample, outputs, grads):
     """How far gradients are from a central difference of the forward along one direction, relative."""
-    cotangents = [(places(y).detach() * 3 + 1).cos() for y in outputs if y.requires_grad]
+    cotangents = [places(without_holes((y.detach() * 3 + 1).cos())) for y in outputs if y.requires_grad]
 
     def loss(step):
         made = [y for y, o in zip(tensors(forward(op, moved(sample, step)[0])), outputs) if o.requires_grad]

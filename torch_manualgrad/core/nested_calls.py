@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from typing import Any, NamedTuple
 
@@ -13,7 +13,15 @@ from torch import Tensor
 from .calls_library import checked, library
 from .internals import current_node
 
-__all__ = ["NestedCalls", "NestedCounts", "Way", "expect_jagged_tangents", "nested_counts"]
+__all__ = [
+    "NestedCalls",
+    "NestedCounts",
+    "Way",
+    "differentiable_pieces",
+    "differentiates_views",
+    "expect_jagged_tangents",
+    "nested_counts",
+]
 
 
 class Way(IntFlag):
@@ -44,8 +52,9 @@ class NestedCalls:
         return self._library is not None
 
     def mark(self, name: str, result: Tensor) -> Tensor:
-        """What PyTorch's own has made of jagged tensors, in the operator of this name: as if a kernel had left it."""
-        torch.ops.manualgrad_calls.mark_nested(result, int(self._ways[name]))
+        """What PyTorch's own has made, in the operator of this name: as if a kernel had left it."""
+        if self._library is not None:
+            torch.ops.manualgrad_calls.mark_nested(result, int(self._ways[name]))
         return result
 
     def before(self, op: Any) -> None:
@@ -79,6 +88,30 @@ def expect_jagged_tangents() -> None:
     """To be called before a jagged tensor carries a tangent: from then on Python has all calls on jagged tensors."""
     if library is not None:
         library.manualgrad_calls_nested_tangents()
+
+
+def differentiates_views() -> bool:
+    """Whether there is a library, and with it `differentiable_pieces`."""
+    return library is not None
+
+
+def differentiable_pieces(
+    x: Tensor, views: Sequence[Tensor], dim: int, starts: Sequence[int], lengths: Sequence[int]
+) -> list[Tensor]:
+    """Make views of a strided nested tensor, taken below autograd, views to autograd with a gradient of any order.
+
+    Args:
+        x: the strided nested tensor, tracked by autograd.
+        views: its pieces along ``dim``, in order; along the batch these may be components.
+        dim: from 0, the batch.
+        starts: where the pieces begin.
+        lengths: of the pieces. Along dims of the components the pieces have to cover these.
+
+    Returns:
+        The views. To write to them raises, as PyTorch does it for several views from one call. The node saves no tensor.
+    """
+    found: list[Tensor] = torch.ops.manualgrad_calls.nested_pieces(x, views, dim, starts, lengths)
+    return found
 
 
 class NestedCounts(NamedTuple):

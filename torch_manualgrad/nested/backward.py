@@ -124,6 +124,19 @@ def _wanted(gradients: Sequence[Tensor], mask: Sequence[bool]) -> list[Tensor | 
     return [g if wanted else None for g, wanted in zip(gradients, mask)]
 
 
+@on_nested
+def _select_of_batch_backward(grad_output: Tensor, self: Ragged, index: int) -> Ragged:
+    parts = [grad_output if b == index else torch.zeros_like(x) for b, x in enumerate(self.components())]
+    return Ragged.from_components(parts, ragged_dims=self.ragged_dims)
+
+
+def _nested_select_backward(grad_output: Tensor, self: Any, dim: int, index: int) -> Any:
+    """Of the batch; along other dims PyTorch's select of jagged tensors is ours, and the strided one has no backward."""
+    if self.layout is torch.jagged or dim not in (0, -self.dim()):
+        return NotImplemented
+    return _select_of_batch_backward(grad_output, self, index % self.size(0))
+
+
 BACKWARD: dict[str, Callable[..., Any]] = {
     "gelu_backward": _gelu_backward,
     "silu_backward": _silu_backward,
@@ -132,6 +145,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "threshold_backward": _threshold_backward,
     "_softmax_backward_data": _softmax_backward_data,
     "_nested_sum_backward": _nested_sum_backward,
+    "_nested_select_backward": _nested_select_backward,
     "linear_backward": _linear_backward,
     "native_layer_norm_backward": _native_layer_norm_backward,
 }

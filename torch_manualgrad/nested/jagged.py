@@ -121,10 +121,9 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
     call = JAGGED[name](x, *args, **kwargs)
     if call is None or any(p is not None and (type(p) not in PLAIN or p.is_nested) for p in call.parameters):
         return None
-    if call.parameters and jagged_structure(x).lengths is not None:  # their gradients leave out the holes
-        return None
-    if not (x.requires_grad or any(p is not None and p.requires_grad for p in call.parameters)):
-        return None
+    shared = any(p is not None and p.requires_grad for p in call.parameters)
+    if not (x.requires_grad or shared) or (shared and jagged_structure(x).lengths is not None):
+        return None  # a gradient of parameters leaves out holes
     apply: Callable[..., Any] = _OnBuffer.apply  # type: ignore[attr-defined]
     return apply(call, x, *call.parameters)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..core.internals import (
     JaggedStructure,
+    below_autograd,
     dual_jagged,
     jagged_dim,
     jagged_structure,
@@ -19,17 +21,23 @@ from ..core.internals import (
     nested_strides,
     strided_nested,
 )
+from ..core.nested_calls import differentiable_pieces, differentiates_views
 from ..core.replacements import stock
 from . import selection, structure
+from .choice import REFUSALS
 from .conversion import on_nested
 from .layouts import jagged_values, to_jagged, tracked
 from .ragged import Ragged
+from .strided import CALLS
 
 __all__ = [
     "as_strided",
+    "chunk",
     "contiguous",
+    "narrow",
     "reshape",
     "select",
+    "split_with_sizes",
     "to_padded",
     "transpose",
     "unbind",
@@ -51,10 +59,47 @@ def select(self: Any, dim: int, index: int) -> Any:
         return (
             as_strided(self, selection.select(self, dim, index)) if tracked(self) else _strided_view(self, dim, index)
         )
-    components = self.unbind()
-    if not -len(components) <= index < len(components):
-        raise IndexError(f"index: {index} is out of range for {len(components)} components")
-    return components[index]
+    count = self.size(0)
+    if not -count <= index < count:
+        raise IndexError(f"index: {index} is out of range for {count} components")
+    with stock():  # whose backward ends the process for an index from the end
+        component = self.select(0, index % count)
+    return CALLS.mark("aten::select.int", component)
+
+
+def chunk(self: Any, chunks: int, dim: int = 0) -> Any:
+    return _pieces(self, dim, lambda: self.chunk(chunks, dim), lambda: structure.chunk(self, chunks, dim))
+
+
+def split_with_sizes(self: Any, split_sizes: Sequence[int], dim: int = 0) -> Any:
+    return _pieces(
+        self,
+        dim,
+        lambda: self.split_with_sizes(split_sizes, dim),
+        lambda: structure.split_with_sizes(self, split_sizes, dim),
+    )
+
+
+def narrow(self: Any, dim: int, start: int, length: int) -> Any:
+    if self.layout is torch.strided and tracked(self) and differentiates_views() and dim in (0, -self.dim()):
+        with stock(), below_autograd():
+            view = self.narrow(0, start, length)
+        return differentiable_pieces(self, [view], 0, [start % max(self.size(0), 1)], [length])[0]
+    return selection.narrow(self, dim, start, length)
+
+
+def _pieces(self: Any, dim: int, views: Callable[[], Sequence[Any]], pieces: Callable[[], Any]) -> Any:
+    """Pieces along ``dim``: of a strided tensor PyTorch's views, where it has them and there is a library; or ours."""
+    if self.layout is torch.jagged or not (tracked(self) and differentiates_views()):
+        return pieces()
+    try:
+        with stock(), below_autograd():
+            found = views()
+    except REFUSALS:
+        return pieces()
+    at = dim % self.dim()
+    lengths = [int(view._nested_tensor_size()[0, at - 1]) for view in found]
+    return differentiable_pieces(self, found, at, [0, *itertools.accumulate(lengths)][:-1], lengths)
 
 
 def _strided_view(nested: Tensor, dim: int, index: int) -> Tensor:
@@ -104,24 +149,13 @@ def reshape(self: Any, size: Sequence[Any]) -> Any:
     return to_jagged(values.reshape(shape), jagged_structure(self)._replace(dim=ragged))
 
 
-class _View(torch.autograd.Function):
-    """The tensor itself. Autograd refuses to change it in place: the change would not reach the tensor it came from."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
 def values(self: Any) -> Any:
+    """PyTorch's own is right for strided tensors, and gives a view."""
     if self.layout is torch.jagged:
         return jagged_values(self, view=True)
-    if not self.is_contiguous():
-        return NotImplemented
-    return _View.apply(Ragged.from_nested(self).flat())  # type: ignore[no-untyped-call]
+    with stock():
+        buffer = self.values()
+    return CALLS.mark("aten::values", buffer)
 
 
 def view_from_jagged(

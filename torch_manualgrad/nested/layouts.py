@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.internals import (
     JaggedStructure,
+    below_autograd,
     dual_jagged,
     has_tangent,
     jagged_nested,
@@ -25,7 +26,7 @@ from ..core.internals import (
     strided_nested,
     tangents_possible,
 )
-from ..core.nested_calls import expect_jagged_tangents
+from ..core.nested_calls import differentiable_pieces, differentiates_views, expect_jagged_tangents
 from ..core.replacements import stock
 from .packing import readable, row_strides, strided_positions
 
@@ -56,8 +57,13 @@ def tracked(x: Tensor) -> bool:
 
 def strided_components(nested: Tensor) -> tuple[Tensor, ...]:
     """The components of a strided nested tensor, also of a transposed one: views, differentiable in reverse."""
-    with stock():
-        return nested.unbind()
+    if not (tracked(nested) and differentiates_views()):
+        with stock():
+            return nested.unbind()
+    with stock(), below_autograd():  # the node of PyTorch's own keeps the tensor, which could not be written to then
+        components = nested.unbind()
+    count = len(components)
+    return (*differentiable_pieces(nested, components, 0, range(count), [1] * count),)
 
 
 def from_strided(nested: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,6 +136,12 @@ def _nansum(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
     return reductions.sum(counted, _some(dim), keepdim)
 
 
+@on_nested(views=True)
+def _view_as_real(self: Ragged) -> Ragged:
+    """Of which the backward of a conversion to complex numbers is made."""
+    return self.like(torch.view_as_real(self.values), (*self.shape, 2))
+
+
 def _on_values(name: str) -> Callable[..., Any]:
     """The operator on every entry: for what has a rule on dense tensors, which PyTorch's jagged class hides from it."""
     op = getattr(torch.ops.aten, name)
@@ -172,8 +178,8 @@ def _matmul(self: Any, other: Any) -> Any:
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
-    if not train:
-        return arithmetic.mul(input, 1)  # PyTorch's is no view either
+    if not train:  # PyTorch's is no view either
+        return arithmetic.mul(input, 1) if input.layout is torch.jagged else NotImplemented
     if input.layout is torch.jagged:
         return structure.dropout(input, p, train)
     with stock():  # PyTorch's strided class draws in the order of its memory; this way the draws are the same
@@ -251,14 +257,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     # structure
     "select.int": layout_calls.select,
     "slice.Tensor": selection.slice,
-    "narrow": selection.narrow,
+    "narrow": layout_calls.narrow,
     "split.Tensor": structure.split,
-    "split.sizes": structure.split_with_sizes,
-    "split_with_sizes": structure.split_with_sizes,
-    "chunk": structure.chunk,
+    "split.sizes": layout_calls.split_with_sizes,
+    "split_with_sizes": layout_calls.split_with_sizes,
+    "chunk": layout_calls.chunk,
     "unbind.int": layout_calls.unbind,
     "transpose.int": layout_calls.transpose,
     "contiguous": layout_calls.contiguous,
+    "view_as_real": _view_as_real,
     "view": layout_calls.reshape,
     "reshape": layout_calls.reshape,
     # layouts

@@ -24,6 +24,8 @@ CALLS = NestedCalls(
             **dict.fromkeys(("layer_norm", "linear"), Way.STAYS | Way.PARAMETERS),
             "silu": Way.STAYS | Way.JAGGED | Way.SILU,
             "silu_backward": Way.SILU_BACKWARD,
+            "values": Way.STAYS,
+            "select.int": Way.NONE,
         }.items()
     }
 )
