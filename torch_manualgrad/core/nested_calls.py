@@ -54,7 +54,7 @@ class NestedCalls:
     def mark(self, name: str, result: Tensor) -> Tensor:
         """What PyTorch's own has made, in the operator of this name: as if a kernel had left it."""
         if self._library is not None:
-            torch.ops.manualgrad_calls.mark_nested(result, int(self._ways[name]))
+            torch.ops.manualgrad_calls.mark_nested(result, int(self._ways.get(name, Way.NONE)))
         return result
 
     def before(self, op: Any) -> None:

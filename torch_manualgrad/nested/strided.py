@@ -25,7 +25,6 @@ CALLS = NestedCalls(
             "silu": Way.STAYS | Way.JAGGED | Way.SILU,
             "silu_backward": Way.SILU_BACKWARD,
             "values": Way.STAYS,
-            "select.int": Way.NONE,
         }.items()
     }
 )
