@@ -273,14 +273,14 @@ struct NumberedNode final : RuleNode {
 
 struct NodeType {
   const std::type_info* type;
-  decltype(&make_node<NodePointer, RuleNode>) make;
+  decltype(&make_node<NodePointer, RuleNode, const Table&>) make;
 };
 
 constexpr size_t kNodeTypes = 768;
 
 template <size_t... I>
 std::array<NodeType, kNodeTypes> make_node_types(std::index_sequence<I...>) {
-  return {{{&typeid(NumberedNode<I>), &make_node<NodePointer, NumberedNode<I>>}...}};
+  return {{{&typeid(NumberedNode<I>), &make_node<NodePointer, NumberedNode<I>, const Table&>}...}};
 }
 
 inline const std::array<NodeType, kNodeTypes> node_types = make_node_types(std::make_index_sequence<kNodeTypes>());
