@@ -104,11 +104,9 @@ def test_a_binding_can_be_called_in_the_order_of_its_names():
     torch.testing.assert_close(bound(x, y), x * (2 * y + 1))
 
 
-def test_formulas_inside_of_functions_are_named():
+def test_formulas_inside_of_functions_are_found():
     inside = {"self": lambda grad, result: binding_scaled(grad, result)}
-    assert local("aten::exp", vjp=inside).formulas == ()
-    assert local("aten::exp", vjp=inside, uses=binding_scaled).formulas == (binding_scaled,)
-    assert local("aten::exp", **EXP, uses=[mg.ops.norm_backward]).formulas == (binding_scaled, mg.ops.norm_backward)
+    assert local("aten::exp", vjp=inside).formulas == (binding_scaled,)
 
 
 def test_the_fingerprint_is_of_the_formula_and_of_how_it_is_bound():

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import Binding, bound_to, parameters
-from .formula import Formula
+from .binding import bound_to, parameters
 from .rule import FromResult, Rule, exists, operator, rule
 from .sample import Sample
 from .schema import Signature
@@ -86,12 +85,10 @@ def elementwise(
             )
         derivative = {inputs[0]: derivative}
     (output,) = signature.output_names
-    given = [d.formula if isinstance(d, Binding) else d for d in derivative.values()]
     if from_result is not None:
         about["from_result"] = replace(
             from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False, rounds=True)
         )
-    about["uses"] = [*about.get("uses", ()), *[d for d in given if isinstance(d, Formula)]]
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
     rounds = not about.get("finite")
     return rule(

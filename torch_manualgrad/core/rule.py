@@ -12,6 +12,7 @@ import torch
 from . import packages
 from .binding import Binding, bound_to, parameters
 from .bound import Bound
+from .called_formulas import called_formulas
 from .compile_cache import fingerprint
 from .compiled_vjp import CompiledVjp
 from .deferral import ButManySmall, always, real, where_finite
@@ -65,7 +66,7 @@ class Rule:
         name: the operator, ``"aten::norm.Scalar"``.
         aten: the operator itself, an ``OpOverload``.
         vjp, jvp: the formulas by the inputs, the outputs, that they give.
-        formulas: the `Formula` objects among these, and those of ``uses``.
+        formulas: the `Formula` objects that these are or call.
         residuals: names of the inputs and outputs that are kept for the backward.
         claims: what it has over PyTorch's own, some of "values", "missing", "speed", each with the first torch in which
             that is so no longer, or None.
@@ -108,7 +109,6 @@ class Rule:
         defer_to_stock: Callable[..., bool] | None = None,
         compiled_vjp: CompiledVjp | None = None,
         from_result: FromResult | None = None,
-        uses: Formula | Sequence[Formula] = (),
         sparse: bool = False,
         drops_graph: bool = False,
         reads_grad_mode: bool = False,
@@ -155,7 +155,6 @@ class Rule:
                 )
         if compiled_vjp is not None:
             self._check(compiled_vjp)
-        self.formulas = self._formulas((uses,) if isinstance(uses, Formula) else uses)
         self.derivative = Bound(self, None)
         self.derivative_with_forward = self.derivative if forward is None else Bound(self, forward)
         self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
@@ -215,9 +214,10 @@ class Rule:
                 f"rule {self.name}: compiled_vjp has {results} results for {len(compiled.names)} gradients"
             )
 
-    def _formulas(self, uses: Sequence[Formula]) -> tuple[Formula, ...]:
-        bound = [f.formula if isinstance(f, Binding) else f for f in (*self.vjp.values(), *self.jvp.values())]
-        return tuple(dict.fromkeys([f for f in (*bound, *uses) if isinstance(f, Formula)]))
+    @functools.cached_property
+    def formulas(self) -> tuple[Formula, ...]:
+        """The formulas that the vjp and the jvp are or call, found by `called_formulas`."""
+        return called_formulas([*self.vjp.values(), *self.jvp.values()])
 
     @property
     def residuals(self) -> tuple[str, ...]:
@@ -316,8 +316,7 @@ def rule(
         register: False gives a rule that is in no table, to hand to `override`.
         since: the first torch that has the operator, not made of others, as "2.11".
         until: the first torch that has it no longer.
-        about: the further attributes of `Rule`, and ``uses``: the formulas that are called inside of a lambda or another
-            function, which do not show in the bindings. ``improves`` is a claim, several, or a dictionary from each to the first
+        about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the first
             torch in which it holds no longer: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a reason and
             the first torch in which it is one no longer.
 

@@ -124,7 +124,6 @@ linear_in(
             grad, dim, normalization, onesided, self_sizes[dim[-1]]
         )
     },
-    uses=fft_r2c_backward,
     source="ATen fft_r2c_backward",
     samples=_r2c_samples,
 )

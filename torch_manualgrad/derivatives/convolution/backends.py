@@ -181,7 +181,6 @@ for _name, (_vjp, _fixed) in _CUDNN.items():
         f"aten::{_name}",
         bias=False,
         vjp={("self", "weight"): _vjp},
-        uses=_cudnn_convolution_backward,
         **_fixed,
         **_about("cuDNN", _name),
     )
@@ -253,7 +252,6 @@ for _name in ("_conv_depthwise2d", "conv_depthwise3d"):
         f"aten::{_name}",
         vjp={("self", "weight", "bias"): _depthwise_vjp},
         jvp={"result": _depthwise_jvp},
-        uses=convolution_jvp,
         source="ATen convolution_backward, convolution_jvp",
         **{**_about("CUDA", _name), "defer_to_stock": None},
     )
@@ -288,7 +286,6 @@ BACKEND_RULES["cudnn_grid_sampler"] = rule(
     "aten::cudnn_grid_sampler",
     vjp={("self", "grid"): _grid_vjp},
     jvp={"output": grid_sampler_jvp.bind(input_p="self_p", input_t="self_t", **_BILINEAR)},
-    uses=grid_sampler_2d_backward,
     source="ATen cudnn_grid_sampler_backward; the jvp is new",
     **_about("cuDNN", "cudnn_grid_sampler", samples=_image_and_grid(False)),
 )
@@ -300,7 +297,6 @@ BACKEND_RULES["cudnn_grid_sampler_backward"] = rule(
             input_p="self_p", input_t="self_t", output_mask=[True, True], **_BILINEAR
         )
     },
-    uses=grid_sampler_2d_double_backward,
     source="ATen grid_sampler_2d_double_backward; the jvp is new",
     **_about("cuDNN", "cudnn_grid_sampler_backward", samples=_image_and_grid(True)),
 )

@@ -224,7 +224,6 @@ def backward_like(name: str, *, input: str = "self", bias: bool = True, **about:
             "weight": bound_to(of_weight, ["grad_output", "weight", cotangents[0], *asked]),
         },
         jvp={tuple(outputs): bound_to(jvp, [*primals, "output_mask", outputs[-1], *asked])},
-        uses=(convolution_jvp, convolution_backward_jvp_grad_bias),
         **{"source": "ATen _convolution_double_backward, convolution_backward_jvp_grad_bias", **about},
     )
 
@@ -275,7 +274,6 @@ convolution_like(
     "aten::_convolution",
     input="input",
     jvp={"result": _convolution_jvp},
-    uses=convolution_jvp,
     samples=_samples(False, False, True, True),
 )
 backward_like("aten::convolution_backward", input="input", samples=_backward_samples, probe=_wanted)

@@ -142,7 +142,6 @@ rule(
     "aten::conv_tbc",
     vjp={("self", "weight", "bias"): _conv_tbc_vjp},
     jvp={"result": _conv_tbc_jvp},
-    uses=convolution_jvp,
     source="ATen conv_tbc_backward, which is a convolution of permuted dims; the jvp is new",
     samples=_tbc_samples,
     probe=laid_out(_aten.conv_tbc),

@@ -152,7 +152,6 @@ def _rules(
         f"aten::{forward}",
         vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},
         jvp={"result": grid_sampler_jvp},
-        uses=backward,
         defer_to_stock=always if has_backward else None,
         # the fallback's gradients are constants until 2.12, of which PyTorch makes second derivatives of zero
         improves={"missing": "2.15"} if in_double is None else {"missing": "2.15", "values": "2.12"},
@@ -167,7 +166,6 @@ def _rules(
         f"aten::{backward_name}",
         vjp=double_vjps(double_backward),
         jvp={("result0", "result1"): bound_to(backward_jvp, [*primals, *_MODES, *["output_mask"] * len(mask)])},
-        uses=(double_backward, grid_sampler_backward_jvp),
         improves="missing",
         source="ATen grid_sampler_2d_double_backward; the jvp is new",
         samples=_backward(inputs, *mask),

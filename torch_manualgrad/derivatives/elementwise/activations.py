@@ -183,7 +183,6 @@ elementwise(
         ),
     },
     samples=both(alike(Tensor, Tensor, 1.0, 20.0), alike(Tensor, Tensor, 2.0, 1.0)),
-    uses=(softplus_double_backward,),
 )
 elementwise(
     "aten::gelu",
@@ -223,7 +222,6 @@ elementwise(
         grad_output, self, (-self.abs()).exp().detach()
     ),
     improves="values",
-    uses=(log_sigmoid_double_backward,),
 )
 rule(
     "aten::sigmoid_backward",

@@ -145,7 +145,6 @@ elementwise(
     domain={"abs": (0.2, inf)},  # at negative lengths PyTorch is wrong
     real_only=True,
     improves="values",
-    uses=(polar_backward,),
 )
 elementwise(
     "aten::ldexp.Tensor",

@@ -203,7 +203,6 @@ rule(
     vjp={("self", "min", "max"): _clamp_tensor_backward},
     jvp={"result": clamp_jvp},
     kind="elementwise",
-    uses=(clamp_backward, clamp_backward_min_max),
     improves={"values": "2.15"},
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
     samples=_clamp_samples,

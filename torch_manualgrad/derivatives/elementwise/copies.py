@@ -50,7 +50,6 @@ linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()}, s
 linear_in(
     "aten::_to_copy",
     {"self": lambda grad, self_dtype, self_device: _to_copy_backward(grad, self_dtype, self_device)},
-    uses=_to_copy_backward,
     source="ATen _to_copy_backward",
     samples=_to_copy_samples,
 )

@@ -136,7 +136,6 @@ rule(
     "aten::_sample_dirichlet",
     vjp={"self": _pullback},
     jvp={"result": _pushforward},
-    uses=dirichlet_grad,
     improves="missing",
     source="torch.distributions.Dirichlet, which calls ATen's dirichlet_grad; its derivatives are new",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch's vmap draws for a batch with randomness='different' only"),

@@ -18,7 +18,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
-from ..reduction.norm import norm_backward, norm_direction, widened, wrap_dims
+from ..reduction.norm import norm_direction, widened, wrap_dims
 from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 from .products import div_tensor_other_backward, div_tensor_self_backward
 
@@ -96,7 +96,6 @@ rule(
             lambda g, y, x: div_tensor_other_backward(g, x, y.to(g.dtype)), grad, other, self
         ),
     },
-    uses=(div_tensor_self_backward, div_tensor_other_backward),
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
     samples=_from(lambda x, y: (x, y)),
@@ -105,7 +104,6 @@ for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_s
     rule(
         f"aten::_foreach_{name}.Scalar",
         vjp={"self": lambda grad, self, scalar, *, slope=slope: _each(slope, grad, self, scalar)},
-        uses=maximum_scalar_backward,
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
@@ -114,7 +112,6 @@ for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_s
     rule(
         f"aten::_foreach_{name}.ScalarList",
         vjp={"self": lambda grad, self, scalars, *, slope=slope: _each(slope, grad, self, scalars)},
-        uses=maximum_scalar_backward,
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
@@ -128,7 +125,6 @@ rule(
             lambda g, y, x, r: pow_backward_exponent(g, x, y, r), grad, exponent, self, result
         ),
     },
-    uses=(pow_backward_self, pow_backward_exponent),
     improves="values",
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
@@ -137,7 +133,6 @@ rule(
 rule(
     "aten::_foreach_pow.ScalarList",
     vjp={"self": lambda grad, self, exponent: _each(pow_backward, grad, self, exponent)},
-    uses=pow_backward,
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
     samples=_from(lambda x, y: (x, [2.5, 3])),
@@ -149,7 +144,6 @@ rule(
             lambda g, y, r, x: pow_backward_exponent(g, x, y, r), grad, exponent, result, self
         )
     },
-    uses=pow_backward_exponent,
     improves="missing",
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
@@ -162,7 +156,6 @@ rule(
             lambda g, x, p: g * norm_direction(widened(x, g), p, wrap_dims(x, None)), grad, self, ord
         )
     },
-    uses=norm_backward,
     improves="values",
     source="ATen norm_backward",
     gaps=_UNBATCHED,
@@ -177,7 +170,6 @@ rule(
         "self": lambda grad, self, mat2: _each(lambda g, x, y: mm_mat1_backward(g, y, x.stride()), grad, self, mat2),
         "mat2": lambda grad, self, mat2: _each(lambda g, y, x: mm_mat2_backward(g, x, y.stride()), grad, mat2, self),
     },
-    uses=(mm_mat1_backward, mm_mat2_backward),
     improves="missing",
     source="ATen mm_mat1_backward, mm_mat2_backward",
     gaps=_UNBATCHED,

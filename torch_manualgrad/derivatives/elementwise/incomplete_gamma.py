@@ -209,7 +209,6 @@ elementwise(
     samples=_samples,
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
-    uses=[igamma_self_derivative],
 )
 elementwise(
     "aten::igammac",
@@ -220,7 +219,6 @@ elementwise(
     samples=_samples,
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
-    uses=[igamma_self_derivative],
 )
 
 
@@ -234,7 +232,6 @@ rule(
     "aten::_standard_gamma",
     vjp={"self": lambda grad, self, result: grad * standard_gamma_grad(self, result)},
     jvp={"result": lambda self_t, self, result: self_t * standard_gamma_grad(self, result)},
-    uses=standard_gamma_grad,
     improves=("values", "missing"),
     source="ATen standard_gamma_grad; its derivatives are new",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch's vmap draws for a batch with randomness='different' only"),

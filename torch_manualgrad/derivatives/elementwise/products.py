@@ -91,8 +91,8 @@ def _of_divisor(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | 
     return -grad * (self / other / other).conj() if rounding_mode is None else torch.zeros_like(grad)
 
 
-elementwise("aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self}, uses=(mul_tensor_backward,))
-elementwise("aten::mul.Scalar", lambda other: other, arguments=[{"other": 2.5}], uses=(mul_tensor_backward,))
+elementwise("aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self})
+elementwise("aten::mul.Scalar", lambda other: other, arguments=[{"other": 2.5}])
 
 
 def _quotient_tangent(self_t: Tensor | None, other_t: Tensor | None, other_p: Tensor, result: Tensor) -> Tensor:
@@ -112,13 +112,11 @@ elementwise(
     },
     domain={"other": (0.2, inf)},
     tangent=_quotient_tangent,
-    uses=(div_tensor_self_backward, div_tensor_other_backward),
 )
 elementwise(
     "aten::div.Scalar",
     lambda grad, other: _of_dividend(grad, other),
     arguments=[{"other": 2.5}],
-    uses=(div_tensor_self_backward,),
 )
 elementwise(
     "aten::div.Tensor_mode",
@@ -129,12 +127,10 @@ elementwise(
     domain={"other": (0.2, inf)},
     real_only=True,
     arguments=[{"rounding_mode": None}, {"rounding_mode": "floor"}, {"rounding_mode": "trunc"}],
-    uses=(div_tensor_self_backward, div_tensor_other_backward),
 )
 elementwise(
     "aten::div.Scalar_mode",
     lambda grad, other, rounding_mode: _of_dividend(grad, other, rounding_mode),
     real_only=True,
     arguments=[{"other": 1.7, "rounding_mode": mode} for mode in (None, "floor", "trunc")],
-    uses=(div_tensor_self_backward,),
 )

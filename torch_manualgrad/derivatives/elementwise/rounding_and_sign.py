@@ -204,7 +204,6 @@ rule(
     "aten::abs",
     vjp={"self": _abs_backward},
     jvp={"result": _abs_jvp},
-    uses=complex_sign,
     kind="elementwise",
     improves="values",  # at 0 of complex numbers
     defer_to_stock=real,

@@ -83,7 +83,6 @@ elementwise(
         "value": lambda grad, mask: torch.where(mask, grad, 0),
     },
     samples=_masked_samples,
-    uses=(masked_fill_backward,),
     finite=True,
 )
 elementwise("aten::fill.Tensor", {"self": lambda: None, "value": lambda: 1}, samples=_fill_samples, finite=True)

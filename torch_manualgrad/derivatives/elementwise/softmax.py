@@ -128,7 +128,6 @@ def _log_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Ite
 rule(
     "aten::_softmax",
     vjp={"self": _softmax_backward},
-    uses=softmax_differential,
     jvp={"result": _softmax_jvp},
     defer_to_stock=always,
     improves="missing",
@@ -138,7 +137,6 @@ rule(
 rule(
     "aten::_safe_softmax",
     vjp={"self": _softmax_backward},
-    uses=softmax_differential,
     jvp={"result": _softmax_jvp},
     source="ATen _softmax_backward_data",
     samples=_safe_samples,
@@ -155,7 +153,6 @@ rule(
             _relative(self_t.to(result.dtype), result, dim), self_p.softmax(dim, result.dtype), dim
         )
     },
-    uses=log_softmax_jvp,
     defer_to_stock=always,
     improves="missing",
     source="ATen _log_softmax_backward_data",

@@ -64,5 +64,4 @@ elementwise(
     domain={"self": (-inf, inf), "other": (0, inf)},
     real_only=True,
     improves="values",
-    uses=(atan2_backward,),
 )

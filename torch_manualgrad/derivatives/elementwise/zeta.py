@@ -97,7 +97,6 @@ elementwise(
     },
     samples=_samples,
     improves="missing",
-    uses=[zeta_self_derivative],
 )
 elementwise(
     "aten::special_zeta.self_scalar",
@@ -114,5 +113,4 @@ elementwise(
     real_only=True,
     arguments=[{"other": 2.5}],
     improves="missing",
-    uses=[zeta_self_derivative],
 )

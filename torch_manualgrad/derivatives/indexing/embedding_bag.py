@@ -296,7 +296,6 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
                 embedding_bag_weights(grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx),
         },
         jvp={"result0": _jvp},
-        uses=(embedding_bag_adjoint, embedding_bag_linear, embedding_bag_weights),
         not_differentiable=("result1", "result2", "result3"),
         defer_to_stock=_defer if _name == "_embedding_bag" else None,
         improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",
@@ -308,7 +307,6 @@ rule(
     "aten::_embedding_bag_backward",
     vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
          _of_backward(grad_result, grad, indices, _bag_of(indices, offsets), maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
-    uses=(embedding_bag_linear, embedding_bag_weights),
     improves="missing",
     source="the transpose of ATen _embedding_bag_backward",
     samples=_backward_samples(with_offsets=True),
@@ -318,7 +316,6 @@ rule(
     "aten::_embedding_bag_dense_backward",
     vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
          _of_backward(grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
-    uses=(embedding_bag_linear, embedding_bag_weights),
     improves="missing",
     source="the transpose of ATen _embedding_bag_dense_backward",
     samples=_backward_samples(with_offsets=False),
@@ -332,7 +329,6 @@ rule(
         "weight": lambda grad_result, grad, weight_sizes, indices, offsets, padding_idx:
             embedding_bag_adjoint(grad, indices, _bag_of(indices, offsets), indices, weight_sizes[0], False, SUM, grad_result, padding_idx),
     },
-    uses=(embedding_bag_linear, embedding_bag_adjoint),
     improves="missing",
     source="ATen derivatives.yaml, _embedding_bag; the operator is bilinear",
     samples=samples(

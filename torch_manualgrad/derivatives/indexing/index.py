@@ -72,7 +72,6 @@ _PUT = samples(
 linear_in(
     "aten::index.Tensor",
     {"self": lambda grad, indices, self_sizes: index_backward(grad.new_zeros(self_sizes), indices, grad)},
-    uses=index_backward,
     samples=_INDEX,
 )
 linear_in(

@@ -67,7 +67,6 @@ linear_in(
         "self": lambda grad, mask, self_sizes: grad.masked_fill(mask, 0).sum_to_size(self_sizes),
         "source": lambda grad, mask, source_sizes: masked_scatter_backward(grad, mask, source_sizes),
     },
-    uses=masked_scatter_backward,
     samples=samples(
         lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), draw(4)),
         lambda draw, index: (draw(2, 3), index([True, False, True]), draw(2, 3)),

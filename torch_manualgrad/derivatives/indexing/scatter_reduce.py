@@ -252,7 +252,6 @@ rule(
     "aten::scatter_reduce.two",
     vjp={("self", "src"): scatter_reduce_backward},
     jvp={"result": scatter_reduce_jvp},
-    uses=scatter_prod_factors,
     defer_to_stock=lambda self, dim, index, src, reduce, include_self:
         index.shape == src.shape and _plain(self, reduce, include_self),
     improves=("values", "missing"),
@@ -272,7 +271,6 @@ rule(
     "aten::index_reduce",
     vjp={("self", "source"): index_reduce_backward},
     jvp={"result": index_reduce_jvp},
-    uses=scatter_prod_factors,
     defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",

@@ -307,7 +307,6 @@ rule(
     vjp={"A": _slogdet_vjp},
     jvp={("sign", "logabsdet"): slogdet_jvp},
     compiled_vjp=CompiledVjp("A", slogdet_backward, {"h": "grad_logabsdet"}, LARGEST, real=True, contiguous=("A",)),
-    uses=slogdet_backward,
     not_differentiable=("LU", "pivots"),
     improves={"values": "2.15"},
     source="ATen slogdet_backward, slogdet_jvp",

@@ -185,7 +185,6 @@ rule(
             A_t="self_t", L="eigenvalues", V="eigenvectors", is_hermitian=False
         )
     },
-    uses=linalg_eig_backward,
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.77",
     samples=_samples,

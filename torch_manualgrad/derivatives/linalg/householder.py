@@ -275,7 +275,6 @@ rule(
     jvp={
         "result": ormqr_jvp.bind(tau_t="input2_t", other_t="input3_t", tau_p="input2_p", other_p="input3_p"),
     },
-    uses=ormqr_backward,
     source="ATen ormqr_backward; the tangent is its adjoint",
     improves=("missing", "speed"),
     samples=_ormqr_samples,

@@ -315,7 +315,6 @@ rule(
     "aten::lu_unpack",
     vjp={"LU_data": lambda grad_L, grad_U, LU_data_sizes: lu_unpack_backward(grad_L, grad_U, *LU_data_sizes[-2:])},
     jvp={("L", "U"): _lu_unpack_jvp},
-    uses=lu_unpack_backward,
     not_differentiable="P",
     source="ATen lu_unpack_backward",
     samples=_unpack_samples,

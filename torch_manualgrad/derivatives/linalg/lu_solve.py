@@ -143,7 +143,6 @@ rule(
     "aten::linalg_lu_solve",
     vjp={("LU", "B"): _lu_solve_vjp},
     jvp={"result": linalg_lu_solve_jvp},
-    uses=linalg_lu_solve_LU,
     source="ATen linalg_lu_solve_LU, linalg_lu_solve_jvp",
     improves=("missing", "speed"),
     samples=_samples,

@@ -332,7 +332,6 @@ rule(
         "mat2": lambda grad, self, mat2_strides: mm_mat2_backward(grad, self, mat2_strides),
     },
     jvp={"result": _mm_jvp},
-    uses=(mm_mat1_backward, mm_mat2_backward),
     source="ATen mm_mat1_backward, mm_mat2_backward",
     samples=_mm_samples,
 )
@@ -344,7 +343,6 @@ rule(
         "mat2": mm_mat2_backward,
     },
     jvp={"result": _addmm_jvp},
-    uses=(mm_mat1_backward, mm_mat2_backward),
     source="ATen mm_mat1_backward, mm_mat2_backward",
     samples=_addmm_samples,
 )
@@ -363,7 +361,6 @@ rule(
         ),
     },
     jvp={"result": _trilinear_jvp},
-    uses=_trilinear_backward,
     improves="missing",
     source="ATen _trilinear_backward; for complex factors new",
     samples=_trilinear_samples,
@@ -375,7 +372,6 @@ rule(
         "mat2": _grouped_mm_mat2_backward,
     },
     jvp={"result": _grouped_mm_jvp},
-    uses=(_grouped_mm_mat1_backward, _grouped_mm_mat2_backward),
     improves="missing",
     gaps={"fake": ("the operator's fake kernel takes bfloat16 only", "2.15")},
     source="ATen _grouped_mm_mat1_backward, _grouped_mm_mat2_backward; its jvp is new",

@@ -167,7 +167,6 @@ rule(
     "aten::linalg_matrix_exp",
     vjp={"self": lambda grad, self: linalg_matrix_exp_differential(self, grad, True)},
     jvp={"result": lambda self_p, self_t: linalg_matrix_exp_differential(self_p, self_t, False)},
-    uses=linalg_matrix_exp_differential,
     improves=("values", "speed"),
     source="ATen linalg_matrix_exp_differential",
     samples=_samples,

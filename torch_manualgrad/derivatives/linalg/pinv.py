@@ -104,7 +104,6 @@ rule(
         ("atol", "rtol"): lambda output_mask: (None, None),  # P is constant in them, but for its jumps
     },
     jvp={"result": _pinv_jvp},
-    uses=pinv_jvp,
     improves="speed",
     source="ATen pinv_backward, pinv_jvp; Golub and Pereyra, 1973, doi:10.1137/0710036, eq. (4.12)",
     samples=_samples,

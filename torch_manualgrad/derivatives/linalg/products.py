@@ -206,7 +206,6 @@ rule(
             self_t, _product(torch.outer, vec1_p, vec1_t, vec2_p, vec2_t), beta, alpha, result
         )
     },
-    uses=mv_vec_backward,
     source="ATen derivatives.yaml",
     samples=_added_samples((2, 3), (2,), (3,)),
 )
@@ -224,7 +223,6 @@ rule(
         "other": lambda grad, self: dot_backward(grad, self.conj()),
     },
     jvp={"result": lambda self_p, self_t, other_p, other_t: _product(torch.vdot, self_p, self_t, other_p, other_t)},
-    uses=dot_backward,
     source="ATen derivatives.yaml",
     samples=_samples(((3,), (3,)), ((0,), (0,))),
 )

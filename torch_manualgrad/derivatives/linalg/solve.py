@@ -288,7 +288,6 @@ rule(
             A_t, B_t, result, A, *_factors(A, LU, pivots), left
         )
     },
-    uses=(linalg_solve_backward, solve_again, linalg_solve_jvp),
     compiled_vjp=(
         CompiledVjp(("A", "B"), linalg_solve_backward, {}, LARGEST, only={"left": True}, one_batch=("A", "result"))
         if _GIVES_FACTORS_OF_A

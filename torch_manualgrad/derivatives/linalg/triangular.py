@@ -235,7 +235,6 @@ rule(
     "aten::linalg_solve_triangular",
     vjp={("self", "B"): _solve_triangular_vjp},
     jvp={"result": linalg_solve_triangular_forward_AD},
-    uses=linalg_solve_triangular_backward,
     source="ATen linalg_solve_triangular_backward, linalg_solve_triangular_forward_AD",
     samples=_solve_triangular_samples,
 )

@@ -306,7 +306,6 @@ rule(
         ),
     },
     jvp={"result": _jvp},
-    uses=binary_cross_entropy_target_backward,
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
     samples=_samples,
@@ -324,7 +323,6 @@ rule(
         ),
     },
     jvp={"result": _backward_jvp},
-    uses=(binary_cross_entropy_double_backward_grad_output, binary_cross_entropy_double_backward_target),
     improves="values",
     source="ATen binary_cross_entropy_double_backward",
     samples=_backward_samples,
@@ -343,7 +341,6 @@ rule(
         ),
     },
     jvp={"result": _with_logits_jvp},
-    uses=(binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward),
     improves="values",  # in forward mode the weights are constants to PyTorch
     defer_to_stock=always,
     source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",

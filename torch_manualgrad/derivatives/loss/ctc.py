@@ -277,7 +277,6 @@ for _overload in ("", ".Tensor"):
         f"aten::_ctc_loss{_overload}",
         vjp={"log_probs": _vjp},
         jvp={"result0": _jvp},
-        uses=ctc_loss_gradient,
         not_differentiable="result1",
         improves=("values", "missing"),
         gaps={"fake": "PyTorch's forward has no fake kernel"},

@@ -237,7 +237,6 @@ if exists(_NAME):
     _asked = [*parameters(linear_cross_entropy_backward), "output_mask"]
     _asked_for_target = ["target", *parameters(linear_cross_entropy_target_backward)]
     _about: dict[str, Any] = {
-        "uses": (linear_cross_entropy_backward, linear_cross_entropy_target_backward, linear_cross_entropy_jvp),
         "improves": ("values", "missing"),
         "source": "torch.nn.modules.linear_cross_entropy; its derivatives are new",
     }

@@ -132,7 +132,6 @@ rule(
         )
     },
     jvp={"result": _jvp},
-    uses=soft_margin_loss_backward,
     improves=("values", "missing"),
     source="ATen soft_margin_loss_backward",
     samples=_samples,
@@ -146,7 +145,6 @@ rule(
         ),
     },
     jvp={"result": _backward_jvp},
-    uses=(soft_margin_loss_backward, soft_margin_loss_double_backward),
     improves=("values", "missing"),
     source="ATen soft_margin_loss_double_backward",
     samples=_backward_samples,

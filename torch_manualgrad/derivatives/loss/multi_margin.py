@@ -342,7 +342,6 @@ rule(
     "aten::multi_margin_loss",
     vjp={"self": _vjp},
     jvp={"result": _jvp},
-    uses=(multi_margin_loss_gradient, multi_margin_loss_jvp),
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
     samples=_samples,
@@ -355,7 +354,6 @@ rule(
         "self": multi_margin_loss_double_backward,
     },
     jvp={"result": _backward_jvp},
-    uses=(multi_margin_loss_gradient, multi_margin_loss_double_backward),
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
     samples=_backward_samples,
@@ -365,7 +363,6 @@ rule(
     "aten::multilabel_margin_loss_forward",
     vjp={"self": _multilabel_vjp},
     jvp={"output": _multilabel_jvp},
-    uses=multilabel_margin_loss_gradient,
     not_differentiable="is_target",
     improves="missing",
     source="ATen multilabel_margin_loss_backward; its derivatives are new",
@@ -387,7 +384,6 @@ rule(
             else multilabel_margin_loss_gradient(grad_output_t, self_p, target, reduction, is_target)
         )
     },
-    uses=multilabel_margin_loss_gradient,
     improves="missing",
     source="the derivative of ATen multilabel_margin_loss_backward",
     samples=_multilabel_backward_samples,

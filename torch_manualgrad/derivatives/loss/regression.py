@@ -9,6 +9,7 @@ With f the loss of one entry, g the cotangent, and n the number of entries where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -128,13 +129,13 @@ def huber_loss_double_backward_grad_output(
     References:
         ATen huber_loss_double_backward_grad_output.
     """
-    return fitted(huber_loss_backward(grad, input, target, reduction, delta), grad_output)
+    return _double_of_g(huber_loss_backward, grad, grad_output, input, target, reduction, delta)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-# f and ff are the backward and the double backward of a loss, (g, x, y, reduction, limit): the limit is what the loss has for
-# beta or delta.
+# f is the backward of a loss, (g, x, y, reduction, limit); the limit is its beta or delta. ff is its double backward, and of_g
+# gives the cotangent of g.
 Slope = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
 
@@ -168,8 +169,15 @@ def _jvp(
     return reduced(f(_difference(self_t, target_t).expand(x.shape), x, y, NONE, *limit), reduction)
 
 
+def _double_of_g(
+    f: Slope, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *limit: float
+) -> Tensor:
+    """Cotangent of the cotangent of a loss whose backward is f."""
+    return fitted(f(grad, self, target, reduction, *limit), grad_output)
+
+
 def _double_vjp(
-    f: Slope,
+    of_g: Slope,
     ff: Slope,
     mask: Sequence[bool],
     grad: Tensor,
@@ -181,11 +189,11 @@ def _double_vjp(
 ) -> Gradients:
     x, y = paired(self, target)
     grad, reduction = of_all(grad, x, reduction)
-    of_g = fitted(f(grad, x, y, reduction, *limit), grad_output) if mask[0] else None
+    found = of_g(grad, grad_output, x, y, reduction, *limit) if mask[0] else None
     if not (mask[1] or mask[2]):
-        return of_g, None, None
+        return found, None, None
     of_d = ff(grad * grad_output, x, y, reduction, *limit)
-    return of_g, fitted(of_d, self) if mask[1] else None, fitted(-of_d, target) if mask[2] else None
+    return found, fitted(of_d, self) if mask[1] else None, fitted(-of_d, target) if mask[2] else None
 
 
 def _backward_jvp(
@@ -239,6 +247,10 @@ def _mse(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     return mse_loss_double_backward(grad, self, reduction)
 
 
+_mse_of_g = partial(_double_of_g, aten.mse_loss_backward)
+_smooth_l1_of_g = partial(_double_of_g, aten.smooth_l1_loss_backward)
+
+
 # fmt: off
 rule(
     "aten::mse_loss",
@@ -246,17 +258,15 @@ rule(
          _vjp(aten.mse_loss_backward, output_mask, grad, self, target, reduction)},
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction:
          _jvp(aten.mse_loss_backward, self_p, self_t, target_p, target_t, reduction)},
-    uses=mse_loss_double_backward,
     source="ATen mse_loss_backward",
     samples=_samples(),
 )
 rule(
     "aten::mse_loss_backward",
     vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, output_mask:
-         _double_vjp(aten.mse_loss_backward, _mse, output_mask, grad, grad_output, self, target, reduction)},
+         _double_vjp(_mse_of_g, _mse, output_mask, grad, grad_output, self, target, reduction)},
     jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction:
          _backward_jvp(aten.mse_loss_backward, _mse, grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction)},
-    uses=mse_loss_double_backward,
     improves="missing",
     source="ATen mse_loss_double_backward",
     samples=_backward_samples(),
@@ -267,19 +277,17 @@ rule(
          _vjp(aten.smooth_l1_loss_backward, output_mask, grad, self, target, reduction, beta)},
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, beta:
          _jvp(aten.smooth_l1_loss_backward, self_p, self_t, target_p, target_t, reduction, beta)},
-    uses=smooth_l1_loss_double_backward,
     source="ATen smooth_l1_loss_backward",
     samples=_samples(_LIMIT),
 )
 rule(
     "aten::smooth_l1_loss_backward",
     vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, beta, output_mask:
-         _double_vjp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, output_mask, grad, grad_output, self,
-                     target, reduction, beta)},
+         _double_vjp(_smooth_l1_of_g, smooth_l1_loss_double_backward, output_mask, grad, grad_output, self, target,
+                     reduction, beta)},
     jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, beta:
          _backward_jvp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, grad_output_p, grad_output_t, self_p,
                        self_t, target_p, target_t, reduction, beta)},
-    uses=smooth_l1_loss_double_backward,
     source="ATen smooth_l1_loss_double_backward",
     samples=_backward_samples(_LIMIT),
 )
@@ -289,19 +297,17 @@ rule(
          _vjp(huber_loss_backward, output_mask, grad, self, target, reduction, delta)},
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, delta:
          _jvp(huber_loss_backward, self_p, self_t, target_p, target_t, reduction, delta)},
-    uses=huber_loss_backward,
     source="ATen huber_loss_backward",
     samples=_samples(_LIMIT),
 )
 rule(
     "aten::huber_loss_backward",
     vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, delta, output_mask:
-         _double_vjp(huber_loss_backward, huber_loss_double_backward, output_mask, grad, grad_output, self, target,
-                     reduction, delta)},
+         _double_vjp(huber_loss_double_backward_grad_output, huber_loss_double_backward, output_mask, grad, grad_output,
+                     self, target, reduction, delta)},
     jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, delta:
          _backward_jvp(huber_loss_backward, huber_loss_double_backward, grad_output_p, grad_output_t, self_p, self_t,
                        target_p, target_t, reduction, delta)},
-    uses=(huber_loss_backward, huber_loss_double_backward),
     improves="missing",
     source="ATen huber_loss_double_backward",
     samples=_backward_samples(_LIMIT),

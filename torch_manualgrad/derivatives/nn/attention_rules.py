@@ -136,7 +136,6 @@ rule(
         ("out", "logsumexp"): lambda grad_grad_query: (None, None),
     },
     jvp={_GRADIENTS: bound_to(lambda *given: attention_backward_jvp(*given, False)[:3], _TANGENTS)},
-    uses=(attention_jvp, attention_backward_jvp),
     improves="missing",
     source=f"ATen has none; {_SOURCE}",
     samples=_backward_samples,

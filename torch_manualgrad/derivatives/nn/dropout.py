@@ -157,7 +157,6 @@ rule(
     "aten::native_dropout",
     vjp={"input": lambda grad_result0, result1, p, train: _dropout(grad_result0, result1, p, train)},
     jvp={"result0": lambda input_t, result1, p, train: _dropout(input_t, result1, p, train)},
-    uses=infinitely_differentiable_native_dropout_backward,
     defer_to_stock=lambda _, p, train: train is not None,  # without it PyTorch forgets the scale
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
@@ -176,7 +175,6 @@ rule(
             grad_output_t, mask, scale
         )
     },
-    uses=infinitely_differentiable_native_dropout_backward,
     improves="missing",
     source="ATen native_dropout_double_backward",
     samples=_dropout_backward_samples,
@@ -192,7 +190,6 @@ FUSED_DROPOUT = rule(
     "aten::_fused_dropout",
     vjp={"self": lambda grad_result0, result1, p: _fused_dropout_backward(grad_result0, result1, p)},
     jvp={"result0": lambda self_t, result1, p: _fused_dropout_backward(self_t, result1, p)},
-    uses=_fused_dropout_backward,
     source="ATen _fused_dropout_backward",
     samples=_fused_samples,
     probe=first_of("_fused_dropout"),
@@ -245,7 +242,6 @@ rule(
             None if self_t is None else rrelu_with_noise_backward(self_t, self, noise_out, lower, upper, training)
         )
     },
-    uses=rrelu_with_noise_backward,
     not_differentiable="noise_out",
     improves="values",
     source="ATen rrelu_with_noise_backward, which PyTorch gives the noise that the call began with",
@@ -271,7 +267,6 @@ rule(
             None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
         )
     },
-    uses=rrelu_with_noise_backward,
     # PyTorch packs the noise before it is drawn: hooks that copy, those of checkpoint too, keep what was in memory
     improves="values",
     source="ATen rrelu_with_noise_backward",
@@ -308,7 +303,6 @@ rule(
     },
     jvp={"result": _rrelu_tangent},
     improves=("values", "missing"),
-    uses=rrelu_with_noise_backward,
     source="ATen rrelu_with_noise_backward",
     samples=_rrelu_backward_samples,
 )

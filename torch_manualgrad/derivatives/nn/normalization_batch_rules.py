@@ -174,7 +174,6 @@ def _defer_to_stock(input: Tensor, *_: Any) -> bool:
 
 
 _ABOUT: dict[str, Any] = {
-    "uses": native_batch_norm_backward,
     "defer_to_stock": _defer_to_stock,
     "improves": "values",
     "source": "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167",
@@ -182,7 +181,6 @@ _ABOUT: dict[str, Any] = {
 _STATISTICS = ("running_mean_out", "running_var_out")
 _NO_BATCHES = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator")
 _ABOUT_BACKWARD: dict[str, Any] = {
-    "uses": batchnorm_double_backward,
     "improves": "values",
     "source": "ATen batchnorm_double_backward",
 }

@@ -19,8 +19,6 @@ from .normalization import first_of, random
 from .normalization_batch import (
     batch_norm_backward_jvp,
     batch_norm_jvp,
-    batchnorm_double_backward,
-    native_batch_norm_backward,
 )
 from .normalization_batch_rules import batch_norm_double_vjp, batch_norm_vjp
 from .normalization_rms import rms_norm_double_backward
@@ -78,7 +76,6 @@ def _batch_norm(library: str) -> list[Any]:
             vjp={("input", "weight", "bias"): lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask:
                  batch_norm_vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask)},
             jvp={"result0": batch_norm_jvp.bind(train="training", eps="epsilon")},
-            uses=native_batch_norm_backward,
             not_differentiable=("result1", "result2", *reserve),
             defer_to_stock=always,
             improves="values",
@@ -93,7 +90,6 @@ def _batch_norm(library: str) -> list[Any]:
                  batch_norm_double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_output, None, None, True, epsilon)},
             jvp={("result0", "result1", "result2"): batch_norm_backward_jvp.bind(
                 grad_out="grad_output", grad_out_t="grad_output_t", running_mean=None, running_var=None, train=True, eps="epsilon")},
-            uses=batchnorm_double_backward,
             improves="values",
             source="ATen batchnorm_double_backward",
             samples=_backward_samples(library),
@@ -137,7 +133,6 @@ def _rms_norm() -> list[Any]:
         rule(
             "aten::_fused_rms_norm_backward",
             vjp={("input", "weight", "grad_out"): _rms_vjp, "rstd": lambda grad_result0: None},
-            uses=rms_norm_double_backward,
             improves="missing",
             source="ATen has none; Zhang, Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467",
             samples=_rms_samples,

@@ -227,7 +227,6 @@ rule(
         )
     },
     jvp={"result": cumprod_jvp},
-    uses=cumprod_backward,
     improves="values",
     source="Blelloch, CMU-CS-90-190, section 1.4, for ATen cumprod_backward and cumprod_jvp",
     samples=_cumprod_samples,

@@ -193,7 +193,6 @@ for name in ("amax", "amin"):
         f"aten::{name}",
         vjp={"self": _amax_vjp},
         jvp={"result": amaxamin_jvp.bind(x="self_p", dx="self_t")},
-        uses=scale_grad_by_count,
         source="ATen scale_grad_by_count, amaxamin_jvp",
         samples=_dims_samples,
     )

@@ -339,7 +339,6 @@ rule(
     "aten::norm.Scalar",
     vjp={"self": lambda grad, self, p, result: norm_backward(grad, self, float(p), result, keepdim=False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, float(p), result, keepdim=False)},
-    uses=(norm_backward, norm_jvp),
     samples=_whole_samples,
     compiled_vjp=_whole,
     **_norm,
@@ -354,7 +353,6 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
-    uses=(norm_backward, norm_jvp),
     samples=_norm_samples,
     compiled_vjp=_reduced,
     **_norm,
@@ -363,7 +361,6 @@ rule(
     "aten::norm.ScalarOpt_dtype",
     vjp={"self": lambda grad, self, p, result: linalg_vector_norm_backward(grad, self, _order(p), result, None, False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, _order(p), result, keepdim=False)},
-    uses=(linalg_vector_norm_backward, norm_jvp),
     samples=_norm_dtype_samples,
     compiled_vjp=_whole,
     **_norm,
@@ -380,7 +377,6 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
-    uses=(linalg_vector_norm_backward, norm_jvp),
     samples=_norm_dim_dtype_samples,
     compiled_vjp=_reduced,
     **_norm,
@@ -389,7 +385,6 @@ rule(
     "aten::dist",
     vjp={("self", "other"): _dist_vjp},
     jvp={"result": _dist_jvp},
-    uses=(norm_backward, norm_jvp),
     samples=_dist_samples,
     **_norm,
 )

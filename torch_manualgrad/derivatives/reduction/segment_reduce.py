@@ -176,7 +176,6 @@ rule(
         )
     },
     jvp={"result": _jvp},
-    uses=segment_reduce_backward,
     improves="missing",
     source="ATen _segment_reduce_backward; its derivatives are new",
     samples=_samples,

@@ -156,7 +156,6 @@ linear_in(
             sum_backward(grad, self_sizes, dim, keepdim), self_dtype
         )
     },
-    uses=sum_backward,
     samples=_dim_samples,
 )
 linear_in(
@@ -166,7 +165,6 @@ linear_in(
             mean_backward(grad, self_sizes, None, math.prod(self_sizes), False), self_dtype
         )
     },
-    uses=mean_backward,
     samples=_samples,
 )
 linear_in(
@@ -176,13 +174,11 @@ linear_in(
             mean_backward(grad, self_sizes, dim, math.prod(self_sizes), keepdim), self_dtype
         )
     },
-    uses=mean_backward,
     samples=_dim_samples,
 )
 linear_in(
     "aten::cumsum",
     {"self": lambda grad, self_dtype, dim: cumsum_backward(cast(grad, self_dtype), dim)},
-    uses=cumsum_backward,
     samples=_cumsum_samples,
 )
 linear_in(
@@ -200,7 +196,6 @@ rule(
             dim, keepdim, dtype=dtype
         )
     },
-    uses=nansum_backward,
     source="ATen nansum_backward",
     samples=_nansum_samples,
     finite=True,

@@ -72,7 +72,6 @@ rule(
         ),
     },
     jvp={"result": linalg_cross_jvp},
-    uses=linalg_cross_backward,
     source="ATen derivatives.yaml",
     samples=samples(
         lambda draw, index: (draw(2, 3), draw(2, 3)),

@@ -130,7 +130,6 @@ linear_in(
 linear_in(
     "aten::unsafe_split.Tensor",
     {"self": lambda grad, split_size, dim, self_sizes: split_backward(grad, split_size, dim, self_sizes)},
-    uses=split_backward,
     samples=samples(
         lambda draw, index: (draw(3, 2), 2),
         lambda draw, index: (draw(2, 3), 1, -1),
@@ -139,7 +138,6 @@ linear_in(
 linear_in(
     "aten::unsafe_split_with_sizes",
     {"self": lambda grad, split_sizes, dim, self_sizes: split_with_sizes_backward(grad, split_sizes, dim, self_sizes)},
-    uses=split_with_sizes_backward,
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
     probe=lambda self, *split: [x.clone() for x in torch.ops.aten.unsafe_split_with_sizes(self, *split)],
     samples=samples(

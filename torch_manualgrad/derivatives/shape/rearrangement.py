@@ -126,7 +126,6 @@ linear_in(
 linear_in(
     "aten::repeat",
     {"self": lambda grad, repeats, self_sizes: repeat_backward(grad, repeats, self_sizes)},
-    uses=repeat_backward,
     samples=samples(
         lambda draw, index: (draw(2, 3), [2, 1, 2]),
         lambda draw, index: (draw(2), [0]),
@@ -157,7 +156,6 @@ linear_in(
 linear_in(
     "aten::narrow_copy",
     {"self": _narrow_vjp},
-    uses=slice_backward_wrapper,
     improves="missing",
     defer_to_stock=lambda self, dim, start, length: _NARROW_COPY_HAS_DERIVATIVE and start >= 0,
     samples=samples(

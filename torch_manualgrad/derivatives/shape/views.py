@@ -185,7 +185,6 @@ rule(
     "aten::as_strided_scatter",
     vjp={("self", "src"): _as_strided_scatter_vjp},
     jvp={"result": as_strided_scatter_jvp},
-    uses=as_strided_scatter_backward,
     kind="linear",
     improves="values",
     source="ATen derivatives.yaml; the cotangent of self is that of a copy in which the view is written to",

@@ -118,7 +118,6 @@ rule(
     "aten::sparse_compressed_tensor.comp_plain_value_size",
     vjp={"compressed_indices": lambda: None, "plain_indices": lambda: None, "values": _compressed_vjp},
     jvp={"result": no_tangent},
-    uses=sparse_coo_tensor_values_backward,
     sparse=True,
     gaps=OF_COMPRESSED
     | OF_SPARSE_RESULTS
@@ -132,7 +131,6 @@ rule(
     "aten::_sparse_compressed_tensor_unsafe",
     vjp={"compressed_indices": lambda: None, "plain_indices": lambda: None, "values": _compressed_vjp},
     jvp={"result": no_tangent},
-    uses=sparse_coo_tensor_values_backward,
     sparse=True,
     drops_graph=True,
     gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,

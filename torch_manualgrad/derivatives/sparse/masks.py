@@ -61,7 +61,6 @@ rule(
         "mask": lambda grad: None,
     },
     jvp={"result": no_tangent},
-    uses=sparse_mask_backward,
     sparse=True,
     gaps=OF_SPARSE_RESULTS,
     improves="missing",

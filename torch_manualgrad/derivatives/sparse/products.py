@@ -165,7 +165,6 @@ rule(
         "mat2": _mat2_vjp,
     },
     jvp={"result": _sparse_addmm_jvp},
-    uses=(mm_mat1_sparse_backward, sparse_sparse_matmul_backward),
     sparse=True,
     improves=("missing", "values"),
     source="ATen mm_mat1_sparse_backward; its jvp is new",
@@ -180,7 +179,6 @@ rule(
         )
     },
     jvp={"result": no_tangent},
-    uses=sparse_sampled_addmm_backward,
     sparse=True,
     gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,
     improves="missing",

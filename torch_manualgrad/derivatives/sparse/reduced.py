@@ -132,7 +132,6 @@ rule(
         )
     },
     jvp={"result0": sparse_mm_reduce_jvp},
-    uses=sparse_mm_reduce_backward,
     sparse=True,
     gaps=OF_COMPRESSED,
     not_differentiable="result1",
