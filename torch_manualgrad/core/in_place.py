@@ -187,8 +187,14 @@ def _reads_what_it_writes(values: Sequence[Any]) -> bool:
     return any(x.untyped_storage().data_ptr() == written for x in tensors_in(values[1:]))
 
 
-@functools.cache
 def _function(derivative: Bound, op: Any, keeps: bool) -> Callable[..., Any] | None:
+    found = derivative.in_place_functions  # kept there, as the derivative may be of a rule that goes
+    if (op, keeps) not in found:
+        found[op, keeps] = _made(derivative, op, keeps)
+    return found[op, keeps]
+
+
+def _made(derivative: Bound, op: Any, keeps: bool) -> Callable[..., Any] | None:
     """``(values, *tensors) -> the tensor that was written to``; None where the rule has a primal of its own.
 
     Where the derivative keeps what stood there, that is among the values, and the last of the tensors is written to.

@@ -56,7 +56,7 @@ def allocated():
         return int(file.read().split()[1]) * 4096
 
 
-for _ in range(600):
+for _ in range(1600):  # until the allocator has what it reuses
     rule_in_a_loop()
 for f in (rule_in_a_loop, strong, unregistered, installed, *([of_a_thread] if sys.argv[1] == "1" else [])):
     for _ in range(300):  # fills the caches, which hold up to 128
