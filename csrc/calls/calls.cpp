@@ -11,10 +11,10 @@
 //
 // This library is built against one release of torch, with its own headers; torch_manualgrad/core/calls.py loads and
 // drives it.
-#include "custom.h"
-#include "guarded.h"
 #include "attributes.h"
+#include "custom.h"
 #include "functionalized.h"
+#include "guarded.h"
 #include "state.h"
 #include "table.h"
 

@@ -84,9 +84,9 @@ HOST_DEVICE double gamma_slope_by_series(double a, double x, double logs) {
 HOST_DEVICE double exp_of_lane(double x) {
   constexpr double kLog2 = 1.4426950408889634, kHigh = 0x1.62e42fefa38p-1, kLow = 0x1.ef35793c7673p-45;
   constexpr double kShift = 0x1.8p52;  // whose sum with k has the integer k as its last bits
-  constexpr double kTaylor[] = {1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880,
-                                1. / 40320,      1. / 5040,      1. / 720,      1. / 120,     1. / 24,
-                                1. / 6,          1. / 2,         1.,            1.};
+  constexpr double kTaylor[] = {
+      1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040,
+      1. / 720,        1. / 120,       1. / 24,       1. / 6,       1. / 2,      1.,         1.};
   const double in_range = x < -700 ? -700 : x, shifted = in_range * kLog2 + kShift, k = shifted - kShift;
   const double r = (in_range - k * kHigh) - k * kLow;
   double power = 0;
@@ -103,10 +103,22 @@ HOST_DEVICE double exp_of_lane(double x) {
 // exp(s) - 1 - s
 HOST_DEVICE double bend_of_exp(double s) {
   constexpr double kFlat = 0.7;
-  constexpr double kTaylor[] = {1. / 355687428096000, 1. / 20922789888000, 1. / 1307674368000, 1. / 87178291200,
-                                1. / 6227020800,      1. / 479001600,      1. / 39916800,      1. / 3628800,
-                                1. / 362880,          1. / 40320,          1. / 5040,          1. / 720,
-                                1. / 120,             1. / 24,             1. / 6,             1. / 2};
+  constexpr double kTaylor[] = {1. / 355687428096000,
+                                1. / 20922789888000,
+                                1. / 1307674368000,
+                                1. / 87178291200,
+                                1. / 6227020800,
+                                1. / 479001600,
+                                1. / 39916800,
+                                1. / 3628800,
+                                1. / 362880,
+                                1. / 40320,
+                                1. / 5040,
+                                1. / 720,
+                                1. / 120,
+                                1. / 24,
+                                1. / 6,
+                                1. / 2};
   double series = 0;
 #pragma GCC unroll 16
   for (const double coefficient : kTaylor) series = series * s + coefficient;
