@@ -1,3 +1,4 @@
+// The record behind state.h: layers, states that may be deleted, the history of scopes, and forks.
 #include "state.h"
 
 #include "guarded.h"

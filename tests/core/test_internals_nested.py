@@ -69,9 +69,13 @@ def test_jagged_names():
             -made
     q = internals.jagged_nested(random(6, 2, 4), internals.JaggedStructure(offsets, None, 1, {})).transpose(1, 2)
     stock = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    undo = internals.replace_jagged_attention(lambda own, *args, **kwargs: (own(*args, **kwargs), kwargs))
+
+    def ours(own, *args, **kwargs):
+        return own(*args, **kwargs), kwargs
+
+    internals.replace_jagged_attention(ours, lambda: True, True)
     found, given = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=False)
-    undo()
+    internals.replace_jagged_attention(ours, lambda: True, False)
     same(found.values(), stock.values())
     assert given == {"is_causal": False}
     assert torch.nn.functional.scaled_dot_product_attention(q, q, q).is_nested

@@ -218,7 +218,6 @@ def test_layouts_are_known_without_data(rule, dtype):
 def test_every_rule_says_where_it_comes_from_and_has_samples():
     for rule in RULES:
         assert rule.source and rule.samples is not None, rule.name
-        assert rule.formulas or rule.kind != "rule", rule.name
         for mode, reason in rule.gaps.items():
             assert reason, (rule.name, mode)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.internals import pytree
 
 from .calls import Call, Target, call_number
 
@@ -147,7 +148,7 @@ def described(value: Any) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, Tensor)]
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.formula import Formula
+from torch_manualgrad.core.internals import DispatchMode, pytree
 
 from .calls import Target
 from .mutations import guarded
@@ -87,7 +88,7 @@ def _profiled(run: Callable[[], Any], profile: Any) -> None:
         sys.setprofile(None)
 
 
-class _Opaque(torch.utils._python_dispatch.TorchDispatchMode):
+class _Opaque(DispatchMode):
     """Sees the formulas that run in C++."""
 
     def __init__(self, keep: Callable[[Formula, Sequence[Any]], None]) -> None:
@@ -126,8 +127,8 @@ def _reverse(call: Callable[..., Any], sample: Any) -> None:
             inputs.append(x)
         return x
 
-    args, kwargs = torch.utils._pytree.tree_map(prepare, (sample.args, sample.kwargs))
-    outputs = [x for x in torch.utils._pytree.tree_leaves(call(*args, **kwargs)) if _tracked(x)]
+    args, kwargs = pytree.tree_map(prepare, (sample.args, sample.kwargs))
+    outputs = [x for x in pytree.tree_leaves(call(*args, **kwargs)) if _tracked(x)]
     grads = torch.autograd.grad(
         outputs, inputs, [torch.ones_like(x) for x in outputs], create_graph=True, allow_unused=True
     )
@@ -148,8 +149,8 @@ def _forward(call: Callable[..., Any], sample: Any) -> None:
         return x
 
     with torch.autograd.forward_ad.dual_level():
-        args, kwargs = torch.utils._pytree.tree_map(prepare, (sample.args, sample.kwargs))
-        leaves = [x for x in torch.utils._pytree.tree_leaves(call(*args, **kwargs)) if isinstance(x, Tensor)]
+        args, kwargs = pytree.tree_map(prepare, (sample.args, sample.kwargs))
+        leaves = [x for x in pytree.tree_leaves(call(*args, **kwargs)) if isinstance(x, Tensor)]
         tangents = [torch.autograd.forward_ad.unpack_dual(x).tangent for x in leaves]
         tangents = [t for t in tangents if t is not None and _tracked(t)]
         if tangents:
@@ -174,6 +175,6 @@ def _copy(value: Any) -> Any:
 def _is_small(values: list[Any]) -> bool:
     return all(
         x.layout is not torch.strided or x.numel() <= LARGEST
-        for x in torch.utils._pytree.tree_leaves(values)
+        for x in pytree.tree_leaves(values)
         if isinstance(x, Tensor)
     )

@@ -37,6 +37,7 @@ class Declared:
         choices: values, of which it has one; empty for any.
         length: of a list of bools; None for any.
         number: whether Python callers may give a number, or None, for a tensor.
+        complex: whether a number may be complex.
         anywhere: whether it may be on another device than the others.
         smallest: for k = min(m, n): k, m and n.
     """
@@ -47,6 +48,7 @@ class Declared:
     choices: tuple[Any, ...] = ()
     length: int | None = None
     number: bool = False
+    complex: bool = False
     anywhere: bool = False
     smallest: tuple[str, str, str] | None = None
 
@@ -169,6 +171,7 @@ def _read(
         _choices(text),
         _COUNTS[count[1]] if (count := re.search(r"which of the (two|three|four)\b", text)) else None,
         "Python callers may give" in text,
+        "number, real or complex" in text,
         "CPU" in text,
         (smallest[1], smallest[2], smallest[3]) if smallest else None,
     )

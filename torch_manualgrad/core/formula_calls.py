@@ -26,6 +26,7 @@ Requirement = Callable[..., str]
 
 PACKAGE = __name__.partition(".")[0]
 _inside: set[str] = set()  # modules of the package that have called
+_MODES = "__torch_dispatch__", "__torch_function__"
 _bodies: dict[str, Callable[..., Any]] = {}
 
 
@@ -33,7 +34,7 @@ def is_outside(depth: int = 2) -> bool:
     """Whether the function that calls this one was called from outside of the package.
 
     Args:
-        depth: of the frame that is looked at; frames of torch are passed over.
+        depth: of the frame that is looked at; frames of torch and of dispatch modes are passed over.
     """
     frame = sys._getframe(depth)
     while True:
@@ -44,7 +45,8 @@ def is_outside(depth: int = 2) -> bool:
         if top == PACKAGE:
             _inside.add(name)
             return False
-        if top != "torch" or frame.f_back is None:
+        # a mode that sees calls and runs them is not who calls
+        if frame.f_back is None or (top != "torch" and frame.f_code.co_name not in _MODES):
             return True
         frame = frame.f_back
 
@@ -139,7 +141,10 @@ class FormulaCalls:
         return values
 
     def _may_be_number(self, name: str, value: Any) -> bool:
-        return (value is None or isinstance(value, (int, float, complex))) and self.declared.get(name, NOTHING).number
+        if value is not None and not isinstance(value, (int, float, complex)):
+            return False
+        this = self.declared.get(name, NOTHING)
+        return this.number or (this.complex and value is not None)
 
     def _check_devices(self, values: Mapping[str, Any]) -> None:
         """Where a meta tensor is among others, PyTorch returns memory that nobody has written."""

@@ -5,7 +5,7 @@ derivative, whose result is copied into the tensor: autograd knows what a copy i
 so that a result that is kept is the tensor itself, and keep a copy of its old values only where the rule reads them.
 
 An operand may share memory with the tensor that is written to, as in ``x.mul_(x)``. PyTorch's forward mode then computes
-the tangent from values that are already overwritten, and so does reverse mode of lists (``torch._foreach_mul_``). Such
+the tangent from values that are already overwritten, and so does reverse mode of lists (the ``_foreach`` operators). Such
 an operand is copied first. This needs no rule.
 """
 

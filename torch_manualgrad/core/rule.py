@@ -21,7 +21,7 @@ from .from_result import FromResult
 from .internals import is_composite
 from .registry import Registry
 from .sample import Sample
-from .schema import Argument, Signature
+from .schema import Argument, Signature, blocksize
 from .sharding import is_sharded
 from .strong_arithmetic import by_element
 from .strong_bound import StrongBound
@@ -35,6 +35,7 @@ __all__ = [
     "Rule",
     "Sample",
     "always",
+    "blocksize",
     "bound_to",
     "check_functional",
     "exists",

@@ -18,7 +18,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
-from ..reduction.norm import norm_direction, widened, wrap_dims
+from ..reduction.norm import norm_backward
 from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 from .products import div_tensor_other_backward, div_tensor_self_backward
 
@@ -152,8 +152,8 @@ rule(
 rule(
     "aten::_foreach_norm.Scalar",
     vjp={
-        "self": lambda grad, self, ord: _each(
-            lambda g, x, p: g * norm_direction(widened(x, g), p, wrap_dims(x, None)), grad, self, ord
+        "self": lambda grad, self, ord, result: _each(
+            lambda g, x, p, norm: norm_backward(g, x, p, norm), grad, self, ord, result
         )
     },
     improves="values",

@@ -70,11 +70,11 @@ def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
 _unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
 
 
-def _text(what: str) -> str:
+def _text(what: str, then: str = "the part that does not depend on it is returned") -> str:
     return (
         f"{what}: the loss or the direction depends on the choice of basis, within a group of equal values or of an "
-        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; the part that does "
-        "not depend on it is returned. "
+        "orthogonal complement (or on the phase of a complex vector), where there is no derivative; "
+        f"{then}. "
         "Second derivatives of singular values and eigenvalues lack the part that splits the group, too. Functions such as "
         "mg.linalg.polar, mg.linalg.nuclear_norm and mg.linalg.funm_hermitian need no such choice."
     )
@@ -105,7 +105,7 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
         return
     if gauge == "error":
         if gauge_dependent:
-            raise GaugeError(_text(what))
+            raise GaugeError(_text(what, "this is an error with gauge='error'"))
         return
     if not gauge_dependent.is_cuda:
         if gauge_dependent:

@@ -64,7 +64,7 @@ def mv_mat_backward(grad: Tensor, vec: Tensor, alpha: Number = 1) -> Tensor:
     Args:
         grad: g, (m,).
         vec: x, (n,).
-        alpha: a Python number.
+        alpha: a Python number, real or complex.
 
     Returns:
         (m, n).
@@ -82,7 +82,7 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
     Args:
         grad: g, (m,).
         mat: A, (m, n).
-        alpha: a Python number.
+        alpha: a Python number, real or complex.
 
     Returns:
         (n,).

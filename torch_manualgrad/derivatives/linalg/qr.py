@@ -143,7 +143,7 @@ def linalg_qr_backward(
     """Cotangent of A, given those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns (see the module).
 
     Args:
-        grad_Q: cotangent of Q, (*, m, w); None for zero; not used with mode "r".
+        grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", where it is not used; None for zero.
         grad_R: cotangent of R, (*, w, n); None for zero. What is below its diagonal has no effect.
         A: (*, m, n), real or complex.
         Q: what the forward returned, (*, m, w), or (0,) with mode "r".

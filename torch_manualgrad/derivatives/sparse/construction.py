@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
-from torch_manualgrad.core.schema import blocksize
+from torch_manualgrad.core.rule import Sample, blocksize, operator, rule
 
 from .entries import (
     OF_COMPRESSED,

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.types import Number
 
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.schema import blocksize
+from torch_manualgrad.core.rule import Sample, blocksize, rule
 
 from ..linalg.common import random, summed_to, total
 from ..linalg.matmul import scaled
@@ -59,7 +58,7 @@ def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Num
         grad: G, (m, n), dense.
         mat1: A, (m, k), sparse.
         mat2: B, (k, n), dense or sparse.
-        alpha: a Python number.
+        alpha: a Python number, real or complex.
 
     Returns:
         (m, k), with the entries of A.
