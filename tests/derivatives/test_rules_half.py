@@ -43,10 +43,16 @@ def reverse(rule, sample, order):
     return [x.detach() for x in found]
 
 
+DROPPED = "random_samples"  # PyTorch drops its tangent in silence, where a rule raises
+
+
 def forward(rule, sample):
     tensors = [x.detach() for x in tensors_of(sample)]
+    values = [*zip(rule.signature.names, sample.args), *sample.kwargs.items()]
+    names = [n for n, x in values for _ in tensors_of(mg.Sample(x))]
     with forward_ad.dual_level():
-        outputs = called(rule, sample, [forward_ad.make_dual(x, torch.ones_like(x)) for x in tensors])
+        duals = [x if n == DROPPED else forward_ad.make_dual(x, torch.ones_like(x)) for n, x in zip(names, tensors)]
+        outputs = called(rule, sample, duals)
         return [t for o in outputs if (t := forward_ad.unpack_dual(o).tangent) is not None]
 
 

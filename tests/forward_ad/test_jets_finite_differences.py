@@ -17,11 +17,6 @@ NONE = {
     "aten::_embedding_bag_backward": {"grad", "per_sample_weights"},
     "aten::_embedding_bag_dense_backward": {"grad", "per_sample_weights"},
     "aten::_embedding_bag_per_sample_weights_backward": {"grad", "weight"},
-    "aten::binary_cross_entropy_backward": {"weight"},
-    "aten::multi_margin_loss_backward": {"weight"},
-    "aten::nll_loss_backward": {"weight", "total_weight"},
-    "aten::nll_loss2d_backward": {"weight", "total_weight"},
-    "aten::soft_margin_loss_backward": {"target"},
     "torch_nn::_linear_cross_entropy_batch_chunked": {"weight"},
     "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": {"weight"},
     **{

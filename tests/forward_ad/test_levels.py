@@ -279,7 +279,10 @@ def refused():
     yield "a sparse result", NotImplementedError, "sparse", lambda d: d.to_sparse()
     yield "torch.func", RuntimeError, "mul.Tensor.*torch.func", lambda d: torch.func.grad(lambda y: (y * d).sum())(x)
     yield "vmap", RuntimeError, "sin.*torch.func", lambda d: torch.vmap(torch.sin)(d)
-    yield "a class weight", NotImplementedError, "weight", lambda d: F.nll_loss(d, torch.tensor([0, 1]), d[0])
+    quantized = lambda d: torch.fake_quantize_per_channel_affine(  # noqa: E731
+        d.float(), d[0].float(), torch.zeros(2, dtype=torch.int32), 0, -8, 7
+    )
+    yield "a scale", NotImplementedError, "scale has a tangent", quantized
     yield "x.data", NotImplementedError, "detach", lambda d: d.data
     offsets = torch.tensor([0, 2])
     jagged = lambda d: torch.nested.nested_tensor_from_jagged(d, offsets).sin()  # noqa: E731
@@ -302,9 +305,24 @@ def test_running_statistics_have_an_unknown_tangent():
             assert tangent(norm(d)).shape == (4, 3)
         with pytest.raises(NotImplementedError, match="a running statistic"):
             unpack_dual(norm.running_mean)
-        with pytest.raises(NotImplementedError, match="running_mean"):
+        with pytest.raises(NotImplementedError, match="running_mean.*is unknown.*a running statistic"):
             norm.eval()(d)
     assert norm.eval()(torch.rand(4, 3)).shape == (4, 3)
+
+
+def test_running_statistics_have_tangents_in_evaluation():
+    x, mean, var, t = torch.randn(4, 3), torch.randn(3), torch.rand(3) + 0.5, torch.randn(3)
+    with dual_level():
+        found = tangent(F.batch_norm(x, make_dual(mean, t), make_dual(var, 2 * t)))
+    root = (var + 1e-5).rsqrt()
+    assert torch.allclose(found, -t * root - (x - mean) * root**3 * t)
+
+
+def test_class_weights_have_tangents():
+    x, w, t = torch.randn(2, 2), torch.rand(2) + 0.5, torch.randn(2)
+    with dual_level():
+        found = tangent(F.nll_loss(x, torch.tensor([0, 1]), make_dual(w, t)))
+    assert torch.allclose(found, torch.func.jvp(lambda w: -(w * x.diagonal()).sum() / w.sum(), (w,), (t,))[1])
 
 
 def test_lists_written_in_place():

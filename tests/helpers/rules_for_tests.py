@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.binding import parameters
 
 RULES = list(mg.rules.values())
 
@@ -12,6 +13,14 @@ RULES = list(mg.rules.values())
 def is_differentiable(x):
     """A sparse tensor is held constant."""
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
+
+
+def without_tangent(rule):
+    """The names of the arguments in which a rule has no derivative, and raises where one has a tangent."""
+    if not rule.jvp:
+        return set()
+    read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
+    return set(rule.signature.names) - read - {n for key in rule.vjp for n in key}
 
 
 def random_like(tensors, seed=1, batch=()):
@@ -31,6 +40,8 @@ class Call:
         self._leaves, self._spec = tree_flatten(sample.args)
         self._places = [i for i, a in enumerate(self._leaves) if is_differentiable(a)]
         self.inputs = [self._leaves[i].detach() for i in self._places]
+        owners = [n for n, a in zip(rule.signature.names, sample.args) for _ in tree_leaves(a)]
+        self.names = [owners[i] for i in self._places]
         self.outputs = [o.detach() for o in self(*self.inputs)]
 
     def __repr__(self):

@@ -235,6 +235,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("change, message", ERRORS, ids=[str(i) for i in range(len(ERRORS))])
 def test_errors_name_the_argument(change, message):
     with pytest.raises(RuntimeError, match="manualgrad::attention_jvp: " + message):

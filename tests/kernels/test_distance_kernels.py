@@ -273,6 +273,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("change, message", ERRORS)
 def test_cdist_errors(change, message, device):
     arguments = {name: torch.ones(shape) for name, shape in ONE.items()} | {"p": 2.0} | change
@@ -281,6 +282,7 @@ def test_cdist_errors(change, message, device):
         cdist_backward(**arguments)
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("change, message", [
     ({"p": -0.5}, "p: expected a number, 0 or greater, got -0.5"),
     ({"x": torch.ones(4)}, r"self: expected 2 dims, got shape \[4\]"),

@@ -257,6 +257,7 @@ BAD_OFFSETS = [
 ]
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("given, message", BAD_OFFSETS, ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_bad_offsets(name, given, message):
@@ -308,6 +309,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("name, change, message", ERRORS)
 def test_errors(name, change, message, device):
     rows = 2 if name == "_nested_sum_backward" else 4

@@ -133,6 +133,7 @@ def test_what_is_no_permutation_gives_nan(n, device):
         assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
 
 
+@pytest.mark.usefixtures("as_from_rules")
 @pytest.mark.parametrize("n", [3, 9, 33])
 def test_pivots_out_of_range_do_no_harm(n, device):
     skip_unless_taken(n, device)

@@ -189,7 +189,7 @@ def test_border(layout):
     same_components(scaled.unbind(), [2 * c for c in components("first")])
     assert isinstance(both(r, [nt])[1][0], Ragged)
     assert both.__name__ == "both"
-    with pytest.raises(TypeError, match=r"both: expected a Ragged or a nested tensor, got \(Tensor, list\)"):
+    with pytest.raises(TypeError, match=r"both: x: expected a Ragged or a nested tensor, got \(Tensor, list\)"):
         both(r.values, [r.values])
 
 

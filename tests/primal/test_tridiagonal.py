@@ -159,7 +159,7 @@ def test_gradients():
 def test_what_is_too_large_or_of_another_dtype():
     with pytest.raises(RuntimeError, match=r"eigh_tridiagonal: A: expected sizes up to 128 and 128, got 129 by 129"):
         eigh_tridiagonal(torch.zeros(129, 129))
-    with pytest.raises(RuntimeError, match=r"eigh_tridiagonal: A: expected square matrices, got 2 by 3"):
+    with pytest.raises(RuntimeError, match=r"eigh_tridiagonal: A: expected shape \(\*, n, n\) .* got \[2, 3\]"):
         eigh_tridiagonal(torch.zeros(2, 3))
     with pytest.raises(RuntimeError, match="expected float32 or float64"):
         eigh_tridiagonal(torch.zeros(2, 2, dtype=torch.complex64))

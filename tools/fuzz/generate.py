@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -392,6 +393,30 @@ def _is_refused(program: Program) -> bool:
         inputs = [x.clone().requires_grad_() for x in program.inputs.values()]
         outputs = [y for y in program.function(*inputs) if y.requires_grad]
         torch.autograd.grad([y.abs().sum() for y in outputs], inputs, allow_unused=True)
+        if any(line.writes for line in program.lines):
+            _differentiate_all(program)
     except RuntimeError as error:
         return any(words in str(error) for words in REFUSED_WRITES)
     return not outputs
+
+
+def _differentiate_all(program: Program) -> None:
+    """Differentiate it by all that depends on the inputs and has no graph in PyTorch, too: an override may give it one."""
+    leaves = [x.clone().requires_grad_() for x in program.inputs.values()]
+    known: dict[str, Any] = {**program.constants, **dict(zip(program.inputs, leaves))}
+    depends = set(program.inputs)
+    probe = replace(program, lines=(), outputs=())
+    for line in program.lines:
+        names = line.results or line.uses[:1]
+        part = replace(probe, inputs={u: known[u] for u in line.uses}, lines=(line,), outputs=names)
+        known.update(zip(names, part.function(*part.inputs.values())))
+        if depends.isdisjoint(line.uses):
+            continue
+        depends.update(names)
+        for name in names:
+            x = known[name]
+            if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and not x.requires_grad:
+                leaves.append(x.detach().requires_grad_())
+                known[name] = leaves[-1].clone()
+    outputs = [known[name].abs().sum() for name in program.outputs if known[name].requires_grad]
+    torch.autograd.grad(outputs, leaves, allow_unused=True)

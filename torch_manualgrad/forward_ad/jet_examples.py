@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.internals import apart, constant_in_graphs, values_readable
+from torch_manualgrad.core.internals import apart, constant_in_graphs, value_of, values_readable
 
 from .jet_tensor import Space, is_jet
 from .jet_trace import decode, encode
@@ -134,8 +134,10 @@ def _like(space: Space, x: Any, compiling: bool) -> Any:
     jet = is_jet(x) and space.has(x)
     values = None
     if not compiling and not is_jet(x) and not (x.is_floating_point() or x.is_complex()) and x.numel() <= _READ:
-        if values_readable([x]):
-            values = x.detach().cpu().contiguous().numpy().tobytes()
+        inside = value_of(x)
+        if inside.shape == x.shape and values_readable([inside]):  # of a batch of torch.func it is the whole
+            with apart():
+                values = inside.detach().cpu().contiguous().numpy().tobytes()
     return (tuple(x.shape), x.dtype, x.device, x.examples if jet else None, values)
 
 

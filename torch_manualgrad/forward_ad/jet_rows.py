@@ -112,7 +112,9 @@ def _each(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _tagged(space: RowSpace, x: Any, rows: Any) -> Any:
-    return space.jet(space.apart.factored(x), rows) if is_jet(x) and x.space is space.apart else x
+    if not (is_jet(x) and x.space is space.apart):
+        return x
+    return space.jet(space.apart.factored(x), rows) if x.lost is None else space.lost(x.primal, x.lost)
 
 
 # -- which rows the entries of a result belong to; None where it is not one each ----------------------------------------------

@@ -147,15 +147,15 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
 def _differentiated(op: Any, name: str, signature: Signature, values: list[Any], levels: Levels, level: Level) -> Any:
     """The result, with its tangents at ``level``, the innermost at which an argument has one, and outside of it."""
     values = with_tensors(signature, values)
-    if name == "aten::native_batch_norm":
-        _running(values, level)
+    unread = _running(values, level) if name == "aten::native_batch_norm" else ()
     if name in _COMPLETE:
         values[signature.names.index(_COMPLETE[name])] = True
     args, kwargs = signature.split(values)
     with below_levels():
         constant = recomputed(rule_of(name))
         tangents = [
-            None if i in constant and unknown_as(v, level) else _tangents(v, level) for i, v in enumerate(values)
+            None if i in unread or i in constant and unknown_as(v, level) else _tangents(v, level)
+            for i, v in enumerate(values)
         ]
     known = [*tensors_in(values), *tensors_in(tangents)]
     others = [other for other in outside(levels, level) if innermost(known, [other]) is not None]
@@ -177,17 +177,22 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
     return tuple(made) if len(signature.returns) > 1 else made[0]
 
 
-def _running(values: Sequence[Any], level: Level) -> None:
-    """The running statistics, which batch normalization writes to, and its schema does not tell: no rule has their tangent."""
-    running, training = [x for x in values[3:5] if x is not None], values[5]
-    for x in running:
-        if training:
+def _running(values: Sequence[Any], level: Level) -> tuple[int, ...]:
+    """The places of running statistics whose tangents are not read.
+
+    Batch normalization writes to them in training, and its schema does not tell: no rule has the tangent of what it writes.
+    """
+    for i, what in ((3, "running_mean"), (4, "running_var")):
+        if values[i] is None:
+            continue
+        if values[5]:
             with below_levels():
-                forget(x, level, "a running statistic of aten::native_batch_norm")
-        elif level.shadows.get(storage_of(x)) is not None:
+                forget(values[i], level, "a running statistic of aten::native_batch_norm")
+        elif unknown := unknown_as(values[i], level):
             raise NotImplementedError(
-                "aten::native_batch_norm: running_mean or running_var has a tangent at a dual level"
+                f"aten::native_batch_norm: the tangent of {what} at a dual level is unknown: it is {unknown}"
             )
+    return (3, 4) if values[5] else ()
 
 
 def _tangents(value: Any, level: Level) -> Any:

@@ -69,7 +69,7 @@ def recomputed(rule: Rule | None) -> tuple[int, ...]:
     if rule is None:
         return ()
     read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
-    known = read | {n for key in rule.vjp for n in key}
+    known = read or {n for key in rule.vjp for n in key}  # a vjp may say of an input that its part is in others
     return tuple(i for i in rule.signature.tensor_like if rule.signature.names[i] not in known)
 
 

@@ -37,7 +37,7 @@ def check_structure(x: Ragged) -> None:
     offsets, sizes, ragged = x.offsets, x.sizes, x.ragged_dims
     if offsets.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"offsets: expected int32 or int64, got {offsets.dtype}")
-    if not ragged or ragged[0] == 0 or min((n for n in x.shape if n is not None), default=0) < 0:
+    if not ragged or ragged[0] == 0 or any(n is not None and n < 0 for n in x.shape):
         raise ValueError(f"shape: expected the batch and sizes, at least one of them ragged (None), got {x.shape}")
     if list(offsets.shape) != [(x.shape[0] or 0) + 1]:
         raise ValueError(f"offsets: expected shape [{(x.shape[0] or 0) + 1}] for {x.shape}, got {list(offsets.shape)}")

@@ -136,7 +136,7 @@ def narrow(x: Ragged, dim: int, start: int, length: int) -> Ragged:
         ATen narrow.
     """
     dim = x.wrapped(dim)
-    size = builtins.min(read_sizes(x, dim), default=0)
+    size = builtins.min(read_sizes(x, dim) or {0})
     if not 0 <= start <= start + length <= size:
         raise ValueError(f"start, length: {start} and {length} are out of range for dim {dim} of size {size}")
     return slice(x, dim, start, start + length)

@@ -323,5 +323,5 @@ def test_lu_unpack_backward_needs_a_cotangent():
     P, L, U = torch.linalg.lu(random(3, 2))
     assert torch.equal(mg.ops.linalg_lu_backward(None, None, P, L, U, True), torch.zeros(3, 2, dtype=F64))
     for grad_L, grad_U, name in ((torch.ones(2, 2), None, "grad_L"), (None, torch.ones(4, 3, 2), "grad_U")):
-        with pytest.raises(ValueError, match=rf"{name}: expected \(\*, \d, 2\) for m=3 and n=2, got \["):
+        with pytest.raises(ValueError, match=rf"{name}: expected .*\(\*, \w, \w\).*, got \["):
             mg.ops.lu_unpack_backward(grad_L, grad_U, 3, 2)

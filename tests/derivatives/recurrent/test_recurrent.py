@@ -171,8 +171,8 @@ def test_cells(parts, cell, biases):
 
 
 def test_what_is_no_lstm_is_refused():
-    x, w = torch.ones(2, 1, 3), torch.ones(4, 3)
+    x, w = torch.ones(2, 1, 3), torch.ones(12, 3)
     with pytest.raises(NotImplementedError, match="expected an LSTM"):
         mg.ops.mkldnn_rnn_layer_differentiable_backward(
-            x, w, w, w[:, 0], w[:, 0], x, x, x, None, x[0], None, False, 3, True, []
+            x, w, w, w[:, 0], w[:, 0], x[0], x[0], x, None, x[0], None, False, 3, True, []
         )

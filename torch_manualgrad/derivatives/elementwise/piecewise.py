@@ -83,6 +83,11 @@ def _is_outside(self: Tensor, lambd: Number) -> Tensor:
     return (self < -lambd) | (self > lambd)
 
 
+def _selected(grad: Tensor, chosen: Tensor, self: Tensor) -> Tensor:
+    """The cotangent where chosen, else 0. As in PyTorch it can be differentiated in x, with the derivative 0."""
+    return torch.where(chosen, grad, torch.where(chosen, self, 0) if torch.is_grad_enabled() else 0)
+
+
 def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
     """The product of the factors where x <= 0; None is zero."""
     if any(f is None for f in factors):
@@ -200,7 +205,7 @@ elementwise(
 )
 elementwise(
     "aten::hardtanh",
-    lambda self, min_val, max_val: _is_between(self, min_val, max_val),
+    lambda grad, self, min_val, max_val: _selected(grad, _is_between(self, min_val, max_val), self),
     real_only=True,
     arguments=[{"min_val": -1.1, "max_val": 1.3}],
     finite=True,
@@ -208,7 +213,7 @@ elementwise(
 elementwise(
     "aten::hardtanh_backward",
     {
-        "grad_output": lambda self, min_val, max_val: _is_between(self, min_val, max_val),
+        "grad_output": lambda grad, self, min_val, max_val: _selected(grad, _is_between(self, min_val, max_val), self),
         "self": lambda: None,
     },
     samples=alike(Tensor, Tensor, -1.1, 1.3),
@@ -218,14 +223,17 @@ elementwise(
 
 elementwise(
     "aten::hardshrink",
-    lambda self, lambd: _is_outside(self, lambd),
+    lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
     real_only=True,
     arguments=[{}, {"lambd": 1}],
     finite=True,
 )
 elementwise(
     "aten::hardshrink_backward",
-    {"grad_out": lambda self, lambd: _is_outside(self, lambd), "self": lambda: None},
+    {
+        "grad_out": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, 0.5),
     # a function, as opcheck finds that the operator itself does not take symbolic sizes
     probe=lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
@@ -233,14 +241,17 @@ elementwise(
 )
 elementwise(
     "aten::softshrink",
-    lambda self, lambd: _is_outside(self, lambd),
+    lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
     real_only=True,
     arguments=[{}, {"lambd": 1}],
     finite=True,
 )
 elementwise(
     "aten::softshrink_backward",
-    {"grad_output": lambda self, lambd: _is_outside(self, lambd), "self": lambda: None},
+    {
+        "grad_output": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
+        "self": lambda: None,
+    },
     samples=alike(Tensor, Tensor, 0.5),
     probe=lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
     finite=True,

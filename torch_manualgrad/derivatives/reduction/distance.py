@@ -139,7 +139,12 @@ def _cdist_vjp(
     )
 
 
-# pdist is cdist(x, x) above the diagonal.
+# pdist is cdist(x, x) above the diagonal. PyTorch's takes complex numbers where there is no pair.
+
+
+def _refuse_complex_pairs(name: str, x: Tensor) -> None:
+    if x.is_complex() and x.shape[-2] > 1:
+        raise ValueError(f"{name}: expected a real dtype, got {x.dtype}")
 
 
 @formula(kernel=("cpu", "cuda"))
@@ -150,7 +155,7 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
 
     Args:
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
-        self: x, ``(N, M)``, real.
+        self: x, ``(N, M)``, real or complex; of complex ones there is no pair.
         p: the order, 0 <= p <= inf.
         pdist: the distances that the forward returned, as for `cdist_backward`.
 
@@ -163,6 +168,7 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
     References:
         ATen _pdist_backward, which has no derivative.
     """
+    _refuse_complex_pairs("self", self)
     i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
     x = widened(self)
     difference = x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
@@ -172,6 +178,7 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
 
 @pdist_backward.impl("default")
 def _(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
+    _refuse_complex_pairs("self", self)
     n = self.shape[-2]
     i, j = torch.triu_indices(n, n, 1, device=self.device)
     square = grad.new_zeros(n, n).index_put((i, j), grad)
@@ -183,7 +190,7 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     """Tangent of the pairwise distances: those of cdist_jvp(x, t, x, t) above the diagonal.
 
     Args:
-        self_p: x, ``(N, M)``, real.
+        self_p: x, ``(N, M)``, real or complex; of complex ones there is no pair.
         self_t: its tangent.
         p: the order, 0 <= p <= inf.
 
@@ -196,6 +203,9 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     References:
         None in ATen.
     """
+    _refuse_complex_pairs("self_p", self_p)
+    if self_p.is_complex():
+        return self_t.sum(-1)[:0]
     n = self_p.shape[-2]
     i, j = torch.triu_indices(n, n, 1, device=self_p.device)
     return cdist_jvp(self_p, self_t, self_p, self_t, p)[i, j]
