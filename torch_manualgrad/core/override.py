@@ -39,8 +39,9 @@ _in_place: dict[str, _InPlaceOperator] = {}  # every in-place operator with a ke
 
 
 @functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
-def _in_calls(layer: Layer) -> calls.CallsLayer:
-    """The layer in the library of calls. Its operators are registered."""
+def _in_calls(layer: Layer, _rules: int) -> calls.CallsLayer:
+    """The layer in the library of calls, with its operators registered. ``_rules`` is the version of `rules`."""
+    _ensure_registered(layer)
     by_rule: list[calls.Served] = []
     others: list[calls.Served] = []  # where no layer has a rule for the operator
     table = resolved((layer,)).table
@@ -183,26 +184,20 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
     return grad
 
 
-@functools.lru_cache(maxsize=1)
-def _reading_written(_rules: int) -> list[InPlace]:
-    return reading_written(rules.values())
-
-
 def _ensure_registered(layer: Layer) -> None:
     """Put the kernels of a layer in place. They pass calls on until it is active."""
     sharding.ensure_registered()
-    with activation.lock:
-        acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
-        for one in acting:
-            _register(_operators, one.name, functools.partial(_Operator, one))
-            if (op := in_place_operator(one)) is not None:
-                form = InPlace(op, one.aten)
-                _register(_in_place, op.name(), functools.partial(_InPlaceOperator, form))
-        if layer.copies_operands:
-            for form in _reading_written(rules.version):
-                _register(_in_place, form.op.name(), functools.partial(_InPlaceOperator, form))
-        for replacement in layer.replacements:
-            replacement.ensure_registered()
+    acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
+    for one in acting:
+        _register(_operators, one.name, functools.partial(_Operator, one))
+        if (op := in_place_operator(one)) is not None:
+            form = InPlace(op, one.aten)
+            _register(_in_place, op.name(), functools.partial(_InPlaceOperator, form))
+    if layer.copies_operands:
+        for form in reading_written(rules.values()):
+            _register(_in_place, form.op.name(), functools.partial(_InPlaceOperator, form))
+    for replacement in layer.replacements:
+        replacement.ensure_registered()
 
 
 def _register(table: dict[str, Any], name: str, make: Callable[[], _Registered]) -> None:
@@ -235,8 +230,8 @@ class Handle(activation.ActiveHandle):
         if scope == "thread":
             self.thread = calls.this_thread()
             activation.scoped = True
-        _ensure_registered(self.layer)
-        self._in_calls = _in_calls(self.layer)  # kept as long as this is
+        with activation.lock:
+            self._in_calls = _in_calls(self.layer, rules.version)  # kept as long as this is
         self.number = self._in_calls.number
 
     @property
@@ -484,6 +479,7 @@ def unregister() -> None:
         kept = {one.name for layer in layers for one in (*layer.rules, *layer.forward_modes)}
         kept |= {name for replacement in replacements.values() for name in replacement.registered}
         copies = any(layer.copies_operands for layer in layers)
+        _in_calls.cache_clear()
         for table, unused in (
             (_operators, [n for n in _operators if n not in kept]),
             (_in_place, [n for n, one in _in_place.items() if one.functional not in kept and not copies]),
