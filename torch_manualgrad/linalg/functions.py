@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..core.arguments import ArgumentError, checked
 from ..core.internals import are_finite, values_readable
+from ..derivatives.linalg.smooth import hermitian
 from . import tables
 from .arguments import matrix
 from .general import exponential, logarithm_or_power
 from .hermitian import Tables, function_of_hermitian
-from .smooth import hermitian
 from .tables import Function
 
 __all__ = ["expm", "funm_hermitian", "logm", "powm", "rsqrtm", "sqrtm"]

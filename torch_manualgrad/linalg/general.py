@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ..derivatives.linalg.matrix_exp import linalg_matrix_exp_differential
-from .smooth import replaced, smooth, with_direction
+from ..derivatives.linalg.smooth import replaced, smooth, with_direction
 
 __all__ = ["exponential", "logarithm_or_power"]
 

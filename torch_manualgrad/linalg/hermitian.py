@@ -23,20 +23,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .smooth import hermitian, replaced, smooth, with_direction
+from ..derivatives.linalg.divided_differences import contract
+from ..derivatives.linalg.smooth import hermitian, replaced, smooth, with_direction
 
 __all__ = ["Tables", "divided_difference", "function_of_hermitian", "hermitian_function"]
 
 # The eigenvalues, (*, n), in float64 -> the J and D of `hermitian_function`.
 Tables = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-_CHUNK = 2**20  # the largest number of entries of a table of divided differences in memory
 
 
 # -- divided differences --------------------------------------------------------------------------------------------
@@ -82,24 +80,6 @@ def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | N
     cut = (ends[..., at[0]] + ends[..., at[-1]]) * gap ** (last - order) * math.comb(last, order)
     rounding = torch.finfo(L.dtype).eps * (left.abs() + right.abs())
     return torch.where(cut * gap <= rounding, near, apart)
-
-
-def _contract(L: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
-    """X of the module's docstring for k >= 2, from E~; in blocks of rows, as the table has n^(k+1) entries."""
-    order, n = E.shape[-3], E.shape[-1]
-    every = torch.arange(n, device=L.device)
-    letters = "abcdefghijklmnopqrstuvw"[: order + 1]
-    factors = [f"...{letters[i : i + 2]}" for i in range(order)]
-    equation = f"...{letters},{','.join(factors)}->...{letters[0]}{letters[-1]}"
-    blocks = []
-    for rows in every.split(max(1, _CHUNK // max(1, L.numel() * n ** (order - 1)))):
-        nodes = torch.stack(torch.meshgrid(rows, *[every] * order, indexing="ij")).sort(0).values
-        table = divided_difference(nodes.unbind(), L, J, D).to(E.dtype)
-        block = torch.zeros((), dtype=E.dtype, device=E.device)
-        for first, *others in permutations(E.unbind(-3)):
-            block = block + torch.einsum(equation, table, first[..., rows, :], *others)
-        blocks.append(block)
-    return torch.cat(blocks, -2) if blocks else E[..., 0, :, :]
 
 
 # -- the operator ---------------------------------------------------------------------------------------------------
@@ -168,7 +148,8 @@ def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E:
     if order == 1:
         X = D.to(L.dtype) * rotated[..., 0, :, :]
     else:
-        X = _contract(L.to(J.dtype), J, D, rotated)
+        nodes = L.to(J.dtype)
+        X = contract(lambda at: divided_difference(at, nodes, J, D), L.numel(), rotated)
     return V @ X @ V.mH
 
 

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import checked
+from ..derivatives.linalg.smooth import hermitian, smooth, svd
 from .arguments import matrix
 from .polar import polar_factor
-from .smooth import hermitian, smooth, svd
 
 __all__ = ["nuclear_norm", "spectral_norm"]
 

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import checked
+from ..derivatives.linalg.smooth import hermitian, smooth, svd
 from .arguments import DtypeError, fits, matrix, positive_weights
-from .smooth import hermitian, smooth, svd
 
 __all__ = ["Alignment", "Polar", "kabsch", "polar", "procrustes"]
 

@@ -57,6 +57,7 @@ def solved_by_a_full_factor(L):
 
 PROOFS = {
     "aten::_linalg_solve_ex": {"values": [own("fwd-fwd")]},
+    "aten::linalg_pinv.atol_rtol_tensor": {"values": [own("rev")]},
     "aten::triangular_solve": {"values": [own("fwd-rev")]},
     "aten::cholesky": {"missing": [own("fwd")]},
     "aten::geqrf": {"missing": [own("rev"), own("fwd")]},

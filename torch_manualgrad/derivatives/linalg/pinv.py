@@ -5,8 +5,8 @@ Where the rank of A is constant, its pseudo-inverse P has the derivative
     dP = -P dA P + (I - P A) dA^H P^H P + P P^H dA^H (I - A P),
     gA = -P^H gP P^H + P^H P gP^H (I - P A) + (I - A P) gP^H P P^H.
 
-Singular values of A under the tolerance count as zeros, in the derivative as in the forward. A term that they would add
-is smaller than the others by their ratio to the values that are kept.
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, values that
+are not zero may be dropped: see pinv_truncated.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .common import random_conditioned
+from .pinv_truncated import pinv_differential
 
 
 @formula
@@ -75,8 +76,82 @@ def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
     return dAK.mH + (D.mH - D - result @ (self @ D.mH) - dAK.mH @ self) @ result
 
 
-def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None) -> Tensor:
-    return torch.zeros_like(result) if self_t is None else pinv_jvp(self, result, self_t)  # a tolerance has no tangent
+def _rank(A: Tensor, P: Tensor) -> Tensor:
+    """The number of singular values that P keeps: the trace of the projector P A."""
+    A, P = A.detach(), P.detach()
+    trace = (P.mT * A).sum((-2, -1))
+    return (trace.real if trace.is_complex() else trace).round()
+
+
+def _has_full_rank(A: Tensor, P: Tensor) -> bool:
+    """Whether nothing is dropped, where this can be asked without synchronizing."""
+    return A.is_cpu and bool((_rank(A, P) == min(A.shape[-2:])).all())
+
+
+def _full_rank_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor | None:
+    if not _has_full_rank(self, result):
+        return None
+    return pinv_backward.reference(grad, result, self).resolve_conj().contiguous()
+
+
+def _full_rank_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor | None:
+    if not _has_full_rank(self, result):
+        return None
+    return pinv_jvp.reference(self, result, self_t).resolve_conj().contiguous()
+
+
+@formula(kernels=Kernel("cpu", python=_full_rank_backward, tracked=True))
+def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
+    """Cotangent of A, given that of its pseudo-inverse P, also where nonzero singular values are dropped.
+
+    Args:
+        grad: cotangent of P, (*, n, m).
+        result: P, (*, n, m).
+        self: A, (*, m, n), real or complex.
+
+    Returns:
+        (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
+
+    Note:
+        Where not differentiable: where a kept singular value equals a dropped one.
+
+    References:
+        See pinv_truncated.py; ATen pinv_backward has the derivative at constant rank, as if the dropped values were zero.
+    """
+    return pinv_differential(self, _rank(self, result), grad.mH.unsqueeze(-3)).mH.resolve_conj().contiguous()
+
+
+@formula(kernels=Kernel("cpu", python=_full_rank_jvp, tracked=True))
+def pinv_truncated_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
+    """Tangent of the pseudo-inverse P, also where nonzero singular values are dropped.
+
+    Args:
+        self: A, (*, m, n), real or complex.
+        result: P, (*, n, m).
+        self_t: tangent of A, (*, m, n).
+
+    Returns:
+        (*, n, m).
+
+    Note:
+        Where not differentiable: see `pinv_truncated_backward`.
+
+    References:
+        See `pinv_truncated_backward`.
+    """
+    return pinv_differential(self, _rank(self, result), self_t.unsqueeze(-3))
+
+
+def _pinv_backward(grad: Tensor, result: Tensor, self: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
+    backward = pinv_backward if atol is None and rtol is None else pinv_truncated_backward
+    return backward(grad, result, self)
+
+
+def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
+    if self_t is None:  # P is constant in a tolerance, but for its jumps
+        return torch.zeros_like(result)
+    jvp = pinv_jvp if atol is None and rtol is None else pinv_truncated_jvp
+    return jvp(self, result, self_t)
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
@@ -88,7 +163,8 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
     yield Sample(random_conditioned(2, 3, 2, dtype=dtype, device=device).mT)
     tolerance = torch.tensor(1e-3, device=device, dtype=torch.float64)
     yield Sample(random_conditioned(3, 2, dtype=dtype, device=device), atol=tolerance, rtol=tolerance)
-    A = random_conditioned(3, 3, dtype=dtype, device=device)
+    A = random_conditioned(3, 3, dtype=dtype, device=device)  # singular values 1, 1.7 and 2.4
+    yield Sample(A, atol=torch.tensor(1.3, device=device, dtype=torch.float64))
     yield Sample(A + A.mH, hermitian=True)
 
 
@@ -100,11 +176,11 @@ def _probe(self: Tensor, *, hermitian: bool = False, **tolerances: Any) -> Tenso
 rule(
     "aten::linalg_pinv.atol_rtol_tensor",
     vjp={
-        "self": pinv_backward,
+        "self": _pinv_backward,
         ("atol", "rtol"): lambda output_mask: (None, None),  # P is constant in them, but for its jumps
     },
     jvp={"result": _pinv_jvp},
-    improves="speed",
+    improves=("speed", "values"),
     source="ATen pinv_backward, pinv_jvp; Golub and Pereyra, 1973, doi:10.1137/0710036, eq. (4.12)",
     samples=_samples,
     probe=_probe,
