@@ -156,16 +156,27 @@ def exchange(
 
 
 class Swap:
-    """Other implementations for a while; see `CustomOp.swap`."""
+    """Other implementations for a while; see `CustomOp.swap`.
+
+    A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. What is
+    left active then ends with this object.
+    """
 
     def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:
         self._op = op
         self._implementations = implementations
-        self._entered: list[object] = []
+        self._entered: list[dict[str, Implementation | None]] = []
 
     def __enter__(self) -> CustomOp:
-        self._entered.append(self._op._push(self._implementations))
+        layer = dict(self._implementations)
+        self._entered.append(layer)
+        self._op._push(layer)
         return self._op
 
     def __exit__(self, *exception: object) -> None:
-        self._op._pop(self._entered.pop())
+        self._op._pop(self._entered[-1])
+        del self._entered[-1]
+
+    def __del__(self) -> None:
+        for layer in self.__dict__.get("_entered", ()):
+            self._op._pop(layer)

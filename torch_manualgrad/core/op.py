@@ -268,13 +268,12 @@ class CustomOp:
             self._resolve()
         return function
 
-    def _push(self, layer: dict[str, Implementation | None]) -> object:
+    def _push(self, layer: dict[str, Implementation | None]) -> None:
         with activation.lock:
-            self._layers.append(layer := dict(layer))
+            self._layers = [*self._layers, layer]
             self._resolve()
-        return layer
 
-    def _pop(self, layer: object) -> None:
+    def _pop(self, layer: dict[str, Implementation | None]) -> None:
         with activation.lock:
             self._layers = [other for other in self._layers if other is not layer]
             self._resolve()

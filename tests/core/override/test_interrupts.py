@@ -99,9 +99,7 @@ print(arrived, left)
 """
 )
 
-LINES = (
-    COMMON
-    + """
+TRACER = """
 from pathlib import Path
 
 here = str(Path(mg.__file__).parent)
@@ -135,7 +133,12 @@ def interrupted(f):
         sys.settrace(None)
     return False
 
+"""
 
+LINES = (
+    COMMON
+    + TRACER
+    + """
 def check(name):
     gc.collect()
     with mg.override("dist"):  # which repairs what is left
@@ -167,6 +170,35 @@ print(len(seen))
 )
 
 
+SWAPS = (
+    COMMON
+    + TRACER
+    + """
+op = mg.custom_op("interrupts::twice(Tensor x) -> Tensor")(lambda x: 2 * x)
+op.impl_save_for_backward(lambda inputs, output: None)
+op.impl_backward(lambda ctx, saved, grad: {"x": 2 * grad})
+
+
+def factor_of_op():
+    return torch.autograd.grad(op(x).sum(), x)[0].tolist()[0]
+
+
+def swap():
+    with op.swap(backward=lambda ctx, saved, grad: {"x": 3 * grad}):
+        pass
+
+
+swap()
+at = 1
+while interrupted(swap):
+    assert factor_of_op() == 2, where
+    at += 1
+assert factor_of_op() == 2
+print(len(seen))
+"""
+)
+
+
 def run(script, *arguments, timeout):
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -184,4 +216,9 @@ def test_no_signal_leaves_a_rule_active(signals):
 @pytest.mark.parametrize("every", [5, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_exception_at_any_line_is_repaired_by_the_next_block(library, every):
     (lines,) = run(("" if library else WITHOUT_LIBRARY) + LINES, str(every), timeout=1800)
+    assert lines > 20
+
+
+def test_an_exception_at_any_line_of_a_swap_is_repaired_when_it_dies():
+    (lines,) = run(SWAPS, timeout=600)
     assert lines > 20
