@@ -1,11 +1,13 @@
 """Programs that would lose a Taylor series: each raises, or has the series. Zero is never taken for a missing one."""
 
+import copy
+
 import pytest
 import torch
 from jets_for_tests import compare
 
 import torch_manualgrad as mg
-from torch_manualgrad.forward_ad import directional
+from torch_manualgrad.forward_ad import directional, jet_trace
 
 X = torch.linspace(0.2, 1.3, 12, dtype=torch.float64).reshape(3, 4)
 V = X.cos()
@@ -37,6 +39,18 @@ def written_over_by_an_operator(x):
     return y
 
 
+def with_data_set(x):
+    y = x * 1
+    y.data = x.sin()
+    return y
+
+
+def detached_in_place(x):
+    y = x * 2
+    y.detach_()
+    return y * x
+
+
 def in_a_level(x):
     with mg.forward_ad.dual_level():
         return mg.forward_ad.unpack_dual(mg.forward_ad.make_dual(x, V) * x).tangent
@@ -45,6 +59,18 @@ def in_a_level(x):
 def in_a_dual_level(x):
     with torch.autograd.forward_ad.dual_level():
         return torch.autograd.forward_ad.unpack_dual(torch.autograd.forward_ad.make_dual(x, V) * x).tangent
+
+
+def in_inference_mode(x):
+    with torch.inference_mode():
+        y = x.sin()
+    return y * x
+
+
+def without_grad(x):
+    with torch.no_grad():
+        y = x.sin()
+    return y * x
 
 
 LOSE = {
@@ -76,6 +102,12 @@ LOSE = {
     "vmap": lambda x: torch.vmap(torch.square)(x),
     "a level": in_a_level,
     "a dual level of PyTorch's": in_a_dual_level,
+    "inference mode": in_inference_mode,
+    "setting data": with_data_set,
+    "detach in place": detached_in_place,
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "a pointer": lambda x: x * x.data_ptr(),
+    "a copy by pickle": lambda x: copy.copy(x),
     "numpy": lambda x: torch.from_numpy(x.numpy()),
     "a number": lambda x: X * float(x[0, 0]),
     "full_like": lambda x: torch.full_like(X, x[0, 0]),
@@ -93,6 +125,8 @@ KEEP = {
     "a custom op with two arguments": lambda x: with_jvp(x, x.sin()),
     "a custom op that is constant in one": lambda x: reads_one(x, X),
     "a formula of the package": lambda x: mg.ops.sinc_backward(x, x.exp()),
+    "dropout in evaluation, in place": lambda x: torch.dropout_(x.sin(), 0.5, False) * x,
+    "no_grad, which is for reverse mode": without_grad,
     "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.sin() * y, x, use_reentrant=False),
     "as_tensor": lambda x: torch.as_tensor(x).square(),
     "integers": lambda x: x * (3 * x + 0.15).long(),
@@ -179,6 +213,40 @@ def test_errors_name_the_operator_and_the_argument():
     with pytest.raises(NotImplementedError, match=r"fractional_max_pool2d.*'random_samples'.*no derivative"):
         f = lambda u: torch.ops.aten.fractional_max_pool2d(X.reshape(1, 1, 3, 4), [2, 2], [1, 1], u)[0]  # noqa: E731
         directional(f, X[:1, :2].reshape(1, 1, 2) / 2, V[:1, :2].reshape(1, 1, 2), 1)
+
+
+def test_a_trace_does_not_depend_on_what_is_active():
+    """It is kept: under `forward=True` factorizations call an operator of their own, which has no series of high order."""
+    functions = {
+        "svd": lambda x: torch.linalg.svd(x)[1],
+        "svdvals": torch.linalg.svdvals,
+        "eigh": lambda x: torch.linalg.eigh(x + x.mT)[0],
+        "eigvalsh": lambda x: torch.linalg.eigvalsh(x + x.mT),
+        "lu": lambda x: torch.linalg.lu(x)[2],
+        "nuclear norm": lambda x: torch.linalg.matrix_norm(x, "nuc"),
+        "pinv": torch.linalg.pinv,
+        "det": torch.linalg.det,
+        "cond": torch.linalg.cond,
+        "norm": torch.norm,
+        "gelu": torch.nn.functional.gelu,
+    }
+    A = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for name, f in functions.items():
+        jet_trace._kept.clear()
+        kept = []
+        for names, how in (((), {"forward": True}), (("*",), {"forward": True}), (("*",), {}), ((), {})):
+            with mg.override(*names, **how):
+                kept.append(directional(f, A, A.sin(), 3))
+        jet_trace._kept.clear()
+        for found in kept:
+            torch.testing.assert_close(found, directional(f, A, A.sin(), 3), msg=lambda m, name=name: f"{name}: {m}")
+            jet_trace._kept.clear()
+
+
+def test_inference_mode_around_a_series():
+    with torch.inference_mode():
+        found = directional(torch.sin, X, V, 1)[0]
+    torch.testing.assert_close(found, X.cos() * V)
 
 
 def test_a_swapped_jvp_is_that_of_the_series():

@@ -94,6 +94,7 @@ class Space:
         self.order, self.directions, self.weights = order, directions, weights
         self.batch_of: str | None = None
         self.level: float = 0
+        self.in_inference_mode = False
         self.memory: Any = None  # what jets in a graph that is compiled are made of
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -107,6 +108,7 @@ class Space:
                     self.memory = torch.empty((), device="meta")
                 with _Handler():
                     return function(*args)
+            self.in_inference_mode = torch.is_inference_mode_enabled()
             with (
                 transforms_seen(),
                 outside_of_compiler(),
@@ -180,7 +182,7 @@ class Space:
 def _refuse(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"Tensor.{name} in a function that runs on Taylor series: a number would lose the derivatives. Compute with "
+            f"Tensor.{name} in a function that runs on Taylor series: numbers would lose the derivatives. Compute with "
             "tensors, or call .detach() first to hold the value constant."
         )
 
@@ -243,6 +245,10 @@ class _Series(Series):
             "requires_grad_",
         )
     )  # fmt: skip
+    data_ptr, untyped_storage, storage, __dlpack__, __dlpack_device__, __reduce_ex__ = (
+        _refuse(name)
+        for name in ("data_ptr", "untyped_storage", "storage", "__dlpack__", "__dlpack_device__", "__reduce_ex__")
+    )
 
 
 class Jet(_Series, Tensor):  # type: ignore[misc, override]
@@ -303,6 +309,11 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             raise NotImplementedError(f"{x.lost} has no Taylor series; call .detach() to hold it constant")
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
+    if not torch.compiler.is_dynamo_compiling() and torch.is_inference_mode_enabled() and not space.in_inference_mode:
+        raise NotImplementedError(
+            "torch.inference_mode() inside of a function that runs on Taylor series, where forward mode has no derivatives; "
+            "call .detach() to hold a value constant, or enter it around the call"
+        )
     found: Trace = traced(func, template, tensors)
     if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
         with _Handler():

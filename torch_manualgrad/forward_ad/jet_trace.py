@@ -22,6 +22,7 @@ from torch_manualgrad.core.internals import (
     is_composite,
     value_of_constant,
 )
+from torch_manualgrad.core.registration import without_overrides
 
 OpOverload = type(torch.ops.aten.sin.default)
 
@@ -217,7 +218,8 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             places[id(x)] = len(known) - 1
         args, kwargs = decode(template, inputs)
         try:
-            with calls_seen(see):
+            # what is kept does not depend on the rules that happen to be active now
+            with without_overrides(), calls_seen(see):
                 result = func(*args, **kwargs)
         except ReadsValues:
             name = getattr(func, "__name__", str(func))
@@ -225,7 +227,27 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
                 f"{name} reads the values of a tensor inside of a function that runs on Taylor series; compute with "
                 "tensors, or call .detach() first to hold the value constant"
             ) from None
+        if not nodes and (what := _unseen_write(func)):
+            raise NotImplementedError(
+                f"{what} changes a tensor, but not by an operator, inside of a function that runs on Taylor series; use what "
+                "returns a new tensor, such as x = x.detach()"
+            )
         return Trace(tuple(nodes), encode(result, [], numbered), tuple(constants))
+
+
+def _unseen_write(func: Callable[..., Any]) -> str:
+    """The name of a function that has called no operator and yet changes its argument; "" for others.
+
+    ``detach_`` is one, and the setter of ``x.data = y``. ``dropout_`` in evaluation calls nothing because it does nothing.
+    """
+    name = getattr(func, "__name__", "")
+    if name in ("__set__", "__delete__"):
+        return f"setting {getattr(getattr(func, '__self__', None), '__name__', 'an attribute')}"
+    if not name.endswith("_") or name.endswith("__"):
+        return ""
+    packet = getattr(torch.ops.aten, name, None)
+    composite = packet is not None and all(is_composite(getattr(packet, o)) for o in packet.overloads())
+    return "" if composite else name
 
 
 def _value(x: Any) -> Tensor:
