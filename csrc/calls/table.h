@@ -114,7 +114,7 @@ inline bool taken(const c10::SafeKernelFunction& kernel, const c10::OperatorHand
     return true;
   } catch (const c10::Error&) {
     stack->resize(below);
-    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    for (const IValue& argument : arguments) stack->push_back(argument);
     return false;
   }
 }
