@@ -154,3 +154,50 @@ def test_reductions_leave_out_holes(name, dim):
         for tracked in (False, True):
             y, expected = reduction(x.detach().requires_grad_(tracked)), reduction(without_holes())
             same(y.detach(), expected)
+
+
+def copied(copy, v, **structure):
+    return copy(torch.nested.nested_tensor_from_jagged(v, OFFSETS, LENGTHS, **structure))
+
+
+COPIES = {
+    "contiguous": lambda x: x.contiguous(),
+    "clone": lambda x: x.clone(memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("jagged_dim", [1, 2])
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
+def test_a_copy_without_holes(copy, jagged_dim):
+    """The gradient of PyTorch's has another ragged size than its input, which raises in the backward."""
+    v = random(*([1, 8, 4] if jagged_dim == 2 else [8, 4])).requires_grad_()
+    expected = v.index_select(jagged_dim - 1, torch.tensor(USED))
+    weight = random(*expected.shape)
+    with mg.override():
+        made = copied(copy, v, jagged_dim=jagged_dim)
+        same(made.values(), expected)
+        assert made.is_contiguous() and made._lengths is None
+        (g,) = torch.autograd.grad((made.values().square() * weight).sum(), v, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), v)
+    same(g, torch.zeros_like(v).index_copy(jagged_dim - 1, torch.tensor(USED), 2 * expected * weight))
+    same(h, torch.zeros_like(v).index_copy(jagged_dim - 1, torch.tensor(USED), 2 * weight))
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
+def test_a_tangent_of_a_copy_without_holes(copy):
+    v, tangent = random(8, 4), random(8, 4)
+    with mg.override(), torch.autograd.forward_ad.dual_level():
+        made = copied(copy, torch.autograd.forward_ad.make_dual(v, tangent))
+        found = torch.autograd.forward_ad.unpack_dual(made.values())
+    same(found.primal, v[USED])
+    same(found.tangent, tangent[USED])
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
+def test_a_copy_shares_no_memory(copy):
+    """Also where the lengths leave no holes."""
+    v = random(5, 4)
+    with mg.override():
+        made = copy(torch.nested.nested_tensor_from_jagged(v, torch.tensor([0, 2, 5]), torch.tensor([2, 3])))
+        made.values().zero_()
+    assert v.ne(0).all()

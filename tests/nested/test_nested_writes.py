@@ -111,6 +111,7 @@ CALLS = {
     "unbind.int, dense": lambda x: x.unbind(-1),
     "transpose.int": lambda x: x.transpose(1, 2),
     "contiguous": lambda x: x.contiguous(),
+    "clone": lambda x: x.clone(memory_format=torch.contiguous_format),
     "view_as_real": lambda x: torch.view_as_real(x.cdouble()),
     "view": lambda x: x.view(2, x.size(1) if x.layout is torch.jagged else -1, 2, 2),
     "reshape": lambda x: x.reshape(2, x.size(1) if x.layout is torch.jagged else -1, 2, 2),
@@ -246,7 +247,7 @@ def test_every_operator_is_here():
 
 # what PyTorch gives views of, and one of each other kind, in the fast tests; all are in the slow ones
 FAST = """
-    select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int transpose.int contiguous view values
+    select.int slice.Tensor narrow split.Tensor split_with_sizes chunk unbind.int transpose.int contiguous clone view values
     _nested_get_values _nested_view_from_jagged dropout reciprocal add.Tensor mul.Tensor linear softmax.int bmm
 """.split()
 each = pytest.mark.parametrize(

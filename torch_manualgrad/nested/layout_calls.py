@@ -26,13 +26,14 @@ from ..core.replacements import stock
 from . import selection, structure
 from .choice import REFUSALS
 from .conversion import on_nested
-from .layouts import jagged_values, to_jagged, tracked
+from .layouts import jagged_values, to_jagged, tracked, used_positions
 from .ragged import Ragged
 from .strided import CALLS
 
 __all__ = [
     "as_strided",
     "chunk",
+    "clone",
     "contiguous",
     "narrow",
     "reshape",
@@ -131,9 +132,25 @@ def transpose(self: Any, dim0: int, dim1: int) -> Any:
 
 
 def contiguous(self: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
-    if self.layout is torch.jagged or self.is_contiguous():
+    """PyTorch's is right for jagged tensors without holes."""
+    if self.layout is torch.jagged:
+        return _without_holes(self) if jagged_structure(self).lengths is not None else NotImplemented
+    return NotImplemented if self.is_contiguous() else Ragged.from_nested(self).to_nested(torch.strided)
+
+
+def clone(self: Any, *, memory_format: Any = None) -> Any:
+    """PyTorch's is right where the copy has the layout of the original."""
+    if memory_format is not torch.contiguous_format or self.layout is not torch.jagged:
         return NotImplemented
-    return Ragged.from_nested(self).to_nested(torch.strided)
+    return contiguous(self)
+
+
+def _without_holes(nested: Any) -> Any:
+    """A copy whose components follow each other. The gradient of PyTorch's copy has another ragged size than ``nested``."""
+    structure = jagged_structure(nested)
+    positions, offsets = used_positions(structure)
+    values = jagged_values(nested).index_select(structure.dim - 1, positions)
+    return to_jagged(values, structure._replace(offsets=offsets, lengths=None))
 
 
 def reshape(self: Any, size: Sequence[Any]) -> Any:

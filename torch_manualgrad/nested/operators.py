@@ -265,6 +265,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "unbind.int": layout_calls.unbind,
     "transpose.int": layout_calls.transpose,
     "contiguous": layout_calls.contiguous,
+    "clone": layout_calls.clone,
     "view_as_real": _view_as_real,
     "view": layout_calls.reshape,
     "reshape": layout_calls.reshape,
