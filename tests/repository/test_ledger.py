@@ -19,15 +19,31 @@ ROOT = Path(__file__).resolve().parents[2]
 assert entries  # they enter themselves
 
 
-@pytest.mark.parametrize("number", sorted(ENTRIES))
-def test_ours_is_right(number):
-    assert ledger.ours(ENTRIES[number]) == ledger.RIGHT
+NUMBERS = [pytest.param(n, marks=pytest.mark.slow) if entry.slow else n for n, entry in sorted(ENTRIES.items())]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_ours_is_as_the_table_says(number):
+    (row,) = (row for row in table() if row["issue"] == str(number))
+    documented = row.get(f"override {ledger.TORCH}", ledger.RIGHT)
+    found = ledger.ours(ENTRIES[number])
+    assert found.split(":")[0] == documented.split(":")[0]
+    assert ENTRIES[number].open or found == ledger.RIGHT
+
+
+def table():
+    with (ROOT / "docs" / "issues.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("number", [n for n, entry in sorted(ENTRIES.items()) if entry.open])
+def test_an_open_entry_is_not_right_everywhere(number):
+    (row,) = (row for row in table() if row["issue"] == str(number))
+    assert any(outcome != ledger.RIGHT for column, outcome in row.items() if column.startswith("override"))
 
 
 def test_the_tables_have_every_entry():
-    with (ROOT / "docs" / "issues.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["issue"]) for row in rows] == sorted(ENTRIES)
+    assert [int(row["issue"]) for row in table()] == sorted(ENTRIES)
     page = (ROOT / "docs" / "issues.md").read_text()
     assert all(f"[#{n}]" in page for n in ENTRIES)
 

@@ -25,6 +25,8 @@ class Entry:
         override: the arguments of ``mg.override`` for ours; None: the program asks for no rule, and ``ours`` is run.
         ours: the program in its place, where the answer is a function or an operator of this package.
         tolerance: relative.
+        open: why ours is not right either, on some version at least; "" where it is.
+        slow: that the program takes seconds.
     """
 
     number: int
@@ -34,6 +36,8 @@ class Entry:
     override: dict[str, Any] | None = field(default_factory=dict)
     ours: Callable[[], Any] | None = None
     tolerance: float = 1e-6
+    open: str = ""
+    slow: bool = False
 
     @property
     def source(self) -> str:
