@@ -100,6 +100,7 @@ print(arrived, left)
 )
 
 TRACER = """
+import linecache
 from pathlib import Path
 
 here = str(Path(mg.__file__).parent)
@@ -107,18 +108,36 @@ count = at = 0
 seen = set()
 
 
+# whether Python is about to call `__exit__`: it runs no signal handler there, but at the first line of `__exit__`
+def leaves_block(frame, entered):
+    if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        return False
+    before = frame.f_lineno in entered
+    entered ^= {frame.f_lineno}
+    return before
+
+
+def tracer_of_frame():
+    entered = set()
+
+    def tracer_here(frame, event, argument):
+        global count, where
+        if event == "call" or event == "line" and not leaves_block(frame, entered):
+            count += 1
+            if count == at:
+                where = (frame.f_code.co_filename, frame.f_lineno)
+                seen.add(where)
+                sys.settrace(None)
+                raise Interrupt
+        return tracer_here
+
+    return tracer_here
+
+
 def tracer(frame, event, argument):
-    global count, where
     if not frame.f_code.co_filename.startswith(here) or "library.py" in frame.f_code.co_filename:
         return None
-    if event in ("call", "line"):
-        count += 1
-        if count == at:
-            where = (frame.f_code.co_filename, frame.f_lineno)
-            seen.add(where)
-            sys.settrace(None)
-            raise Interrupt
-    return tracer
+    return tracer_of_frame()(frame, event, argument)
 
 
 def interrupted(f):
