@@ -212,6 +212,7 @@ at = 1
 while interrupted(swap):
     assert factor_of_op() == 2, where
     at += 1
+    assert at < 500, "each swap that is left makes the next one longer"
 assert factor_of_op() == 2
 print(len(seen))
 """
