@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from torch_manualgrad.core import calls
+from torch_manualgrad.core import activation
 
 # The library of calls is not loaded: enter and exit are in Python.
 WITHOUT_LIBRARY = """
@@ -225,7 +225,7 @@ def run(script, *arguments, timeout):
     return [int(n) for n in done.stdout.split()]
 
 
-@pytest.mark.skipif(not calls.loaded(), reason="in Python a signal may arrive before the first line of __exit__")
+@pytest.mark.skipif(not activation.in_library, reason="in Python a signal may arrive before the first line of __exit__")
 @pytest.mark.parametrize("signals", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_signal_leaves_a_rule_active(signals):
     arrived, left = run(SIGNALS, str(signals), timeout=600)

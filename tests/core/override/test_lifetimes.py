@@ -143,9 +143,9 @@ print(hangs, wrong)
 @pytest.mark.parametrize("scope", ["process", "thread"])
 @pytest.mark.parametrize("forks", [15, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_fork_while_threads_enter_and_leave(forks, scope):
-    from torch_manualgrad.core import calls
+    from torch_manualgrad.core import activation
 
-    if scope == "thread" and not calls.loaded():
+    if scope == "thread" and not activation.in_library:
         pytest.skip("scopes need the library of calls")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKS, str(forks), scope], capture_output=True, text=True, timeout=900

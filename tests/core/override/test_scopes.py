@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_manualgrad as mg
 from torch_manualgrad.core import activation, calls
 
-pytestmark = pytest.mark.skipif(not calls.loaded(), reason="scopes need the library of calls")
+pytestmark = pytest.mark.skipif(not activation.in_library, reason="scopes need the library of calls")
 
 
 def thread(function):
