@@ -13,8 +13,8 @@ The residuals L = sum_i |R_i|^2 of each column exist at full column rank only, w
 
     dL = 2 Re sum_i conj(R_i) (dB - dA X)_i,    gB = 2 R gL,    gA = -gB X^H.
 
-Singular values of A under the tolerance count as zeros, in the derivative as in the forward. A term that they would add
-is smaller than the others by their ratio to the values that are kept.
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P has the
+derivative of pinv_truncated.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .common import magnitude, random, random_conditioned
-from .pinv import pinv_backward
+from .pinv import pinv_backward, pinv_jvp, pinv_truncated_backward, pinv_truncated_jvp
 
 
 def _pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
@@ -77,6 +77,28 @@ def _(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
     Q, R = torch.linalg.qr(A if tall else A.mH)
     P = torch.linalg.solve_triangular(R.mH, Q, upper=False, left=False)
     return (P.mH if tall else P).resolve_conj().contiguous()
+
+
+def _drops(rank: Tensor, rcond: float | None) -> bool:
+    """Whether singular values that are not zero may have been dropped."""
+    return rank.numel() > 0 and rcond is not None and rcond > 0
+
+
+lstsq_pinv.impl_save_for_backward(lambda inputs, output: (inputs, output))
+
+
+@lstsq_pinv.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor | None]:
+    (A, rank, rcond), P = saved
+    return {"A": (pinv_truncated_backward if _drops(rank, rcond) else pinv_backward)(grad, P, A), "rank": None}
+
+
+@lstsq_pinv.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    A, rank, rcond = inputs
+    return (
+        None if tangents.A is None else (pinv_truncated_jvp if _drops(rank, rcond) else pinv_jvp)(A, output, tangents.A)
+    )
 
 
 def _matrix(A: Tensor, B: Tensor) -> Tensor:
@@ -142,7 +164,9 @@ def linalg_lstsq_backward(
         size, A_1, B_1 = _normalized(A, b)
         G, P = _matrix(A, grad_solution), lstsq_pinv(A_1, rank, rcond)
         X, Y = P @ B_1, P.mH @ G  # not the X of the forward, whose last bits gelsy draws by chance
-        if G.shape[-1] > min(A.shape[-2:]):  # fewer products, since X = P B
+        if _drops(rank, rcond):
+            gA = pinv_truncated_backward(G @ B_1.mH, P, A_1)
+        elif G.shape[-1] > min(A.shape[-2:]):  # fewer products, since X = P B
             gA = pinv_backward(G @ B_1.mH, P, A_1)
         else:
             gA = (P.mH @ X) @ (G - P @ (A_1 @ G)).mH - Y @ X.mH + (B_1 - A_1 @ X) @ (P @ Y).mH
@@ -189,6 +213,9 @@ def linalg_lstsq_solution_jvp(
     if self_t is None:
         return torch.zeros_like(solution) if dB is None else (P @ dB).reshape(solution.shape)
     X, dA = _matrix(self, solution), self_t / size
+    if _drops(rank, rcond):
+        dX = pinv_truncated_jvp(A_1, P, dA) @ B_1
+        return (dX if dB is None else dX + P @ dB).reshape(solution.shape)
     turned = dA.mH @ (P.mH @ X)
     inside = P.mH @ (dA.mH @ (B_1 - A_1 @ X)) - dA @ X - A_1 @ turned
     if dB is not None:
@@ -283,6 +310,8 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
     yield sample((4, 1), (4, 2))
     yield sample((2, 3, 3), (2, 3, 1), driver=drivers[-1])
     yield sample((1, 3, 2), (2, 3, 2), 1e-3, driver=drivers[-1])
+    if len(drivers) > 1:
+        yield sample((3, 3), (3, 2), 0.6, driver="gelsd")  # drops the least of the singular values 1, 1.7 and 2.4
     yield sample((0, 3, 2), (0, 3, 1), driver=drivers[0])
     yield sample((0, 2), (0, 3))
     A = random_conditioned(2, 4, dtype=dtype, device=device).mT
