@@ -1,7 +1,7 @@
 // QR: the cotangent of the matrix, on the CPU.
 //
-//   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> Tensor
-//       Q (*, m, n), R (*, n, n), m >= n
+//   manualgrad::linalg_qr_backward.kernel(Tensor? grad_Q, Tensor? grad_R, Tensor Q, Tensor R) -> (Tensor, Tensor)
+//       Q (*, m, n), R (*, n, n), m >= n; the second result is a 0-dim bool: whether nan is in the first
 //
 // Either dim up to kLaneOrder, order n of real square matrices up to kCachedOrder; float32, float64 and their complex
 // dtypes; any strides, all of one batch. Of R and grad_R the upper triangle has an effect. The result is contiguous
@@ -113,10 +113,19 @@ struct QrVjp : QrArguments<S>, Order<F> {
 
 // --- the operators --------------------------------------------------------------------------------------------------
 
+template <class S>
+bool has_nan(const Tensor& x) {
+  const auto* data = static_cast<const Real<S>*>(x.const_data_ptr());
+  const int64_t count = x.numel() * static_cast<int64_t>(sizeof(S) / sizeof(Real<S>));
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= data[i] != data[i];
+  return found;
+}
+
 template <class Device>
 struct QrOperators {
-  static Tensor linalg_qr_backward(const OptionalTensor& grad_Q, const OptionalTensor& grad_R, const Tensor& Q,
-                                   const Tensor& R) {
+  static std::tuple<Tensor, Tensor> linalg_qr_backward(const OptionalTensor& grad_Q, const OptionalTensor& grad_R,
+                                                       const Tensor& Q, const Tensor& R) {
     constexpr const char* where = "manualgrad::linalg_qr_backward: ";
     const MatrixShape shape = matrix_shape(where, "Q", Q, Device::kVjpOrder);
     const int64_t m = Q.size(-2), n = Q.size(-1);
@@ -124,7 +133,7 @@ struct QrOperators {
     shape.check("R", R, {n, n});
     shape.check("grad_Q", grad_Q, {m, n});
     shape.check("grad_R", grad_R, {n, n});
-    Tensor out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
+    Tensor undefined = new_flag_on_cpu(Q), out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
     dispatch_filled(out, where, "Q", [&](auto tag) {
       using S = typename decltype(tag)::type;
       KeptMatrices kept;
@@ -135,8 +144,9 @@ struct QrOperators {
       all.given_R = kept.matrices<S>(grad_R);
       all.out = new_matrices<S>(out).transposed();
       Device::template run<QrVjp>(Q, all, shape.batch(), m, n);
+      *static_cast<bool*>(undefined.mutable_data_ptr()) = has_nan<S>(out);
     });
-    return torch::stable::transpose(out, -2, -1);
+    return {torch::stable::transpose(out, -2, -1), undefined};
   }
 
   static void add_to(Library& library) { library.impl("linalg_qr_backward.kernel", TORCH_BOX(&linalg_qr_backward)); }

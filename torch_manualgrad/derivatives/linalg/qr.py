@@ -19,7 +19,7 @@ the leading columns of Q and rows of R by themselves, which are all that is left
 Undefined derivatives. If R_jj is zero to rounding, beside the norm of column j, and j is one of the columns c, then
 the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan;
 so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are
-right. Nothing is ever a finite wrong number, and nothing synchronizes with a GPU to find out.
+right. Where all that the leading columns leave of A are rounding errors, a loss of Q R is smooth, too: see qr_rounding.py.
 
 With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
 The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
@@ -47,17 +47,22 @@ from ...core.rule import CompiledVjp, Sample, rule
 from .common import LARGEST, eye_like, phi, random, random_conditioned, small
 from .gauge import depends_on_basis, report
 from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient
+from .qr_rounding import qr_rounding_backward, qr_rounding_jvp
+from .undefined import nan_unless_zero
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
 
 
-def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(which columns of Q are undefined, Q with zeros there, R_c with the identity there)."""
+def _with_Q(A: Tensor, Q: Tensor, mode: str) -> Tensor:
+    """Q, computed anew where the forward keeps none."""
     if mode not in ("reduced", "complete", "r"):
         raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
-    if mode == "r":
-        Q = torch.linalg.qr(A)[0]
+    return torch.linalg.qr(A)[0] if mode == "r" else Q
+
+
+def _well_defined(A: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(which columns of Q are undefined, Q with zeros there, R_c with the identity there)."""
     c = leading(A)
     R = R[..., :c, :c]
     undefined = pad(vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
@@ -65,45 +70,36 @@ def _well_defined(A: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, T
     return undefined, torch.where(columns, 0, Q), torch.where(columns[..., :c], eye_like(R), R)
 
 
-@formula(kernel=("default",))
-def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
-    """x, with nan for its entries that are undefined and not zero; linear, and its own adjoint and derivative.
-
-    Args:
-        x: any shape and dtype.
-        undefined: bool, broadcasts to ``x``.
-
-    Returns:
-        The shape and dtype of ``x``.
-
-    Note:
-        Where not differentiable: nowhere. A product with nan would do for x, but make a cotangent of zero nan.
-
-    References:
-        The derivative of what has none, in a loss that does not depend on it.
-    """
-    return x * torch.where(undefined & (x != 0), math.nan, 1)
-
-
-nan_unless_zero.impl_save_for_backward(lambda inputs, output: inputs.undefined)
-nan_unless_zero.impl_backward(
-    lambda ctx, undefined, grad: {"x": nan_unless_zero(grad, undefined), "undefined": None},
-)
-nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangents.x, inputs.undefined))
-
-
 def _nan(x: Tensor, undefined: Tensor) -> Tensor:
     """x, with nan where it is undefined."""
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
-def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> Tensor:
-    """`linalg_qr_backward` without A, with a cotangent and no more columns than rows."""
-    return linalg_qr_backward.reference(grad_Q, grad_R, Q @ R, Q, R, "reduced")
+def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor) -> Tensor:
+    """gA of the module's docstring: nan, unless every cotangent of what is undefined is zero."""
+    undefined, Q, R_c = _well_defined(A, Q, R)
+    c = R_c.shape[-1]
+    G = torch.zeros_like(Q) if grad_Q is None else nan_unless_zero(grad_Q, undefined.unsqueeze(-2))
+    if grad_R is not None:
+        grad_R = nan_unless_zero(grad_R.triu(), undefined.unsqueeze(-1))
+        G = G + A @ grad_R.mH
+    K = Q.mH @ G
+    W = phi(K - K.mH)
+    grad_A = solve_triangular(R_c.mH, (G - Q @ (K - W))[..., :c], upper=False, left=False)
+    grad_A = pad(grad_A, (0, A.shape[-1] - c))
+    if grad_R is not None:
+        grad_A = grad_A + Q @ grad_R
+    return grad_A
+
+
+def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """The backward without A, with a cotangent and no more columns than rows, and whether it is undefined anywhere."""
+    grad_A = _where_defined(grad_Q, grad_R, Q @ R, Q, R).mT.contiguous().mT
+    return grad_A, grad_A.isnan().any()
 
 
 def _backward_by_rank(
-    compiled: Callable[..., Tensor],
+    compiled: Callable[..., tuple[Tensor, Tensor]],
     grad_Q: Tensor | None,
     grad_R: Tensor | None,
     A: Tensor,
@@ -118,10 +114,12 @@ def _backward_by_rank(
     if not A.is_cpu:  # to ask for the rank would synchronize
         return None
     if Q.shape[-1] == n and small(Q, m, in_cache=_IN_CACHE):
-        return compiled(grad_Q, grad_R, Q, R)
+        grad_A, undefined = compiled(grad_Q, grad_R, Q, R)
+        if not undefined:
+            return grad_A
 
     def again(*tensors: Tensor | None) -> tuple[Tensor]:
-        return (linalg_qr_backward(*tensors, mode),)
+        return (linalg_qr_backward.reference(*tensors, mode),)
 
     full = full_rank_backward(grad_Q, grad_R, Q, R, leading(A))
     found = where_deficient((full,), A, R, again, grad_Q, grad_R, A, Q, R)
@@ -157,25 +155,20 @@ def linalg_qr_backward(
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero. With mode
+        Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero, or the loss is one of
+        Q R and rounding errors are all that the leading columns leave. With mode
         "complete" and m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss
         depends on more.
 
     References:
         ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
     """
-    undefined, Q, R_c = _well_defined(A, Q, R, mode)
-    c = R_c.shape[-1]
-    G = torch.zeros_like(Q) if grad_Q is None or mode == "r" else nan_unless_zero(grad_Q, undefined.unsqueeze(-2))
-    if grad_R is not None:
-        grad_R = nan_unless_zero(grad_R.triu(), undefined.unsqueeze(-1))
-        G = G + A @ grad_R.mH
-    K = Q.mH @ G
-    W = phi(K - K.mH)
-    grad_A = solve_triangular(R_c.mH, (G - Q @ (K - W))[..., :c], upper=False, left=False)
-    grad_A = pad(grad_A, (0, A.shape[-1] - c))
-    if grad_R is not None:
-        grad_A = grad_A + Q @ grad_R
+    Q = _with_Q(A, Q, mode)
+    grad_Q = None if mode == "r" else grad_Q
+    grad_A = _where_defined(grad_Q, grad_R, A, Q, R)
+    if grad_Q is not None or grad_R is not None:
+        of_product, settled = qr_rounding_backward(grad_Q, grad_R, Q, R, leading(A))
+        grad_A = torch.where(settled[..., None, None], of_product, grad_A)
     return grad_A.mT.contiguous().mT
 
 
@@ -183,7 +176,7 @@ def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> t
     """`linalg_qr_jvp` by the shorter formula where the rank is full."""
 
     def again(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return linalg_qr_jvp(*tensors, mode)
+        return linalg_qr_jvp.reference(*tensors, mode)
 
     return where_deficient(full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
 
@@ -206,13 +199,15 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R. With mode
+        Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R; with a GaugeWarning if
+        rounding errors are all that the leading columns leave, as the tangent of Q R is then right. With mode
         "complete" and m > n, the last columns of Q do not turn within their span.
 
     References:
         ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
     """
-    undefined, Q_p, R_c = _well_defined(A_p, Q, R, mode)
+    Q_r = _with_Q(A_p, Q, mode)
+    undefined, Q_p, R_c = _well_defined(A_p, Q_r, R)
     c, w = R_c.shape[-1], Q_p.shape[-1]
     Y = pad(solve_triangular(R_c, A_t[..., :c], upper=True, left=False), (0, w - c))
     N = Q_p.mH @ Y
@@ -220,7 +215,11 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     Q_t = Y - Q_p @ (N - lower + lower.mH)
     R_t = Q_t.mH @ A_p + Q_p.mH @ A_t
     R_t = _nan(R_t, undefined.unsqueeze(-1)).triu()
-    Q_t = torch.zeros_like(Q) if mode == "r" else _nan(Q_t, undefined.unsqueeze(-2))
+    Q_t = _nan(Q_t, undefined.unsqueeze(-2))
+    Q_s, R_s, settled = qr_rounding_jvp(A_t, Q_r, R, c)
+    Q_t = torch.where(settled.unsqueeze(-2), Q_s, Q_t)
+    R_t = torch.where(settled.unsqueeze(-1), R_s, R_t)
+    Q_t = torch.zeros_like(Q) if mode == "r" else Q_t
     return Q_t.contiguous(), R_t.contiguous()
 
 
@@ -236,7 +235,9 @@ def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
-    compiled_vjp=CompiledVjp("A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",)),
+    compiled_vjp=CompiledVjp(
+        "A", linalg_qr_backward, {}, LARGEST, only={"mode": "reduced"}, square=("R",), declines=True
+    ),
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
     improves=("values", "missing"),

@@ -93,7 +93,7 @@ def full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, 
         G = Q @ sym(phi(M.mH))
         return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False)
     # Q is square, and G - Q K is zero
-    W = phi(skew(M)) if M.is_complex() else skew(M).tril_(-1)
+    W = phi(skew(M)) if M.is_complex() else skew(M).tril(-1)
     inner = W[..., :c]
     _divide(inner, R[..., :c, :c])
     upper[..., :c].add_(inner)
