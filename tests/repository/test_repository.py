@@ -175,6 +175,7 @@ def test_derivatives_know_formulas_only(path):
         "catalogue",
         "sample",
         "strong_arithmetic",
+        "strong_zero",
         "kernel_limits",
         "sharding",
     )

@@ -111,7 +111,8 @@ def _i0e_slope(self: Tensor, result: Tensor) -> Tensor:
 
 def _far(coefficients: list[float], self: Tensor) -> Tensor:
     """The asymptotic series of a derivative, where |x| is large; anything finite elsewhere."""
-    inverse = 1 / self.abs().clamp(min=_FAR)
+    size = self.abs().clamp(min=_FAR)
+    inverse = 1 / torch.where(size.isinf(), torch.finfo(size.dtype).max, size)  # the root of zero has no derivative
     return inverse * inverse.sqrt() * polynomial(coefficients, inverse)
 
 

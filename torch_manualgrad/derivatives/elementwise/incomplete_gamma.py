@@ -185,7 +185,11 @@ def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
 def _density(self: Tensor, other: Tensor) -> Tensor:
     """x^(a - 1) exp(-x) / Gamma(a)."""
     a = self.to(other.dtype)
-    return (torch.special.xlogy(a - 1, other) - other - torch.lgamma(a)).exp()
+    near = other < 1
+    # the derivatives of the power are powers; those of exp((a - 1) log x) are differences of larger numbers
+    power = torch.where(near, other, 1).pow(a - 1) * (-torch.where(near, other, 0) - torch.lgamma(a)).exp()
+    x = torch.where(near, 1, other)
+    return torch.where(near, power, (torch.special.xlogy(a - 1, x) - x - torch.lgamma(a)).exp())
 
 
 def _in_the_first(self: Tensor, other: Tensor) -> Tensor:

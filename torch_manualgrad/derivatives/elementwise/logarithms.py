@@ -41,10 +41,12 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
     """
     low = 0.0 if eps is None else eps
     inside = (self >= low) & (self <= 1 - low)
-    # the branch that is not taken stays finite, as 0 times its derivative is to be 0
-    x = torch.where(inside, self + 0.0, 0.5)  # -0.0 counts as 0.0
-    slope = x * (1 - x)
-    return grad / torch.where(inside, slope, nan) if eps is None else torch.where(inside, grad / slope, 0.0)
+    # two reciprocals: the square of x (1 - x), which the second derivative would have, underflows
+    x = torch.where(inside, self, 0.5) + 0.0  # -0.0 counts as 0.0
+    slope = grad * (x.reciprocal() + (1 - x).reciprocal())
+    if eps is None:
+        return slope + (self * torch.where(inside, 0, nan)).expm1()  # nan outside, in every order
+    return torch.where(inside, slope, 0.0)
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.strong_zero import strong_times
 
 from .saturating import normal_density
 from .series import polynomial
@@ -50,7 +51,9 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
     inverse = 1 / torch.where(far, self, inf)
     slope = [-(2 * k + 1) * c for k, c in enumerate(_ERFCX)]
     at_infinity = inverse * inverse / sqrt(pi) * polynomial(slope, inverse * inverse / 2)
-    near = 2 * torch.where(far, 0, self) * torch.where(far, 0, result) - 2 / sqrt(pi)
+    # strong: a tangent of a tangent is zero, and the result infinite left of -26
+    product = strong_times(torch.where(far, 0, self), torch.where(far, 0, result))
+    near = product + product - 2 / sqrt(pi)
     return torch.where(far, at_infinity, near)
 
 
@@ -66,7 +69,9 @@ def _log_ndtr(self: Tensor, result: Tensor) -> Tensor:
     x, log_ndtr = torch.where(middle, self, 0), torch.where(middle, result, 0)
     around_zero = (-log_ndtr - x * x / 2).exp() / sqrt(2 * pi)
     x = torch.where(left | middle, 0, self)
-    log_ndtr = torch.where(x > 0, torch.where(x > 0, result, 0), (torch.erfc(-x / sqrt(2)) / 2).log())
+    log_ndtr = torch.where(
+        x > 0, torch.where(x > 0, result, 0), (torch.erfc(torch.where(x > 0, 0, x) / -sqrt(2)) / 2).log()
+    )
     right = normal_density(x) * (-log_ndtr).exp()
     return torch.where(far, at_infinity, torch.where(left, near, torch.where(middle, around_zero, right)))
 
