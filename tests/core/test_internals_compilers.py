@@ -25,6 +25,22 @@ def test_skipped_by_dynamo():
     assert compiled(lambda x: x.sin()) and not compiled(internals.skipped_by_dynamo(lambda x: x.sin()))
 
 
+def test_breaks_graphs():
+    called = []
+
+    @internals.breaks_graphs("it appends to a list")
+    def f(x):
+        called.append(torch.compiler.is_compiling())
+        return x.sin()
+
+    x, graphs = random(2), []
+    compiled = torch.compile(lambda x: f(x * 2) + 1, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    same(compiled(x), (x * 2).sin() + 1)
+    assert called == [False] and len(graphs) == 2  # before the call and after it
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="it appends to a list"):
+        torch.compile(lambda x: f(x) + 1, backend="eager", fullgraph=True)(x)
+
+
 def test_compiled_backward():
     class Square(torch.autograd.Function):
         @staticmethod

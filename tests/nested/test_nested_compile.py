@@ -101,6 +101,41 @@ def test_what_pytorch_compiles_compiles_in_every_way(name, known, tracked, dynam
     check(name, known, tracked, dynamic)
 
 
+FUNCTIONS = {
+    "relu": mg.nested.relu,
+    "softmax": lambda x: mg.nested.softmax(x, 1),
+    "sum": lambda x: mg.nested.sum(x, 1),
+    "linear": lambda x: mg.nested.linear(x, WEIGHT),
+    "pair": lambda x: mg.nested.mul(x, mg.nested.relu(x)),
+    "narrow": lambda x: mg.nested.narrow(x, 2, 0, 2),
+    "narrow, ragged": lambda x: mg.nested.narrow(x, 1, 0, 2),
+    "select": lambda x: mg.nested.select(x, 2, 0),
+    "split": lambda x: mg.nested.split(x, 2, 2)[1],
+    "unbind": lambda x: mg.nested.unbind(x)[1],
+    "to_padded_tensor": lambda x: mg.nested.to_padded_tensor(x, 0.0),
+}
+
+
+@pytest.mark.parametrize("override", [contextlib.nullcontext, mg.override], ids=["stock", "override"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_our_functions_break_a_graph_at_a_nested_tensor(name, override):
+    def program(x):
+        y = FUNCTIONS[name](x * 2)
+        return (y.values() if isinstance(y, torch.Tensor) and y.is_nested else torch.as_tensor(y)).sin()
+
+    x, found = batch(True), []
+    for f in (program, torch.compile(program, backend="eager")):
+        with override():
+            value = f(x)
+            found.append((value, torch.autograd.grad(value.sum(), x)[0].values()))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_whole_graph_of_our_functions_says_what_can_be_compiled():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a Ragged can be compiled"):
+        torch.compile(lambda x: mg.nested.relu(x * 2), backend="eager", fullgraph=True)(batch(True))
+
+
 def test_graphs_follow_the_override():
     """Compiled outside first and compiled inside first; the softmax over a ragged dim tells one from the other."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import ArgumentError, Check, arguments_of, naming
-from ..core.internals import JaggedStructure, jagged_structure, traced_nested_int
+from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged
 from .ragged_checks import check_values
@@ -95,6 +95,16 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
         return functools.partial(on_nested, views=views)
     check = arguments_of(function, {Ragged: "a Ragged or a nested tensor"})
 
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return _converted_call(function, check, args, kwargs, _Conversion("all", views))
+        except _NeedsOffsets:
+            return _converted_call(function, check, args, kwargs, _Conversion("used", views))
+
+    @breaks_graphs("torch_manualgrad.nested takes nested tensors outside of graphs only; a Ragged can be compiled")
+    def outside_of_graph(*args: Any, **kwargs: Any) -> Any:
+        return convert(*args, **kwargs)
+
     @functools.wraps(function)
     def on_either(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is Ragged and not any(map(_may_be_nested, (*args[1:], *kwargs.values()))):
@@ -102,10 +112,9 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
                 return function(*args, **kwargs)
             check(args, kwargs)
             return naming(function, args, kwargs)
-        try:
-            return _converted_call(function, check, args, kwargs, _Conversion("all", views))
-        except _NeedsOffsets:
-            return _converted_call(function, check, args, kwargs, _Conversion("used", views))
+        if torch.compiler.is_dynamo_compiling() and any(map(_has_nested, (*args, *kwargs.values()))):
+            return outside_of_graph(*args, **kwargs)
+        return convert(*args, **kwargs)
 
     return on_either
 
@@ -152,6 +161,12 @@ def _refuse_some_on_meta(function: Callable[..., Any], args: Sequence[Any], name
 
 def _may_be_nested(argument: Any) -> bool:
     return argument.is_nested or argument.is_meta if isinstance(argument, Tensor) else type(argument) in (list, tuple)
+
+
+def _has_nested(argument: Any) -> bool:
+    if type(argument) in (list, tuple):
+        return any(map(_has_nested, argument))
+    return isinstance(argument, Tensor) and argument.is_nested
 
 
 class _Conversion:

@@ -42,6 +42,7 @@ from .distributed import (
 from .dynamo import (
     FakeTensorMode,
     NoMetaKernel,
+    breaks_graphs,
     compiled_backward,
     guard_compiled_graphs,
     pytree,
@@ -152,6 +153,7 @@ __all__ = [
     "below_autograd_keys",
     "below_levels",
     "bits_unread",
+    "breaks_graphs",
     "calls_seen",
     "compiled_backward",
     "constant_in_graphs",

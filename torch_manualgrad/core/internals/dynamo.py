@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "FakeTensorMode",
     "NoMetaKernel",
+    "breaks_graphs",
     "compiled_backward",
     "guard_compiled_graphs",
     "pytree",
@@ -45,6 +46,20 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator. Where a compiled function calls the function, Dynamo ends the graph and runs the call eagerly.
+
+    What ``torch.compiler.disable(reason=...)`` does, which imports Dynamo.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return skipped_by_dynamo(function)
+
+    return mark
 
 
 _guarded = False
