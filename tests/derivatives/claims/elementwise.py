@@ -37,9 +37,14 @@ def of_complex(f):
 
 
 def at_a_tie(f):
-    """In forward mode, of the first of two equal numbers and of the second."""
+    """Forward mode less reverse mode, of the first of two equal numbers and of the second; versions share a tie in two ways."""
     one, zero = scalar(1.0), scalar(0.0)
-    return [point(lambda t=t: jvp(f, (one, one), t)[1], t[0]) for t in ((one, zero), (zero, one))]
+
+    def difference(i):
+        tangents = (zero, one) if i else (one, zero)
+        return jvp(f, (one, one), tangents)[1] - grad(f, argnums=i)(one, one)
+
+    return [point(lambda i=i: difference(i), 0.0) for i in (0, 1)]
 
 
 def beside_its_zero(x):
@@ -105,6 +110,7 @@ PROOFS = {
     },
     "aten::copysign.Tensor": {"values": derivatives(lambda x: torch.copysign(x, -scalar(1.0)), math.inf, -1.0)},
     "aten::copysign.Scalar": {"values": derivatives(lambda x: torch.copysign(x, -1.0), math.inf, -1.0)},
+    "aten::ldexp.Tensor": {"values": derivatives(lambda x: torch.ldexp(x, torch.tensor(-2)), 0.5, 0.25)},
     "aten::polar": {"values": derivatives(lambda r: torch.polar(r, scalar(1.0)).real, -2.0, math.cos(1))},
     "aten::mish": {"values": derivatives(torch.nn.functional.mish, 1000.0, 1.0, 0.0, 0.0)},
     "aten::hardsigmoid": {

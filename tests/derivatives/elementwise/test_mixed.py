@@ -1,4 +1,4 @@
-"""Elementwise operators of several tensors where some are real and some complex, at points on both sides of zero."""
+"""Elementwise operators of several tensors where some are real and some complex, or integers, at points on both sides of zero."""
 
 import itertools
 
@@ -33,21 +33,26 @@ def points(complex_, shift=0):
     return torch.tensor(values, dtype=dtype).roll(shift)
 
 
-def samples(name):
+def samples(name, make=points):
     """With each choice of complex arguments that the operator takes; the points of an argument meet others of the next."""
     rule = rules[name]
     names = [n for n in rule.signature.tensor_names if n not in OTHERS.get(name, {})]
     for kinds in itertools.product((False, True), repeat=len(names)):
         if len(set(kinds)) == 1:
             continue
-        given = {n: points(complex_, i) for i, (n, complex_) in enumerate(zip(names, kinds))} | OTHERS.get(name, {})
+        given = {n: make(kind, i) for i, (n, kind) in enumerate(zip(names, kinds))} | OTHERS.get(name, {})
         leading = list(itertools.takewhile(given.__contains__, rule.signature.names[: rule.signature.positional]))
         sample = mg.Sample(*[given.pop(n) for n in leading], **given)
         try:
-            rule.aten(*sample.args, **sample.kwargs)
+            result = rule.aten(*sample.args, **sample.kwargs)
         except RuntimeError:
             continue
-        yield sample
+        if result.is_complex() or result.is_floating_point() and not result.isnan().any():
+            yield sample
+
+
+def integers(integer, shift=0):
+    return torch.tensor([-2, 3, 1]) if integer else torch.tensor([0.45, 1.7, 0.6], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,6 +61,25 @@ def test_mixed_arguments(name):
     if found:
         with mg.override("*"):
             mg.testing.check(rules[name].aten, found, checks=())
+
+
+# the tensors of a backward have one dtype
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.partition(".")[0].endswith("_backward")])
+def test_integer_arguments(name):
+    found = list(samples(name, integers))
+    if found:
+        with mg.override("*"):
+            mg.testing.check(rules[name].aten, found, checks=())
+
+
+@pytest.mark.skipif("aten::ldexp.Tensor" in rules.absent, reason="PyTorch makes it of other operators")
+@pytest.mark.parametrize("exponents", [[200, -140, -2], [0.3, 0.1, -2.0]], ids=["integers", "float32"])
+def test_exponents_of_ldexp(exponents):
+    """The factor 2^n has the digits and the range of the result, not those of the exponents."""
+    x, n = torch.rand(3, dtype=torch.float64).requires_grad_(), torch.tensor(exponents)
+    with mg.override("*"):
+        (g,) = torch.autograd.grad(torch.ldexp(x, n).sum(), x)
+    torch.testing.assert_close(g, torch.exp2(n.double()), rtol=1e-15, atol=0)
 
 
 def test_some_operators_take_mixed_arguments():

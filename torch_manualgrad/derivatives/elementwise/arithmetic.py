@@ -6,6 +6,7 @@ Note:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf, pi
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import where_finite
+from torch_manualgrad.core.rule import Sample, where_finite
 
 
 @formula
@@ -146,8 +147,22 @@ elementwise(
     real_only=True,
     improves="values",
 )
+
+
+def _ldexp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    x = torch.tensor([0.45, -1.7, 0.6]).to(device, dtype)
+    if not dtype.is_complex:
+        yield Sample(x, torch.tensor([[-1.5], [0.4]]).to(device, dtype))
+    yield Sample(x, torch.tensor([-2, 3, 1], dtype=torch.int32, device=device))
+
+
 elementwise(
     "aten::ldexp.Tensor",
-    {"self": lambda other: torch.exp2(other), "other": lambda result: result * 0.6931471805599453},
+    {
+        "self": lambda grad, other: grad * torch.exp2(other.to(torch.result_type(grad, other))).conj(),
+        "other": lambda result: result * 0.6931471805599453,
+    },
+    improves={"values": "2.15"},  # PyTorch's 2^n of a negative integer n is zero
+    samples=_ldexp_samples,
     since="2.13",  # made of others before
 )
