@@ -20,8 +20,11 @@ path(198017, "the umbrella of wrong forward-mode and higher-order derivatives; h
      lambda t: linalg.slogdet(matrix(t))[1], 0.3, "fwd-fwd")  # fmt: skip
 path(196682, "jvp of cholesky_inverse multiplies in the wrong order",
      lambda t: total(torch.cholesky_inverse(matrix(t).tril())), 0.3, "fwd")  # fmt: skip
-path(196694, "jvp of cholesky_solve in the factor is wrong",
-     lambda t: total(torch.cholesky_solve(draw(3, 2, seed=4), matrix(t).tril())), 0.3, "fwd")  # fmt: skip
+path(196694, "jvp of cholesky_solve of a matrix and as many factors takes it for a batch of vectors",
+     lambda t: total(torch.cholesky_solve(draw(2, 2, seed=4), torch.stack([matrix(t, 2), matrix(t, 2, seed=6)]).tril())),
+     0.3, "fwd")  # fmt: skip
+path(196707, "jvp of triangular_solve with a unit diagonal differentiates the diagonal",
+     lambda t: total(torch.triangular_solve(draw(3, 2, seed=4), matrix(t), unitriangular=True)[0]), 0.3, "fwd")  # fmt: skip
 path(
     196695,
     "second jvp of linalg.solve is wrong",

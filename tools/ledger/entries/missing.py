@@ -170,3 +170,10 @@ def _() -> Tensor:
         lambda w: F.embedding_bag(torch.arange(4), table, offsets, mode="sum", per_sample_weights=w).sum(),
         torch.ones(4),
     )[0]
+
+
+@entry(196680, "gradient of ldexp drops negative exponents", [2.0, 0.25])
+def _() -> Tensor:
+    return gradient(lambda x: torch.ldexp(x, torch.tensor([1, -2], dtype=torch.int32)).sum(), torch.tensor([0.7, 0.5]))[
+        0
+    ]

@@ -9,13 +9,16 @@ from torch import Tensor
 from ..programs import along, entry
 from .samples import gradient
 
-SATURATED = "the derivative is computed of the result, which has rounded: saving the input would cost memory or time"
+SATURATED = (
+    "the derivative is computed from the result, which has rounded or overflowed; in place, nothing else is left"
+)
 
 
 @entry(195527, "first and second derivatives of sigmoid and tanh in their tails are zero",
-       [4.248354255291589e-18, -4.248354255291589e-18], open=SATURATED)  # fmt: skip
+       [4.248354255291589e-18, -4.248354255291589e-18, 1.6993417021166355e-17], open=SATURATED)  # fmt: skip
 def _() -> Tensor:
-    return torch.stack([along(torch.sigmoid, 40.0, modes) for modes in ("rev", "rev-rev")])
+    sigmoid = [along(torch.sigmoid, 40.0, modes) for modes in ("rev", "rev-rev")]
+    return torch.stack([*sigmoid, along(torch.tanh, 20.0, "rev")])
 
 
 @entry(195681, "gradient of sigmoid at a large number is zero", 5.551115123125775e-17, open=SATURATED)
@@ -39,7 +42,7 @@ def _() -> Tensor:
 
 
 @entry(195680, "a component of the gradient of log_softmax cancels", [5.551115123125776e-17, -5.551115123125776e-17],
-       open=SATURATED)  # fmt: skip
+       open="its sum over the outputs cancels: 1 - exp of the result")  # fmt: skip
 def _() -> Tensor:
     z = torch.tensor([37.42994775023705, 0.0], dtype=torch.float64)
     return gradient(lambda z: torch.log_softmax(z, -1)[0], z)[0]
@@ -51,7 +54,7 @@ def _() -> Tensor:
 
 
 @entry(195529, "gradient of binary_cross_entropy_with_logits is zero in one tail", [-4.248354255291589e-18, 4.248354255291589e-18],
-       open="PyTorch's formula, sigmoid(x) - target, cancels")  # fmt: skip
+       override={"names": "*"})  # fmt: skip
 def _() -> Tensor:
     logits, targets = torch.tensor([40.0, -40.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
     return gradient(lambda x: F.binary_cross_entropy_with_logits(x, targets, reduction="sum"), logits)[0]
