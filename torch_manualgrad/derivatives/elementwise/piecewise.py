@@ -187,7 +187,7 @@ elementwise(
 )
 elementwise(
     "aten::hardsigmoid",
-    lambda grad, self: torch.where(_is_between(self, -3, 3), grad / 6, 0),
+    lambda grad, self: _selected(grad / 6, _is_between(self, -3, 3), self),
     domain=(-4, 4),
     real_only=True,
     improves=("values", "missing"),  # 1/6 is rounded to float32 in PyTorch's
@@ -259,7 +259,7 @@ elementwise(
 elementwise(
     "aten::_prelu_kernel",
     {
-        "self": lambda self, weight: torch.where(self > 0, 1, weight),
+        "self": lambda self, weight: torch.where(self > 0, torch.where(self > 0, 1, self), weight),  # see `_selected`
         "weight": lambda grad, self: torch.where(self > 0, 0, grad * torch.where(self > 0, 0, self)),
     },
     samples=alike(Tensor, Tensor),

@@ -298,7 +298,7 @@ rule(
         "grad_output": lambda grad, self, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
             grad, self, noise, lower, upper, training, False
         ),
-        "self": lambda grad: None,
+        "self": lambda grad: torch.zeros_like(grad),
         "noise": lambda grad, grad_output, training: grad * grad_output if training else None,
     },
     jvp={"result": _rrelu_tangent},
