@@ -173,12 +173,13 @@ struct Rules {
     } else {
       const S h = (at.x + conjugate(at.x_turned) + at.y + conjugate(at.y_turned)) * T(D::kSvd ? 0.25 : 0.5);
       const T squares = h_i * h_i + h_j * h_j, products = g[i] * h_i + g[j] * h_j, size = g[i] * g[i] + g[j] * g[j];
-      const T c = squares > noise * noise ? products / squares : T(0);
+      const bool known = squares > noise * noise;  // else any function may be meant, and zero is taken
+      const T c = known ? products / squares : T(0);
       const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
       const T small = static_cast<T>(square_root(eps) * square_root(square_root(eps)));
       const bool fits = size - c * products <= small * size;
       result.difference =
-          resolve(n.difference, s[j] - s[i], noise, h * (fits ? c : T(0)), !fits && modulus_of(h) > noise);
+          resolve(n.difference, s[j] - s[i], noise, h * (fits ? c : T(0)), !(fits && known) && modulus_of(h) > noise);
     }
     if constexpr (D::kSvd) result.sum = resolve(n.sum, s[i] + s[j], noise);
     return result;

@@ -232,3 +232,38 @@ def test_second_derivatives_of_functions_of_values_alone():
         eigenvalues = twice(lambda A: L.eigvalsh(A).pow(2).sum(), A)
         torch.testing.assert_close(eigenvalues, E + E.mT)
     assert twice(lambda A: L.svdvals(A).square().sum(), A).isnan().any()  # stock
+
+
+def symmetric_eigenvalues(A):
+    return L.eigvalsh(0.5 * (A + A.mT))
+
+
+SECOND = {
+    "rev-rev": lambda f, A, E: twice_reverse(f, A, E),
+    "rev-fwd": lambda f, A, E: (torch.func.grad(lambda A: torch.func.jvp(f, (A,), (E,))[1])(A) * E).sum(),
+    "fwd-rev": lambda f, A, E: (torch.func.jvp(torch.func.grad(f), (A,), (E,))[1] * E).sum(),
+    "fwd-fwd": lambda f, A, E: torch.func.jvp(lambda A: torch.func.jvp(f, (A,), (E,))[1], (A,), (E,))[1],
+}
+
+
+def twice_reverse(f, A, E):
+    A = A.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(A), A, create_graph=True)
+    return (torch.autograd.grad((g * E).sum(), A)[0] * E).sum()
+
+
+@pytest.mark.parametrize("values", [L.svdvals, symmetric_eigenvalues], ids=["svdvals", "eigvalsh"])
+@pytest.mark.parametrize("mode", SECOND)
+def test_a_second_derivative_that_lacks_the_part_that_splits_a_group_warns(mode, values):
+    """The curvature of the sum of squares along one unit matrix, and along a full one: right, or with a warning."""
+    A = torch.eye(4, dtype=torch.float64)
+    unit = torch.zeros_like(A)
+    unit[0, 1] = 1
+    for E in (unit, unit.mT.contiguous(), torch.diag(unit.sum(1)), weights(4, 1)):
+        truth = 2 * (E if values is L.svdvals else 0.5 * (E + E.mT)).square().sum()
+        with mg.override(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = SECOND[mode](lambda A: values(A).square().sum(), A, E)
+        warned = [w for w in caught if issubclass(w.category, GaugeWarning)]
+        assert warned or torch.allclose(found, truth)
+        assert all("mg.linalg.nuclear_norm" in str(w.message) for w in warned)
