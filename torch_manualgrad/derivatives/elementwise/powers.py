@@ -81,8 +81,12 @@ def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
         ATen pow_backward_self.
     """
     exponent = _in(grad.dtype, exponent)
+    # 0^y is constant in y, for the mixed derivative too
+    exponent = torch.where((self == 0) & _is_power_of_zero(exponent), exponent.detach(), exponent)
     # the constant x^0 at zero and nan; elsewhere its mixed derivative 1 / x is kept
     constant = (exponent == 0) & ~(self.abs() > 0)
+    if self.is_complex() or exponent.is_complex():  # complex 0^0 is nan in PyTorch
+        constant = constant | (exponent == 1) & (self == 0)
     return grad * (exponent * torch.where(constant, 1, self).pow(exponent - 1)).conj()
 
 
@@ -103,7 +107,7 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
     References:
         ATen pow_backward_exponent.
     """
-    constant = (exponent.real > 0) | (exponent == 0) if exponent.is_complex() else exponent >= 0
+    constant = _is_power_of_zero(exponent)
     if isinstance(self, Tensor):
         constant = (self == 0) & constant
         base = torch.where(constant, 1, self)
@@ -113,6 +117,11 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
     if self == 0:
         return grad * (result * torch.where(constant, 0, -inf).to(result.dtype)).conj()
     return grad * (result * _log(self, complex_result=result.is_complex())).conj()
+
+
+def _is_power_of_zero(exponent: Tensor) -> Tensor:
+    """Whether 0^y is finite: Re y > 0 or y = 0."""
+    return (exponent.real > 0) | (exponent == 0) if exponent.is_complex() else exponent >= 0
 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
