@@ -6,6 +6,7 @@ import torch.autograd.forward_ad as fwAD
 from ops_for_tests import random
 
 import torch_manualgrad as mg
+from torch_manualgrad.derivatives.sparse.entries import product_of_entries, to_dense_at
 from torch_manualgrad.testing import Sample, check
 
 COO, CSR, CSC = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
@@ -213,6 +214,42 @@ def test_without_entries():
         for reduce in ("sum", "amax"):
             of_S, of_b = torch.autograd.grad(torch.sparse.mm(S, b, reduce).exp().sum(), (S, b))
             assert of_S._nnz() == 0 and of_b.eq(0).all()
+
+
+SUMS_OVER_EQUAL_INDICES = {
+    "sparse_mm_reduce_backward": lambda: mg.ops.sparse_mm_reduce_backward(
+        torch.rand(4000, 3).to_sparse_csr(), torch.randn(4000, 20), torch.rand(3, 20), "amax", [True, True]
+    ),
+    "to_dense_at": lambda: (to_dense_at(torch.randn(90000), (torch.randint(0, 50, (90000,)),), (50,)),),
+    "product_of_entries": lambda: (
+        product_of_entries(torch.randn(9000), *torch.randint(0, 5, (2, 9000)), torch.randn(5, 20), 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_OVER_EQUAL_INDICES)
+def test_sums_do_not_depend_on_the_order_of_threads(name):
+    def result():
+        torch.manual_seed(0)
+        found = SUMS_OVER_EQUAL_INDICES[name]()
+        return [x.values() if x.layout is CSR else x for x in found]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        first = result()
+        for _ in range(10):
+            assert all(map(torch.equal, result(), first))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dense", [(), (2,), (2, 3), (0,)])
+def test_to_dense_at(dense):
+    sizes, values = (3, 4, *dense), random(5, *dense)
+    at = (torch.tensor([0, 2, 2, 1, 0]), torch.tensor([1, 3, 3, 0, 1]))
+    expected = torch.zeros(sizes, dtype=values.dtype).index_put(at, values, accumulate=True)
+    torch.testing.assert_close(to_dense_at(values, at, sizes), expected)
 
 
 @pytest.mark.parametrize("dims", [[0], [2], [0, 1], [0, 2], [1, 2]], ids=str)

@@ -7,6 +7,7 @@ sparse: PyTorch's dual tensors have storage, and a sparse tensor has none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,7 +163,10 @@ def to_dense_at(values: Tensor, indices: tuple[Tensor, ...], sizes: Sequence[int
     """A dense tensor with these values at these indices, added up where there are several, and zeros elsewhere."""
     if not indices:
         return values.sum(0)
-    return values.new_zeros(sizes).index_put(indices, values, accumulate=True)
+    # index_put adds up in an order that depends on the threads
+    rest = math.prod(sizes[len(indices) :])
+    at = _positions(indices, sizes).reshape(-1, 1) * rest + torch.arange(rest, device=values.device)
+    return values.new_zeros(math.prod(sizes)).index_add(0, at.flatten(), values.flatten()).reshape(sizes)
 
 
 def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Tensor, height: int) -> Tensor:

@@ -82,7 +82,7 @@ def sparse_mm_reduce_backward(
     at = (columns[chosen], torch.arange(grad.shape[1], device=grad.device).expand_as(chosen))
     of_values = None
     if output_mask[0]:
-        of_values = values.new_zeros(values.shape).index_put((chosen,), kept * other[at], accumulate=True)
+        of_values = to_dense_at(kept * other[at], (chosen,), values.shape)
     return _csr(A, of_values), to_dense_at(kept * values[chosen], at, other.shape)
 
 
