@@ -35,6 +35,7 @@ __all__ = [
     "Standardized",
     "constant",
     "first_of",
+    "gradient_format",
     "norm_backward",
     "norm_backward_jvp",
     "norm_double_backward",
@@ -95,6 +96,17 @@ class Standardized:
         x, along = self.values, self.pull(t)
         terms = self.mean(h * x) * along + x * self.mean(h * along) + self.mean(t * x) * self.pull(h)
         return -self.rstd * terms
+
+
+def gradient_format(input: Tensor) -> torch.memory_format:
+    """That of the gradient: channels last where the strides of images grow from the channels on, else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if input.dim() not in formats:
+        return torch.contiguous_format
+    order = [1, *range(input.dim() - 1, 1, -1), 0]
+    ends = [input.stride(d) * input.shape[d] for d in order]
+    grow = all(input.stride(d) >= end for d, end in zip(order[1:], ends))
+    return formats[input.dim()] if grow and ends[0] else torch.contiguous_format
 
 
 def wide(x: Tensor) -> Tensor:

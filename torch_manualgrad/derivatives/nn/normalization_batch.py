@@ -17,6 +17,7 @@ from torch_manualgrad.core.formula import formula
 
 from .normalization import (
     Standardized,
+    gradient_format,
     norm_backward,
     norm_backward_jvp,
     norm_double_backward,
@@ -34,15 +35,6 @@ def _dims(input: Tensor) -> list[int]:
 def _by_channel(x: Tensor | None, input: Tensor) -> Any:
     """One entry a channel, wide, for broadcasting."""
     return None if x is None else wide(x).reshape(-1, *[1] * (input.dim() - 2))
-
-
-def _memory_format(input: Tensor) -> torch.memory_format:
-    """That of the gradient: channels last where the strides of images grow from the channels on, else contiguous."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    order = [1, *range(input.dim() - 1, 1, -1), 0]
-    ends = [input.stride(d) * input.shape[d] for d in order]
-    grow = all(input.stride(d) >= end for d, end in zip(order[1:], ends))
-    return formats.get(input.dim(), torch.contiguous_format) if grow and ends[0] else torch.contiguous_format
 
 
 def _standardized(
@@ -117,7 +109,7 @@ def native_batch_norm_backward(
 
 def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) -> tuple[Tensor, ...]:
     """The results for an input without elements; for any other their shapes, dtypes and strides."""
-    of_x = torch.zeros_like(input, memory_format=_memory_format(input))
+    of_x = torch.zeros_like(input, memory_format=gradient_format(input))
     of_channels = (input if weight is None else weight).new_zeros(input.shape[1])
     return tuple(
         f if yes else input.new_zeros(0) for f, yes in zip((of_x, of_channels, of_channels.clone()), output_mask)

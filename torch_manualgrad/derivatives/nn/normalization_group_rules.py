@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_manualgrad.core.rule import Sample, rule
 from torch_manualgrad.core.sharding import is_sharded
 
-from .normalization import random, uneven
+from .normalization import gradient_format, random, uneven
 from .normalization_group import (
     group_norm_backward_jvp,
     group_norm_double_backward,
@@ -48,7 +48,8 @@ def _vjp(
         found = infinitely_differentiable_native_group_norm_backward(*given)
     else:  # the compiler fuses it
         assert grad_result0 is not None
-        g, x = grad_result0.contiguous(), input.contiguous()
+        kept = gradient_format(input) if input.device.type == "cpu" else torch.contiguous_format
+        g, x = (t.contiguous(memory_format=kept) for t in (grad_result0, input))
         found = torch.ops.aten.native_group_norm_backward(g, x, result1, result2, weight, *sizes, mask)
     return tuple(f if yes else None for f, yes in zip(found, mask))
 
