@@ -19,11 +19,11 @@ def one(grad):
 @pytest.mark.parametrize(
     "name, about, message",
     [
-        ("aten::sinn", {"vjp": {"self": one}}, "rule 'aten::sinn': there is no such operator"),
+        ("aten::sinn", {"vjp": {"self": one}}, "rule 'aten::sinn': there is no such operator; did you mean aten::sin"),
         ("nowhere::sin", {"vjp": {"self": one}}, "rule 'nowhere::sin': there is no such operator"),
         ("sin", {"vjp": {"self": one}}, "expected 'namespace::name' or 'namespace::name.overload'"),
-        ("aten::add.Tensorr", {"vjp": {"self": one}}, "there is no such operator"),
-        ("aten::norm", {"vjp": {"self": one}}, "there is no such operator"),
+        ("aten::add.Tensorr", {"vjp": {"self": one}}, "there is no such operator; expected one of aten::add.Tensor, "),
+        ("aten::norm", {"vjp": {"self": one}}, "there is no such operator; expected one of aten::norm.Scalar, "),
         ("aten::sin_", {"vjp": {"self": one}}, "writes to an argument"),
         ("aten::sin.out", {"vjp": {"self": one}}, "writes to an argument"),
         ("aten::view", {"vjp": {"self": one}}, "returns a view"),
@@ -45,7 +45,7 @@ def one(grad):
         ("aten::sin", {"vjp": {"self": one}, "not_differentiable": "x"}, r"not_differentiable='x' is not one of"),
         ("aten::sin", {"vjp": {"self": 3}}, "the vjp for self must be a function with named parameters, got 3"),
         ("aten::sin", {"vjp": {"self": torch.neg}}, "must be a function with named parameters"),
-        ("aten::dist", {"vjp": {"self": one}, "register": True}, "rule 'aten::dist' exists already"),
+        ("aten::dist", {"vjp": {"self": one}, "register": True}, "rule 'aten::dist' exists already.*register=False"),
     ],
 )  # fmt: skip
 def test_refused(name, about, message):
@@ -53,6 +53,11 @@ def test_refused(name, about, message):
     with pytest.raises(ValueError, match=message):
         mg.rule(name, **{"register": False, **about})
     assert list(mg.rules) == before
+
+
+def test_a_function_is_no_name():
+    with pytest.raises(TypeError, match="name: expected a string such as 'aten::sin', got <built-in method sin"):
+        mg.rule(torch.sin, vjp={"self": one}, register=False)
 
 
 def test_a_name_that_means_two_things_is_refused():

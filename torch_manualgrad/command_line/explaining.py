@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -92,6 +93,19 @@ def _measured(rule: Rule, sample: Sample | tuple[Any, ...]) -> list[str]:
     return [repr(sample), "C++" if plain else "Python", backward, ", ".join(ran) or "none", stock, ours]
 
 
+@contextmanager
+def _standard_error_closed() -> Iterator[None]:
+    """In the context, what the profiler's C++ writes to standard error goes nowhere."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _run(problem: Problem, active: Callable[[], AbstractContextManager[Any]]) -> tuple[str, list[str]]:
     """Forward and backward: the bytes that are kept between them, inputs included; the kernels that run."""
     kept: dict[int, int] = {}
@@ -102,7 +116,7 @@ def _run(problem: Problem, active: Callable[[], AbstractContextManager[Any]]) ->
         return x
 
     try:
-        with active(), profile(use_kineto=False) as events:  # kineto writes to standard error
+        with _standard_error_closed(), active(), profile(use_kineto=False) as events:
             xs = [x.detach().requires_grad_() for x in problem.primals]
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
                 outputs = [o for o in problem.flat(*xs) if tree.is_differentiable(o) and o.requires_grad]

@@ -39,6 +39,11 @@ class ModuleOverride:
         self._forward = _Forward(module, module.__dict__.get("forward"), block)
         module.__dict__["forward"] = self._forward
 
+    def __repr__(self) -> str:
+        now = self.module.__dict__.get("forward")
+        state = "active" if any(one is self._forward for one in _chain(now)) else "removed"
+        return f"<an override of {type(self.module).__name__}: {state}>"
+
     def remove(self) -> None:
         """Give the module its own forward back. Removing twice does nothing.
 

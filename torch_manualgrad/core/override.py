@@ -234,6 +234,11 @@ class Handle(activation.ActiveHandle):
             self._in_calls = _in_calls(self.layer, rules.version)  # kept as long as this is
         self.number = self._in_calls.number
 
+    def __repr__(self) -> str:
+        names = ", ".join(name if isinstance(name, str) else repr(name) for name in self.names) or "every improvement"
+        scope = "one thread" if self.thread else "the process"
+        return f"<{names} for {scope}: {'active' if self.is_active else 'removed'}>"
+
     @property
     def is_active(self) -> bool:
         return any(one is self for one in activation.truth.entries) and not self.abandoned
@@ -334,7 +339,7 @@ def _check(forward: Any, strong_zero: Any, scope: Any) -> None:
         raise ValueError(f"scope must be one of {', '.join(map(repr, SCOPES))}, got {scope!r}")
     if scope == "thread" and not (calls.loaded() and activation.in_library):
         raise RuntimeError(
-            'scope="thread" needs the library of csrc/calls, which was not built for this torch; docs/installing.md says how'
+            'scope="thread" needs the compiled calls (csrc/calls), which are not loaded here: `manualgrad env` says why'
         )
 
 

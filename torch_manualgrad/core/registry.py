@@ -21,6 +21,7 @@ class Registry(Mapping[str, T], Generic[T]):
         what: it is made of, for messages.
         fill: called before entries are read, so that more may be entered then.
         beside: another registry, which can have no entry of the same name as this one.
+        instead: what to do where a name is taken, for messages.
 
     Attributes:
         absent: name -> why it is not among the entries, for what this torch cannot have.
@@ -29,8 +30,14 @@ class Registry(Mapping[str, T], Generic[T]):
         KeyError, AttributeError: there is no entry of that name; the message names the nearest.
     """
 
-    def __init__(self, what: str, fill: Callable[[], None] = lambda: None, beside: Registry[Any] | None = None) -> None:
-        self._what = what
+    def __init__(
+        self,
+        what: str,
+        fill: Callable[[], None] = lambda: None,
+        beside: Registry[Any] | None = None,
+        instead: str = "",
+    ) -> None:
+        self._what, self._instead = what, f"; {instead}" if instead else ""
         self._fill = fill
         self._entries: dict[str, T] = {}
         self._version = next(_versions)
@@ -58,10 +65,13 @@ class Registry(Mapping[str, T], Generic[T]):
         self._is_new(name)
         self.absent[name] = reason
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} entries, each a {self._what}>"
+
     def _is_new(self, name: str) -> None:
         for other in self._all:
             if name in other._entries or name in other.absent:
-                raise ValueError(f"{other._what} {name!r} exists already; a duplicate name is an error")
+                raise ValueError(f"{other._what} {name!r} exists already; a duplicate name is an error{other._instead}")
 
     @property
     def version(self) -> int:

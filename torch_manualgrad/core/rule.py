@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -116,8 +117,8 @@ class Rule:
         finite: bool | None = None,
         kind: str = "rule",
     ) -> None:
-        self.name = name.removesuffix(".default")
         self.aten = operator(name)
+        self.name = name.removesuffix(".default")
         self.signature = Signature(self.aten._schema)
         check_functional(f"rule {name}", self.aten, may_write=True, may_be_composite=drops_graph)
         improves = (improves,) if isinstance(improves, str) else improves
@@ -272,21 +273,28 @@ def operator(name: str) -> Any:
     """The ``OpOverload`` called ``namespace::name`` or ``namespace::name.overload``.
 
     Raises:
+        TypeError: not a string.
         ValueError: there is none.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"rule: name: expected a string such as 'aten::sin', got {name!r}")
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    if rest:
-        try:
-            return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        except AttributeError:
-            pass
-    raise ValueError(
-        f"rule {name!r}: there is no such operator; expected 'namespace::name' or 'namespace::name.overload'"
-    )
+    found = getattr(getattr(torch.ops, namespace), packet, None) if rest else None
+    op = getattr(found, overload or "default", None)
+    if op is not None:
+        return op
+    hint = "expected 'namespace::name' or 'namespace::name.overload'"
+    if found is not None:
+        hint = f"expected one of {', '.join(f'{namespace}::{packet}.{o}' for o in found.overloads())}"
+    elif near := difflib.get_close_matches(packet, dir(getattr(torch.ops, namespace)), n=3):
+        hint = f"did you mean {' or '.join(f'{namespace}::{n}' for n in near)}?"
+    raise ValueError(f"rule {name!r}: there is no such operator; {hint}")
 
 
-rules: Registry[Rule] = Registry("rule", packages.load)
+rules: Registry[Rule] = Registry(
+    "rule", packages.load, instead="register=False gives a rule that is in no table, for `override` and `install`"
+)
 
 
 def rule(
@@ -345,6 +353,6 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
         reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
     if until is not None and reached(until):
         reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
-    if not reason and name.startswith("aten::") and reached(UNTRIED):  # else the package could not be imported there
+    if not reason and reached(UNTRIED) and str(name).startswith("aten::"):  # else the package could not be imported there
         reason = f"torch {torch.__version__} has no {name}"
     return reason if reason and (not exists(name) or is_composite(operator(name))) else ""
