@@ -265,6 +265,15 @@ def test_errors(call, error, message):
         call()
 
 
+@pytest.mark.parametrize("on_meta", ["A", "B", "P", "Q", "weights"])
+def test_all_arguments_are_on_one_device(on_meta):
+    """Otherwise a result may be memory that nobody has written, as of a product with a tensor on meta."""
+    given = {"A": (3, 2), "B": (3, 2)} if on_meta in "AB" else {"P": (3, 2), "Q": (3, 2), "weights": (3,)}
+    given = {name: torch.ones(shape, device="meta" if name == on_meta else "cpu") for name, shape in given.items()}
+    with pytest.raises(ValueError, match=r"\w+: expected a tensor on \w+, where [AP] is, got one on"):
+        (procrustes if on_meta in "AB" else kabsch)(**given)
+
+
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
 
 
 def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
-    """Check that B has the matrix shape and dtype of A, and a batch that broadcasts with A's.
+    """Check that B has the matrix shape, dtype and device of A, and a batch that broadcasts with A's.
 
     Args:
         B: (*, m, n).
@@ -62,13 +62,14 @@ def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
         B.
 
     Raises:
-        ArgumentError: another shape.
+        ArgumentError: another shape or device.
         DtypeError: another dtype.
     """
     if B.shape[-2:] != A.shape[-2:]:
         raise ArgumentError(f"{name}: expected the size of {other}, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
     if B.dtype != A.dtype:
         raise DtypeError(f"{name}: expected the dtype of {other}, {A.dtype}, got {B.dtype}")
+    _on_one_device(B, name, A, other)
     _broadcast(B.shape[:-2], name, A.shape[:-2], other)
     return B
 
@@ -85,13 +86,14 @@ def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
         The weights in the dtype of the points; nan in place of forbidden weights that cannot be read.
 
     Raises:
-        ArgumentError: forbidden weights that can be read.
+        ArgumentError: forbidden weights that can be read, or another device.
         DtypeError: complex weights.
     """
     if weights.is_complex():
         raise DtypeError(f"{name}: expected real numbers, got {weights.dtype}")
     if weights.shape[-1:] != points.shape[-2:-1]:
         raise ArgumentError(f"{name}: expected one for each of {points.shape[-2]} points, got {list(weights.shape)}")
+    _on_one_device(weights, name, points, "P")
     _broadcast(weights.shape[:-1], name, points.shape[:-2], "P")
     weights = weights.to(points.dtype)
     refused = {
@@ -105,6 +107,11 @@ def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
         else:
             weights = torch.where(where, torch.nan, weights)
     return weights
+
+
+def _on_one_device(x: Tensor, name: str, A: Tensor, other: str) -> None:
+    if x.device != A.device:  # of two tensors, one on meta, PyTorch may return memory that nobody has written
+        raise ArgumentError(f"{name}: expected a tensor on {A.device}, where {other} is, got one on {x.device}")
 
 
 def _broadcast(batch: Sequence[int], name: str, others: Sequence[int], other: str) -> None:
