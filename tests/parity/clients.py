@@ -57,6 +57,11 @@ CLIENTS = (
     Client("geotorch", "", ("test",)),
     Client("pytorch-metric-learning", "", tuple(f"tests/{name}" for name in ("distances", "losses", "reducers", "regularizers")), _METRIC_LEARNING, (("TEST_DEVICE", "cpu"), ("TEST_DTYPES", "float32,float64")), path="src"),
     Client("botorch", "", tuple(f"test/{name}" for name in _BOTORCH_TESTS), _BOTORCH),
+    Client("entmax", "", ("entmax",)),
+    Client("nflows", "", ("tests",), ("torchtestcase", "umnn", "tqdm", "matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "packaging", "pillow", "pyparsing", "python-dateutil", "six")),
+    Client("pytorch-minimize", "", ("tests",), ("scipy",)),
+    Client("normalizing-flows", "", ("normflows",), ("tqdm",)),
+    Client("pypose", "", tuple(f"tests/{name}" for name in ("basics", "function/test_spline.py", "lietensor", "module/test_loss.py", "optim/test_solver.py", "optim/test_optimizer.py", "sparse"))),
     Client("kornia", "", ("tests/geometry", "tests/losses"), ("kornia_rs", "packaging")),
 )
 # fmt: on

@@ -1,6 +1,10 @@
-"""pytest plugin: the suite runs with rules installed, those that MANUALGRAD_INSTALLED names ("none": stock)."""
+"""pytest plugin: the suite runs with rules installed, those that MANUALGRAD_INSTALLED names ("none": stock).
+
+With MANUALGRAD_EVERY=n it runs about one test in n, the same ones every time: a test is chosen by a checksum of its name.
+"""
 
 import os
+import zlib
 
 
 def pytest_configure(config):
@@ -9,3 +13,8 @@ def pytest_configure(config):
         import torch_manualgrad as mg
 
         mg.install(*names.split())
+
+
+def pytest_collection_modifyitems(config, items):
+    every = int(os.environ.get("MANUALGRAD_EVERY", "1"))
+    items[:] = [item for item in items if zlib.crc32(item.name.encode()) % every == 0]

@@ -40,6 +40,12 @@ SUITES = (
     Suite("test_eager_transforms", "intel", "test/xpu/functorch/test_eager_transforms_xpu.py"),
     Suite("test_transformers", "intel", "test/xpu/test_transformers_xpu.py"),
     Suite("test_nn", "intel", "test/xpu/test_nn_xpu.py"),
+    Suite("test_embedding", "ascend", "test/nn/test_embedding.py"),
+    Suite("test_multihead_attention", "ascend", "test/nn/test_multihead_attention.py"),
+    Suite("test_dropout", "ascend", "test/nn/test_dropout.py"),
+    Suite("test_parametrization", "ascend", "test/nn/test_parametrization.py"),
+    Suite("test_modules", "ascend", "test/test_modules.py"),
+    Suite("test_sparse", "ascend", "test/test_sparse.py"),
 )
 
 # What the projects have changed, and what takes its place. A test that only their device runs becomes one that only
@@ -85,13 +91,14 @@ def write(suite: Suite, source: Path, folder: Path) -> None:
         (folder / to).write_text(text)
 
 
-def run(suite: Suite, folder: Path, mode: str, *options: str) -> tuple[dict[str, str], float]:
+def run(suite: Suite, folder: Path, mode: str, every: int, *options: str) -> tuple[dict[str, str], float]:
     """Test -> passed, failure, error or skipped; and the seconds that all took."""
     found = folder / f"{suite.name}-{MODES[mode] or 'plain'}.xml".replace("*", "all")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT, HERE))),
         "MANUALGRAD_INSTALLED": MODES[mode],
+        "MANUALGRAD_EVERY": str(every),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider", "-o", "addopts="]
     command += [f"--junitxml={found}", "--tb=short", f"--rootdir={folder}", f"{suite.name}.py", *options]
@@ -111,6 +118,7 @@ def main() -> int:
     parser.add_argument("--source", action="append", default=[], metavar="PROJECT=FOLDER", help="a checkout of one")
     parser.add_argument("--only", action="append", choices=[s.name for s in SUITES])
     parser.add_argument("--mode", action="append", choices=list(MODES), help="all by default")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one test in N, the same ones every time")
     given, options = parser.parse_known_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +134,7 @@ def main() -> int:
         write(suite, sources[suite.project], folder)
         stock: dict[str, str] = {}
         for mode in given.mode or MODES:
-            outcomes, seconds = run(suite, folder, mode, *options)
+            outcomes, seconds = run(suite, folder, mode, given.every, *options)
             stock = stock or outcomes
             passed = sum(o == "passed" for o in outcomes.values())
             failed = sum(o in ("failure", "error") for o in outcomes.values())
