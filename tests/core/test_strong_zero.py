@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from rules_for_tests import without_tangent
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jvp
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import strong_bound
@@ -286,6 +288,23 @@ def test_around_a_call():
         assert torch.func.jacfwd(f)(weight.detach()).isfinite().all()
         outputs = f(weight)  # with the zeros of PyTorch: no error, that is all
         torch.autograd.grad(outputs, weight, torch.ones(2, *outputs.shape, dtype=F64), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_traced_with_fake_tensors(mode):
+    """Which ask for devices by operators of TorchScript, and are seen by the strong arithmetic."""
+    x = torch.randn(3, 3, dtype=F64)
+
+    def f(x):
+        return ((x @ x.cos()).softmax(0).norm() + torch.linalg.eigvalsh(x + x.mT).sqrt().nansum()).exp()
+
+    with mg.override("*", strong_zero=True):
+        traced = make_fx(grad(f), tracing_mode=mode)(x)
+        torch.testing.assert_close(traced(x), grad(f)(x), equal_nan=True)
+        with FakeTensorMode():
+            y = torch.randn(3, requires_grad=True)
+            (first,) = torch.autograd.grad(y.softmax(0).prod().sqrt(), y, create_graph=True)
+            assert torch.autograd.grad(first.sum(), y)[0].shape == (3,)
 
 
 def derivative_in_the_cotangents(rule, sample, scale):

@@ -91,6 +91,16 @@ def test_functions_with_a_break_in_the_middle_and_operators():
     torch.testing.assert_close(torch.compile(operator, backend="aot_eager")(points), operator(points))
 
 
+def test_methods_that_torch_writes_in_python():
+    functions = {
+        "norm": lambda x: x.norm(),
+        "split": lambda x: x.split(3)[0].sin(),
+        "unflatten": lambda x: x.sin().unflatten(0, (2, 4)),
+        "prod, whose derivative splits": lambda x: x.prod(),
+    }
+    beside_eager(functions, X, fullgraph=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [torch, torch.Tensor, torch.special, F, torch.ops.aten], ids=str)
 def test_every_elementwise_function(place):

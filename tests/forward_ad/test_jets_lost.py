@@ -73,7 +73,44 @@ def without_grad(x):
     return y * x
 
 
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return -tangent
+
+
+COMPILED = {
+    "one output": torch.compile(lambda x: (X.mT @ x.sin()).cosh(), backend="eager"),
+    "several outputs": torch.compile(lambda x: (x.sin(), x.cos()), backend="eager"),
+    "a layer": torch.compile(torch.nn.Linear(4, 2, dtype=torch.float64).requires_grad_(False), backend="aot_eager"),
+}
+
 LOSE = {
+    "an autograd.Function": lambda x: StraightThrough.apply(x),
+    "an autograd.Function with a jvp": lambda x: Reversal.apply(x),
+    "an autograd.Function of what it makes": lambda x: Reversal.apply(x.sin()) * x,
     "a foreach in place": of_foreach,
     "a foreach of two lists": of_two_foreach,
     "an operator of torch.library": lambda x: torch.ops.jets_lost.square(x),
@@ -247,6 +284,25 @@ def test_inference_mode_around_a_series():
     with torch.inference_mode():
         found = directional(torch.sin, X, V, 1)[0]
     torch.testing.assert_close(found, X.cos() * V)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_functions_run_eagerly_in_a_series(name):
+    """Dynamo would trace how a jet is handled, and keep what it has found."""
+    compiled = COMPILED[name]
+    eager = getattr(compiled, "_torchdynamo_orig_callable", None) or compiled._orig_mod
+    for _ in range(3):
+        compiled(X)
+        for found, expected in zip(directional(compiled, X, V, 3), directional(eager, X, V, 3)):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_function_compiled_inside_of_a_series():
+    def f(x):
+        return torch.compile(lambda y: y.sin(), backend="eager")(x) * x
+
+    for found, expected in zip(directional(f, X, V, 3), directional(lambda x: x.sin() * x, X, V, 3)):
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_swapped_jvp_is_that_of_the_series():

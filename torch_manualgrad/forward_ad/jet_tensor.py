@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torch_manualgrad.core.internals import outside_of_compiler, tensor_without_memory, transform_depth
+from torch_manualgrad.core.internals import (
+    fwd_grad_is_enabled,
+    outside_of_compiler,
+    tensor_without_memory,
+    transform_depth,
+)
 
 from .jet_scaled import BLOCK, Scaled, whole
 from .jet_trace import Series, Trace, encode, traced
@@ -95,6 +100,7 @@ class Space:
         self.batch_of: str | None = None
         self.level: float = 0
         self.in_inference_mode = False
+        self.has_forward_mode = True
         self.memory: Any = None  # what jets in a graph that is compiled are made of
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -109,6 +115,7 @@ class Space:
                 with _Handler():
                     return function(*args)
             self.in_inference_mode = torch.is_inference_mode_enabled()
+            self.has_forward_mode = fwd_grad_is_enabled()
             with (
                 transforms_seen(),
                 outside_of_compiler(),
@@ -185,6 +192,13 @@ def _refuse(name: str) -> Callable[..., Any]:
             f"Tensor.{name} in a function that runs on Taylor series: numbers would lose the derivatives. Compute with "
             "tensors, or call .detach() first to hold the value constant."
         )
+
+    return method
+
+
+def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
 
     return method
 
@@ -282,7 +296,14 @@ class Jet(_Series, Tensor):  # type: ignore[misc, override]
 
 
 class GraphJet(_Series, Tensor):  # type: ignore[misc, override]
-    """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes."""
+    """A jet while Dynamo traces, which knows a class of tensors by ``as_subclass``, and its attributes.
+
+    Methods that torch writes in Python are functions without a source to Dynamo when they come to the handler.
+    """
+
+    norm, split, stft, istft, unflatten = (
+        _as_method(f) for f in (torch.norm, torch.split, torch.stft, torch.istft, torch.unflatten)
+    )
 
 
 def is_jet(x: Any) -> bool:
@@ -309,13 +330,29 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             raise NotImplementedError(f"{x.lost} has no Taylor series; call .detach() to hold it constant")
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
-    if not torch.compiler.is_dynamo_compiling() and torch.is_inference_mode_enabled() and not space.in_inference_mode:
-        raise NotImplementedError(
-            "torch.inference_mode() inside of a function that runs on Taylor series, where forward mode has no derivatives; "
-            "call .detach() to hold a value constant, or enter it around the call"
-        )
+    _refuse_surroundings(space)
     found: Trace = traced(func, template, tensors)
     if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
         with _Handler():
             return run(space, found, tensors)
     return run(space, found, tensors)
+
+
+def _refuse_surroundings(space: Space) -> None:
+    """Raise where the call is inside of what would not see a jet, although the space is open."""
+    if torch.compiler.is_dynamo_compiling():
+        if space.memory is None:
+            raise NotImplementedError(
+                "torch.compile inside of a function that runs on Taylor series; compile the function before, or around it"
+            )
+        return
+    if torch.is_inference_mode_enabled() and not space.in_inference_mode:
+        raise NotImplementedError(
+            "torch.inference_mode() inside of a function that runs on Taylor series, where forward mode has no derivatives; "
+            "call .detach() to hold a value constant, or enter it around the call"
+        )
+    if space.has_forward_mode and not fwd_grad_is_enabled():  # as while the forward of an autograd.Function runs
+        raise NotImplementedError(
+            "torch.autograd.Function inside of a function that runs on Taylor series, which do not see its derivative; "
+            "write it with mg.custom_op, or call .detach() to hold its arguments constant"
+        )

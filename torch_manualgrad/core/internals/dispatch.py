@@ -84,6 +84,8 @@ def is_composite(op: Any) -> bool:
     """Whether an operator is made of others as autograd sees it: a registration at Autograd would have no effect."""
     name = op.name()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not torch._C._dispatch_has_kernel(name):  # prim::device, which fake tensors ask for
+        return False
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
 

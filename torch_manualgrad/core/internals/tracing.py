@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -45,10 +46,12 @@ def constant_in_graphs(function: _F) -> _F:
 
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
-    """Have Dynamo compile no function that is called here, unless it is one of `torch.compile` itself."""
+    """Have Dynamo compile no function that is called here, and run those eagerly that `torch.compile` has made."""
     callback = eval_frame.set_eval_frame(None)
     try:
-        yield
+        # Dynamo takes a second to load, and without it there is no compiled function
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
     finally:
         eval_frame.set_eval_frame(callback)
 
