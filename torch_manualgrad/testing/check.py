@@ -58,7 +58,8 @@ def check(
             generalized gradient is wrong.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
-        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "built inputs" (forward mode in a number that the
+            inputs are made of), "batched gradients" (`is_grads_batched`,
             vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
             hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
             alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks.py` has all,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from . import (
     batched,
+    built,
     derivatives,
     edges,
     lifetimes,
@@ -45,6 +46,7 @@ TABLE: dict[str, Check] = {
     "agreement": Check(derivatives.agreement),
     "duality": Check(derivatives.duality),
     "undefined cotangents": Check(derivatives.undefined_cotangents),
+    "built inputs": Check(built.built_inputs, default=False),
     "vmap": Check(transforms.vmap, differentiates=False),
     "vmap-grad": Check(transforms.vmap_grad),
     "noncontiguous": Check(transforms.noncontiguous, differentiates=False),
