@@ -52,6 +52,39 @@ def _each(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: function(torch.stack([x, _like(x, 0.5)], -1))
 
 
+def _between(p: float) -> Callable[[Tensor], Tensor]:
+    """The distance of (x, 1) and (0, 3) by cdist."""
+    return lambda x: torch.cdist(
+        torch.stack([x, _like(x, 1.0)], -1).unsqueeze(1), _like(x, 0.0).new_tensor([[0.0, 3.0]]), p
+    ).flatten()
+
+
+def _pdist(p: float) -> Callable[[Tensor], Tensor]:
+    """The same by pdist, which takes no batch."""
+    other = torch.tensor([0.0, 3.0])
+
+    def function(x: Tensor) -> Tensor:
+        pairs = torch.stack([torch.stack([x, _like(x, 1.0)], -1), other.to(x.dtype).expand(len(x), 2)], 1)
+        return torch.cat([F.pdist(pair, p) for pair in pairs.unbind()])
+
+    return function
+
+
+def _p_norm(p: float, y: float) -> Callable[[Any], Any]:
+    return lambda x: (abs(x) ** mpf(p) + mpf(y) ** mpf(p)) ** (1 / mpf(p))
+
+
+def _standardized(x: Any) -> Any:
+    """The first of (x, 1/2, -1) less their mean, over the root of their variance and 1e-5."""
+    mean = (x - mpf(0.5)) / 3
+    variance = (x * x + mpf(1.25)) / 3 - mean * mean
+    return (x - mean) / mp.sqrt(variance + mpf(1e-5))
+
+
+def _layer_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(torch.stack([x, _like(x, 0.5), _like(x, -1.0)], -1), (3,))[..., 0]
+
+
 def _sigmoid(x: Any) -> Any:
     return 1 / (1 + mp.exp(-x))
 
@@ -146,12 +179,33 @@ CASES = [
     Case("aten::special_i0e", "i0e", torch.special.i0e, lambda x: mp.exp(-abs(x)) * mp.besseli(0, x), domain=(0.01, 80), bits=400),
     Case("aten::special_i1", "i1", torch.special.i1, lambda x: mp.besseli(1, x), domain=(-80, 80), bits=400),
     Case("aten::special_i1e", "i1e", torch.special.i1e, lambda x: mp.exp(-abs(x)) * mp.besseli(1, x), domain=(0.01, 80), bits=400),
+    Case("aten::igamma", "igamma(2.5, x)", lambda x: torch.special.gammainc(_like(x, 2.5), x), lambda x: mp.gammainc(mpf(2.5), 0, x, regularized=True), domain=(0, 500), singular=True, bits=400),
+    Case("aten::igammac", "igammac(2.5, x)", lambda x: torch.special.gammaincc(_like(x, 2.5), x), lambda x: mp.gammainc(mpf(2.5), x, regularized=True), domain=(0, 500), singular=True, bits=400),
+    Case("aten::special_zeta", "zeta(3, x)", lambda x: torch.special.zeta(_like(x, 3.0), x), lambda x: mp.zeta(3, x), domain=(0.01, 1e3), singular=True, bits=320),
+    Case("aten::polygamma", "polygamma(1, x)", lambda x: torch.polygamma(1, x), lambda x: mp.polygamma(1, x), domain=(0.01, 1e4), singular=True, bits=320),
+    Case("aten::polygamma", "polygamma(2, x)", lambda x: torch.polygamma(2, x), lambda x: mp.polygamma(2, x), domain=(0.01, 1e4), singular=True, bits=320),
+    Case("aten::mvlgamma", "mvlgamma, p = 2", lambda x: torch.mvlgamma(x, 2), lambda x: mp.loggamma(x) + mp.loggamma(x - mpf(0.5)), domain=(0.6, 1e4), singular=True, bits=320),
+    Case("aten::erfinv", "erfinv", torch.erfinv, mp.erfinv, domain=(-0.999, 0.999), bits=320),
+    Case("aten::special_ndtri", "ndtri", torch.special.ndtri, lambda x: mp.sqrt(2) * mp.erfinv(2 * x - 1), domain=(1e-3, 0.999), singular=True, bits=320),
+    Case("aten::erfc", "ndtr", torch.special.ndtr, _ndtr, domain=(-36, 36)),
     # -- activations in pieces
     Case("aten::elu", "elu", lambda x: F.elu(x, 1.5), lambda x: x if x > 0 else mpf(1.5) * mp.expm1(x), singular=True),
     Case("aten::celu", "celu, alpha = 3", lambda x: F.celu(x, 3.0), lambda x: x if x > 0 else 3 * mp.expm1(x / 3), singular=True),
     Case("aten::softsign", "softsign", F.softsign, lambda x: x / (1 + abs(x)), singular=True),
     Case("aten::hardswish", "hardswish", F.hardswish, lambda x: x * (x + 3) / 6, domain=(-2.99, 2.99)),
+    Case("aten::elu", "selu", F.selu, lambda x: mpf(1.0507009873554804934193349852946) * (x if x > 0 else mpf(1.6732632423543772848170429916717) * mp.expm1(x)), singular=True),
+    Case("aten::glu", "glu(x, 1/2)", _each(lambda x: F.glu(x, -1)[..., 0]), lambda x: x * _sigmoid(mpf(0.5))),
+    Case("aten::glu", "glu(1/2, x)", lambda x: F.glu(torch.stack([_like(x, 0.5), x], -1), -1)[..., 0], lambda x: _sigmoid(x) / 2),
     # -- reductions and losses
+    Case("aten::_cdist_forward", "cdist, p = 2", _between(2.0), _p_norm(2, 2)),
+    Case("aten::_cdist_forward", "cdist, p = 3", _between(3.0), _p_norm(3, 2), singular=True),
+    Case("aten::_pdist_forward", "pdist, p = 2", _pdist(2.0), _p_norm(2, 2)),
+    Case("aten::_pdist_forward", "pdist, p = 3", _pdist(3.0), _p_norm(3, 2), singular=True),
+    Case("aten::linalg_vector_norm", "vector_norm(x, 1/2), p = 1.5", _each(lambda x: torch.linalg.vector_norm(x, 1.5, dim=-1)), _p_norm(1.5, 0.5), singular=True),
+    Case("aten::native_layer_norm", "layer_norm(x, 1/2, -1)", _layer_norm, _standardized, domain=(-1e4, 1e4)),
+    Case("aten::cumprod", "cumprod(x, 1/2, x)", lambda x: torch.stack([x, _like(x, 0.5), x], -1).cumprod(-1)[..., 2], lambda x: x * x / 2, singular=True),
+    Case("aten::addcmul", "addcmul(1, x, x)", lambda x: torch.addcmul(_like(x, 1.0), x, x), lambda x: 1 + x * x, singular=True),
+    Case("aten::multi_margin_loss", "multi_margin_loss(x, 1/2), p = 2", _each(lambda x: F.multi_margin_loss(x, torch.ones(len(x), dtype=torch.long), p=2, reduction="none")), lambda x: (x + mpf(0.5)) ** 2 / 2, domain=(-0.4, inf)),
     Case("aten::logsumexp", "logsumexp(x, 1/2)", _each(lambda x: x.logsumexp(-1)), lambda x: mpf(0.5) + _softplus(x - mpf(0.5))),
     Case("aten::_softmax", "softmax(x, 1/2)", _each(lambda x: x.softmax(-1)[..., 0]), lambda x: _sigmoid(x - mpf(0.5))),
     Case("aten::_log_softmax", "log_softmax(x, 1/2)", _each(lambda x: x.log_softmax(-1)[..., 0]), lambda x: -_softplus(mpf(0.5) - x)),
