@@ -43,10 +43,11 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
     inside = (self >= low) & (self <= 1 - low)
     # two reciprocals: the square of x (1 - x), which the second derivative would have, underflows
     x = torch.where(inside, self, 0.5) + 0.0  # -0.0 counts as 0.0
-    slope = grad * (x.reciprocal() + (1 - x).reciprocal())
+    slope = x.reciprocal() + (1 - x).reciprocal()
     if eps is None:
-        return slope + (self * torch.where(inside, 0, nan)).expm1()  # nan outside, in every order
-    return torch.where(inside, slope, 0.0)
+        # nan outside, in every order; but a strong zero times it is zero
+        return grad * (slope + (self * torch.where(inside, 0, nan)).expm1())
+    return torch.where(inside, grad * slope, 0.0)
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
