@@ -37,10 +37,11 @@ def test_where_a_column_has_no_reflector():
 
 
 def test_a_matrix_without_full_rank():
+    """The tangents of reflectors of rounding errors are nan, or there is a warning, as for QR."""
     A = random(4, 1) @ random(1, 3, seed=1)
-    with mg.override():
+    with mg.override(), pytest.warns(mg.linalg.GaugeWarning, match="without full rank"):
         _, (a_t, tau_t) = torch.func.jvp(torch.geqrf, (A,), (random(4, 3, seed=2),))
-    assert a_t[0].isfinite().all() and tau_t[0].isfinite() and not a_t[2:, 2].isfinite().any()
+    assert a_t[0].isfinite().all() and tau_t[0].isfinite()
 
 
 def test_the_last_reflector_of_a_square_matrix():
