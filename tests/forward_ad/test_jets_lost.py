@@ -107,7 +107,11 @@ COMPILED = {
     "a layer": torch.compile(torch.nn.Linear(4, 2, dtype=torch.float64).requires_grad_(False), backend="aot_eager"),
 }
 
+CELL = torch.nn.LSTMCell(4, 2, dtype=torch.float64).requires_grad_(False)
+H = torch.ones(3, 2, dtype=torch.float64)
+
 LOSE = {
+    "a covariance, which reads a value to check it": lambda x: x.cov(),
     "an autograd.Function": lambda x: StraightThrough.apply(x),
     "an autograd.Function with a jvp": lambda x: Reversal.apply(x),
     "an autograd.Function of what it makes": lambda x: Reversal.apply(x.sin()) * x,
@@ -157,7 +161,20 @@ LOSE = {
     "saved statistics": lambda x: torch.ops.aten._native_batch_norm_legit(x, None, None, M, M, True, 0.1, 1e-5)[1] * 2,
     "histogram": lambda x: torch.histogram(x, 3)[1],
 }
+
+
+def of_layer(kind):
+    layer = kind(4, 2, dtype=torch.float64).requires_grad_(False)
+    return lambda x: layer(x.unsqueeze(1))[0].sin()
+
+
 KEEP = {
+    "an RNN, which adds to a product of constants": of_layer(torch.nn.RNN),
+    "an LSTM": of_layer(torch.nn.LSTM),
+    "a GRU": of_layer(torch.nn.GRU),
+    "a cell": lambda x: CELL(x, (H, H))[1],
+    "cosine embeddings": lambda x: torch.nn.functional.cosine_embedding_loss(x, X.cos(), torch.tensor([1, -1, 1])),
+    "hinge embeddings": lambda x: torch.nn.functional.hinge_embedding_loss(x, 1 - 2 * (X > 0.7).double(), 2.0),
     "a custom op": lambda x: with_jvp(x),
     "a custom op with two arguments": lambda x: with_jvp(x, x.sin()),
     "a custom op that is constant in one": lambda x: reads_one(x, X),

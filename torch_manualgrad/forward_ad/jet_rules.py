@@ -7,7 +7,6 @@ either raises.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from .jet_examples import follow
 from .jet_fallback import by_custom_op, by_rule
 from .jet_rows import ELEMENTWISE, RowSpace, in_rows
 from .jet_tensor import Space, is_jet
-from .jet_trace import Trace, decode
+from .jet_trace import Trace, decode, functional_form
 
 __all__ = ["jet_rule", "known_rules", "run"]
 
@@ -179,29 +178,6 @@ def _has_jet(space: Space, x: Any) -> bool:
     return space.has(x)
 
 
-@functools.cache
-def _functional(name: str) -> str:
-    """The operator that returns what the one in place writes.
-
-    Its overload may have another name: that of ``pow_.Scalar`` is ``pow.Tensor_Scalar``.
-    """
-    base, dot, overload = name.partition(".")
-    same = f"{base[:-1]}{dot}{overload}"
-    if base == "aten::copy_":
-        return "aten::copy"
-    wanted = [str(a.type) for a in operator(name)._schema.arguments]
-    namespace, _, short = base[:-1].partition("::")
-    packet: Any = getattr(getattr(torch.ops, namespace), short, None)
-    overloads = [] if packet is None else packet.overloads()
-    for candidate in (overload or "default", *overloads):
-        if candidate not in overloads:
-            continue
-        found = f"{base[:-1]}.{candidate}".removesuffix(".default")
-        if [str(a.type) for a in operator(found)._schema.arguments] == wanted:
-            return found
-    return same
-
-
 def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
     """The functional form of the operator, whose result takes the place of the first argument's coefficients."""
     x: Any = args[0] if args else None
@@ -214,7 +190,7 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
         )
     if x.aliases[0] > 1:
         raise NotImplementedError(f"{name} writes to a tensor of which there are views; use its functional form")
-    functional = _functional(name)
+    functional = functional_form(name)
     if functional != "aten::copy" and not exists(functional):
         raise NotImplementedError(f"{name}: no Taylor series is known of it: it has no functional form")
     if functional == "aten::copy":

@@ -6,6 +6,7 @@ made of plain values, which a compiled graph may hold as constants.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ from torch_manualgrad.core.internals import (
     value_of_constant,
 )
 from torch_manualgrad.core.registration import without_overrides
+from torch_manualgrad.core.rule import exists, operator
 
 OpOverload = type(torch.ops.aten.sin.default)
 
-__all__ = ["Node", "Series", "Trace", "decode", "encode", "is_tensor", "traced"]
+__all__ = ["Node", "Series", "Trace", "decode", "encode", "functional_form", "is_tensor", "traced"]
 
 
 class Series:
@@ -116,7 +118,7 @@ def decode(encoded: Any, tensors: Any) -> Any:
 _TAKE_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "floor_divide", "copy", "bitwise_left_shift"})
 
 _kept: dict[Any, Trace] = {}
-_AT_MOST = 4096
+_AT_MOST = 1024
 
 
 def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace:
@@ -174,6 +176,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     nodes: list[Node] = []
     constants: list[tuple[int, Tensor]] = []
     kept: list[Any] = []
+    own: set[int] = set()  # ids of tensors that calls here have made, and that share memory with no other
     numbers: dict[int, Any] = {}  # of tensors that stand for them, by the tensors' ids
 
     def number(x: Any) -> Any:
@@ -196,19 +199,29 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
         value = number(x)
         return constant(x) if value is None else encode(value, [])
 
-    def see(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def see(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         several = result if isinstance(result, (list, tuple)) else [result]
-        if not any(isinstance(x, Tensor) for x in several) and not operator._schema.is_mutable:
+        if not any(isinstance(x, Tensor) for x in several) and not op._schema.is_mutable:
             return  # a question that was answered
-        if operator is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
+        if op is torch.ops.aten.lift_fresh.default and value_of_constant(result) is not None:
             return  # of one number, which is a constant
-        if operator is torch.ops.aten.alias.default and number(args[0]) is not None:
+        if op is torch.ops.aten.alias.default and number(args[0]) is not None:
             numbers[id(result)] = number(args[0])
             kept.append(result)
             return
-        takes_numbers = operator._opname.rstrip("_") in _TAKE_NUMBERS
+        takes_numbers = op._opname.rstrip("_") in _TAKE_NUMBERS
         arguments = encode((args, kwargs), [], constant_or_number if takes_numbers else constant)
-        name = operator.name().removesuffix(".default")
+        name = op.name().removesuffix(".default")
+        if op._schema.is_mutable and args and id(args[0]) in own and result is args[0]:
+            # nothing but what follows sees the write
+            functional = functional_form(name)
+            if functional != "aten::copy" and exists(functional):
+                name = functional
+                del places[id(result)]
+        elif op._opname == "_unsafe_view" or any(r.alias_info for r in op._schema.returns):
+            own.difference_update(map(id, _tensors(args)))
+        else:
+            own.update(map(id, _tensors(result)))
         nodes.append(Node(name, arguments, encode(result, [], numbered)))
 
     with fakes(real=tensors is not None) as fake:
@@ -233,6 +246,35 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
                 "returns a new tensor, such as x = x.detach()"
             )
         return Trace(tuple(nodes), encode(result, [], numbered), tuple(constants))
+
+
+def _tensors(x: Any) -> list[Any]:
+    found: list[Any] = []
+    encode(x, found)
+    return found
+
+
+@functools.cache
+def functional_form(name: str) -> str:
+    """The operator that returns what the one in place writes.
+
+    Its overload may have another name: that of ``pow_.Scalar`` is ``pow.Tensor_Scalar``.
+    """
+    base, dot, overload = name.partition(".")
+    same = f"{base[:-1]}{dot}{overload}"
+    if base == "aten::copy_":
+        return "aten::copy"
+    wanted = [str(a.type) for a in operator(name)._schema.arguments]
+    namespace, _, short = base[:-1].partition("::")
+    packet: Any = getattr(getattr(torch.ops, namespace), short, None)
+    overloads = [] if packet is None else packet.overloads()
+    for candidate in (overload or "default", *overloads):
+        if candidate not in overloads:
+            continue
+        found = f"{base[:-1]}.{candidate}".removesuffix(".default")
+        if [str(a.type) for a in operator(found)._schema.arguments] == wanted:
+            return found
+    return same
 
 
 def _unseen_write(func: Callable[..., Any]) -> str:
