@@ -44,10 +44,15 @@ SHARED = {
     "minimum": (torch.minimum, (4,)),
     "max.other": (torch.max, (4,)),
     "min.other": (torch.min, (4,)),
+    **{name: (getattr(torch, name), (4,)) for name in "atan2 hypot logaddexp logaddexp2".split()},
+    "xlogy.Tensor": (torch.xlogy, (4,)),
+    "special_xlog1py": (torch.special.xlog1py, (4,)),
+    "copysign.Tensor": (lambda x, p: torch.copysign(p, x), (4,)),
+    "nextafter": (lambda x, p: torch.nextafter(p, x), (4,)),
 }
 # PyTorch's own functions, whose backwards sum over the batch and the ragged dim
 BY_PYTORCH = {
-    **{name: (getattr(torch, name), (4,)) for name in "xlogy atan2 hypot logaddexp logaddexp2 fmax fmin fmod".split()},
+    **{name: (getattr(torch, name), (4,)) for name in "fmax fmin fmod".split()},
     "where": (lambda x, p: torch.where(x > 1.2, x, p), (4,)),
     "where, exchanged": (lambda x, p: torch.where(x > 1.2, p, x), (4,)),
 }

@@ -155,7 +155,26 @@ def _on_values(name: str) -> Callable[..., Any]:
 
 
 _ON_VALUES = """
-    hardsigmoid i0 logit sinc special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
+    hardsigmoid i0 logit sgn sinc special_erfcx special_i0e special_i1 special_i1e special_log_ndtr
+""".split()
+
+
+def _on_pairs(name: str) -> Callable[..., Any]:
+    """The same for an operator on two arguments, either of which may be dense or a number."""
+    op = getattr(torch.ops.aten, name.partition(".")[0])
+
+    @on_nested
+    def call(self: arithmetic.Operand, other: arithmetic.Operand) -> Ragged:
+        return arithmetic.elementwise(op, self, other)
+
+    call.__name__ = name
+    return call
+
+
+_ON_PAIRS = """
+    atan2 copysign.Scalar copysign.Tensor hypot logaddexp logaddexp2 nextafter
+    special_xlog1py special_xlog1py.other_scalar special_xlog1py.self_scalar
+    xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor
 """.split()
 
 
@@ -252,6 +271,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow.Scalar": arithmetic.pow,
     "maximum": arithmetic.maximum,
     "minimum": arithmetic.minimum,
+    **{name: _on_pairs(name) for name in _ON_PAIRS},
     "max.other": arithmetic.maximum,
     "min.other": arithmetic.minimum,
     # structure
