@@ -186,7 +186,6 @@ def _differentiable(values: Sequence[Any], places: Sequence[int]) -> bool | None
 
 def _ensure_registered(layer: Layer) -> None:
     """Put the kernels of a layer in place. They pass calls on until it is active."""
-    sharding.ensure_registered()
     acting: tuple[Rule | ForwardMode, ...] = (*layer.rules, *layer.forward_modes)
     for one in acting:
         _register(_operators, one.name, functools.partial(_Operator, one))
@@ -231,6 +230,7 @@ class Handle(activation.ActiveHandle):
             self.thread = calls.this_thread()
             activation.scoped = True
         with activation.lock:
+            sharding.ensure_registered()  # distributed tensors may have been imported since the last entry
             self._in_calls = _in_calls(self.layer, rules.version)  # kept as long as this is
         self.number = self._in_calls.number
 
