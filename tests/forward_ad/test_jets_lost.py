@@ -12,6 +12,7 @@ from torch_manualgrad.forward_ad import directional, jet_trace
 X = torch.linspace(0.2, 1.3, 12, dtype=torch.float64).reshape(3, 4)
 V = X.cos()
 W = X.clone().requires_grad_()
+SPARSE = torch.diag(torch.tensor([1.0, 0.0, 3.0], dtype=torch.float64)).to_sparse()
 M = torch.ones(4, dtype=torch.float64)
 
 
@@ -195,6 +196,9 @@ KEEP = {
     "the weight of binary cross entropy": lambda x: torch.nn.functional.binary_cross_entropy(
         x.sigmoid(), X / 2, weight=x.exp(), reduction="sum"
     ),
+    "a product of a sparse and a dense matrix": lambda x: torch.sparse.mm(SPARSE, x),
+    "a product of a dense and a sparse matrix": lambda x: torch.sparse.mm(x.mT.contiguous(), SPARSE),
+    "a product with CSR": lambda x: SPARSE.to_sparse_csr() @ x,
     "eval batch norm": lambda x: torch.nn.functional.batch_norm(x, x[0].sin(), x[1].exp()),
 }
 

@@ -176,6 +176,15 @@ def test_a_kink_accuses_nobody(kink):
     assert not all(f.is_smooth(k, found[k], 0.1) for k in (1, 2, 3))
 
 
+def test_a_pole_between_the_points_accuses_nobody():
+    """The points around it lie on a smooth function; the value at 0 does not."""
+    import math
+
+    f = Sampled(lambda t: 1e-3 / (t + 1.47e-5) ** 2 + math.sin(t), 2e-16)
+    found = f.derivatives(1e-7)
+    assert all(n.error > 1e-4 * abs(n.value) for n in found[1:])
+
+
 def test_the_command_prints_its_seed_and_what_was_reached(monkeypatch, capsys):
     from fuzz.__main__ import main
 

@@ -78,8 +78,18 @@ class Sampled:
         value = formula(points)
         largest = max(abs(self(p * h)) for p in points)
         rounding = self.noise * largest * sum(map(abs, weights(points, order))) / h**order
-        error = abs(value - formula(fewer)) + rounding
+        error = abs(value - formula(fewer)) + rounding + self.unresolved(points, order, h)
         return Number(value, error if math.isfinite(error) else math.inf, h)
+
+    def unresolved(self, points: tuple[int, ...], order: int, h: float) -> float:
+        """The error that the value at 0 shows: how far it is from that of the polynomial through the other points.
+
+        Where the function varies faster than the points lie, such as near a pole, the others may look smooth.
+        """
+        others = tuple(p for p in points if p)
+        terms = [self(0.0), *(-a * self(p * h) for a, p in zip(weights(others, 0), others, strict=True))]
+        gap = abs(math.fsum(terms)) - self.noise * math.fsum(map(abs, terms))
+        return max(gap, 0.0) * max(map(abs, weights(points, order))) / h**order
 
     def derivative(self, order: int, h: float) -> Number:
         return self.at(tuple(range(-6, 7)), tuple(range(-5, 6)), order, h)

@@ -132,6 +132,8 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
     if isinstance(func, OpOverload) and not is_composite(func):
         (_, (args, kwargs)), place = template, ("tensor", len(tensors))
         return Trace((Node(func.name().removesuffix(".default"), ("tuple", (args, kwargs)), place),), place)
+    if any(not isinstance(x, Series) and x.layout is not torch.strided for x in tensors):
+        return _trace(func, template, (), tensors)  # what is called depends on layouts; a jet is strided
     likes = tuple([(tuple(x.shape), x.dtype, x.device) for x in tensors])
     if torch.compiler.is_dynamo_compiling():
         nodes, result = _constant(func, template, likes)
