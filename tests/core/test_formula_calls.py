@@ -114,6 +114,19 @@ CALLS = {
         [torch.ones(1, 2, 3, 3), torch.ones(1, 2, 4, 4), torch.zeros(1, 3, 3, 2), 0, 0, True, [True, True]],
         {3: 7, 4: -1, 0: torch.ones(1, 2, 1, 1), 2: torch.zeros(2, 3, 3, 2)},
     ),
+    "linalg_qr_backward": ([torch.eye(3)] * 5 + ["reduced"], {5: "mean", 3: torch.eye(2)}),
+    "linalg_det_backward": (
+        [torch.ones(())] * 2 + [torch.eye(3)] * 2 + [torch.tensor([1, 2, 3], dtype=torch.int32)],
+        {3: torch.eye(2), 4: torch.tensor([1, 2], dtype=torch.int32), 2: torch.eye(2)},
+    ),
+    "multi_margin_loss_jvp": (
+        [torch.ones(3, 4), torch.ones(3, 4), torch.tensor([0, 1, 2]), 1, 1.0, torch.ones(4), 1],
+        {5: torch.ones(3)},
+    ),
+    "pinv_differential": (
+        [torch.ones(2, 4), torch.ones(()), torch.ones(1, 2, 4)],
+        {2: torch.ones(0, 2, 4)},
+    ),
     "linalg_lu_solve_jvp": (
         [torch.ones(3, 1), torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32), None, torch.ones(3, 1), True, False],
         {2: torch.tensor([1, 2, 9], dtype=torch.int32), 1: torch.eye(2)},

@@ -11,8 +11,14 @@ F = torch.sin
 TOTAL = lambda x: x.sin().sum()  # noqa: E731
 
 WRONG = {
-    "order 0": (lambda: fwd.directional(F, X, X, 0), "directional: order: expected at least 1, got 0"),
-    "order -1": (lambda: fwd.directional(F, X, X, -1), "directional: order: expected at least 1, got -1"),
+    "order 0": (lambda: fwd.directional(F, X, X, 0), "directional: order: expected from 1 to 170, got 0"),
+    "order -1": (lambda: fwd.directional(F, X, X, -1), "directional: order: expected from 1 to 170, got -1"),
+    "order 2**31": (lambda: fwd.directional(F, X, X, 2**31), "order: expected from 1 to 170, got 2147483648"),
+    "171 terms": (lambda: fwd.jet(F, (X,), ([X] * 171,)), "series: expected at most 170 terms, got 171"),
+    "batch_dims 2**31 - 1": (lambda: fwd.laplacian(F, batch_dims=2**31 - 1)(X), "batch_dims: .* got 2147483647"),
+    "biharmonic batch_dims": (lambda: fwd.biharmonic(F, batch_dims=2**31 - 1)(X), "batch_dims: .* got 2147483647"),
+    "a weight of nan": (lambda: fwd.weighted_laplacian(F, torch.full((12, 12), torch.nan)), "weight: expected finite"),
+    "a function of nothing": (lambda: fwd.biharmonic(object)(X), "(?s)laplacian: object.* takes no arguments.*x="),
     "order 1.5": (lambda: fwd.directional(F, X, X, 1.5), "directional: order: expected an int, got 1.5"),
     "order True": (lambda: fwd.directional(F, X, X, True), "directional: order: expected an int, got True"),
     "direction": (
@@ -74,6 +80,26 @@ def test_an_error_names_the_argument_and_its_value(name):
     call, text = WRONG[name]
     with pytest.raises((TypeError, ValueError), match=text):
         call()
+
+
+def test_an_argument_without_entries():
+    """The sums are 0, and the diagonal has no entries."""
+    nothing = X[:0, 0]
+    assert fwd.laplacian(TOTAL)(nothing) == 0
+    assert fwd.biharmonic(TOTAL)(nothing) == 0
+    assert fwd.weighted_laplacian(TOTAL, torch.eye(0, dtype=X.dtype))(nothing) == 0
+    assert fwd.hessian_diagonal(TOTAL)(nothing).shape == (0,)
+    assert fwd.hessian_diagonal(F, batch_dims=1)(X[:, :0]).shape == (3, 0, 0)
+
+
+def test_orders_above_20():
+    """Their factorials have more than 64 bits."""
+    x = torch.tensor(0.3, dtype=torch.float64)
+    found = fwd.directional(torch.exp, x, torch.ones_like(x), 25)
+    torch.testing.assert_close(torch.stack(found), x.exp().expand(25))
+    terms = [torch.ones_like(x), *[None] * 23, torch.ones_like(x)]
+    torch.testing.assert_close(fwd.jet(torch.exp, (x,), (terms,))[1][24], 2 * x.exp())
+    assert fwd.directional(torch.exp, x, torch.ones_like(x), 170)[-1].isfinite()
 
 
 def test_what_is_at_the_limit_is_taken():

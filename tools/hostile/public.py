@@ -32,6 +32,8 @@ def _target(name: str, function: Callable[..., Any], *bases: Any) -> Target:
     names = [n for n in inspect.signature(function).parameters if n not in ("args", "kwargs")]
     if "names" in names:
         names += ["rule", "operator"]  # what their names are of
+    if name == "mg.testing.trace_nan":
+        names += ["input"]  # of what it is given, whose errors are handed on
     if "reference" in names:
         names += ["function"]
     more = [n for args, _ in calls for a in args if isinstance(a, Recipe) for n in a.names]
@@ -82,9 +84,15 @@ def _is(name: str, value: Any, kind: type) -> Any:
     return value
 
 
+def _leaf(name: str, x: torch.Tensor) -> torch.Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"{name}: expected numbers that have a derivative")
+    return x.detach().requires_grad_()
+
+
 def _nested_backward(x: Any, normalized_shape: Any, weight: Any) -> Any:
     x = _is("x", x, Ragged)
-    values = x.values.detach().requires_grad_()
+    values = _leaf("x", x.values)
     ragged = Ragged(values, x.offsets, x.shape)
     y = mg.nested.layer_norm(ragged, normalized_shape, weight)
     y = mg.nested.softmax(mg.nested.gelu(y), 1)
@@ -94,7 +102,7 @@ def _nested_backward(x: Any, normalized_shape: Any, weight: Any) -> Any:
 
 def _attention_backward(query: Any, key: Any, value: Any, is_causal: Any) -> Any:
     query = _is("query", query, Ragged)
-    values = query.values.detach().requires_grad_()
+    values = _leaf("query", query.values)
     ragged = Ragged(values, query.offsets, query.shape)
     y = mg.nested.scaled_dot_product_attention(ragged, key, value, is_causal=is_causal)
     return torch.autograd.grad(y.values.pow(2).sum(), values)
@@ -129,9 +137,9 @@ def _linalg() -> list[Target]:
 
 
 def _svd_backward(A: Any, rtol: Any, broadening: Any) -> Any:
-    A = _is("A", A, torch.Tensor).detach().requires_grad_()
+    A = _leaf("A", _is("A", A, torch.Tensor))
     found = mg.linalg.svd(A, False, degeneracy=mg.Degeneracy(rtol=rtol, broadening=broadening))
-    return torch.autograd.grad((found.U.pow(2) @ found.S).sum(), A)
+    return torch.autograd.grad((found.U.pow(2) * found.S.unsqueeze(-2)).sum(), A)
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:

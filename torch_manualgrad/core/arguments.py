@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-__all__ = ["ArgumentError", "Check", "arguments_of", "checked", "described", "explained", "naming"]
+__all__ = ["ArgumentError", "Check", "arguments_of", "checked", "described", "explained", "named", "naming"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
@@ -52,7 +52,7 @@ def explained(
         if kind.__module__ != "builtins" or kind in kept:  # of a compiler that traces the call, say
             return None
         kind, text = ArgumentError, f"{kind.__name__}: {text}"
-    elif "INTERNAL ASSERT" not in text and named:
+    elif isinstance(error, ArgumentError) or "INTERNAL ASSERT" not in text and named:
         return None
     given = ", ".join(f"{n}={described(v)}" for n, v in values.items())
     first = text.strip().splitlines()[0] if text.strip() else kind.__name__
@@ -64,10 +64,20 @@ def naming(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        values = {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
+        names = _positional(function)
+        values = {**dict(zip(names, args)), **kwargs}
+        for p in inspect.signature(function).parameters.values():
+            if p.kind is p.VAR_POSITIONAL:
+                values[p.name] = args[len(names) :]
         if (better := explained(function.__name__, error, values, (IndexError, KeyError))) is None:
             raise
         raise better from error
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that positional arguments fill."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def described(value: Any) -> str:
@@ -97,6 +107,14 @@ _NUMBERS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], bool]]] = {
     int: ("an int", (int,), _is_int),
     float: ("a real number", (int, float), _is_float),
     complex: ("a number", (int, float, complex), _is_complex),
+}
+
+
+_CONTAINERS = {
+    collections.abc.Iterable: "something that can be iterated over",
+    collections.abc.Mapping: "a dictionary",
+    dict: "a dictionary",
+    tuple: "a tuple",
 }
 
 
@@ -138,6 +156,8 @@ def _expected(hint: Any, words: Mapping[Any, str]) -> _Expected:
             (),
             lambda value: isinstance(value, (list, tuple)) and all(map(entry.admits, value)),
         )
+    if origin in _CONTAINERS:
+        return _Expected(_CONTAINERS[origin], (), lambda value: isinstance(value, origin))
     if origin is collections.abc.Callable:
         return _Expected("a function", (), callable)
     if hint in _NUMBERS:
@@ -175,7 +195,7 @@ def arguments_of(
         for name, parameter in inspect.signature(function).parameters.items()
         if hints.get(name, Any) is not Any and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
-    in_order = [(name, expected.get(name)) for name in inspect.signature(function).parameters]
+    in_order = [(name, expected.get(name)) for name in _positional(function)]
 
     called = name or function.__name__
 
@@ -191,6 +211,30 @@ def arguments_of(
             look(name, expected.get(name), value)
 
     return check
+
+
+def named(name: str) -> Callable[[F], F]:
+    """Let the errors of a function that a public function returns name its arguments, as those of `checked` do.
+
+    Args:
+        name: what errors call it.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(function: F) -> F:
+        function.__name__ = name
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            return naming(function, args, kwargs)
+
+        return typing.cast(F, call)
+
+    return decorate
 
 
 def checked(function: F) -> F:

@@ -20,6 +20,7 @@ __all__ = [
     "KINDS",
     "BackwardContext",
     "Implementation",
+    "check_reference",
     "count",
     "differentiability",
     "exchange",
@@ -94,6 +95,30 @@ def implementation(
             f"arguments, ({', '.join(given)}), but its parameters are {parameters}"
         ) from None
     return made
+
+
+def check_reference(name: str, signature: Signature, function: Callable[..., Any]) -> None:
+    """Raise if a reference takes neither all arguments of the op called ``name`` nor those that have no default.
+
+    Raises:
+        TypeError: it takes neither.
+    """
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of what is written in C nothing is known
+        return
+    every = signature.schema.arguments
+    for given in ([a for a in every if not a.has_default_value()], every):
+        by_place, by_name = ([a.name for a in given if a.kwarg_only is yes] for yes in (False, True))
+        try:
+            parameters.bind(*by_place, **dict.fromkeys(by_name))
+            return
+        except TypeError as error:
+            reason = error
+    names = ", ".join(a.name for a in every)
+    raise TypeError(
+        f"{name}: reference: expected a function of ({names}), got {function!r}, whose parameters are {parameters}: {reason}"
+    )
 
 
 def differentiability(name: str, signature: Signature, marks: Sequence[bool] | None) -> tuple[bool, ...] | None:

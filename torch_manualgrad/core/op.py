@@ -18,6 +18,7 @@ from .implementation import (
     BackwardContext,
     Implementation,
     Swap,
+    check_reference,
     count,
     differentiability,
     exchange,
@@ -87,6 +88,7 @@ class CustomOp:
             raise ValueError(
                 f"{self.name} is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)"
             )
+        check_reference(self.name, self.signature, reference)
         returns = self.signature.returns
         self._one_tensor = len(returns) == 1 and returns[0].is_tensor
         self.reference = reference

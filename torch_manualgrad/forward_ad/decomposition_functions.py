@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.arguments import ArgumentError, checked
 from ..derivatives.elementwise.softmax import softmax_differential
 from ..derivatives.nn.normalization import constant, standardized_by, wide
 from ..derivatives.nn.normalization_batch import native_batch_norm_backward as _batch_norm_formula
@@ -87,6 +88,7 @@ def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, inp
     return (grad_output - output.exp() * grad_output.sum(dim, keepdim=True)).to(input_dtype)
 
 
+@checked
 def recompute_mean_var(
     input: Tensor, rstd: Tensor, inner_dim_indices: Sequence[int], keepdim: bool
 ) -> tuple[Tensor, Tensor]:
@@ -110,6 +112,11 @@ def recompute_mean_var(
     References:
         PyTorch's recompute_mean_var, of its decompositions for jvp, which takes eps for 1 / rstd^2 - var.
     """
+    if any(not -input.ndim <= d < input.ndim for d in inner_dim_indices):
+        raise ArgumentError(
+            f"recompute_mean_var: inner_dim_indices: expected dims of a tensor of shape {list(input.shape)}, got "
+            f"{list(inner_dim_indices)}"
+        )
     mean = wide(input).mean(list(inner_dim_indices), keepdim=keepdim)
     found = standardized_by(input, inner_dim_indices, rstd).rstd
     return mean, found if keepdim else found.reshape(mean.shape)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..core.activation import Block
+from ..core.arguments import checked
 from ..core.forward_mode import ForwardMode, by_decomposition, by_derivative, by_transposition
 from ..core.internals import custom_op_overload
 from ..core.names import Chosen
@@ -88,6 +89,7 @@ _own("cudnn_batch_norm_backward", functions.cudnn_batch_norm_backward, "native_b
 _own("miopen_batch_norm_backward", functions.miopen_batch_norm_backward, "native_batch_norm_backward")
 
 
+@checked
 def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Function], Function]:
     """Give an operator forward mode: the decorated function takes its place where an input has a tangent.
 
@@ -123,6 +125,7 @@ def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Funct
     return register
 
 
+@checked
 def unregister_decomposition(op: Any) -> None:
     """Take back `register_decomposition`.
 
@@ -166,6 +169,7 @@ class Scope(Handle, Block):  # type: ignore[misc]
         raise RuntimeError("this block was left more often than it was entered")
 
 
+@checked
 def decompositions(*given: Any, replace: bool = False) -> Scope:
     """Switch decompositions on: for a ``with`` block, or until ``.remove()``.
 
@@ -199,6 +203,7 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
     return Scope([by_decomposition(op, f) for op, f, force in pairs if _may_act(op, force)], given)
 
 
+@checked
 def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
 
@@ -227,7 +232,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
 
     for way in by:
         if way not in WAYS:
-            raise ValueError(f"there is no way {way!r} to forward mode; expected some of {WAYS}")
+            raise ValueError(f"by: there is no way {way!r} to forward mode; expected some of {WAYS}")
     known = {_name(one.op): one for one in lacking()}
     if ops:
         chosen = {_name(op): op for op in map(_operator, ops)}

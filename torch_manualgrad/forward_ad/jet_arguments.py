@@ -8,13 +8,23 @@ from torch import Tensor
 
 from torch_manualgrad.core.arguments import ArgumentError, described
 
-__all__ = ["check_at_least", "check_batch_dims", "check_like", "check_numbers"]
+__all__ = ["ORDERS", "check_at_least", "check_batch_dims", "check_like", "check_numbers", "check_order"]
+
+
+#: The largest order: 171! is no number in float64.
+ORDERS = 170
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
     """Raise if a number is too small."""
     if value < least:
         raise ArgumentError(f"{name}: expected at least {least}, got {value}")
+
+
+def check_order(name: str, value: int) -> None:
+    """Raise if derivatives of that order are not computed."""
+    if not 1 <= value <= ORDERS:
+        raise ArgumentError(f"{name}: expected from 1 to {ORDERS}, got {value}")
 
 
 def check_numbers(name: str, x: Any) -> None:

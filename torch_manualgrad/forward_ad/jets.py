@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_manualgrad.core.arguments import ArgumentError, checked
 from torch_manualgrad.core.internals import pytree
 
-from .jet_arguments import check_at_least, check_like, check_numbers
+from .jet_arguments import ORDERS, check_like, check_numbers, check_order
 from .jet_examples import first_examples
 from .jet_tensor import Space
 from .jet_trace import is_tensor
@@ -46,6 +46,8 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
         raise ArgumentError(f"jet: series: expected one for each of {len(primals)} primals, got {len(series)}")
     if len({*lengths}) != 1 or not lengths[0]:
         raise ArgumentError(f"jet: series: expected one length of at least 1, got lengths {lengths}")
+    if lengths[0] > ORDERS:
+        raise ArgumentError(f"jet: series: expected at most {ORDERS} terms, got {lengths[0]}")
     for i, (primal, terms) in enumerate(zip(primals, series)):
         check_numbers(f"jet: primals[{i}]", primal)
         for k, term in enumerate(terms):
@@ -80,12 +82,12 @@ def start(space: Space, coefficients: Sequence[Any], batch_dims: int) -> Any:
 
 
 def _coefficients(terms: Sequence[Any]) -> list[Any]:
-    return [t if t is None or k < 2 else t / math.factorial(k) for k, t in enumerate(terms, start=1)]
+    return [t if t is None or k < 2 else t / float(math.factorial(k)) for k, t in enumerate(terms, start=1)]
 
 
 def _terms(y: list[Any]) -> list[Tensor]:
     return [
-        torch.zeros_like(y[0]) if c is None else c if k < 2 else c * math.factorial(k)
+        torch.zeros_like(y[0]) if c is None else c if k < 2 else c * float(math.factorial(k))
         for k, c in enumerate(y[1:], start=1)
     ]
 
@@ -98,15 +100,15 @@ def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) ->
         f: a function of one tensor; it returns tensors, in any pytree.
         x: where.
         v: the direction, the shape of ``x``.
-        order: at least 1.
+        order: from 1 to 170.
 
     Returns:
         In the place of each tensor that f returns, the list of d^k/dt^k f(x + t v) at t = 0, k = 1, ..., order.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: ``order`` is less than 1; ``v`` does not have the shape of ``x``, or is complex where ``x`` is real.
+        ValueError: ``order`` is out of range; ``v`` does not have the shape of ``x``, or is complex where ``x`` is real.
     """
-    check_at_least("directional: order", order, 1)
+    check_order("directional: order", order)
     check_like("directional: v", v, "x", x)
     return jet(f, (x,), ([v, *[None] * (order - 1)],))[1]

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.arguments import ArgumentError, checked
-from torch_manualgrad.core.internals import pytree
+from torch_manualgrad.core.arguments import ArgumentError, checked, named
+from torch_manualgrad.core.internals import pytree, values_readable
 
 from .jet_arguments import check_at_least, check_batch_dims, check_like, check_numbers
 from .jet_rows import RowSpace, densified
@@ -59,6 +59,7 @@ def laplacian(
     """
     check_at_least("laplacian: batch_dims", batch_dims, 0)
 
+    @named("laplacian")
     def of(x: Tensor, *others: Any) -> Any:
         check_batch_dims("laplacian", x, batch_dims)
         first, same = batch_dims, [*range(batch_dims)]
@@ -111,8 +112,11 @@ def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int
         ValueError: the weight has another shape; ``batch_dims`` as in `laplacian`.
     """
     check_numbers("weighted_laplacian: weight", weight)
+    if weight.ndim == 2 and values_readable([weight]) and not weight.isfinite().all():
+        raise ArgumentError("weighted_laplacian: weight: expected finite numbers in a matrix, got inf or nan")
     check_at_least("weighted_laplacian: batch_dims", batch_dims, 0)
 
+    @named("weighted_laplacian")
     def of(x: Tensor, *others: Any) -> Any:
         check_batch_dims("weighted_laplacian", x, batch_dims)
         n = math.prod(x.shape[batch_dims:])
@@ -157,6 +161,7 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
     """
     check_at_least("hessian_diagonal: batch_dims", batch_dims, 0)
 
+    @named("hessian_diagonal")
     def of(x: Tensor, *others: Any) -> Any:
         check_batch_dims("hessian_diagonal", x, batch_dims)
         trees: list[Any] = []
@@ -170,6 +175,9 @@ def hessian_diagonal(f: Callable[..., Any], *, batch_dims: int = 0) -> Callable[
             return [terms[1] for terms in flat]
 
         event = x.shape[batch_dims:]
+        if not math.prod(event):  # no directions: what f returns is known from one that is zero
+            found = [h.new_zeros(*h.shape, *event) for h in second(torch.zeros_like(x))]
+            return pytree.tree_unflatten(found, trees[0])
         found = [
             h.movedim(0, -1).reshape(*h.shape[1:], *event) for h in each_direction(second, _seeds(x, range(batch_dims)))
         ]

@@ -14,12 +14,14 @@ import weakref
 import torch
 from torch import Tensor
 
+from ..core.arguments import checked
 from ..core.autograd import any_tangent
 from ..core.internals import neg_view, nested_strides, storage_of, strided_nested
 
 __all__ = ["Shadow", "Shadows", "copied", "detached", "has_same_meta", "is_dense", "unexpanded"]
 
 
+@checked
 def has_same_meta(base: Tensor, other: Tensor) -> bool:
     """Whether the same indices refer to the same places of storages of the same size, read with the same bits.
 

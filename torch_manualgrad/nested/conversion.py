@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError, Check, arguments_of, naming
+from ..core.arguments import ArgumentError, Check, arguments_of, explained, naming
 from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged
@@ -122,7 +122,11 @@ def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False
 def _converted_call(
     function: Callable[..., Any], check: Check, args: Sequence[Any], kwargs: dict[str, Any], conversion: _Conversion
 ) -> Any:
-    inside, named = conversion.to_raggeds(args, kwargs)
+    try:
+        inside, named = conversion.to_raggeds(args, kwargs)
+    except ValueError as error:  # a nested tensor that has no Ragged
+        given = {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
+        raise explained(function.__name__, error, given) or error from None
     if not conversion.kinds:
         check(tuple(args), kwargs)
         found = ", ".join([type(a).__name__ for a in args] + [f"{k}={type(a).__name__}" for k, a in kwargs.items()])

@@ -29,6 +29,10 @@ def check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
         )
     if sizes is not None and not isinstance(sizes, Tensor):
         raise TypeError(f"sizes: expected a Tensor or None, got {described(sizes)}")
+    if sizes is not None and (sizes.is_nested or sizes.layout is not torch.strided):
+        raise TypeError(f"sizes: expected a dense Tensor, got {described(sizes)}")
+    if sizes is not None and sizes.is_meta != values.is_meta:
+        raise ValueError(f"sizes: expected a tensor on {values.device}, where values are, got one on {sizes.device}")
     if not isinstance(shape, (list, tuple)) or not all(n is None or isinstance(n, (int, torch.SymInt)) for n in shape):
         raise TypeError(f"shape: expected a list or tuple, each entry an int or None, got {described(shape)}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..core.arguments import checked, described
 from ..core.sample import Sample
 from . import report, transforms
 from .checks import ALL_CHECKS, CHECKS, TABLE
@@ -29,6 +30,7 @@ class CheckFailed(AssertionError):
         self.report = found
 
 
+@checked
 def check(
     fn: Callable[..., Any],
     samples: Iterable[Sample | tuple[Any, ...]],
@@ -102,6 +104,10 @@ def check(
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         for position, given in enumerate(samples):
+            if not isinstance(given, (Sample, tuple, list)):
+                raise TypeError(
+                    f"check: samples[{position}]: expected a Sample or a tuple of arguments, got {described(given)}"
+                )
             sample = given if isinstance(given, Sample) else Sample(*given)
             context = _check_one(
                 fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
@@ -153,10 +159,10 @@ def _validate(modes: Sequence[str], checks: Sequence[str], gaps: Mapping[str, st
     for given, known, what in ((modes, MODES, "mode"), (checks, ALL_CHECKS, "check")):
         unknown = [g for g in given if g not in known]
         if unknown:
-            raise ValueError(f"unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
+            raise ValueError(f"{what}s: unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
     for gap in gaps:
         if gap.split("/")[0] not in (*MODES, *ALL_CHECKS):
-            raise ValueError(f"a gap names a mode or a check, with /eager or /func for one engine; not {gap!r}")
+            raise ValueError(f"gaps: a gap names a mode or a check, with /eager or /func for one engine; not {gap!r}")
 
 
 def _name_of(fn: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.arguments import checked
 from ..core.sample import Sample
 from . import modes, report, transforms, tree
 from .arithmetic import inner, magnitude
@@ -58,6 +59,7 @@ class Composition:
         return report.table(lines)
 
 
+@checked
 def composition(
     fn: Callable[..., Any],
     reference: Callable[..., Any],

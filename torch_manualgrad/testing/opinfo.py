@@ -8,7 +8,7 @@ in core/internals, because it is needed for testing only and takes seconds to im
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.arguments import checked
 from ..core.sample import Sample
 from ..core.versions import reached as torch_reached
 from . import tree
@@ -117,6 +118,7 @@ def reached() -> list[str]:
     return [name for name in names if torch_reached(_SINCE.get(name, "2.10"))]
 
 
+@checked
 def op_samples(
     name: str, dtype: torch.dtype = torch.float64, device: str = "cpu", limit: int | None = None
 ) -> Iterator[Case]:
@@ -192,14 +194,15 @@ def _case(op: Any, given: Any) -> Case | None:
     return Case(op.formatted_name, fn, sample.named(given.name) if getattr(given, "name", "") else sample)
 
 
+@checked
 def check_op(
     name: str,
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     *,
     limit: int | None = None,
-    modes: tuple[str, ...] = MODES,
-    checks: tuple[str, ...] = CHECKS,
+    modes: Sequence[str] = MODES,
+    checks: Sequence[str] = CHECKS,
     raise_on_failure: bool = True,
     **options: Any,
 ) -> Report:

@@ -16,6 +16,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
+from ..core.arguments import described
 from ..core.formula import ops
 from ..core.internals import DispatchMode, current_node, is_known_zero
 from . import tree
@@ -114,9 +115,11 @@ def trace_nan(
         ValueError: an unknown mode.
         Exception: whatever `f` raises.
     """
+    if not callable(f):
+        raise TypeError(f"trace_nan: f: expected a function, got {described(f)}")
     for mode in modes:
         if mode not in NAN_MODES:
-            raise ValueError(f"unknown mode {mode!r}; known: {', '.join(NAN_MODES)}")
+            raise ValueError(f"modes: unknown mode {mode!r}; known: {', '.join(NAN_MODES)}")
     parameters = list(f.parameters()) if isinstance(f, torch.nn.Module) else []
     found = NanReport()
     for mode in modes:

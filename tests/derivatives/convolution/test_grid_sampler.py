@@ -43,6 +43,23 @@ def by_sums(image, grid, mode, align_corners):
     return found
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("padding_mode", [0, 1, 2])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_point_that_is_nowhere_is_given_no_memory(dims, padding_mode, value):
+    """Where padding moves a point to nan, PyTorch's kernel for the CPU leaves its memory; it gets no cotangent."""
+    image, grid = random(1, 2, *(4, 3, 5)[:dims]), random(1, *[2] * dims, dims, seed=1).tanh()
+    grid[(0,) * (dims + 1)] = value
+    backward = getattr(mg.ops, f"grid_sampler_{dims}d_backward")
+    g = random(1, 2, *[2] * dims, seed=2)
+    found = backward(g, image, grid, BILINEAR, padding_mode, True, [True, True])
+    if value != value or padding_mode == 2:
+        expected = backward.reference(g, image, grid, BILINEAR, padding_mode, True, [True, True])
+        for a, b in list(zip(found, expected))[: 2 if dims == 2 and padding_mode else 0]:
+            torch.testing.assert_close(a, b)
+    assert found[0].isfinite().all()
+
+
 CASES = {
     "bilinear": (2, BILINEAR, False),
     "bilinear, aligned": (2, BILINEAR, True),

@@ -125,12 +125,22 @@ def _fused(backward: Any) -> Callable[..., tuple[Tensor, ...]]:
         align_corners: bool,
         output_mask: Sequence[bool],
     ) -> tuple[Tensor, ...]:
+        if grid.is_cpu and interpolation_mode == 0 and padding_mode != 0:
+            grad_output, grid = _without_lost_points(grad_output, grid, padding_mode)
         found = backward(
             grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [bool(m) for m in output_mask]
         )
         return tuple(f.contiguous() if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 
     return kernel
+
+
+def _without_lost_points(grad_output: Tensor, grid: Tensor, padding_mode: int) -> tuple[Tensor, Tensor]:
+    """Points that padding moves to nan get no cotangent: there PyTorch's kernel for the CPU leaves its memory."""
+    lost = (grid.isnan() if padding_mode == 1 else ~grid.isfinite()).any(-1)
+    if not lost.any():
+        return grad_output, grid
+    return grad_output.masked_fill(lost.unsqueeze(1), 0), grid.masked_fill(lost.unsqueeze(-1), 0)
 
 
 grid_sampler_2d_backward.impl("default")(_fused(_aten.grid_sampler_2d_backward))

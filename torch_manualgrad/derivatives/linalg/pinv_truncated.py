@@ -87,7 +87,11 @@ def _fake(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
     return A.new_empty(*torch.broadcast_shapes(A.shape[:-2], E.shape[:-3]), A.shape[-1], A.shape[-2])
 
 
-@smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
+def _some_direction(E: Tensor) -> str:
+    return "" if E.shape[-3] else f"E: expected at least one direction, got shape {list(E.shape)}"
+
+
+@smooth(vjp=_vjp, jvp=_jvp, fake=_fake, requires=_some_direction)
 def pinv_differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
     """The k-th derivative of the pseudo-inverse of A, truncated to its largest singular values, in the k directions E.
 

@@ -17,7 +17,11 @@ from torch_manualgrad.core.formula import formula
 
 
 def smooth(
-    *, vjp: Callable[..., dict[str, Tensor]], jvp: Callable[..., Any], fake: Callable[..., Any] | None = None
+    *,
+    vjp: Callable[..., dict[str, Tensor]],
+    jvp: Callable[..., Any],
+    fake: Callable[..., Any] | None = None,
+    requires: Callable[..., str] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function an opaque formula with these derivatives; the decorated name is its operator.
 
@@ -29,13 +33,14 @@ def smooth(
             output's batch: it is summed to that of its input.
         jvp: ``(inputs, output, tangents) -> tangent``, or a tuple of them; a missing tangent is None.
         fake: computes the outputs' shapes; None: the function does.
+        requires: as of `formula`.
 
     Returns:
         The decorator.
     """
 
     def define(function: Callable[..., Any]) -> Any:
-        made = formula(kernel=("default",))(function)
+        made = formula(kernel=("default",), requires=requires)(function)
         names = made.signature.tensor_names
 
         @made.impl_save_for_backward
