@@ -33,7 +33,7 @@ def _target(name: str, function: Callable[..., Any], *bases: Any) -> Target:
     if "names" in names:
         names += ["rule", "operator"]  # what their names are of
     if name == "mg.testing.trace_nan":
-        names += ["input"]  # of what it is given, whose errors are handed on
+        names += ["input", "arguments"]  # of what it is given, whose errors are handed on
     if "reference" in names:
         names += ["function"]
     more = [n for args, _ in calls for a in args if isinstance(a, Recipe) for n in a.names]
