@@ -215,14 +215,15 @@ def measure(case: Case, dtype: torch.dtype, count: int) -> Iterator[Measured]:
 
 _TOP = """# Accuracy
 
-How far derivatives are from the exact ones, in units in the last place: the largest error in a region, PyTorch's and that under
-`override()`, at {count} points from the smallest to the largest numbers of the dtype. A function marked * has its rule only under
-`override("*")`. Order 2 is the second derivative. "wrong" stands for nan, an infinity instead of a number, or an error.
+How far derivatives are from the exact ones, in units in the last place: the largest error in a region, PyTorch's and that
+under `override()`, at {count} points from the smallest to the largest numbers of the dtype. In rows marked * the figure is that of
+`override("*")`. Order 2 is the second derivative. "wrong" means nan, an infinity where the exact value is finite, or an error.
 
-The table has what is better than PyTorch's by more than {allowed} units: for each function and order, the region where PyTorch's error
-is the largest. Elsewhere both agree, or are within {allowed} units of the exact value. Under an override nothing is less accurate
-than PyTorch's in this sense, but for the functions in `BY_CHANCE` in `tests/derivatives/test_accuracy.py`, with the factor and
-the reason. Holomorphic functions are compared in complex numbers, too. An infinite derivative may be nan.
+The table lists the derivatives whose largest error is more than {allowed} units below PyTorch's: for each function and order, the
+region where PyTorch's error is the largest. Elsewhere the two are the same, or within {allowed} units of the exact value. Under an
+override no derivative is less accurate than PyTorch's by more than that, except for the functions in `BY_CHANCE` in
+`tests/derivatives/test_accuracy.py`, which has the factor and the reason. Holomorphic functions are compared in complex
+numbers, too. Where the exact derivative is infinite the result may be nan.
 
 `make measure` measures this again with `tools/accuracy.py`. Here: torch {torch}, CPU.
 """

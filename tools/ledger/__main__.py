@@ -129,16 +129,26 @@ def write(table: dict[int, dict[str, str]]) -> None:
 
 _PAGE = """# PyTorch's issues
 
-{count} issues of pytorch/pytorch about derivatives; this package answers {answers}. `make ledger` generates this page: each
-issue has a sample in `tools/ledger/entries`, a program that is run on every version. The columns "torch" are PyTorch's own
-derivatives, "ours" is with this package.
+{count} issues of pytorch/pytorch about derivatives. The samples of {failing} fail on PyTorch here, on at least one version:
+{answers} of these are right with this package, {open_count} are not. The samples of the other {right} are right on PyTorch, and
+stay right under the rules.
 
-"with" says how: `override()` or another call of it; "op" is `mg.custom_op`, or another function of this package. Where
-PyTorch is right and the issue is open, the sample no longer fails, or fails on other devices only.
+Each issue has a sample in `tools/ledger/entries`, a program that is run on every version. The columns "torch" are PyTorch's
+own derivatives, and "ours" is the result with this package. "with" is what you have to use: a call of `override`, or "op":
+the operator rewritten with `mg.custom_op` or another function of this package.
 
-## Answered
+`make ledger` generates this page. `make ledger ARGS='2421'` runs the sample of one issue, on PyTorch and with this package. If
+you have an error message and no number, `manualgrad explain <the operator that it names>` says what this package has.
+
+## PyTorch's derivative fails
 
 {answered}
+
+## PyTorch's derivative is right
+
+Some of these issues are open: the fault occurs on devices that are not tested here, or the issue was not closed.
+
+{settled}
 
 ## Not answered
 
@@ -149,12 +159,21 @@ Here ours is not right either, on some of these versions.
 
 
 def page(rows: dict[int, dict[str, str]], torches: Sequence[str]) -> str:
-    answered = {n: row for n, row in rows.items() if not ENTRIES[n].open}
     open_ = {n: row for n, row in rows.items() if ENTRIES[n].open}
+    failing = {
+        n: row
+        for n, row in rows.items()
+        if n not in open_ and {row.get(f"stock {t}") for t in torches} - {RIGHT, None, ""}
+    }
+    settled = {n: row for n, row in rows.items() if n not in open_ and n not in failing}
     return _PAGE.format(
         count=len(rows),
-        answers=len(answered),
-        answered=_table(answered, torches, {"with": _with}),
+        failing=len(failing) + len(open_),
+        answers=len(failing),
+        open_count=len(open_),
+        right=len(settled),
+        answered=_table(failing, torches, {"with": _with}),
+        settled=_table(settled, torches, {"with": _with}),
         open=_table(open_, torches, {"with": _with, "why": lambda entry: entry.open}),
     )
 
@@ -186,17 +205,26 @@ def _with(entry: Entry) -> str:
     return f"`override({', '.join([*names, *[f'{k}={v}' for k, v in options.items()]])})`"
 
 
+def named(wanted: str) -> list[int]:
+    """The issue of a number, or those with a word in their titles."""
+    wanted = wanted.lstrip("#")
+    return [n for n, entry in ENTRIES.items() if wanted == str(n) or not wanted.isdigit() and wanted in entry.title]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="PyTorch's issues about derivatives, and what becomes of them here.")
     parser.add_argument("--python", action="append", default=[], help="an interpreter with another torch")
     parser.add_argument("--json", action="store_true", help="print the outcomes with this torch, and write nothing")
-    parser.add_argument("numbers", nargs="*", help="print these issues, and write nothing")
+    parser.add_argument("numbers", nargs="*", help="print these issues, by number or words of the title; write nothing")
     options = parser.parse_args()
     if options.json:
         print(json.dumps({"torch": TORCH, "outcomes": measured(sorted(ENTRIES))}))
         return
     if options.numbers:
-        for n, (before, after) in measured([int(a.lstrip("#")) for a in options.numbers]).items():
+        chosen = [n for wanted in options.numbers for n in named(wanted)]
+        if not chosen:
+            parser.error(f"no sample of {' '.join(options.numbers)}; docs/issues.md lists them")
+        for n, (before, after) in measured(chosen).items():
             print(f"#{n} {ENTRIES[n].title}\n  PyTorch: {before}\n  ours:    {after}")
         return
     table = read()
