@@ -133,7 +133,8 @@ struct QrOperators {
     shape.check("R", R, {n, n});
     shape.check("grad_Q", grad_Q, {m, n});
     shape.check("grad_R", grad_R, {n, n});
-    Tensor undefined = new_flag_on_cpu(Q), out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
+    Tensor undefined = new_flag_on_cpu(Q),
+           out = allocate(shape.with({n, m}), Q);  // column-major, as the formula and LAPACK have it
     dispatch_filled(out, where, "Q", [&](auto tag) {
       using S = typename decltype(tag)::type;
       KeptMatrices kept;
