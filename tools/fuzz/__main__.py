@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from fuzz.generate import generate
 from fuzz.page import summary
 from fuzz.run import Finding, Tally, run
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
     parser.add_argument("--only", type=int, help="the program of this number alone, under every override")
     parser.add_argument("--out", type=Path, help="a file for the findings, each a program that can be run")
+    parser.add_argument("--unreached", action="store_true", help="name the entries of the pool that were not reached")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -51,10 +53,11 @@ def main() -> int:
             print(f"== {tally.programs} programs, {tally.seconds:.0f} s, {dict(tally.verdicts)}", flush=True)
 
     if options.only is not None:
+        print(generate(seed, options.only).script)
         tally = run(seed, [options.only], all_configurations=True, report=report)
     else:
         tally = run(seed, numbers, until=until, report=report)
-    print(summary(tally))
+    print(summary(tally, unreached=options.unreached))
     return 1 if tally.findings else 0
 
 

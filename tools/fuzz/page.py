@@ -10,8 +10,13 @@ from .run import Tally
 COLUMNS = (judge.OK, judge.WRONG, judge.RAISES, judge.REFUSED, judge.UNSETTLED, judge.KINK, judge.CLOSE)
 
 
-def summary(tally: Tally) -> str:
-    """Tables of what became of each mode, how much of the pool was reached, and what was refused."""
+def summary(tally: Tally, *, unreached: bool = False) -> str:
+    """Tables of what became of each mode, how much of the pool was reached, and what was refused.
+
+    Args:
+        tally: of a run.
+        unreached: name the entries of the pool that no program has reached.
+    """
     names = pool.names()
     missed = [n for n in names if n not in tally.reached]
     rows = [("", *COLUMNS), *((name, *(str(c[k]) for k in COLUMNS)) for name, c in sorted(tally.by_mode.items()))]
@@ -25,8 +30,8 @@ def summary(tally: Tally) -> str:
             f"{len(tally.findings)} disagreements, {sum(max(n - 1, 0) for n in tally.repeats.values())} more of the same kinds",
             table,
             f"reached: {len(names) - len(missed)} of {len(names)} entries of the pool",
-            *(f"  not reached: {n}" for n in missed),
-            *(f"  never in a program: {n} ({why})" for n, why in pool.NOT_CALLED.items()),
+            *(f"  not reached: {n}" for n in missed if unreached),
+            *(f"  never in a program: {n} ({why})" for n, why in pool.NOT_CALLED.items() if unreached),
             *(f"  {n} times: {text}" for text, n in tally.repeats.most_common() if n > 1),
             *(f"  {text}" for text in tally.near[:40]),
             *(f"  refused {n} times, {text}" for text, n in refused.most_common(40)),
