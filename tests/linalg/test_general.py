@@ -385,3 +385,12 @@ def test_assume_is_one_of_two(f):
         f(torch.eye(2), assume="spd")
     with pytest.raises(TypeError, match="assume: expected 'general' or 'hermitian', got None"):
         f(torch.eye(2), assume=None)
+
+
+def test_integer_powers_that_overflow():
+    """Squares of zeros and infinities are nan in a matrix product."""
+    A = torch.tensor([[2.0, 0.0], [0.0, 0.5]], dtype=F64)
+    same = torch.testing.assert_close
+    same(powm(A, 2000), torch.tensor([[math.inf, 0.0], [0.0, 0.0]], dtype=F64))
+    same(powm(-A, 2001), torch.tensor([[-math.inf, 0.0], [0.0, 0.0]], dtype=F64))
+    same(powm(A, -2000), torch.tensor([[0.0, 0.0], [0.0, math.inf]], dtype=F64))
