@@ -19,13 +19,15 @@ from .internals import (
     entry,
     is_below_autograd,
     is_distributed,
+    is_functorch_wrapped,
     only_autograd,
     values_hidden,
+    values_readable,
 )
 from .op import CustomOp
 from .registry import Registry
 
-__all__ = ["Formula", "Kernel", "formula", "meets_nothing", "ops"]
+__all__ = ["Formula", "Kernel", "formula", "meets_nothing", "ops", "readable"]
 
 NAMESPACE = "manualgrad"
 
@@ -311,3 +313,10 @@ def formula(
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 
     return make if function is None else make(function)
+
+
+def readable(x: torch.Tensor) -> bool | None:
+    """Whether a formula may depend on the values of x; None where one of a batch, or a wait for a device, is between."""
+    if not values_readable([x]):
+        return False
+    return True if type(x) in PLAIN and x.is_cpu and not is_functorch_wrapped(x) else None

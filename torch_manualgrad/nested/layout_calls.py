@@ -27,6 +27,7 @@ from . import selection, structure
 from .choice import REFUSALS
 from .conversion import on_nested
 from .layouts import jagged_values, to_jagged, tracked, used_positions
+from .packing import readable
 from .ragged import Ragged
 from .strided import CALLS
 
@@ -150,7 +151,10 @@ def _without_holes(nested: Any) -> Any:
     structure = jagged_structure(nested)
     positions, offsets = used_positions(structure)
     values = jagged_values(nested).index_select(structure.dim - 1, positions)
-    return to_jagged(values, structure._replace(offsets=offsets, lengths=None))
+    known, lengths = structure.known, offsets.diff()
+    if not known and len(lengths) and readable(lengths):  # PyTorch's copy knows them
+        known = known_lengths(*[lengths.new_empty(int(n), 0) for n in (lengths.min(), lengths.max())])
+    return to_jagged(values, structure._replace(offsets=offsets, lengths=None, known=known))
 
 
 def reshape(self: Any, size: Sequence[Any]) -> Any:

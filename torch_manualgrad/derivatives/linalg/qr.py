@@ -19,7 +19,8 @@ the leading columns of Q and rows of R by themselves, which are all that is left
 Undefined derivatives. If R_jj is zero to rounding, beside the norm of column j, and j is one of the columns c, then
 the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan;
 so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are
-right. Where all that the leading columns leave of A are rounding errors, a loss of Q R is smooth, too: see qr_rounding.py.
+right. Where all that the leading columns leave of A are rounding errors, a loss of Q R is smooth, too: see qr_rounding.py. Traced
+graphs, and sharded matrices in second order, have nan there.
 
 With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
 The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
@@ -47,7 +48,7 @@ from ...core.rule import CompiledVjp, Sample, rule
 from .common import LARGEST, eye_like, phi, random, random_conditioned, small
 from .gauge import depends_on_basis, report
 from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient
-from .qr_rounding import qr_rounding_backward, qr_rounding_jvp
+from .qr_rounding import may_be_left_by_rounding, qr_rounding_backward, qr_rounding_jvp
 from .undefined import nan_unless_zero
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
@@ -166,7 +167,7 @@ def linalg_qr_backward(
     Q = _with_Q(A, Q, mode)
     grad_Q = None if mode == "r" else grad_Q
     grad_A = _where_defined(grad_Q, grad_R, A, Q, R)
-    if grad_Q is not None or grad_R is not None:
+    if (grad_Q is not None or grad_R is not None) and may_be_left_by_rounding(Q, R, leading(A)):
         of_product, settled = qr_rounding_backward(grad_Q, grad_R, Q, R, leading(A))
         grad_A = torch.where(settled[..., None, None], of_product, grad_A)
     return grad_A.mT.contiguous().mT

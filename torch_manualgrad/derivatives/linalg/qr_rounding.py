@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.formula import formula, readable
+from torch_manualgrad.core.sharding import is_sharded
 
 from .common import total
 from .gauge import report
@@ -49,6 +50,14 @@ def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
     small = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * torch.finfo(R.dtype).eps)).all(-1)
     nonzero = (R.diagonal(dim1=-2, dim2=-1)[..., :c] != 0).all(-1)
     return dependent & nonzero & (small | ~after).all(-1), after
+
+
+def may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
+    """Whether some matrix may be one of these; False in traced graphs, which would compute two formulas, and if distributed."""
+    known = readable(R)
+    if known is False or is_sharded(R):
+        return False
+    return known is None or bool(vanishing(max(Q.shape[-2], R.shape[-1]), R[..., :c, :c]).any())
 
 
 def _is_needed(grad_Q: Tensor | None, grad_R: Tensor | None, after: Tensor) -> Tensor:

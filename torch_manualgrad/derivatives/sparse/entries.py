@@ -166,7 +166,7 @@ def to_dense_at(values: Tensor, indices: tuple[Tensor, ...], sizes: Sequence[int
     # index_put adds up in an order that depends on the threads
     rest = math.prod(sizes[len(indices) :])
     at = _positions(indices, sizes).reshape(-1, 1) * rest + torch.arange(rest, device=values.device)
-    return values.new_zeros(math.prod(sizes)).index_add(0, at.flatten(), values.flatten()).reshape(sizes)
+    return values.new_zeros(math.prod(sizes)).index_add(0, at.reshape(-1), values.reshape(-1)).reshape(sizes)
 
 
 def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Tensor, height: int) -> Tensor:
