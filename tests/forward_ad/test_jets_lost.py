@@ -1,6 +1,7 @@
 """Programs that would lose a Taylor series: each raises, or has the series. Zero is never taken for a missing one."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -316,6 +317,29 @@ def test_compiled_functions_run_eagerly_in_a_series(name):
         compiled(X)
         for found, expected in zip(directional(compiled, X, V, 3), directional(eager, X, V, 3)):
             torch.testing.assert_close(found, expected)
+
+
+def test_threads_whose_series_overlap_leave_the_compiler_on():
+    """Its stance is one for the process: each would restore what it found, the other's."""
+    first_inside, second_inside = threading.Event(), threading.Event()
+
+    def outlived(x):
+        first_inside.set()
+        assert second_inside.wait(60)
+        return x.sin()
+
+    def outlives(x):
+        second_inside.set()
+        first.join(60)
+        return x.sin()
+
+    first = threading.Thread(target=lambda: directional(outlived, X, V, 1))
+    first.start()
+    assert first_inside.wait(60)
+    directional(outlives, X, V, 1)
+    graphs = []
+    torch.compile(lambda x: x.cosh(), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)(X)
+    assert graphs
 
 
 def test_a_function_compiled_inside_of_a_series():

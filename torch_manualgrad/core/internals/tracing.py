@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -44,13 +45,41 @@ def constant_in_graphs(function: _F) -> _F:
     return function
 
 
+class _ForceEager:
+    """The stance "force_eager" of `torch.compiler`, which is one for the process, while a thread is inside.
+
+    The first thread to enter sets it, and the last to leave takes it back: compiled functions of others run eagerly meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stance.__exit__(None, None, None)
+
+
+_force_eager = _ForceEager()
+
+
 @contextmanager
 def outside_of_compiler() -> Iterator[None]:
     """Have Dynamo compile no function that is called here, and run those eagerly that `torch.compile` has made."""
     callback = eval_frame.set_eval_frame(None)
     try:
         # Dynamo takes a second to load, and without it there is no compiled function
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        with _force_eager if "torch._dynamo" in sys.modules else nullcontext():
             yield
     finally:
         eval_frame.set_eval_frame(callback)
