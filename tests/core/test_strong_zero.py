@@ -292,7 +292,7 @@ def test_around_a_call():
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_traced_with_fake_tensors(mode):
-    """Which ask for devices by operators of TorchScript, and are seen by the strong arithmetic."""
+    """Fake tensors call operators of TorchScript, such as prim::device, and the strong arithmetic sees these calls."""
     x = torch.randn(3, 3, dtype=F64)
 
     def f(x):

@@ -353,8 +353,7 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
         reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
     if until is not None and reached(until):
         reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
-    if (
-        not reason and reached(UNTRIED) and str(name).startswith("aten::")
-    ):  # else the package could not be imported there
+    # else the package could not be imported there
+    if not reason and reached(UNTRIED) and str(name).startswith("aten::"):
         reason = f"torch {torch.__version__} has no {name}"
     return reason if reason and (not exists(name) or is_composite(operator(name))) else ""

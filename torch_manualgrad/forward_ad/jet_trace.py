@@ -217,7 +217,8 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
         if op._schema.is_mutable and args and id(args[0]) in own and result is args[0]:
             # nothing but what follows sees the write
             functional = functional_form(name)
-            if functional != "aten::copy" and exists(functional):
+            numeric = {x.dtype for x in _tensors((args, kwargs)) if x.is_floating_point() or x.is_complex()}
+            if functional != "aten::copy" and exists(functional) and numeric == {result.dtype}:  # which it may promote
                 name = functional
                 del places[id(result)]
         elif op._opname == "_unsafe_view" or any(r.alias_info for r in op._schema.returns):

@@ -81,7 +81,7 @@ def _reverse(p: Problem, build: Build) -> Tensor:
 
 
 def built_inputs(c: Context) -> None:
-    """Forward mode in a number t of which the inputs are made, `base + t u`, of both orders; and through views of them."""
+    """Forward mode of first and second order in a number t from which the inputs are computed, `base + t u`; also through views."""
     p = c.problem
     for name, build in BUILDS.items():
         for engine, compute in (("eager", _eager), ("func", _func)):

@@ -1,4 +1,4 @@
-"""What entering a block a second time costs, counted in calls of Python functions: it must not grow with the rules."""
+"""The cost of entering a block again, counted in calls of Python functions: it must not grow with the number of rules."""
 
 from __future__ import annotations
 
