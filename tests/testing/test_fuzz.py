@@ -188,7 +188,7 @@ def test_a_pole_between_the_points_accuses_nobody():
 def test_the_command_prints_its_seed_and_what_was_reached(monkeypatch, capsys):
     from fuzz.__main__ import main
 
-    monkeypatch.setattr(sys, "argv", ["fuzz", "--programs", "2"])
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--programs", "2", "--unreached"])
     threads = torch.get_num_threads()
     try:
         main()
