@@ -394,3 +394,23 @@ def test_integer_powers_that_overflow():
     same(powm(A, 2000), torch.tensor([[math.inf, 0.0], [0.0, 0.0]], dtype=F64))
     same(powm(-A, 2001), torch.tensor([[-math.inf, 0.0], [0.0, 0.0]], dtype=F64))
     same(powm(A, -2000), torch.tensor([[0.0, 0.0], [0.0, math.inf]], dtype=F64))
+
+
+@pytest.mark.parametrize("assume", ["general", "hermitian"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_a_power_that_overflows_is_infinite_where_it_is_and_finite_elsewhere(assume, dtype):
+    A = torch.diag(torch.tensor([2.0, 0.5, 1.0])).to(dtype)
+    for B, p in ((A, 2000.5), (A[[1, 0, 2]][:, [1, 0, 2]], -2000.5)):
+        expected = torch.diag(torch.tensor([math.inf, 0.0, 1.0], dtype=dtype))
+        assert torch.equal(powm(B, p, assume=assume), expected)
+    assert torch.equal(powm(2 * torch.eye(2, dtype=dtype), 2000.5, assume=assume).abs().isinf(), torch.eye(2) > 0)
+
+
+def test_the_finite_entries_of_an_overflowing_power_are_right_off_the_diagonal():
+    A = torch.block_diag(torch.tensor([[0.5, 1.0], [0.0, 1.0]]), torch.tensor([[2.0]])).double()
+    torch.testing.assert_close(powm(A, 2000.5)[:2, :2], torch.tensor([[0.0, 2.0], [0.0, 1.0]], dtype=torch.float64))
+    assert powm(A, 2000.5)[2, 2] == math.inf
+
+
+def test_an_exponential_that_overflows_is_infinite_on_the_diagonal():
+    assert torch.equal(expm(1000 * torch.eye(2), assume="hermitian"), torch.diag(torch.tensor([math.inf, math.inf])))

@@ -44,6 +44,7 @@ _EPS = torch.finfo(torch.float64).eps
 _STEPS = 40  # of the QR algorithm, for each row
 _NEAR = 0.25  # |X| up to which log(I + X), and its first derivatives, are the Pade approximant's to rounding
 _NODES = 10  # quadrature nodes of that approximant
+_OVERFLOW = 600.0  # the exponent from which on exp, or what is made of it, may overflow
 _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 
@@ -198,6 +199,50 @@ def _power(T: Tensor, n: int, p: float) -> Tensor:
     return F
 
 
+# -- powers that overflow ---------------------------------------------------------------------------------------------
+#
+# An infinite complex number times another is nan. So T^p is c^p (T / c)^p with |c| the size of the eigenvalue whose power is
+# the largest. Entries of (T / c)^p whose product with c^p is infinite are kept apart, and so are those of the result in which
+# they take part.
+
+
+def _log_size(T: Tensor, p: float) -> Tensor:
+    """log c if c^p may overflow, else 0; (*, 1, 1)."""
+    logs = T.diagonal(dim1=-2, dim2=-1).abs().log()
+    log_size = logs.amax(-1) if p > 0 else logs.amin(-1)
+    overflows = (log_size * p > _OVERFLOW) & log_size.isfinite()
+    return torch.where(overflows, log_size, 0)[..., None, None]
+
+
+def _overflowing(T: Tensor, F: Tensor, n: int, p: float, log_size: Tensor) -> tuple[Tensor, Tensor]:
+    """T^p with 0 for its infinite entries, and what these are times c^-p; F is T^p as `_power` computes it."""
+    scaled = torch.view_as_real(_power(T * (-log_size).exp(), n, p))
+    half = (log_size * (p / 2)).exp().unsqueeze(-1)
+    whole = torch.where(scaled == 0, 0, scaled * half * half)  # in halves: c^p may overflow where the product does not
+    infinite = whole.isinf()
+    # an entry that has underflowed is zero where T has no path from the row to the column, and else that of F
+    path = (T != 0).double() + torch.eye(T.shape[-1], dtype=torch.float64, device=T.device)
+    for _ in range(T.shape[-1].bit_length()):
+        path = (path @ path).clamp(max=1)
+    known = (scaled.abs().amax(-1) > torch.finfo(scaled.dtype).smallest_normal) | (path == 0)
+    whole = torch.where(known.unsqueeze(-1), whole, torch.view_as_real(F))
+    return (
+        torch.view_as_complex(torch.where(infinite, 0, whole)),
+        torch.view_as_complex(torch.where(infinite, scaled, 0)),
+    )
+
+
+def _rotated(F: Tensor, Q: Tensor) -> Tensor:
+    return Q @ F @ Q.mH
+
+
+def _with_overflow(found: Tensor, finite: Tensor, infinite: Tensor, Q: Tensor) -> Tensor:
+    """Q F Q^H where ``found``, computed from F as it is, is not finite."""
+    signs = torch.view_as_real(_rotated(infinite, Q))
+    mended = torch.view_as_real(_rotated(finite, Q)) + torch.where(signs == 0, 0, signs * math.inf)
+    return torch.where(found.isfinite(), found, torch.view_as_complex(mended))
+
+
 # -- the operators --------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +315,9 @@ def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None
         return _fake(A, T, Q, E, p)
     block = _block(T, Q.mH.unsqueeze(-3) @ E.to(T.dtype) @ Q.unsqueeze(-3))
     F = _log(block, n) if p is None else _power(block, n, p)
-    found = Q @ F[..., :n, -n:] @ Q.mH
+    found = _rotated(F[..., :n, -n:], Q)
+    if p is not None and (log_size := _log_size(T, p)).any():
+        found = _with_overflow(found, *(X[..., :n, -n:] for X in _overflowing(block, F, n, p, log_size)), Q)
     return (found if A.is_complex() else found.real).to(A.dtype).contiguous()
 
 

@@ -112,6 +112,18 @@ def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> T
     return V.new_empty(*torch.broadcast_shapes(V.shape[:-2], E.shape[:-3]), *V.shape[-2:])
 
 
+def _of_eigenvalues(V: Tensor, f: Tensor) -> Tensor:
+    """V diag(f) V^H; where f is infinite, so are the entries in which its eigenvectors take part, and no others."""
+    infinite = f.isinf()
+    if not infinite.any():
+        return (V * f.unsqueeze(-2)) @ V.mH
+    finite = (V * torch.where(infinite, 0, f).unsqueeze(-2)) @ V.mH
+    parts = torch.view_as_real if V.is_complex() else lambda x: x
+    signs = parts(((V * torch.where(infinite, f.sgn(), 0).unsqueeze(-2)) @ V.mH).contiguous())
+    found = parts(finite.contiguous()) + torch.where(signs == 0, 0, signs * math.inf)
+    return torch.view_as_complex(found) if V.is_complex() else found
+
+
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
     """The k-th derivative of F(A) = V f(diag L) V^H in the k directions E, for k = 0 F(A) itself; any order and mode.
@@ -143,7 +155,7 @@ def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E:
             f"and {known} are known: pass more derivatives to funm_hermitian"
         )
     if order == 0:
-        return (V * J[..., 0, :].to(L.dtype).unsqueeze(-2)) @ V.mH
+        return _of_eigenvalues(V, J[..., 0, :].to(L.dtype))
     rotated = V.mH.unsqueeze(-3) @ E @ V.unsqueeze(-3)
     if order == 1:
         X = D.to(L.dtype) * rotated[..., 0, :, :]
