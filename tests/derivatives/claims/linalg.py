@@ -50,7 +50,7 @@ FULL = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)  # of which t
 
 
 def solved_by_a_full_factor(L):
-    """At L = I the derivative along L L^T is -(w B^T + B w^T); PyTorch's reads the triangle that the solution does not."""
+    """At L = I the derivative is the lower triangle of -(w B^T + B w^T); PyTorch's reads the other triangle."""
     w, B = FULL.new_tensor([[1.0], [2.0]]), FULL.new_tensor([[3.0], [4.0]])
     return (w * torch.cholesky_solve(B, L)).sum()
 
@@ -62,7 +62,7 @@ PROOFS = {
     "aten::cholesky": {"missing": [own("fwd")]},
     "aten::geqrf": {"missing": [own("rev"), own("fwd")]},
     "aten::cholesky_inverse": {"values": [own("fwd-fwd")]},
-    "aten::cholesky_solve": {"values": [point(lambda: grad(solved_by_a_full_factor)(FULL), [[-6.0, -10.0], [-10.0, -16.0]])]},
+    "aten::cholesky_solve": {"values": [point(lambda: grad(solved_by_a_full_factor)(FULL), [[-6.0, 0.0], [-10.0, -16.0]])]},
     "aten::_linalg_det": {
         "values": [own("fwd-fwd"), point(lambda: grad(torch.linalg.det)(SINGULAR), [[1.0, -2.0], [-2.0, 4.0]])]
     },

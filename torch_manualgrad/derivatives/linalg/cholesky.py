@@ -7,9 +7,9 @@ With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L d
 A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: only the Hermitian part of dA matters,
 and gA is Hermitian.
 
-The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored.
-By PyTorch's convention the gradient there is that along L L^H, as if dL were any matrix: the function that a factor comes
-from has the zeros. For the inverse X = (L L^H)^-1, and for the solution of L L^H X = B with Z = L^-1 B = L^H X:
+The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored, and
+the gradient is zero. PyTorch's is not: it differentiates L L^H along any matrix dL. For the inverse X = (L L^H)^-1, and
+for the solution of L L^H X = B with Z = L^-1 B = L^H X:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
@@ -112,7 +112,7 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 @formula
 def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: Tensor) -> Tensor:
-    """Cotangent of the factor, given that of the inverse X of L L^H: -X (g + g^H) L^-H.
+    """Cotangent of the factor, given that of the inverse X of L L^H: the lower triangle of -X (g + g^H) L^-H.
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
@@ -121,17 +121,13 @@ def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: T
         result: X, (*, n, n).
 
     Returns:
-        (*, n, n).
-
-    Note:
-        Where not differentiable: the inverse does not depend on the triangle that is not read; there the result is the
-        derivative along L L^H.
+        (*, n, n), zero in the triangle that is not read.
 
     References:
-        ATen cholesky_inverse_backward, which reads the other triangle of L.
+        ATen cholesky_inverse_backward, which reads the other triangle of L, and is not zero there.
     """
     product = (sym(grad) @ result).mH  # both are Hermitian
-    return _lower(-_over(product, _lower(self, upper).mH, True), upper)
+    return _lower(-_over(product, _lower(self, upper).mH, True).tril(), upper)
 
 
 @formula
@@ -159,7 +155,7 @@ def cholesky_solve_backward(
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of B and of the factor, given that of the solution X of L L^H X = B.
 
-    gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H) with Z = L^-1 B.
+    gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H), its lower triangle, with Z = L^-1 B.
 
     Args:
         grad: cotangent of the solution, its shape.
@@ -169,21 +165,17 @@ def cholesky_solve_backward(
         upper: whether that is the upper triangle, of U in U^H U.
 
     Returns:
-        The shapes of ``self`` and ``input2``.
-
-    Note:
-        Where not differentiable: the solution does not depend on the triangle that is not read; there the result is the
-        derivative along L L^H.
+        The shapes of ``self`` and ``input2``; the second is zero in the triangle that is not read.
 
     References:
-        ATen cholesky_solve_backward, which reads the other triangle of L.
+        ATen cholesky_solve_backward, which reads the other triangle of L, and is not zero there.
     """
     L = _lower(input2, upper)
     W = solve_triangular_adjoint(L.mH, grad, True)
     gB = solve_triangular_adjoint(L, W, False)
     Z = solve_triangular_adjoint(L.mH, self, True)
     gL = torch.cat((gB, result), -1) @ -torch.cat((Z, W), -1).mH
-    return summed_to(gB, self.shape), summed_to(_lower(gL, upper), input2.shape)
+    return summed_to(gB, self.shape), summed_to(_lower(gL.tril(), upper), input2.shape)
 
 
 @formula
@@ -273,15 +265,10 @@ def _hermitian(operator: str) -> Any:
 
 
 def _inverse_probe(F: Tensor, upper: bool) -> Tensor:
-    """The inverse, for a factor with zeros in the triangle that is not read, and a real diagonal."""
+    """The inverse, for a factor with a real diagonal."""
     if F.is_complex():
         F = F - 1j * torch.diag_embed(F.diagonal(dim1=-2, dim2=-1).imag)
-    return torch.ops.aten.cholesky_inverse(F.triu() if upper else F.tril(), upper)
-
-
-def _solve_probe(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
-    """The solution, for a factor with zeros in the triangle that is not read."""
-    return torch.ops.aten.cholesky_solve(self, input2.triu() if upper else input2.tril(), upper)
+    return torch.ops.aten.cholesky_inverse(F, upper)
 
 
 rule(
@@ -321,5 +308,4 @@ rule(
     improves="values",
     source="ATen cholesky_solve_backward, cholesky_solve_jvp",
     samples=_cholesky_solve_samples,
-    probe=_solve_probe,
 )
