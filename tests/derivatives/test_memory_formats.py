@@ -1,6 +1,7 @@
-"""The first gradient of an image in channels last has the strides that PyTorch gives it, under every override."""
+"""The first gradient has the strides that PyTorch gives it, under every override: of images in channels last, of reductions."""
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
@@ -93,3 +94,60 @@ CASES += [(name, f, torch.channels_last) for name, f in OF_IMAGES.items()]
 def test_gradients_keep_channels_last_as_pytorchs_do(name, f, layout):
     stock = strides(f, layout, contextlib.nullcontext)
     assert strides(f, layout, mg.override) == strides(f, layout, lambda: mg.override("*")) == stock
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+
+
+def reductions():
+    """Name -> reduction, along dims and of everything."""
+    several = ("sum", "mean", "nansum", "nanmean", "amax", "amin", "std", "var", "std_mean", "var_mean", "logsumexp")
+    one = ("prod", "max", "min", "median", "nanmedian", "aminmax")
+    scans = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
+    for name in (*several, *one):
+        for dim in (1, -1, 0, (2, 3)) if name in several else (1, -1, 0):
+            for keepdim in (False, True):
+                yield f"{name}, {dim}{', kept' * keepdim}", partial(getattr(torch, name), dim=dim, keepdim=keepdim)
+        if name not in ("amax", "amin", "logsumexp"):
+            yield f"{name} of all", getattr(torch, name)
+    for name in scans:
+        for dim in (1, -1):
+            yield f"{name}, {dim}", partial(getattr(torch, name), dim=dim)
+    for p in (1, 2, 3, torch.inf):
+        for dim in (1, None):
+            yield f"vector_norm {p}, {dim}", partial(torch.linalg.vector_norm, ord=p, dim=dim)
+            yield f"norm {p}, {dim}", partial(torch.norm, p=p, dim=dim)
+        yield f"dist {p}", lambda x, p=p: torch.dist(x, x.detach() + 1, p)
+    yield "renorm", lambda x: x.renorm(2, 1, 1.5)
+    yield "mode", lambda x: x.mode(1)[0]
+    yield "kthvalue", lambda x: x.kthvalue(2, 1)[0]
+    yield "segment_reduce", lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([2]))
+
+
+def inputs():
+    """Name -> x."""
+    x = torch.linspace(-2, 3, 120).reshape(2, 4, 3, 5)
+    image = x.contiguous(memory_format=torch.channels_last)
+    yield "contiguous", x
+    yield "channels last", image
+    yield "channels last, a zero", image * (image > -2)
+    yield "transposed", x.mT.contiguous().mT
+    yield "first dims transposed", x.transpose(0, 1).contiguous().transpose(0, 1)
+    yield "every second", torch.stack([x, x], -1)[..., 0]
+    yield "expanded", x[:, :1].expand(-1, 4, -1, -1)
+
+
+def strides_of_gradient(f, x, override):
+    x = x.detach().requires_grad_()
+    with override():
+        y = f(x)
+        tracked = [t for t in ([y] if isinstance(y, torch.Tensor) else y) if t.requires_grad]
+        return torch.autograd.grad(tracked, x, [torch.ones(t.shape) for t in tracked])[0].stride()
+
+
+@pytest.mark.parametrize(("name", "f"), list(reductions()), ids=lambda x: x if isinstance(x, str) else "")
+def test_gradients_of_reductions_have_the_strides_of_pytorchs_or_of_the_input(name, f):
+    for layout, x in inputs():
+        allowed = strides_of_gradient(f, x, contextlib.nullcontext), torch.empty_like(x).stride()
+        for override in (mg.override, lambda: mg.override("*")):
+            assert strides_of_gradient(f, x, override) in allowed, layout

@@ -27,7 +27,7 @@ from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from ..elementwise.saturating import logistic
-from .dims import cast
+from .dims import cast, laid_out_as
 from .norm import spread, widened
 
 
@@ -87,7 +87,7 @@ def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tenso
     if not _are_normal(P, g):
         return None
     sums = (g * P.conj()).flip(-1).cumsum(-1).flip(-1)
-    return _back(sums / _last(widened(input, grad), dim).conj(), grad, dim)
+    return laid_out_as(_back(sums / _last(widened(input, grad), dim).conj(), grad, dim), input)
 
 
 @formula(kernels=Kernel("cpu", python=_by_division))
@@ -101,13 +101,13 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
         output: P, with its dependence on x for higher orders.
 
     Returns:
-        The shape of ``input``, in the dtype of ``grad``.
+        The shape of ``input`` and its order of dims in memory, in the dtype of ``grad``.
 
     References:
         ATen cumprod_backward, which divides by x.
     """
     x, P, g = (_last(widened(y, grad), dim) for y in (input, output, grad))
-    return _back(_before(P).conj() * _pull(x, g), grad, dim)
+    return laid_out_as(_back(_before(P).conj() * _pull(x, g), grad, dim), input)
 
 
 @formula

@@ -1,4 +1,4 @@
-"""What reductions share: dims that a reduction has removed, and the dtype of a gradient."""
+"""What reductions share: dims that a reduction has removed, and the dtype and the memory layout of a gradient."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def cast(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     if gradient.is_complex() and not dtype.is_complex:
         gradient = gradient.real
     return gradient.to(dtype)
+
+
+def laid_out_as(gradient: Tensor, input: Tensor) -> Tensor:
+    """A gradient whose dims have the order in memory that those of the input have: channels last stays channels last."""
+    if input.dim() < 2 or input.is_contiguous() or 0 in input.stride():
+        return gradient.contiguous()
+    order = sorted(range(input.dim()), key=lambda d: (input.stride(d), input.shape[d]), reverse=True)
+    return gradient.permute(order).contiguous().permute([order.index(d) for d in range(input.dim())])

@@ -86,7 +86,7 @@ def aminmax_backward(
     for grad, value in ((grad_min, min), (grad_max, max)):
         if grad is not None:
             grad, value = (restore_reduced_dims(y, self.dim(), dims, keepdim) for y in (grad, value))
-            share = scale_grad_by_count(grad, value == self, dims)
+            share = scale_grad_by_count(grad, self == value, dims)  # the mask has the layout of self
             found = share if found is None else found + share
     return torch.zeros_like(self) if found is None else found
 
@@ -155,7 +155,7 @@ def evenly_read_jvp(fw_grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
 
 def _amax_vjp(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
     grad, value = (restore_reduced_dims(y, self.dim(), dim, keepdim) for y in (grad, result))
-    return scale_grad_by_count(grad, value == self, dim)
+    return scale_grad_by_count(grad, self == value, dim)  # the mask has the layout of self
 
 
 def _dims_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_manualgrad.core.formula import Kernel, formula
 from torch_manualgrad.core.rule import Sample, rule
 
-from .dims import cast, restore_reduced_dims
+from .dims import cast, laid_out_as, restore_reduced_dims
 from .norm import spread
 
 
@@ -76,7 +76,7 @@ def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, k
         if input.numel() == 0 or not (regular | _vanishes(input, dim)).all():
             return None
         product = torch.where(regular, product, 0)
-    return (g * (product / input).conj()).contiguous()
+    return laid_out_as(g * (product / input).conj(), input)
 
 
 @formula(kernels=Kernel("cpu", "cuda", python=_by_division))
@@ -91,15 +91,15 @@ def prod_backward(grad: Tensor, input: Tensor, result: Tensor, dim: int | None =
         keepdim: whether ``grad`` has ``dim``.
 
     Returns:
-        The shape of ``input``, contiguous.
+        The shape of ``input``, and its order of dims in memory.
 
     References:
         ATen prod_backward, both overloads, which divide the product by x where no entry is zero.
     """
     if dim is None:
-        return (grad * _products_of_others(input, None).conj()).contiguous()
+        return laid_out_as(grad * _products_of_others(input, None).conj(), input)
     grad = restore_reduced_dims(grad, input.dim(), [dim], keepdim)
-    return prod_safe_zeros_backward(grad, input, dim).contiguous()
+    return laid_out_as(prod_safe_zeros_backward(grad, input, dim), input)
 
 
 def _vjp(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
