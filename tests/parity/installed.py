@@ -1,6 +1,7 @@
 """pytest plugin: the suite runs with rules installed, those that MANUALGRAD_INSTALLED names ("none": stock).
 
 With MANUALGRAD_EVERY=n it runs about one test in n, the same ones every time: a test is chosen by a checksum of its name.
+MANUALGRAD_OFFSET, from 0 to n - 1, chooses other ones.
 """
 
 import os
@@ -17,4 +18,5 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     every = int(os.environ.get("MANUALGRAD_EVERY", "1"))
-    items[:] = [item for item in items if zlib.crc32(item.name.encode()) % every == 0]
+    offset = int(os.environ.get("MANUALGRAD_OFFSET", "0"))
+    items[:] = [item for item in items if zlib.crc32(item.name.encode()) % every == offset]

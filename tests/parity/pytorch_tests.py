@@ -19,16 +19,24 @@ from pathlib import Path
 
 from cells import pinned_tests
 from clients import HERE, MODES, ROOT
+from torch.testing._internal.optests.generate_tests import FailuresDict
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One file of tests: which project has it, and where; ``imports`` are files that it imports."""
+    """One file of tests.
+
+    Attributes:
+        project: whose copy it is.
+        imports: files that it imports, next to it.
+        commit: a commit at which the project had the whole file. Later ones import PyTorch's.
+    """
 
     name: str
     project: str
     path: str
     imports: tuple[str, ...] = ()
+    commit: str = "HEAD"
 
 
 SUITES = (
@@ -46,6 +54,10 @@ SUITES = (
     Suite("test_parametrization", "ascend", "test/nn/test_parametrization.py"),
     Suite("test_modules", "ascend", "test/test_modules.py"),
     Suite("test_sparse", "ascend", "test/test_sparse.py"),
+    Suite("test_sparse_csr", "intel", "test/xpu/test_sparse_csr_xpu.py"),
+    Suite("test_custom_ops", "intel", "test/xpu/test_custom_ops_xpu.py", commit="dd65936af"),
+    Suite("test_nestedtensor", "intel", "test/xpu/test_nestedtensor_xpu.py", commit="a3ac8ad4b"),
+    Suite("test_expanded_weights", "intel", "test/xpu/test_expanded_weights_xpu.py", commit="ca443a364"),
 )
 
 # What the projects have changed, and what takes its place. A test that only their device runs becomes one that only
@@ -57,14 +69,15 @@ CHANGES = {
         (r"only_for=(\(?)(['\"])privateuse1\2", r"only_for=\1'cpu'"),
         (r"PRIVATEUSE1", "CUDA"),
         (r"device=(['\"])npu\1", 'device="cpu"'),
-        (r"\btorch\.npu\.", "torch.cuda."),
+        (r"\btorch\.npu\b", "torch.cuda"),
         (r"\.npu\(", ".cuda("),
         (r"(['\"])npu\1", '"cuda"'),
     ),
     "intel": (
         (r"^from common_utils import expectedFailureIf", "from torch_helpers import expectedFailureIf"),
-        (r"only_for=(\(?)(['\"])xpu\2", r"only_for=\1'cpu'"),
+        (r"only_for ?= ?(\(?)(['\"])xpu\2", r"only_for=\1'cpu'"),
         (r"only_for=device_types", 'only_for="cpu"'),
+        (r"\.\./\.\./\.\./\.\./test/minioptest_failures_dict\.json", "minioptest_failures_dict.json"),
     ),
 }  # fmt: skip
 
@@ -82,8 +95,10 @@ def write(suite: Suite, source: Path, folder: Path) -> None:
     """Write the files of a suite, changed for the CPU; ``source`` is a checkout, bare or not."""
     path = Path(suite.path)
     (folder / "torch_helpers.py").write_text(HELPERS)
+    # test_custom_ops reads which tests of operators fail in PyTorch, from a file that neither project has
+    FailuresDict(str(folder / "minioptest_failures_dict.json"), {}).save()
     for name, to in ((path.name, f"{suite.name}.py"), *((name, name) for name in suite.imports)):
-        shown = ["git", "-C", str(source), "show", f"HEAD:{path.parent / name}"]
+        shown = ["git", "-C", str(source), "show", f"{suite.commit}:{path.parent / name}"]
         text = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
         for pattern, replacement in CHANGES[suite.project]:
             text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
@@ -91,7 +106,7 @@ def write(suite: Suite, source: Path, folder: Path) -> None:
         (folder / to).write_text(text)
 
 
-def run(suite: Suite, folder: Path, mode: str, every: int, *options: str) -> tuple[dict[str, str], float]:
+def run(suite: Suite, folder: Path, mode: str, every: int, offset: int, *options: str) -> tuple[dict[str, str], float]:
     """Test -> passed, failure, error or skipped; and the seconds that all took."""
     found = folder / f"{suite.name}-{MODES[mode] or 'plain'}.xml".replace("*", "all")
     environment = {
@@ -99,6 +114,7 @@ def run(suite: Suite, folder: Path, mode: str, every: int, *options: str) -> tup
         "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT, HERE))),
         "MANUALGRAD_INSTALLED": MODES[mode],
         "MANUALGRAD_EVERY": str(every),
+        "MANUALGRAD_OFFSET": str(offset),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "installed", "-p", "no:cacheprovider", "-o", "addopts="]
     command += [f"--junitxml={found}", "--tb=short", f"--rootdir={folder}", f"{suite.name}.py", *options]
@@ -119,6 +135,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[s.name for s in SUITES])
     parser.add_argument("--mode", action="append", choices=list(MODES), help="all by default")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one test in N, the same ones every time")
+    parser.add_argument("--offset", type=int, default=0, metavar="K", help="with --every N: 0 to N - 1, other tests")
     given, options = parser.parse_known_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +151,7 @@ def main() -> int:
         write(suite, sources[suite.project], folder)
         stock: dict[str, str] = {}
         for mode in given.mode or MODES:
-            outcomes, seconds = run(suite, folder, mode, given.every, *options)
+            outcomes, seconds = run(suite, folder, mode, given.every, given.offset, *options)
             stock = stock or outcomes
             passed = sum(o == "passed" for o in outcomes.values())
             failed = sum(o in ("failure", "error") for o in outcomes.values())
