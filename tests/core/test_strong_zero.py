@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torch_manualgrad as mg
 from torch_manualgrad.core import strong_bound
 from torch_manualgrad.core.schema import is_differentiable, tensors_in
+from torch_manualgrad.core.strong_zero import strong_times
 from torch_manualgrad.testing import check
 
 F64 = torch.float64
@@ -358,3 +359,60 @@ def test_the_product():
         torch.ops.manualgrad.strong_times,
         [(factor + 1, finite), (factor[1], finite), (factor * (1 + 1j) + 1, finite + 0j)],
     )
+
+
+@pytest.mark.parametrize(
+    "name", [r.name for r in STRONG if r.kind == "elementwise" and r.jvp and len(r.signature.tensor_like) > 1]
+)
+@pytest.mark.parametrize("names", [(), ("*",)], ids=["plain", "star"])
+def test_what_no_gradient_reads_may_be_written_to(name, names):
+    """Reverse over forward mode of a product saves no more than PyTorch: a write after the call that is allowed there is
+    allowed here."""
+    rule = mg.rules[name]
+    sample = next(iter(rule.samples(F64, "cpu")))
+    places = [i for i, x in enumerate(sample.args) if isinstance(x, torch.Tensor) and is_differentiable(x)]
+
+    def gradient(place):
+        args = [x.clone() if isinstance(x, torch.Tensor) else x for x in sample.args]
+        with torch.autograd.forward_ad.dual_level():
+            leaf = torch.ones_like(args[place], requires_grad=True)
+            args[place] = dual = torch.autograd.forward_ad.make_dual(args[place], leaf.clone())
+            tangent = torch.autograd.forward_ad.unpack_dual(rule.aten(*args, **sample.kwargs)).tangent
+            dual.mul_(0.5)  # writes to the tangent, too
+        if tangent is None or not tangent.requires_grad:
+            return torch.zeros_like(leaf)
+        return torch.autograd.grad(tangent.abs().sum(), leaf)[0]
+
+    for place in places:
+        try:
+            expected = gradient(place)
+        except (RuntimeError, NotImplementedError):
+            continue
+        with mg.override(*names, strong_zero=True):
+            torch.testing.assert_close(gradient(place), expected)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 1), (4,)), ((), (3,))])
+@pytest.mark.parametrize("dtypes", [(F64, F64), (F64, torch.complex128), (torch.float32, F64)])
+def test_derivatives_of_the_product_in_one_factor(shapes, dtypes):
+    """Then only the other factor is saved: shape and dtype of the gradient are those of the factor."""
+    for swapped in (False, True):
+        x, y = (torch.randn(s, dtype=d) for s, d in zip(shapes, dtypes))
+        if swapped:
+            x, y = y, x
+        for factors in ((x, y), (y, x)):
+            leaf = x.clone().requires_grad_()
+            ours = [leaf if f is x else f for f in factors]
+            product = strong_times(*ours)
+            grad_output = torch.randn_like(product).requires_grad_()
+            (found,) = torch.autograd.grad(product, leaf, grad_output, create_graph=True)
+            (expected,) = torch.autograd.grad(ours[0] * ours[1], leaf, grad_output, create_graph=True)
+            torch.testing.assert_close(found, expected)
+            seed = torch.randn_like(found)
+            torch.testing.assert_close(
+                torch.autograd.grad(found, grad_output, seed), torch.autograd.grad(expected, grad_output, seed)
+            )
+            x_batched = torch.stack([x, 2 * x])
+            batched = torch.func.vmap(lambda v: torch.func.grad(lambda v: strong_times(v, y).abs().sum())(v))(x_batched)
+            expected = torch.func.vmap(lambda v: torch.func.grad(lambda v: (v * y).abs().sum())(v))(x_batched)
+            torch.testing.assert_close(batched, expected)

@@ -11,6 +11,7 @@ is an operator of its own, whose derivatives are made of itself. Derivatives tha
 from __future__ import annotations
 
 import cmath
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,16 +72,31 @@ def _vmap(info: Any, in_dims: Any, factor: Tensor, other: Tensor) -> tuple[Tenso
 
 @strong_times.impl_save_for_backward
 def _save(inputs: Any, output: Any) -> Any:
-    return inputs.factor, inputs.other
+    # as PyTorch, only what a gradient reads: the program may write to the rest
+    factor, other = inputs
+    if factor.requires_grad and other.requires_grad:
+        return factor, other, None
+    wanted = factor if factor.requires_grad else other
+    known = wanted.shape == output.shape and wanted.dtype == output.dtype
+    return (
+        factor if wanted is other else None,
+        other if wanted is factor else None,
+        None if known else (wanted.shape, wanted.dtype),
+    )
 
 
 @strong_times.impl_backward
-def _backward(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor]:
-    factor, other = saved
-    return {
-        "factor": _like(strong_times(grad, other.conj()), factor),
-        "other": _like(strong_times(grad, factor.conj()), other),
-    }
+def _backward(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor | None]:
+    factor, other, shape_and_dtype = saved
+    if factor is not None and other is not None:
+        return {
+            "factor": _like(strong_times(grad, other.conj()), factor.shape, factor.dtype),
+            "other": _like(strong_times(grad, factor.conj()), other.shape, other.dtype),
+        }
+    found = strong_times(grad, (other if factor is None else factor).conj())
+    if shape_and_dtype is not None:
+        found = _like(found, *shape_and_dtype)
+    return {"factor": found if factor is None else None, "other": None if factor is None else found}
 
 
 @strong_times.impl_jvp
@@ -93,9 +109,9 @@ def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
-def _like(grad: Tensor, x: Tensor) -> Tensor:
-    grad = grad.real if grad.is_complex() and not x.is_complex() else grad
-    return grad.sum_to_size(x.shape).to(x.dtype)
+def _like(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    grad = grad.real if grad.is_complex() and not dtype.is_complex else grad
+    return grad.sum_to_size(shape).to(dtype)
 
 
 def strong_product(factor: Tensor, derivative: Any) -> Tensor:
