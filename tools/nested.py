@@ -78,7 +78,9 @@ UNDER_OVERRIDE = """## Under override
   gradients. Of strided tensors `values()`, chunk, split, narrow along the batch, unbind and select are such views; a write
   to several views from one call raises, as in PyTorch.
 - Holes: positions of a jagged buffer that belong to no component (`lengths`) take part in no gradient of a dense argument,
-  and in no reduction that PyTorch refuses for them. PyTorch's reductions of everything, such as `x.sum()`, count them.
+  and in no reduction that PyTorch refuses for them, such as `nanmean()`, `var()` or a sum over the ragged dim. Where PyTorch
+  reduces everything and has a value (`sum()`, `mean()`, `prod()`, `amax()`, `amin()`, `max()`, `min()`), it counts the holes, and
+  an override keeps its value.
 - A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
 
 What stays different on purpose:

@@ -161,6 +161,31 @@ def test_reductions_leave_out_holes(name, dim):
             same(y.detach(), expected)
 
 
+PYTORCH_HAS_NO_VALUE = {
+    "nansum": torch.nansum,
+    "nanmean": torch.nanmean,
+    "var": torch.var,
+    "std": torch.std,
+    "norm": torch.norm,
+    "vector_norm": torch.linalg.vector_norm,
+}
+
+
+@pytest.mark.parametrize("hole", [7.0, float("nan")])
+@pytest.mark.parametrize("reduction", PYTORCH_HAS_NO_VALUE.values(), ids=PYTORCH_HAS_NO_VALUE.keys())
+def test_reductions_of_everything_leave_out_holes_where_pytorch_has_no_value(reduction, hole):
+    v = with_holes(hole).requires_grad_()
+    x = torch.nested.nested_tensor_from_jagged(v, OFFSETS, LENGTHS)
+    with pytest.raises(NotImplementedError):
+        reduction(x)
+    w = v.detach()[USED].requires_grad_()
+    expected = torch.autograd.grad(reduction(w), w)[0]
+    with mg.override("nested"):
+        same(reduction(x.detach()), reduction(w.detach()))
+        found = torch.autograd.grad(reduction(x), v)[0]
+    same(found, torch.zeros_like(v).index_copy(0, torch.tensor(USED), expected))
+
+
 def copied(copy, v, **structure):
     return copy(torch.nested.nested_tensor_from_jagged(v, OFFSETS, LENGTHS, **structure))
 

@@ -37,6 +37,7 @@ RTOL = {
 AGAIN = 30
 
 PINNED = Path(__file__).with_name("pinned.md")
+PINNED_NESTED = PINNED.with_name("pinned_nested.md")
 
 
 @dataclass(frozen=True)
@@ -261,3 +262,8 @@ def pinned_tests() -> dict[str, tuple[str, ...]]:
     """The tests of suites that pinned.md declares, with the overrides under which they change."""
     lines = _table(PINNED.read_text().partition("\n## Suites")[2])
     return {test: tuple(MODES) if mode == "both" else (mode,) for _, test, mode, _ in lines}
+
+
+def pinned_nested_tests() -> tuple[str, ...]:
+    """The names, without variants, of the tests of nested tensors that pinned_nested.md declares."""
+    return tuple(re.findall(r"\btest_\w+(?=[,| ])", PINNED_NESTED.read_text().partition("\n| test |")[2]))

@@ -28,6 +28,7 @@ from .jagged_stock import stays
 from .layer_normalization import layer_norm
 from .ragged import Ragged
 from .rms_normalization import rms_norm
+from .slices import require_inexact
 from .strided import ARITHMETIC, CALLS
 
 __all__ = ["LIMITS"]
@@ -131,9 +132,17 @@ def _reciprocal(self: Ragged) -> Ragged:
 
 @on_nested
 def _nansum(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
-    """Of which torch.nanmean is made, where the sums of tensors with holes have values."""
     counted = self.like(self.values.masked_fill(self.values.isnan(), 0))
-    return reductions.sum(counted, _some(dim), keepdim)
+    return reductions.sum(counted, reductions.all_dims(self, _some(dim)), keepdim)
+
+
+@on_nested
+def _nanmean(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
+    """PyTorch makes it of sums that count holes, where no dims are given."""
+    require_inexact(self, "nanmean")
+    present = self.like(self.values.isnan().logical_not().to(self.values.dtype))
+    counts = reductions.sum(present, reductions.all_dims(self, _some(dim)), keepdim)
+    return _nansum(self, dim, keepdim) / counts
 
 
 @on_nested(views=True)
@@ -216,6 +225,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": _with_dtype(reductions.sum),
     "sum.dim_IntList": _with_dtype(_sum),
     "nansum": _with_dtype(_nansum),
+    "nanmean": _with_dtype(_nanmean),
     "mean": _with_dtype(reductions.mean),
     "mean.dim": _reduction(reductions.mean),
     "amax": _reduction(extrema.amax),
@@ -319,7 +329,19 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
         pass  # what comes now takes the call or says why not
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
+    if function is _FUNCTIONS["nanmean"]:
+        own = _on_stock(own)
     return choose(function, own, args, kwargs, function in _TAKE_NESTED_INTS)
+
+
+def _on_stock(own: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's call, whose inner calls are PyTorch's too: nanmean would divide our nansum by a count with holes."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with stock():
+            return own(*args, **kwargs)
+
+    return call
 
 
 def _stock_reads_out_of_bounds(function: Callable[..., Any], args: Any) -> bool:

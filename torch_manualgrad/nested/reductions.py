@@ -84,7 +84,7 @@ def mean(x: Ragged, dim: Dims = None, keepdim: bool = False) -> Ragged | Tensor:
     return reduce(x, dim, keepdim, lambda s: _mean(s, wide(s.values)).to(x.values.dtype))
 
 
-def _all(x: Ragged, dim: Dims) -> Dims:
+def all_dims(x: Ragged, dim: Dims) -> Dims:
     """``dim``, with all dims for None: to count no holes, where PyTorch's has no value for a jagged tensor."""
     return tuple(range(x.dim())) if dim is None else dim
 
@@ -123,7 +123,7 @@ def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     """
     require_inexact(x, "var")
     real = x.values.dtype.to_real()
-    return reduce(x, _all(x, dim), keepdim, lambda s: _variance(s, correction).to(real))
+    return reduce(x, all_dims(x, dim), keepdim, lambda s: _variance(s, correction).to(real))
 
 
 @on_nested
@@ -155,7 +155,7 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
         v = _variance(s, correction)
         return torch.where(v == 0, 0, torch.where(v == 0, 1, v).sqrt()).to(real)
 
-    return reduce(x, _all(x, dim), keepdim, root)
+    return reduce(x, all_dims(x, dim), keepdim, root)
 
 
 @on_nested
@@ -188,7 +188,7 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
         nothing = total == 0
         return torch.where(nothing, -torch.inf, torch.where(nothing, 1, total).log() + m).to(x.values.dtype)
 
-    return reduce(x, _all(x, dim), keepdim, function)
+    return reduce(x, all_dims(x, dim), keepdim, function)
 
 
 @on_nested
@@ -217,7 +217,7 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
     """
     require_inexact(x, "vector_norm")
     real = x.values.dtype.to_real()
-    return reduce(x, _all(x, dim), keepdim, lambda s: _norm(s, float(ord)).to(real))
+    return reduce(x, all_dims(x, dim), keepdim, lambda s: _norm(s, float(ord)).to(real))
 
 
 def _norm(s: Slices, p: float) -> Tensor:
