@@ -204,3 +204,25 @@ def test_what_has_no_rule(given, error, message):
     for make in (mg.override, mg.install):
         with pytest.raises(error, match=message):
             make("dist", given)
+
+
+@pytest.mark.parametrize(
+    "name", ["norm", "linalg.svd", "aten::dist", "torch.linalg.norm", torch.linalg.svd, "*"], ids=str
+)
+def test_find_returns_the_rules_that_override_takes(name):
+    with mg.override(name) as handle:
+        assert tuple(mg.rules.find(name)) == handle.rules
+
+
+def test_the_registry_says_what_a_name_means():
+    with pytest.raises(
+        KeyError, match=r"no rule 'norm'; `find\('norm'\)` returns the rules that `override` takes .*aten::norm.Sc"
+    ):
+        mg.rules["norm"]
+    with pytest.raises(AttributeError, match=r"no rule 'linalg_svd'; `find\('linalg_svd'\)` .*: aten::_linalg_svd$"):
+        _ = mg.rules.linalg_svd
+    for unknown in ("nrm", "aten::nrm"):
+        with pytest.raises(KeyError, match="there is no rule 'aten::nrm'; did you mean"):
+            mg.rules.find(unknown)
+    assert mg.ops.find("norm_jvp") == [mg.ops.norm_jvp]
+    assert repr(mg.rules).startswith(f"<registry (rule, {len(mg.rules)}): 'aten::")

@@ -7,6 +7,7 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import check
+from torch_manualgrad.testing.built import BUILDS
 
 A = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) + 1
 
@@ -36,11 +37,7 @@ class Square(torch.autograd.Function):
 
 
 def test_a_jvp_that_needs_a_contiguous_tangent_is_found():
-    options = {
-        "raise_on_failure": False,
-        "diagnose": False,
-        "gaps": {"fwd-fwd": "PyTorch keeps no tangent of saved tensors"},
-    }
+    options = {"raise_on_failure": False, "diagnose": False}
     found = check(Square.apply, [(A,)], modes=("fwd",), checks=("built inputs",), **options)
     assert found.outcome("fwd") == "ok" and found.outcome("built inputs") == "raises"
     assert all("transpose" in failure.engine for failure in found.failures)
@@ -56,11 +53,33 @@ def test_views_and_norms_of_complex_numbers(function):
         check(function, [(torch.complex(A, A.flip(0)),)], modes=(), checks=("built inputs",))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("rule", mg.rules.values(), ids=lambda rule: rule.name)
-def test_every_rule(rule, dtype):
-    with mg.override(rule):
-        samples = list(rule.samples(dtype, "cpu"))
-        if samples:
-            check(rule.probe, samples, modes=(), checks=("built inputs",), gaps=rule.gaps, name=rule.name)
+def test_layouts_that_a_function_does_not_take_are_left_out():
+    def needs_contiguous(x):
+        torch._assert(x.is_contiguous(), "expected a contiguous tensor")
+        return x.sin()
+
+    found = check(needs_contiguous, [(A,)], modes=("rev", "fwd"), checks=("built inputs",))
+    engines = {result.engine for result in found.results if result.check == "built inputs"}
+    assert engines == {"eager, base + t u", "func, base + t u"}
+    check(lambda x: x.as_strided((3,), (2,)).sin(), [(A,)], modes=("rev", "fwd"), checks=("built inputs",))
+
+
+def test_only_modes_that_are_checked_and_right():
+    class Reverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad  # never called
+
+    found = check(Reverse.apply, [(A,)], modes=("rev-fwd",), checks=("built inputs",), raise_on_failure=False)
+    assert found.outcome("rev-fwd") == "raises" and found.outcome("built inputs") == "-"
+    both = check(torch.sin, [(A,), (A,), (A,)], checks=("built inputs",))
+    engines = {result.engine for result in both.results if result.check == "built inputs"}
+    assert engines == {f"{way}, {name}" for way in ("eager", "func", "fwd-fwd", "rev-fwd") for name in BUILDS}
+
+
+def test_it_is_a_default():
+    assert "built inputs" in mg.testing.CHECKS

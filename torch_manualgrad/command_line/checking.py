@@ -15,7 +15,6 @@ from rich.table import Table as RichTable
 from .. import testing
 from ..core.override import override
 from ..core.rule import Rule
-from ..core.sample import Sample
 from ..testing import report
 from ..testing.fast import FAST_CHECKS, FAST_MODES
 from .answer import Answer, Lines
@@ -104,7 +103,7 @@ def composition(target: str, reference: str, samples: str | None, *, compile: bo
     """An operator in every transform and engine; status 1 if something failed."""
     _, fn = load(target)
     _, plain = load(reference)
-    sample: Sample | tuple[Any, ...] = named_samples(samples or f"{target.rpartition(':')[0]}:samples")[0]
+    sample = named_samples(samples or f"{target.rpartition(':')[0]}:samples")[0]
     found = testing.composition(fn, plain, sample, compile=compile)
     return Answer([Lines("rows", str(found), [asdict(row) for row in found])], 1 if found.failures else 0)
 

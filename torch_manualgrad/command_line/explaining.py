@@ -20,6 +20,7 @@ from ..core.rule import Rule
 from ..core.sample import Sample
 from ..testing import tree
 from ..testing.problem import Problem
+from ..testing.samples import as_sample
 from .answer import Answer, Fields, Part, Table
 from .registry import ended_claims, kernels_of
 from .targets import named_samples, own_samples, rules_of
@@ -84,7 +85,7 @@ def _deferral(rule: Rule) -> str:
 
 
 def _measured(rule: Rule, sample: Sample | tuple[Any, ...]) -> list[str]:
-    problem = Problem(rule.probe, sample if isinstance(sample, Sample) else Sample(*sample))
+    problem = Problem(rule.probe, as_sample(sample, rule.name))
     stock, _ = _run(problem, nullcontext)
     before = calls.counts()
     ours, ran = _run(problem, lambda: override(rule))

@@ -13,7 +13,7 @@ import torch
 
 from ..core.names import missing, rules_named
 from ..core.rule import Rule
-from ..core.sample import Sample
+from ..testing.samples import as_sample
 
 __all__ = ["Unknown", "import_module", "load", "named_samples", "own_samples", "rules_of"]
 
@@ -79,10 +79,10 @@ def as_samples(found: Any, name: str) -> list[Any]:
         raise Unknown(
             f"{name} is a {type(samples).__name__}; expected an iterable of samples, or a function that returns one"
         )
-    listed = list(samples)
-    for sample in listed:
-        if not isinstance(sample, (Sample, tuple)):
-            raise Unknown(f"{name} has a {type(sample).__name__} among its samples; each is a Sample or a tuple")
+    try:
+        listed = [as_sample(given, f"{name}[{i}]") for i, given in enumerate(samples)]
+    except TypeError as error:
+        raise Unknown(str(error)) from None
     if not listed:
         raise Unknown(f"{name} is empty")
     return listed

@@ -348,3 +348,13 @@ def _name_of(given: Any) -> str:
     if isinstance(name, str):
         return name
     raise TypeError(f"override takes names, functions of torch, operators of torch.ops and rules, got {given!r}")
+
+
+def _rules_of(given: Any) -> list[Rule]:
+    found = list(choose((given,)).rules)
+    if not found:  # a name of replacements alone
+        raise KeyError(missing(str(given)))
+    return found
+
+
+rules.find_by(_rules_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
@@ -42,6 +43,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._entries: dict[str, T] = {}
         self._version = next(_versions)
         self.absent: dict[str, str] = {}
+        self._find: Callable[[Any], list[T]] | None = None
         self._all: list[Registry[Any]] = [self] if beside is None else beside._all  # that share one set of names
         if beside is not None:
             self._all.append(self)
@@ -65,8 +67,28 @@ class Registry(Mapping[str, T], Generic[T]):
         self._is_new(name)
         self.absent[name] = reason
 
+    def find_by(self, find: Callable[[Any], list[T]]) -> None:
+        """Let `find` be what is called with names that are not those of entries. It raises a KeyError where it finds nothing."""
+        self._find = find
+
+    def find(self, name: Any) -> list[T]:
+        """The entries that a name, or what stands for one, means: for rules, those that `override` takes for it.
+
+        Args:
+            name: for rules, the name of an operator with or without its overload, or of a function of torch; or such a
+                function or operator itself, or "*".
+
+        Returns:
+            The entries, at least one.
+
+        Raises:
+            KeyError: there is none; the message names the nearest.
+        """
+        return [self[name]] if self._find is None else self._find(name)
+
     def __repr__(self) -> str:
-        return f"<{len(self)} entries, each a {self._what}>"
+        names = list(map(repr, itertools.islice(self, 3)))
+        return f"<registry ({self._what}, {len(self)}): {', '.join([*names, '...'] if len(self) > 3 else names)}>"
 
     def _is_new(self, name: str) -> None:
         for other in self._all:
@@ -83,6 +105,13 @@ class Registry(Mapping[str, T], Generic[T]):
         """The message for a name that is not here."""
         if str(name) in self.absent:
             return self.absent[str(name)]
+        if self._find is not None:
+            with contextlib.suppress(KeyError, TypeError):
+                names = ", ".join(str(getattr(entry, "name", entry)) for entry in self._find(name))
+                return (
+                    f"there is no {self._what} {name!r}; `find({name!r})` returns the {self._what}s that `override` takes for "
+                    f"this name: {names}"
+                )
         near = difflib.get_close_matches(str(name), self._entries, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         return f"there is no {self._what} {name!r}{hint}"

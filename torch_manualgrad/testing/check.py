@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.arguments import checked, described
+from ..core.arguments import checked
 from ..core.sample import Sample
 from . import report, transforms
 from .checks import ALL_CHECKS, CHECKS, TABLE
@@ -20,6 +20,7 @@ from .modules import with_parameters, without_parameters
 from .numeric import TOLERANCES, Tolerance
 from .problem import Problem
 from .report import Report, Result
+from .samples import as_samples
 
 
 class CheckFailed(AssertionError):
@@ -54,14 +55,14 @@ def check(
         fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
             parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
             and stay as they are.
-        samples: calls of it, `Sample` or a tuple of positional arguments; small ones. Inputs may be
+        samples: calls of it, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call of two
+            arguments, ``[(x,), (y,)]`` are two calls of one. Small ones. Inputs may be
             non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
             tensors are inputs too. At a kink the outcome is "not differentiable", and only what is certainly no
             generalized gradient is wrong.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
-        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "built inputs" (forward mode in a number that the
-            inputs are made of), "batched gradients" (`is_grads_batched`,
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
             vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
             hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
             alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks.py` has all,
@@ -103,12 +104,7 @@ def check(
     # only a function that draws random numbers seeds the generator; the caller's stream is restored
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
-        for position, given in enumerate(samples):
-            if not isinstance(given, (Sample, tuple, list)):
-                raise TypeError(
-                    f"check: samples[{position}]: expected a Sample or a tuple of arguments, got {described(given)}"
-                )
-            sample = given if isinstance(given, Sample) else Sample(*given)
+        for position, sample in enumerate(as_samples(samples, "check: samples")):
             context = _check_one(
                 fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
             )
@@ -143,7 +139,7 @@ def _check_one(
         return Report([Result(label, repr(sample), "", "forward", "eager", report.RAISES, detail=detail)])
     tolerance = table.get(problem.dtype, TOLERANCES[torch.float64])
     context = Context(
-        label, fn, problem, tolerance, gaps, position, reference and without_parameters(reference, sample)
+        label, fn, problem, tolerance, gaps, position, reference and without_parameters(reference, sample), modes
     )
     for column in (*modes, *checks):
         before = len(context.results)

@@ -46,7 +46,7 @@ TABLE: dict[str, Check] = {
     "agreement": Check(derivatives.agreement),
     "duality": Check(derivatives.duality),
     "undefined cotangents": Check(derivatives.undefined_cotangents),
-    "built inputs": Check(built.built_inputs, default=False),
+    "built inputs": Check(built.built_inputs),
     "vmap": Check(transforms.vmap, differentiates=False),
     "vmap-grad": Check(transforms.vmap_grad),
     "noncontiguous": Check(transforms.noncontiguous, differentiates=False),

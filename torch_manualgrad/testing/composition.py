@@ -20,6 +20,7 @@ from .arithmetic import inner, magnitude
 from .derivatives import pull
 from .numeric import tensors_close, worst
 from .problem import Problem
+from .samples import as_sample
 
 Numbers = Sequence["Tensor | None"]
 
@@ -76,7 +77,7 @@ def composition(
         fn: the operator.
         reference: the same function as plain differentiable torch code. Only its reverse mode is relied on, in every
             order, and never under a transform other than `torch.func.jacrev` and a loop.
-        sample: one call, float64 or complex128, small; positional arguments or a `Sample`.
+        sample: one call, float64 or complex128, small; a `Sample` or a tuple of positional arguments.
         backend: of `torch.compile`.
         compile: False leaves out the rows that compile or export.
         rtol: of every comparison, relative to the largest component.
@@ -85,7 +86,7 @@ def composition(
     Returns:
         The rows, in a fixed order. A row that fails raises nothing.
     """
-    given = sample if isinstance(sample, Sample) else Sample(*sample)
+    given = as_sample(sample, "composition: sample")
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         trusted = Problem(reference, given, seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ ROUNDED = 1e-4
 
 @dataclass
 class Context:
-    """One function at one sample: its problem, the tolerance, the declared gaps, and the list of results."""
+    """One function at one sample: its problem, the tolerance, the declared gaps, the modes to check, and the list of results."""
 
     name: str
     fn: Callable[..., Any]
@@ -32,6 +32,7 @@ class Context:
     gaps: Mapping[str, str]
     position: int
     reference: Callable[..., Any] | None = None
+    modes: Sequence[str] = ()
     results: list[Result] = field(default_factory=list)
     #: mode -> engine -> value, where it is right or cannot be judged
     values: dict[str, dict[str, float]] = field(default_factory=dict)

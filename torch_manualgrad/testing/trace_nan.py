@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.arguments import described
 from ..core.formula import ops
 from ..core.internals import DispatchMode, current_node, is_known_zero
+from ..core.sample import Sample
 from . import tree
 
 __all__ = ["NanReport", "Origin", "trace_nan"]
@@ -101,8 +102,10 @@ def trace_nan(
 
     Args:
         f: a function of tensors, or a module.
-        inputs: its arguments. All floating point and complex tensors among them are differentiated, and all parameters of
-            a module; cotangents and tangents are ones.
+        inputs: the call, as `check` takes one: a tuple of positional arguments or a `Sample`, which has keywords too. The
+            arguments may also be given one by one: ``trace_nan(f, x, y)`` is ``trace_nan(f, (x, y))``; a function of one
+            tuple takes ``((x, y),)``. All floating point and complex tensors among them are differentiated, and all
+            parameters of a module; cotangents and tangents are ones.
         modes: some of "forward", "rev", "fwd", "rev-rev", "fwd-rev", "rev-fwd", "fwd-fwd"; the outer transform first.
         infinities: whether a result that is infinite, and not nan, counts.
         seed: of the random numbers that `f` draws, the same in every mode.
@@ -112,15 +115,19 @@ def trace_nan(
         constant, is an origin of its own: its operator is the one that it was first seen in.
 
     Raises:
+        TypeError: several calls are given, as to `check`; it takes one.
         ValueError: an unknown mode.
         Exception: whatever `f` raises.
     """
     if not callable(f):
         raise TypeError(f"trace_nan: f: expected a function, got {described(f)}")
+    if isinstance(modes, str):
+        raise TypeError(f"trace_nan: modes: expected a list or tuple, each entry a str, got {modes!r}")
     for mode in modes:
         if mode not in NAN_MODES:
             raise ValueError(f"modes: unknown mode {mode!r}; known: {', '.join(NAN_MODES)}")
     parameters = list(f.parameters()) if isinstance(f, torch.nn.Module) else []
+    f, inputs = _call(f, inputs)
     found = NanReport()
     for mode in modes:
         # anomaly mode, which keeps the lines of the forward, warns of every error with pages of these
@@ -139,6 +146,22 @@ def trace_nan(
         if origin is not None:
             found.origins[mode] = origin
     return found
+
+
+def _call(f: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function of positional arguments, and the arguments of the one call."""
+    if len(inputs) != 1 or not isinstance(inputs[0], (Sample, tuple, list)):
+        return f, inputs
+    (given,) = inputs
+    if isinstance(given, list):
+        if given and all(isinstance(one, (Sample, tuple)) for one in given):
+            raise TypeError(
+                f"trace_nan: inputs: expected one call, a Sample or a tuple of arguments, got a list of {len(given)}"
+            )
+        return f, inputs  # an argument that is a list of tensors, as of torch.stack
+    if isinstance(given, Sample) and given.kwargs:
+        return lambda args, kwargs: f(*args, **kwargs), (given.args, given.kwargs)
+    return f, given.args if isinstance(given, Sample) else given
 
 
 # -- the modes --------------------------------------------------------------------------------------------------------
