@@ -56,11 +56,18 @@ _importing = click.option(
 
 
 @_command(_importing)
-def list() -> Any:
-    """List every rule, every operator without one, and every formula."""
+@click.argument("name", required=False)
+@click.option(
+    "--all", "everything", is_flag=True, help="Each operator without a rule, instead of their number by kind."
+)
+def list(name: str | None, everything: bool) -> Any:
+    """List rules, operators without one, and formulas, sorted by name.
+
+    With NAME only those whose names contain it, and the rules of the function of that name.
+    """
     from torch_manualgrad.command_line import registry
 
-    return registry.list_all()
+    return registry.list_all(name, everything=everything)
 
 
 @_command(_importing)

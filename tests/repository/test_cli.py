@@ -72,9 +72,27 @@ def printed(*arguments, status=0):
     return error if status == 2 else output
 
 
+def names(table):
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+
+
 def test_list():
-    text = printed("list")
+    text = printed("list", "--all")
     assert all(f"| {name} " in text for name in (*mg.rules, *mg.catalogue, *mg.ops))
+    folded = printed("list")
+    assert all(f"| {name} " in folded for name in (*mg.rules, *mg.ops))
+    views = sum(entry.kind == "view" for entry in mg.catalogue.values())
+    assert "| view " in folded and f"| {views} " in folded and "| aten::transpose.int " not in folded
+
+
+def test_list_filters_and_sorts():
+    rules, without, formulas = map(names, printed("list", "norm").split("\n\n"))
+    assert set(rules) == {n for n in mg.rules if "norm" in n} | {rule.name for rule in mg.rules.find("norm")}
+    assert without == sorted(n for n in mg.catalogue if "norm" in n)
+    assert rules == sorted(rules) and formulas == sorted(formulas) and {"norm_jvp", "svd_backward"} <= {*formulas}
+    assert names(printed("list", "linalg.lu").split("\n\n")[0]) == ["aten::linalg_lu"]
+    assert "there is no rule 'aten::nrm'; did you mean" in printed("list", "nrm", status=2)
+    assert list(json.loads(printed("list", "linalg.lu", "--json"))) == ["rules", "formulas"]
 
 
 def test_coverage():
@@ -147,6 +165,11 @@ def test_explain_says_who_serves_a_call_and_what_is_kept(module):
     path = module("cli_explained", 1)
     assert "(f64[3])" in printed("explain", "aten::sin", "--samples", f"{path}:samples")
     assert "there is no rule" in printed("explain", "nothing_at_all", status=2)
+
+
+def test_explain_prints_no_lines_of_the_profiler(capfd):
+    assert printed("explain", "dist")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_explain_says_which_kernels_run():
@@ -230,7 +253,10 @@ def test_json(command):
         (["check", "math:pi"], "math:pi is a float, not an operator, a function or a rule"),
         (["check", "math:sin"], "math has no `samples`"),
         (["check", "math:sin", "--samples", "math:pi"], "math:pi is a float; expected an iterable of samples"),
-        (["check", "math:sin", "--samples", "sys:path"], "sys:path has a str among its samples"),
+        (
+            ["check", "math:sin", "--samples", "sys:path"],
+            "sys:path[0]: expected a Sample or a tuple of arguments, got '",
+        ),
         (["check", "dist", "--modes", "sideways"], "there is no mode 'sideways'; expected some of rev,fwd"),
         (["check", "dist", "--checks", "all"], "there is no check 'all'"),
         (["check", "dist", "--dtype", "float65"], "there is no dtype 'float65'"),

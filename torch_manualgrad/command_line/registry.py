@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,28 +12,52 @@ from ..core.catalogue import KINDS, catalogue
 from ..core.formula import Formula, ops
 from ..core.names import missing, rules_named
 from ..core.rule import Rule, rules
-from .answer import Answer, Fields, Source, Table
+from .answer import Answer, Fields, Part, Source, Table
 from .targets import Unknown
 
 __all__ = ["ended_claims", "kernels_of", "list_all", "show"]
 
 
-def list_all() -> Answer:
-    """Every rule, every operator without one and why, every formula."""
+def list_all(name: str | None = None, *, everything: bool = False) -> Answer:
+    """Rules, operators without one, and formulas, sorted by name.
+
+    Args:
+        name: only what has this in its name, and the rules that `override` takes by it, with their formulas.
+        everything: each operator without a rule, and not only their number by kind. With a name it is each, always.
+    """
+    meant = set(rules_named(name)) if name else set()
+    own = {formula for rule in meant for formula in rule.formulas}
+
+    def wanted(entry: str) -> bool:
+        return name is None or name.lower().removesuffix(".default") in entry.lower()
+
     with_rule = [
-        [name, rule.kind, ", ".join(rule.improves), ", ".join(f.__name__ for f in rule.formulas)]
-        for name, rule in rules.items()
+        [full, rule.kind, ", ".join(rule.improves), ", ".join(f.__name__ for f in rule.formulas)]
+        for full, rule in sorted(rules.items())
+        if wanted(full) or rule in meant
     ]
-    without = [[e.name, e.kind, e.reason or KINDS[e.kind]] for e in catalogue.values()]
-    formulas = [[name, ", ".join(kernels_of(f)), _first_line(f)] for name, f in ops.items()]
-    return Answer(
-        [
-            Table("rules", ["rule", "kind", "improves", "formulas"], with_rule),
-            Fields("absent", [("absent", reason) for reason in rules.absent.values()]),
-            Table("without a rule", ["without a rule", "kind", "why"], without),
-            Table("formulas", ["formula", "kernels", "what"], formulas),
-        ]
-    )
+    without = [[e.name, e.kind, e.reason or KINDS[e.kind]] for _, e in sorted(catalogue.items()) if wanted(e.name)]
+    formulas = [
+        [short, ", ".join(kernels_of(f)), _first_line(f)]
+        for short, f in sorted(ops.items())
+        if wanted(short) or f in own
+    ]
+    absent = [("absent", reason) for full, reason in sorted(rules.absent.items()) if wanted(full)]
+    if not (with_rule or without or formulas or absent):
+        raise Unknown(f"{missing(str(name))} (`manualgrad list` prints all names)")
+    parts: list[Part] = [Table("rules", ["rule", "kind", "improves", "formulas"], with_rule), Fields("absent", absent)]
+    if name is None and not everything:
+        counts = Counter(kind for _, kind, _ in without)
+        lines = [[kind, str(n), KINDS[kind]] for kind, n in sorted(counts.items())]
+        parts.append(Table("without a rule", ["without a rule", "operators", "why"], lines))
+    else:
+        parts.append(Table("without a rule", ["without a rule", "kind", "why"], without))
+    parts.append(Table("formulas", ["formula", "kernels", "what"], formulas))
+    return Answer([part for part in parts if name is None or not _is_empty(part)])
+
+
+def _is_empty(part: Part) -> bool:
+    return isinstance(part, Table) and not part.lines or isinstance(part, Fields) and not part.pairs
 
 
 def show(name: str) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -15,6 +16,7 @@ from .autograd import Derivative
 from .binding import EMPTY, Binding, parameters, sources
 from .fast_path import fast_call
 from .formula import Formula
+from .gradients import check_count, check_gradient_of_rule, check_tangents, location_of
 from .internals import below_autograd
 from .node_classes import FACTS
 from .schema import all_dense, blocksize, flatten, tensors_in, unflatten
@@ -59,21 +61,31 @@ class _Plan:
         return self.call(*self.pick(known))
 
 
+def _is_of_this_package(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, Binding):
+        function = function.formula
+    if isinstance(function, Formula):
+        function = function.reference
+    return str(getattr(inspect.unwrap(function), "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+
+
 # What a formula may ask of a tensor without keeping it: the parameter ``self_sizes`` is ``self.shape``.
-_FACTS: dict[str, Callable[[Tensor], Any]] = {
-    "sizes": lambda x: x.shape,
-    "strides": lambda x: x.stride() if x.layout is torch.strided else None,
-    "storage_offset": lambda x: x.storage_offset() if x.layout is torch.strided else None,
-    "dtype": lambda x: x.dtype,
-    "device": lambda x: x.device,
-    "layout": lambda x: x.layout,
-    "blocksize": blocksize,
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "sizes": lambda x: None if x is None else x.shape,
+    "strides": lambda x: x.stride() if x is not None and x.layout is torch.strided else None,
+    "storage_offset": lambda x: x.storage_offset() if x is not None and x.layout is torch.strided else None,
+    "dtype": lambda x: None if x is None else x.dtype,
+    "device": lambda x: None if x is None else x.device,
+    "layout": lambda x: None if x is None else x.layout,
+    "blocksize": lambda x: None if x is None else blocksize(x),
 }
 
 
 def _of_each(fact: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
     """The fact of each tensor in a list."""
-    return lambda xs: None if xs is None else [None if x is None else fact(x) for x in xs]
+    return lambda xs: None if xs is None else [fact(x) for x in xs]
 
 
 class _Busy(threading.local):
@@ -101,6 +113,11 @@ class Bound(Derivative):
         vjp = rule.vjp if vjp is None else vjp
         known = [*signature.names, *signature.output_names]
         wanted = {p for f in vjp.values() for p in parameters(f)}
+        formulas = (*vjp.values(), *rule.jvp.values())
+        # what others write is checked at each call; the package's own formulas are by its tests
+        self.checked = not all(map(_is_of_this_package, formulas))
+        if self.checked:
+            wanted |= {f"{n}_sizes" for key in vjp for n in key}
         if rule.compiled_vjp is not None:  # its conditions are asked of constants
             wanted |= set(rule.compiled_vjp.only)
         self.saved = [n for n in known if n in wanted]
@@ -109,6 +126,8 @@ class Bound(Derivative):
         facts = {n: fact for n, fact in facts.items() if n in wanted}
         self.facts = list(facts.values())
         lists = [known.index(n) for n in known if entries[n].is_tensor_list]
+        constant_count = sum(not entries[n].is_tensor_like for n in self.saved)
+        self._sizes = {i: constant_count + k for k, (i, fact) in enumerate(self.facts) if fact == "sizes"}
         self.fact_functions = [(i, _of_each(_FACTS[fact]) if i in lists else _FACTS[fact]) for i, fact in self.facts]
         tensors = [n for n in self.saved if entries[n].is_tensor_like]
         constants = [n for n in self.saved if not entries[n].is_tensor_like]
@@ -241,8 +260,16 @@ class Bound(Derivative):
                 continue
             mask = [needed[i] for i in inputs]
             if any(any(m) if isinstance(m, list) else m for m in mask):
-                for i, g in zip(inputs, plan((*known, mask))):
+                found = plan((*known, mask))
+                if not isinstance(found, (tuple, list)) or len(found) != len(inputs):
+                    check_count(self.rule.name, "vjp", [self.signature.names[i] for i in inputs], found)
+                for i, g in zip(inputs, found):
                     result[i] = g
+        if self.checked:
+            for i, grad in enumerate(result):
+                if i in self._sizes:
+                    name, size = self.signature.names[i], static[self._sizes[i]]
+                    check_gradient_of_rule(self.rule.name, name, grad, size, grads)
         return result
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
@@ -259,6 +286,13 @@ class Bound(Derivative):
         known = (*inputs, *outputs, *inputs, *tangents)
         for plan, places in self._jvps:
             found = plan(known)
-            for i, t in zip(places, (found,) if len(places) == 1 else found):
+            if len(places) == 1:
+                found = (found,)
+            elif not isinstance(found, (tuple, list)) or len(found) != len(places):
+                check_count(self.rule.name, "jvp", [self.signature.output_names[i] for i in places], found)
+            for i, t in zip(places, found):
                 result[i] = t
+        if self.checked:
+            given = result[0] if len(result) == 1 else result
+            return check_tangents(self.signature, location_of(self._jvps[0][0].call), outputs, given)
         return result

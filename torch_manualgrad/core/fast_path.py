@@ -39,7 +39,7 @@ def fast_call(derivative: Bound) -> tuple[Callable[..., Any] | None, Callable[..
     facts, selective = derivative.fact_functions, derivative.selective
     nothing: list[Any] = [None] * len(signature.names)
     others = 1 + len(places)
-    alone = derivative.bare and places == [0] and len(derivative.vjps) == 1
+    alone = derivative.bare and not derivative.checked and places == [0] and len(derivative.vjps) == 1
     one_formula = derivative.vjps[0][0] if alone else None
 
     def forward(ctx: Any, values: Any, *_: Any) -> Any:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from .arguments import described
 from .internals import shares_memory
-from .schema import Signature, tensors_in
+from .schema import Signature, is_differentiable, tensors_in
 
-__all__ = ["check_gradients", "check_outputs", "check_tangents", "explain"]
+__all__ = [
+    "check_count",
+    "check_gradient_of_rule",
+    "check_gradients",
+    "check_outputs",
+    "check_tangents",
+    "explain",
+    "location_of",
+]
 
 
 def check_gradients(signature: Signature, location: str, values: Sequence[Any], found: Any) -> list[Any]:
@@ -88,6 +98,60 @@ def _check_one(error: Any, name: str, value: Any, grad: Any) -> None:
     # Broadcasting would hide a wrong shape: the engine sums a gradient that is larger than its input.
     if grad.shape != value:
         error(f"the gradient for input '{name}' has shape {tuple(grad.shape)}, but the input has shape {tuple(value)}.")
+
+
+def check_count(rule: str, what: str, names: Sequence[str], found: Any) -> None:
+    """That a formula for several inputs or outputs returns as many gradients or tangents.
+
+    Args:
+        rule: its name.
+        what: "vjp" or "jvp".
+        names: of the inputs or outputs.
+        found: what the formula returned.
+
+    Raises:
+        RuntimeError: it is not a tuple or list of that length.
+    """
+    if not isinstance(found, (tuple, list)) or len(found) != len(names):
+        kind = "gradients" if what == "vjp" else "tangents"
+        got = f"{len(found)}" if isinstance(found, (tuple, list)) else described(found)
+        raise RuntimeError(
+            f"rule {rule}: the {what} of {tuple(names)}: expected a tuple of {len(names)} {kind} (None for zero), got {got}"
+        )
+
+
+def check_gradient_of_rule(rule: str, name: str, grad: Any, size: Any, cotangents: Sequence[Any]) -> None:
+    """That what a vjp returned for one input is a gradient of it.
+
+    Args:
+        rule: its name.
+        name: of the input.
+        grad: the gradient.
+        size: of the input; a list of these where it is a list of tensors, None where it is None.
+        cotangents: a gradient may have the shape of one of them. Autograd then sums it, as after broadcasting.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if grad is None:
+        return
+    if isinstance(size, list):
+        if not isinstance(grad, (tuple, list)) or len(grad) != len(size):
+            got = f"{len(grad)}" if isinstance(grad, (tuple, list)) else described(grad)
+            raise RuntimeError(f"rule {rule}: the vjp of {name!r}: expected a list of {len(size)} gradients, got {got}")
+        for i, (g, s) in enumerate(zip(grad, size)):
+            check_gradient_of_rule(rule, f"{name}[{i}]", g, s, cotangents)
+        return
+    if not isinstance(grad, Tensor) or not is_differentiable(grad):
+        got = described(grad)
+    elif size is None or grad.shape == size or any(grad.shape == c.shape for c in tensors_in(cotangents)):
+        return
+    else:
+        got = f"shape {list(grad.shape)}"
+    shape = "" if size is None else f" of shape {list(size)}"
+    raise RuntimeError(
+        f"rule {rule}: the vjp of {name!r}: expected a floating point or complex Tensor{shape}, or None, got {got}"
+    )
 
 
 def check_tangents(signature: Signature, location: str, outputs: Sequence[Any], found: Any) -> list[Any]:
@@ -182,6 +246,12 @@ def check_outputs(
             if any(x is y for x in made for y in tensors_in([value])):
                 error(f"an output is the input '{argument}' itself. A custom op returns new tensors; return a clone.")
         error("an output shares memory with an input or another output. A custom op returns new tensors.")
+
+
+def location_of(function: Any) -> str:
+    """Where a function was written, ``file:line``."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 def explain(error: Exception, text: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .gradients import location_of
 from .schema import Signature
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class Implementation:
 
     @functools.cached_property
     def location(self) -> str:
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+        return location_of(self.function)
 
 
 def implementation(
