@@ -236,3 +236,11 @@ def test_the_text_of_docstrings_survives_python_oo(monkeypatch):
     with contextlib.suppress(OSError):
         assert inspect.getsource(outer)
     assert declared(outer, lambda name: None) == expected and re.search("Args", doc)
+
+
+def test_a_mask_of_another_shape_than_the_gradient():
+    mask = torch.eye(3).to_sparse()
+    for sizes in ([], [3], [2, 3], [3, 3, 1]):
+        with pytest.raises(ValueError, match=r"self_sizes: expected \[3, 3\], the shape of mask, got"):
+            mg.ops.sparse_mask_backward(torch.ones(3, 3), mask, sizes, False)
+    assert mg.ops.sparse_mask_backward(torch.ones(3, 3), mask, [3, 3], False).equal(torch.eye(3))

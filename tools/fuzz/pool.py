@@ -180,7 +180,7 @@ VIEWS: dict[str, Template] = {
     "slice": _fixed("{0}[1:]", lambda x: x.dim() > 0 and x.shape[0] > 1),
     "none": _fixed("{0}[..., None]", lambda x: x.dim() < 4),
     "ellipsis": _fixed("{0}[..., 0]", lambda x: x.dim() > 0),
-    "as_strided": _fixed("{0}.as_strided([2, 2], [1, 2], 0)", lambda x: x.is_contiguous() and x.numel() >= 4),
+    "as_strided": _fixed("{0}.as_strided([2, 2], [1, 2])", lambda x: x.is_contiguous() and x.numel() >= 4),
     "chunk": _along("{0}.chunk(2, D)[-1]", 2),
     "split": _along("{0}.split(1, D)[I]"),
     "unbind": _along("{0}.unbind(D)[I]"),

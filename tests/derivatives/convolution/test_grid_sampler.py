@@ -183,3 +183,23 @@ def test_an_empty_batch():
         assert jvp(lambda x, g: aten.grid_sampler_2d(x, g, 0, 0, False), (image, grid), (image, grid))[1].shape == (
             0, 2, 2, 2,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_point_that_is_lost_is_not_given_to_pytorchs_bilinear_backward(dims, padding, bad):
+    """Which writes outside of its memory there. A loss of finite results alone has the gradient of the other points."""
+    image, grid = random(1, 2, *[4] * dims).requires_grad_(), random(1, *[3] * dims, dims, seed=1).tanh()
+    grid[(0,) * (dims + 1)] = bad
+    grid.requires_grad_()
+    with mg.override():
+        y = F.grid_sample(image, grid, padding_mode=padding, align_corners=False)
+        kept = (slice(None), slice(None), *[slice(1, None)] * dims)
+        found = torch.autograd.grad(y[kept].sin().sum(), (image, grid))
+    others = grid.detach()[(slice(None), *[slice(1, None)] * dims)].clone().requires_grad_()
+    y = F.grid_sample(image, others, padding_mode=padding, align_corners=False)
+    of_image, of_others = torch.autograd.grad(y.sin().sum(), (image, others))
+    torch.testing.assert_close(found[0], of_image)
+    torch.testing.assert_close(found[1][(slice(None), *[slice(1, None)] * dims)], of_others)
+    assert found[1].isfinite().all()

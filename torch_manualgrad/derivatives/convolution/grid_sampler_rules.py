@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, bound_to, reached, rule
+from torch_manualgrad.core.internals import are_finite, values_readable
+from torch_manualgrad.core.rule import Sample, bound_to, reached, rule
 
 from .common import random
 from .grid_sampler import (
@@ -30,6 +31,16 @@ def _vjp(
 ) -> tuple[Tensor | None, ...]:
     found = backward(grad, input, grid, *modes, list(output_mask))
     return tuple(g if yes else None for g, yes in zip(found, output_mask))
+
+
+def _stays_inside(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, *_: Any) -> bool:
+    """Calls whose backward in PyTorch stays inside of its memory.
+
+    Its bilinear kernels for the CPU do not where padding moves a point to nan.
+    """
+    if interpolation_mode != 0 or padding_mode == 0 or not input.is_cpu:
+        return True
+    return values_readable((grid,)) and are_finite((grid,))
 
 
 def double_vjps(
@@ -152,7 +163,7 @@ def _rules(
         f"aten::{forward}",
         vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},
         jvp={"result": grid_sampler_jvp},
-        defer_to_stock=always if has_backward else None,
+        defer_to_stock=_stays_inside if has_backward else None,
         # the fallback's gradients are constants until 2.12, of which PyTorch makes second derivatives of zero
         improves={"missing": "2.15"} if in_double is None else {"missing": "2.15", "values": "2.12"},
         source="ATen grid_sampler_2d_backward; the jvp is new",
