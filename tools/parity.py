@@ -1,6 +1,6 @@
 """Writes docs/parity.md: in how many ways of using PyTorch an overridden operator does what the stock one does.
 
-Run it:  python tools/parity.py                             (`make measure` does; about ten minutes)
+Run it:  python tools/parity.py                             (`make measure` does; hours)
          python tools/parity.py --way "make_fx, real"       (prints the cells that fail in one way, and writes nothing)
 """
 

@@ -52,6 +52,8 @@ SUITES = (
     Suite("test_multihead_attention", "ascend", "test/nn/test_multihead_attention.py"),
     Suite("test_dropout", "ascend", "test/nn/test_dropout.py"),
     Suite("test_parametrization", "ascend", "test/nn/test_parametrization.py"),
+    Suite("test_convolution", "ascend", "test/nn/test_convolution.py"),
+    Suite("test_pooling", "ascend", "test/nn/test_pooling.py"),
     Suite("test_modules", "ascend", "test/test_modules.py"),
     Suite("test_sparse", "ascend", "test/test_sparse.py"),
     Suite("test_sparse_csr", "intel", "test/xpu/test_sparse_csr_xpu.py"),
@@ -65,6 +67,9 @@ SUITES = (
 CHANGES = {
     "ascend": (
         (r"^import torch_npu[.\w]*\n", ""),
+        (r"^from torch_npu\.testing\.common_utils import SupportedDevices\n|^from url import get_url\n", ""),
+        (r"^ *@SupportedDevices\(.*\n", ""),
+        (r"\bskipIfMps\b", "skipIfMPS"),
         (r"torch_npu\.npu\.get_device_name\(0\)", '"cpu"'),
         (r"only_for=(\(?)(['\"])privateuse1\2", r"only_for=\1'cpu'"),
         (r"PRIVATEUSE1", "CUDA"),
