@@ -91,9 +91,10 @@ def elementwise(
         )
     domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
     rounds = not about.get("finite")
+    # in alphabetical order as in PyTorch: autograd then sums up a second derivative in PyTorch's order
     return rule(
         name,
-        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1, rounds=rounds) for x, d in derivative.items()},
+        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1, rounds=rounds) for x, d in sorted(derivative.items())},
         jvp={output: _pushforward(derivative, output, rounds=rounds) if tangent is None else _cast(tangent, output)},
         kind="elementwise",
         source=source,

@@ -317,7 +317,8 @@ def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None
     F = _log(block, n) if p is None else _power(block, n, p)
     found = _rotated(F[..., :n, -n:], Q)
     if p is not None and (log_size := _log_size(T, p)).any():
-        found = _with_overflow(found, *(X[..., :n, -n:] for X in _overflowing(block, F, n, p, log_size)), Q)
+        finite, infinite = _overflowing(block, F, n, p, log_size)
+        found = _with_overflow(found, finite[..., :n, -n:], infinite[..., :n, -n:], Q)
     return (found if A.is_complex() else found.real).to(A.dtype).contiguous()
 
 

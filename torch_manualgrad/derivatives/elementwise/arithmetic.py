@@ -124,7 +124,9 @@ elementwise(
     {
         "self": lambda: 1,
         "tensor1": lambda tensor2, value: value / tensor2,
-        "tensor2": lambda tensor1, tensor2, value: -value * (tensor1 / tensor2) / tensor2,
+        "tensor2": lambda grad, tensor1, tensor2, value: (
+            -grad * (tensor1 / tensor2).conj() / tensor2.conj() * value.conjugate()
+        ),
     },
     domain={"tensor2": (0.2, inf)},
     arguments=[{}, {"value": 2.5}],

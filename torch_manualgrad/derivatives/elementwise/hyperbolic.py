@@ -24,6 +24,6 @@ def _acosh(self: Tensor) -> Tensor:
 elementwise("aten::sinh", lambda self: self.cosh())
 elementwise("aten::cosh", lambda self: self.sinh())
 elementwise("aten::tanh", lambda grad, result: torch.ops.aten.tanh_backward(grad, result))
-elementwise("aten::asinh", lambda self: (self * self + 1).rsqrt())
+elementwise("aten::asinh", lambda self: (self.pow(2) + 1).rsqrt())
 elementwise("aten::acosh", lambda self: _acosh(self), domain=(1, inf))
 elementwise("aten::atanh", lambda self: 1 / (1 - self * self), domain=(-1, 1))

@@ -41,13 +41,13 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
     """
     low = 0.0 if eps is None else eps
     inside = (self >= low) & (self <= 1 - low)
-    # two reciprocals: the square of x (1 - x), which the second derivative would have, underflows
+    # two quotients: the square of x (1 - x), which the second derivative would have, underflows
     x = torch.where(inside, self, 0.5) + 0.0  # -0.0 counts as 0.0
-    slope = x.reciprocal() + (1 - x).reciprocal()
+    found = grad / x + grad / (1 - x)
     if eps is None:
         # nan outside, in every order; but a strong zero times it is zero
-        return grad * (slope + (self * torch.where(inside, 0, nan)).expm1())
-    return torch.where(inside, grad * slope, 0.0)
+        return found + grad * (self * torch.where(inside, 0, nan)).expm1()
+    return torch.where(inside, found, 0.0)
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
@@ -60,9 +60,9 @@ def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
     return torch.special.xlog1py(grad, torch.where((self == 0) & torch.as_tensor(other <= -1), 0, other))
 
 
-def _ratio(x: Tensor | Number, y: Tensor) -> Tensor:
-    """x / y, and 0 / 0 = 0 in every order."""
-    return x / torch.where((y == 0) & torch.as_tensor(x == 0), inf, y)
+def _times_ratio(grad: Tensor, x: Tensor | Number, y: Tensor) -> Tensor:
+    """grad x / y, and 0 where x = y = 0, in every order."""
+    return grad * x / torch.where((y == 0) & torch.as_tensor(x == 0), inf, y)
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ elementwise(
     "aten::xlogy.Tensor",
     {
         "self": lambda grad, self, other: _times_log(grad, self, other),
-        "other": lambda self, other: _ratio(self, other),
+        "other": lambda grad, self, other: _times_ratio(grad, self, other),
     },
     domain={"other": (0, inf)},
     real_only=True,
@@ -83,7 +83,7 @@ elementwise(
 )
 elementwise(
     "aten::xlogy.Scalar_Self",
-    lambda self, other: _ratio(self, other),
+    lambda grad, self, other: _times_ratio(grad, self, other),
     domain=(0, inf),
     real_only=True,
     arguments=[{"self": 2.5}],
@@ -100,7 +100,7 @@ elementwise(
     "aten::special_xlog1py",
     {
         "self": lambda grad, self, other: _times_log1p(grad, self, other),
-        "other": lambda self, other: _ratio(self, 1 + other),
+        "other": lambda grad, self, other: _times_ratio(grad, self, 1 + other),
     },
     domain={"other": (-1, inf)},
     real_only=True,
@@ -109,7 +109,7 @@ elementwise(
 )
 elementwise(
     "aten::special_xlog1py.self_scalar",
-    lambda self, other: _ratio(self, 1 + other),
+    lambda grad, self, other: _times_ratio(grad, self, 1 + other),
     domain=(-1, inf),
     real_only=True,
     arguments=[{"self": 2.5}],

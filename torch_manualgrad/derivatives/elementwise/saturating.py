@@ -11,7 +11,7 @@ from math import log, pi, sqrt
 import torch
 from torch import Tensor
 
-__all__ = ["logistic", "logistic_base_2", "logistic_slope", "normal_density"]
+__all__ = ["logistic", "logistic_base_2", "logistic_slope", "normal_density", "normal_exponential"]
 
 aten = torch.ops.aten
 
@@ -42,7 +42,12 @@ def logistic_slope(x: Tensor) -> Tensor:
 
 
 def normal_density(x: Tensor) -> Tensor:
-    """exp(-x^2 / 2) / sqrt(2 pi), of real x.
+    """exp(-x^2 / 2) / sqrt(2 pi), of real x."""
+    return normal_exponential(x) / sqrt(2 * pi)
+
+
+def normal_exponential(x: Tensor) -> Tensor:
+    """exp(-x^2 / 2), of real x.
 
     The exponent is computed in two parts, as its rounding would be an error of x^2 units. With h close to x, and constant,
     x^2 = h^2 + (x - h) (x + h), and h^2 is exact.
@@ -51,7 +56,7 @@ def normal_density(x: Tensor) -> Tensor:
     x = _within(x, sqrt(-4 * log(info.smallest_normal)))
     digits = 2.0 ** (round(-log(info.eps, 2)) // 2 - 4)
     h = (x.detach() * digits).round() / digits
-    return (-h * h / 2).exp() * ((h - x) * (h + x) / 2).exp() / sqrt(2 * pi)
+    return (-h * h / 2).exp() * ((h - x) * (h + x) / 2).exp()
 
 
 def _within(x: Tensor, limit: float) -> Tensor:

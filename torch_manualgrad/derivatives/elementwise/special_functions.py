@@ -8,7 +8,7 @@ Note:
 from __future__ import annotations
 
 import itertools
-from math import inf, pi, sqrt
+from math import inf, log, pi, sqrt
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch_manualgrad.core.elementwise import elementwise
 from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.strong_zero import strong_times
 
-from .saturating import normal_density
+from .saturating import normal_exponential
 from .series import polynomial
 
 
@@ -57,33 +57,45 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
     return torch.where(far, at_infinity, near)
 
 
-def _log_ndtr(self: Tensor, result: Tensor) -> Tensor:
-    """phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
+def _log_ndtr(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
+    """g phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
 
-    Near 0, as PyTorch's, by one exponential; left of -1 PyTorch's result loses digits, and far right erfcx would overflow.
+    Near 0, and where the density is denormal, as PyTorch's, by one exponential; left of -1 PyTorch's result loses digits, and far
+    right erfcx would overflow.
     """
-    far, left, middle = self < -_ERFCX_FAR * sqrt(2), self < -2, self.abs() < 1
+    far, left = self < -_ERFCX_FAR * sqrt(2), self < -2
+    denormal = sqrt(-2 * log(torch.finfo(self.dtype).smallest_normal))
+    middle = (self.abs() < 1) | (self > denormal) & (self < 2 * denormal)
     inverse = 1 / torch.where(far, self, -inf)
-    at_infinity = -torch.where(far, self, 0) / polynomial(_ERFCX, inverse * inverse)
-    near = sqrt(2 / pi) / torch.special.erfcx(torch.where(left & ~far, self / -sqrt(2), 0))
+    at_infinity = -sqrt(2 * pi) * torch.where(far, self, 0) / polynomial(_ERFCX, inverse * inverse)
+    near = 2 / torch.special.erfcx(torch.where(left & ~far, self / -sqrt(2), 0))
     x, log_ndtr = torch.where(middle, self, 0), torch.where(middle, result, 0)
-    around_zero = (-log_ndtr - x * x / 2).exp() / sqrt(2 * pi)
+    by_one = (log_ndtr + x.pow(2) / 2).neg().exp()
     x = torch.where(left | middle, 0, self)
     log_ndtr = torch.where(
         x > 0, torch.where(x > 0, result, 0), (torch.erfc(torch.where(x > 0, 0, x) / -sqrt(2)) / 2).log()
     )
-    right = normal_density(x) * (-log_ndtr).exp()
-    return torch.where(far, at_infinity, torch.where(left, near, torch.where(middle, around_zero, right)))
+    right = normal_exponential(x) * (-log_ndtr).exp()
+    slope = torch.where(far, at_infinity, torch.where(left, near, torch.where(middle, by_one, right)))
+    return grad / sqrt(2 * pi) * slope
 
 
-elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self * self).exp(), real_only=True)
-elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self * self).exp(), real_only=True)
+elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self.pow(2)).exp(), real_only=True)
+elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self.pow(2)).exp(), real_only=True)
 elementwise("aten::special_erfcx", lambda self, result: _erfcx(self, result), real_only=True, improves="values")
 elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square().exp(), domain=(-1, 1), real_only=True)
 elementwise(
-    "aten::special_ndtri", lambda result: sqrt(2 * pi) * (result * result / 2).exp(), domain=(0, 1), real_only=True
+    "aten::special_ndtri",
+    lambda grad, result: grad * sqrt(2 * pi) * (result.square() / 2).exp(),
+    domain=(0, 1),
+    real_only=True,
 )
-elementwise("aten::special_log_ndtr", lambda self, result: _log_ndtr(self, result), real_only=True, improves="values")
+elementwise(
+    "aten::special_log_ndtr",
+    lambda grad, self, result: _log_ndtr(grad, self, result),
+    real_only=True,
+    improves="values",
+)
 elementwise("aten::lgamma", lambda self: self.digamma(), domain=(0, inf), real_only=True)
 elementwise("aten::digamma", lambda self: torch.polygamma(1, self), domain=(0, inf), real_only=True)
 elementwise(

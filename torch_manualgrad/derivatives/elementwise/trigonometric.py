@@ -51,10 +51,10 @@ def _angle_slope(part: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 elementwise("aten::sin", lambda self: self.cos())
 elementwise("aten::cos", lambda self: -self.sin())
-elementwise("aten::tan", lambda result: 1 + result * result, domain=(-1.2, 1.2))
-elementwise("aten::asin", lambda self: (1 - self * self).rsqrt(), domain=(-1, 1))
-elementwise("aten::acos", lambda self: -(1 - self * self).rsqrt(), domain=(-1, 1))
-elementwise("aten::atan", lambda self: 1 / (self * self + 1))
+elementwise("aten::tan", lambda result: 1 + result.pow(2), domain=(-1.2, 1.2))
+elementwise("aten::asin", lambda self: (-self * self + 1).rsqrt(), domain=(-1, 1))
+elementwise("aten::acos", lambda self: -(-self * self + 1).rsqrt(), domain=(-1, 1))
+elementwise("aten::atan", lambda grad, self: grad / (self * self + 1).conj())
 elementwise(
     "aten::atan2",
     {

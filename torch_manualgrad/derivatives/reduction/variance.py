@@ -23,22 +23,22 @@ from torch_manualgrad.core.formula import formula
 from torch_manualgrad.core.rule import Sample, rule
 
 from .dims import restore_reduced_dims
-from .norm import inner, spread
+from .norm import spread
 from .sums import mean_backward
 
 
-def _gradient(self: Tensor, dim: Sequence[int] | None, correction: Number | None) -> Tensor:
-    """That of the variance."""
+def _times_gradient(factor: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None) -> Tensor:
+    """A factor times the gradient of the variance."""
     n = math.prod(self.shape[d] for d in dim) if dim and self.dim() else self.numel()
     freedom = n - (1 if correction is None else correction)
     scale = 2 / freedom if freedom > 0 else math.inf
-    return scale * (self - self.mean(dim or [], keepdim=True))
+    return scale * factor * (self - self.mean(dim or [], keepdim=True))
 
 
-def _half_inverse(std: Tensor) -> Tensor:
-    """1 / (2 std), and 0 where that is 0."""
+def _over_twice(x: Tensor, std: Tensor) -> Tensor:
+    """x / (2 std), and 0 where std is 0."""
     zero = std == 0
-    return torch.where(zero, 0, 0.5 / torch.where(zero, 1, std))
+    return torch.where(zero, 0, x / torch.where(zero, 1, 2 * std))
 
 
 @formula
@@ -60,7 +60,7 @@ def var_backward(
     References:
         ATen var_backward.
     """
-    return restore_reduced_dims(grad, self.dim(), dim, keepdim) * _gradient(self, dim, correction)
+    return _times_gradient(restore_reduced_dims(grad, self.dim(), dim, keepdim), self, dim, correction)
 
 
 @formula
@@ -82,7 +82,7 @@ def var_jvp(
     References:
         ATen derivatives.yaml, var.correction.
     """
-    return inner(_gradient(self_p, dim, correction), self_t).sum(dim or [], keepdim)
+    return _times_gradient(self_t.conj(), self_p, dim, correction).real.sum(dim or [], keepdim)
 
 
 @formula
@@ -108,7 +108,7 @@ def std_backward(
     References:
         ATen std_backward, whose derivative at s = 0 may be nan.
     """
-    return var_backward(grad * _half_inverse(result), self, dim, correction, keepdim)
+    return var_backward(_over_twice(grad, result), self, dim, correction, keepdim)
 
 
 @formula
@@ -139,7 +139,7 @@ def std_jvp(
     References:
         ATen derivatives.yaml, std.correction.
     """
-    return var_jvp(self_t, self_p, dim, correction, keepdim) * _half_inverse(result)
+    return _over_twice(var_jvp(self_t, self_p, dim, correction, keepdim), result)
 
 
 def _and_mean(
