@@ -1,4 +1,6 @@
-"""Counts, mode by mode, what is right and wrong over PyTorch's whole operator database, and writes docs/coverage.md.
+"""Counts, mode by mode, what is right and wrong over PyTorch's whole operator database.
+
+Writes a summary to docs/coverage.md, and a line for each operator to build/measure/coverage.md, which the site includes.
 
 Run it:  python tools/conformance.py                (`make conformance`; about an hour)
          python tools/conformance.py linalg.det     (these again, the others from the last run)
@@ -8,46 +10,66 @@ Run it:  python tools/conformance.py                (`make conformance`; about a
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 from pathlib import Path
 
 import torch
 
+from torch_manualgrad.testing import report
 from torch_manualgrad.testing.conformance import COLUMNS, Outcomes, header, lines_of, measure_all, totals
 from torch_manualgrad.testing.opinfo import op_db
 from torch_manualgrad.testing.report import table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "coverage.md"
-RAW = Path(__file__).resolve().parents[1] / "build" / "conformance.json"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "coverage.md"
+WHOLE = ROOT / "build" / "measure" / "coverage.md"
+RAW = ROOT / "build" / "conformance.json"
 
 
 def page(found: Outcomes, limit: int) -> str:
     """The text of docs/coverage.md."""
     columns = list(COLUMNS)
     summary = table([header(columns), *totals(found, columns)])
-    text = table([["operator", "dtype", *columns], *lines_of(found, columns)])
+    ours = columns[1:]
+    right = (report.OK, report.NOT_APPLICABLE)
+    lines = [line for line in lines_of(found, columns) if not line[-1].startswith("not counted")]
+    left = [[*line[:2], *line[3:]] for line in lines if any(text not in right for text in line[3:])]
     return f"""# Coverage
 
 PyTorch's operators in six modes, on the samples of its own operator database (at most {limit} of each variant), each mode
 against finite differences in double precision: by PyTorch, under `mg.override()` (the rules that improve on PyTorch) and
-under `mg.override("*")` (all rules). Of a mode's two words the first is the outer transform. Counted are operators and
-their variants; one counts as wrong or raising in a mode if it is so at one sample.
+under `mg.override("*")` (all rules). Of a mode's two words the first is the outer transform. Operators and
+their variants are counted; one counts as wrong or raising in a mode if it is so at one sample.
 
 {summary}
 
-- ok: right in every mode. wrong: a wrong value. raises: an error. not differentiable: a sample is at a kink, where only
-  what is certainly no derivative counts as wrong. unsettled: the finite differences do not converge at a sample, for
-  another reason or none that was found; all samples of linalg_norm_subgradients_at_zero are kinks, and tests look at
-  those by themselves.
-- Given a compressed sparse tensor, which torch.func does not take, torch.autograd alone is checked.
-- Only dtypes whose gradients the database says are supported are checked: complex `to_sparse`, which PyTorch refuses and a
+Under an override these are not right in every mode:
+
+{table([["operator", "dtype", *ours], *left])}
+
+- wrong: a wrong value. raises: an error. unsettled: the finite differences do not converge at a sample. All samples of
+  linalg_norm_subgradients_at_zero are kinks; other tests cover them. Samples at a kink are "not differentiable": only a
+  value that is certainly no derivative counts as wrong.
+- torch.func does not take compressed sparse tensors: only torch.autograd is checked with them.
+- Only dtypes whose gradients the database says are supported are checked. Complex `to_sparse`, which PyTorch refuses and a
   rule differentiates, is not.
-- -: nothing to differentiate in this dtype. not counted: why the samples say nothing of a derivative.
 
-Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/conformance.py` (`make conformance`).
+Measured on torch {torch.__version__.partition("+")[0]}, CPU, {datetime.date.today()}. `make conformance` measures it again and
+writes a line for each operator to `build/measure/coverage.md`, which the site includes. `manualgrad conformance linalg.det`
+measures one operator.
+"""
 
-{text}
+
+def whole(found: Outcomes) -> str:
+    """The text of build/measure/coverage.md."""
+    columns = list(COLUMNS)
+    return f"""# Coverage of each operator
+
+ok: right in every mode. -: nothing to differentiate in this dtype. not counted: why the samples say nothing of a derivative.
+
+{table([["operator", "dtype", *columns], *lines_of(found, columns)])}
 """
 
 
@@ -64,7 +86,9 @@ def main() -> None:
     RAW.parent.mkdir(exist_ok=True)
     RAW.write_text(json.dumps({"outcomes": found, "failures": failures}, indent=1))
     PAGE.write_text(page(found, options.limit))
-    print(f"wrote {PAGE}, and {len(failures)} failures to {RAW}")
+    WHOLE.parent.mkdir(exist_ok=True)
+    WHOLE.write_text(whole(found))
+    print(f"wrote {PAGE} and {WHOLE}, and {len(failures)} failures to {RAW}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Writes docs/parity.md: in how many ways of using PyTorch an overridden operator does what the stock one does.
+"""In how many ways of using PyTorch an overridden operator does what the stock one does.
+
+Writes the sums to docs/parity.md, and a line for each way to build/measure/parity.md, which the site includes.
 
 Run it:  python tools/parity.py                             (`make measure` does; hours)
          python tools/parity.py --way "make_fx, real"       (prints the cells that fail in one way, and writes nothing)
@@ -7,6 +9,7 @@ Run it:  python tools/parity.py                             (`make measure` does
 from __future__ import annotations
 
 import argparse
+import datetime
 import multiprocessing
 import os
 import sys
@@ -50,9 +53,15 @@ def lines_of(way: Way, cells: list[Cell]) -> list[list[str]]:
     return found
 
 
-def page(measured: dict[str, list[Cell]]) -> str:
-    """The text of the page."""
+WHOLE = PAGE.parents[1] / "build" / "measure" / PAGE.name
+
+
+def page(measured: dict[str, list[Cell]]) -> tuple[str, str]:
+    """The text of the page, and of that with a line for each way."""
     lines = [line for name, cells in measured.items() for line in lines_of(WAYS[name], cells)]
+    notable = [
+        line for line in lines if any(line[HEADER.index(column)] != "0" for column in ("improved", "declared", "fails"))
+    ]
     totals = []
     for mode in MODES:
         mine = [line for line in lines if line[1] == f"`{mode}`"]
@@ -60,7 +69,7 @@ def page(measured: dict[str, list[Cell]]) -> str:
             ["**all**", f"`{mode}`", *(f"**{sum(int(line[i]) for line in mine)}**" for i in range(2, len(HEADER)))]
         )
     tried = sum(len(cells) for cells in measured.values())
-    return f"""# Parity
+    summary = f"""# Parity
 
 A program that runs on stock PyTorch runs under `mg.override()` and `mg.override("*")`, with the same values wherever
 stock's are right. {tried} cells were tried: {len(measured)} ways of using a derivative x {len(rows())} rows (every rule on one of its samples,
@@ -74,10 +83,14 @@ and public functions that reach several rules; {len(HANDFUL)} rows where a way c
 - fails: none of these; `tests/parity/test_parity.py` fails where there is one.
 - stock fails: it raises or is not finite, in this way. Nothing is asked of ours, except that a number is not wrong.
 
-Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/parity.py` (`make measure`).
+The sums, and the ways in which a number is not stock's:
 
-{table([HEADER, *totals, *lines])}
+{table([HEADER, *totals, *notable])}
+
+Measured on torch {torch.__version__.partition("+")[0]}, CPU, {datetime.date.today()}. `python tools/parity.py` measures it again
+(`make measure`), and writes a line for each way to `build/measure/parity.md`, which the site includes.
 """
+    return summary, f"# Parity of each way\n\n{table([HEADER, *totals, *lines])}\n"
 
 
 def cells_of(way: str) -> list[Cell]:
@@ -102,5 +115,8 @@ if __name__ == "__main__":
             )
     if not options.way:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(page(measured))
-        print(f"wrote {options.out}")
+        WHOLE.parent.mkdir(parents=True, exist_ok=True)
+        summary, whole = page(measured)
+        options.out.write_text(summary)
+        WHOLE.write_text(whole)
+        print(f"wrote {options.out} and {WHOLE}")

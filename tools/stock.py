@@ -1,4 +1,4 @@
-"""Measures what PyTorch's own derivatives do where a rule claims to be better, and writes docs/stock.csv.
+"""Measures what PyTorch's own derivatives do where a rule claims to be better, and writes build/measure/stock.csv.
 
 Each operator runs on the first samples of its rule, real and complex, in six modes against finite differences. The table
 has a column for each torch that was measured; a run fills in that of the torch that is installed, and keeps the others:
@@ -6,6 +6,8 @@ has a column for each torch that was measured; a run fills in that of the torch 
     python tools/stock.py                           (some minutes; `make measure` runs it)
     python tools/stock.py aten::cumprod             (these alone; the other rows stay)
     .venv-2.15.0/bin/python tools/stock.py
+
+It ends with the sums for docs/versions.md.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import MODES, check
+from torch_manualgrad.testing.report import table as table_of
 
-TABLE = Path(__file__).resolve().parents[1] / "docs" / "stock.csv"
+TABLE = Path(__file__).resolve().parents[1] / "build" / "measure" / "stock.csv"
 TORCH = ".".join(torch.__version__.split(".")[:2])
 ABSENT = "-"  # this torch has no such operator
 RIGHT = "right"
@@ -96,12 +99,24 @@ def write(found: dict[str, str]) -> None:
     table = known()
     versions = {TORCH, *(version for row in table.values() for version in row)}
     columns = ["operator", *sorted(versions, key=lambda version: [int(part) for part in version.split(".")])]
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval=ABSENT, lineterminator="\n")
         writer.writeheader()
         for name in sorted({*table, *found}):
             row = table.get(name, {})
             writer.writerow({"operator": name, **row, TORCH: found.get(name, row.get(TORCH, ABSENT))})
+
+
+def sums() -> str:
+    """How many operators of the table are wrong in some mode, raise in some and are wrong in none, and are right, by torch."""
+    rows = list(known().values())
+    lines = [["torch", "operators", "wrong in some mode", "raise in some mode", "right at the samples"]]
+    for version in rows[0] if rows else ():
+        found = [row[version] for row in rows if row[version] != ABSENT]
+        wrong, right = sum("wrong" in outcome for outcome in found), found.count(RIGHT)
+        lines.append([version, *map(str, (len(found), wrong, len(found) - wrong - right, right))])
+    return table_of(lines)
 
 
 def main() -> None:
@@ -113,6 +128,7 @@ def main() -> None:
         print(f"{name}: {outcome}", flush=True)
         found[name] = outcome
     write(found)
+    print(sums())
 
 
 if __name__ == "__main__":

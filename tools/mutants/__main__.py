@@ -49,7 +49,8 @@ def main() -> None:
     if all_of_them:
         text, listed = page(results, options.leave_out)
         (ROOT / "docs" / "mutants.md").write_text(text)
-        (ROOT / "docs" / "mutants.csv").write_text(listed)
+        (ROOT / "build" / "measure").mkdir(parents=True, exist_ok=True)
+        (ROOT / "build" / "measure" / "mutants.csv").write_text(listed)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def listed(results: Results) -> str:
 
 
 def page(results: Results, left_out: Sequence[str]) -> tuple[str, str]:
-    """The text of docs/mutants.md, and of docs/mutants.csv."""
+    """The text of docs/mutants.md, and of build/measure/mutants.csv."""
     wrong, right = results.wrong(), results.judged_right()
     caught = {c: sum(bool(r[c]) for r in wrong) for c in ("ours", "theirs")}
     alarms = {c: sum(bool(r[c]) for r in right) for c in ("ours", "theirs")}
@@ -113,7 +113,6 @@ Not counted as right functions:
 {not_right}
 {_ended(results)}
 
-Every mutant is in [mutants.csv](mutants.csv). Measured on torch {torch.__version__.partition("+")[0]}, CPU, {datetime.date.today()}.
-Written by `python tools/mutants` (`make mutants`).
+`make mutants` measures it again, and writes every mutant to `build/measure/mutants.csv`. Measured on torch {torch.__version__.partition("+")[0]}, CPU, {datetime.date.today()}.
 """
     return text, listed(results)

@@ -331,7 +331,7 @@ conjugate, so that a step against it makes a real loss smaller.
   on each element, is its derivative: vjp, jvp and every higher order follow from it. In a formula \\(x\\) is the input
   `self`, \\(y\\) the input `other`, \\(r\\) the result, \\(g\\) the cotangent. Without a jvp one is derived from the vjp.
 - *PyTorch's own*: the modes in which PyTorch's derivative is wrong or raises at the samples of the rule, and in brackets the
-  versions of torch in which this was measured (`tools/stock.py`). "Right at samples, not everywhere": it is wrong, nan or
+  versions of torch in which this was measured (`tools/stock.py`; "not measured" where it did not run before the site was built). "Right at samples, not everywhere": it is wrong, nan or
   raises at special inputs, as at zeros, ties or degenerate values, which `tests/derivatives/claims` has. Empty: no
   difference is known. [Coverage](../coverage.md) has the same for the functions that you call.
 - *over PyTorch*: what the rule claims. "values": PyTorch is wrong or nan somewhere. "missing": PyTorch raises in some

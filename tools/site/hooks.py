@@ -20,6 +20,9 @@ MATHEMATICS = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\
 IN_TITLE = re.compile(r"\\\((.*?)\\\)")  # the table of contents has the text of headings
 FIGURE = re.compile(r"<!-- figure: (\w+) -->")
 API = re.compile(r"<!-- api: ([\w.]+) -->")
+MEASURED = (
+    Path(__file__).resolve().parents[2] / "build" / "measure"
+)  # by `make measure`, `make mutants` and `make conformance`
 DUNDER = re.compile(r"(?<![`\w.])__(\w+)__(?![`\w])")
 
 
@@ -30,13 +33,18 @@ def on_files(files: Any, config: Any) -> Any:
     for source in notebooks.SOURCES:
         files.append(File.generated(config, f"notebooks/{source.stem}.md", content=notebooks.page(source)))
         files.append(File.generated(config, f"notebooks/{source.stem}.ipynb", content=notebooks.ipynb(source)))
+    for whole in sorted(MEASURED.glob("*.*")):
+        files.append(File.generated(config, f"measured/{whole.name}", content=whole.read_text()))
     files.append(File.generated(config, "assets/mathematics.ttf", content=FONT.read_bytes()))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Name what is public in a module, for mkdocstrings: ``<!-- api: torch_manualgrad.linalg -->``."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Name what is public in a module, for mkdocstrings: ``<!-- api: torch_manualgrad.linalg -->``; link whole tables."""
     markdown = as_on_github(markdown)
+    if "/" not in page.file.src_uri:
+        wholes = sorted(MEASURED.glob(f"{Path(page.file.src_uri).stem}.*"))
+        markdown += "".join(f"\nThe whole table: [{w.name}](measured/{w.name}).\n" for w in wholes)
     return API.sub(lambda match: "\n\n".join(f"::: {name}" for name in public(match[1])), markdown)
 
 
