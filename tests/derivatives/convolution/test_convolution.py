@@ -119,6 +119,27 @@ def nodes(fn):
     return found
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("channels", "results", "batch"), [(0, 8, 2), (3, 0, 2), (3, 4, 0), (0, 8, 0)])
+def test_gradients_without_channels_or_examples_have_the_sizes_of_pytorchs(dims, transposed, channels, results, batch):
+    convolution = getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
+    sizes = (channels, results) if transposed else (results, channels)
+    given = random(batch, channels, *[6] * dims), random(*sizes, *[2] * dims), random(results)
+
+    def gradients():
+        x, w, b = (t.clone().requires_grad_() for t in given)
+        y = convolution(x, w, b)
+        return [g.shape for g in torch.autograd.grad(y, (x, w, b), torch.ones_like(y))]
+
+    try:
+        stock = gradients()
+    except RuntimeError:
+        pytest.skip("PyTorch has no such convolution")
+    with mg.override("*"):
+        assert gradients() == stock
+
+
 def test_a_step_of_a_residual_block_is_pytorchs_own():
     seen = []
     for scope in (mg.override("linalg.det"), mg.override()):

@@ -160,7 +160,9 @@ def convolution_like(name: str, *, input: str = "self", bias: bool = True, **abo
 
     def vjp(grad: Tensor, x: Tensor, weight: Tensor, mask: Sequence[bool], *given: Any) -> tuple[Tensor | None, ...]:
         wanted = [*mask, False][:3]
-        found = _aten.convolution_backward(grad, x, weight, [grad.shape[1]], *complete(given), wanted)
+        *geometry, groups = complete(given)
+        channels = weight.shape[1] * groups if geometry[3] else weight.shape[0]  # without input channels, grad has none
+        found = _aten.convolution_backward(grad, x, weight, [channels], *geometry, groups, wanted)
         return tuple(g if yes else None for g, yes in zip(found, mask))
 
     inputs = (input, "weight", "bias") if bias else (input, "weight")
