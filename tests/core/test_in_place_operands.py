@@ -172,3 +172,77 @@ def test_lists_that_share_memory(one, names):
                 except (RuntimeError, NotImplementedError):
                     continue
             torch.testing.assert_close(found, expected, msg=lambda m: f"{places}, {mode.__name__}: {m}")
+
+
+def columns(x, start, stop):
+    return x[..., start:stop]
+
+
+#: (what is written to, operand), parts of one matrix; the first ones overlap in part
+OVERLAPPING = {
+    "strided": lambda x: (x[..., ::2], x.reshape(-1)[3:9].reshape(3, 2)),
+    "shifted": lambda x: (columns(x, 0, 3), columns(x, 1, 4)),
+    "one row for all": lambda x: (x[:, :3], x[1, :3]),
+    "one element for all": lambda x: (x[:, :3], x[0, 0]),
+}
+SEPARATE = {
+    "itself": lambda x: (x[:, :3], x[:, :3]),
+    "columns": lambda x: (x[:, 0], x[:, 1]),
+    "rows": lambda x: (x[0], x[1]),
+    "interleaved": lambda x: (x[:, ::2], x[:, 1::2]),
+    "blocks": lambda x: (x[:, :2], x[:, 2:]),
+}
+
+
+@pytest.mark.parametrize("mode", [eager_jvp, jvp, eager_rev, rev], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["mul_", "pow_", "atan2_", "copysign_"])
+@pytest.mark.parametrize("parts", OVERLAPPING.values(), ids=list(OVERLAPPING))
+def test_an_operand_that_overlaps_in_part_is_refused(parts, name, mode):
+    """On PyTorch the values depend on the order of the writes, and the derivative is another function's."""
+
+    def f(x):
+        y = x * 1
+        written, operand = parts(y)
+        getattr(written, name)(operand)
+        return y
+
+    with mg.override("*"), pytest.raises(RuntimeError, match="'other' and 'self'|'exponent' and 'self'|single memory"):
+        mode(f, torch.rand(3, 4, dtype=F64) + 0.5, torch.rand(3, 4, dtype=F64))
+
+
+@pytest.mark.parametrize("mode", [eager_jvp, jvp, fwd_fwd], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("parts", SEPARATE.values(), ids=list(SEPARATE))
+def test_an_operand_of_the_same_storage_that_does_not_overlap(parts, mode):
+    def f(x, in_place):
+        y = x * 1
+        written, operand = parts(y)
+        return written.mul_(operand) if in_place else written * operand
+
+    x, t = torch.rand(3, 4, dtype=F64) + 0.5, torch.rand(3, 4, dtype=F64)
+    with mg.override("*"):
+        found, expected = mode(partial(f, in_place=True), x, t), mode(partial(f, in_place=False), x, t)
+    torch.testing.assert_close(found, expected)
+
+
+def test_parts_of_complex_numbers():
+    z = torch.randn(3, dtype=torch.complex128)
+    with mg.override("*"):
+        w = z.clone().requires_grad_() * 1
+        w.real.mul_(w.imag.detach())
+        torch.testing.assert_close(w.detach().real, z.real * z.imag)
+        w = z.clone().requires_grad_() * 1
+        with pytest.raises(RuntimeError, match="single memory location"):
+            w.real.mul_(torch.view_as_real(w.detach()).reshape(-1)[2:5])
+
+
+def test_a_result_that_does_not_fit():
+    """PyTorch's addbmm_ writes outside of the memory of a view that is too small."""
+    x = torch.zeros(4, 3, dtype=F64)
+    batches = torch.ones(2, 3, 4, dtype=F64), torch.ones(2, 4, 3, dtype=F64)
+    with mg.override("*"):
+        y = x.clone().requires_grad_() * 1
+        with pytest.raises(
+            RuntimeError, match=r"output with shape \[1, 3\] doesn't match the broadcast shape \[3, 3\]"
+        ):
+            y[:1].addbmm_(*batches)
+        assert y.eq(0).all()

@@ -6,7 +6,7 @@ so that a result that is kept is the tensor itself, and keep a copy of its old v
 
 An operand may share memory with the tensor that is written to, as in ``x.mul_(x)``. PyTorch's forward mode then computes
 the tangent from values that are already overwritten, and so does reverse mode of lists (the ``_foreach`` operators). Such
-an operand is copied first. This needs no rule.
+an operand is copied first. This needs no rule. One that shares a part of its memory is refused, see `overlap`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .autograd import Mode, differentiated
 from .autograd_function import fast_function
 from .forward_mode import ForwardMode
 from .internals import below_autograd, is_recorded_by_jit, is_view, operators, storage_of
+from .overlap import refuse_partial_overlap
 from .schema import Signature, is_dense, is_differentiable, tensors_in, with_tensors
 
 if TYPE_CHECKING:
@@ -125,9 +126,12 @@ def in_place_kernel(
         if derivative is None:
             # reverse mode of one tensor raises in the backward
             if mode is Mode.DUAL or of_list:
+                if not of_list:
+                    refuse_partial_overlap(op, signature, values)
                 args, kwargs = signature.split(_with_copies(signature, values))
             return stock(keyset, *args, **kwargs)
         target = values[0]
+        refuse_partial_overlap(op, signature, values)
         if isinstance(derivative, ForwardMode):
             keeps = True
         else:
@@ -149,7 +153,11 @@ def in_place_kernel(
             values = _with_copies(signature, values)
         inputs, named = signature.split([target.clone() if copied else target, *values[1:]])
         result = functional(*inputs, **named)
-        if (result.dtype, result.shape) != (target.dtype, target.shape):
+        if result.shape != target.shape:  # PyTorch's addbmm_ makes a view larger, over memory that is not its own
+            raise RuntimeError(
+                f"{op.name()}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
+            )
+        if result.dtype != target.dtype:
             return stock(keyset, *args, **kwargs)
         return target.copy_(result)
 
