@@ -106,3 +106,19 @@ def test_the_command(tmp_path):
     for missing, what in (("no_such.py", "no file no_such.py"), ("no_such_module", "no module 'no_such_module'")):
         ran = CliRunner().invoke(cli, ["audit", missing])
         assert ran.exit_code == 2 and what in ran.stderr
+
+
+def test_the_report_names_the_mode_the_line_and_the_override(net):
+    x = torch.randn(4, 3, requires_grad=True)
+    with mg.audit() as report:
+        (g,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)  # the forward
+        (g.norm(dim=1) - 1).square().mean().backward()
+    norm, layer_norm = report.doubtful
+    (line,) = norm.lines
+    assert line.startswith("test_audit.py:") and line.endswith("(g.norm(dim=1) - 1).square().mean().backward()")
+    assert layer_norm.lines[0].endswith("# the forward")
+    assert norm.override == 'mg.override("aten::linalg_vector_norm")' and named(report)["aten::addmm"].override == ""
+    row = next(row for row in str(report).splitlines() if row.startswith("| aten::native_layer_norm_backward"))
+    assert "| rev-rev (1) " in row and layer_norm.override in row and "# the forward" in row
+    with mg.override("aten::linalg_vector_norm", "aten::native_layer_norm_backward") as handle:
+        assert [f'mg.override("{rule.name}")' for rule in handle.rules] == [norm.override, layer_norm.override]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,12 +18,15 @@ from ..core.internals import DispatchMode, current_node, has_tangent_below_autog
 from ..core.override import active
 from ..core.rule import Rule, rules
 from . import tree
+from .lines import line_of
 from .report import table
 
 __all__ = ["AuditReport", "Differentiated", "audit"]
 
 #: How an operator can be differentiated; the first is what a plain training step does.
 REVERSE, SECOND, FORWARD, TRANSFORM = "reverse", "reverse, in a backward", "forward", "torch.func"
+_MODES = {REVERSE: "rev", SECOND: "rev-rev", FORWARD: "fwd", TRANSFORM: "torch.func"}
+MOST_LINES = 3
 _ORDER = (REVERSE, SECOND, FORWARD, TRANSFORM)
 
 
@@ -39,6 +42,8 @@ class Differentiated:
         served: by what under ``mg.override()``: a rule, or PyTorch and why.
         cost: of a plain call under ``mg.override()``.
         known: whether the package says anything of PyTorch's derivative.
+        lines: of the user's code, ``train.py:12: y = x.norm()``, at most three; of an operator in a backward those of the forward.
+        override: what to write where the derivative is doubtful, ``mg.override("aten::dist")``; "" where nothing is to be done.
     """
 
     operator: str
@@ -47,6 +52,8 @@ class Differentiated:
     served: str
     cost: str
     known: bool = True
+    lines: tuple[str, ...] = ()
+    override: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,16 @@ class AuditReport:
     """What `audit` saw; complete when its block ends. Prints as a table, the doubtful ones first."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
+    lines: dict[str, dict[str, None]] = field(default_factory=dict)
 
     @property
     def operators(self) -> list[Differentiated]:
         """All that were differentiated, the doubtful ones first."""
-        found = [_judged(name, counted) for name, counted in self.counts.items() if _is_differentiable(name)]
+        found = [
+            replace(_judged(name, counted), lines=tuple(self.lines.get(name, ())))
+            for name, counted in self.counts.items()
+            if _is_differentiable(name)
+        ]
         return sorted(found, key=lambda d: (not d.doubt, d.operator))
 
     @property
@@ -69,10 +81,12 @@ class AuditReport:
     def __str__(self) -> str:
         if not self.operators:
             return "nothing was differentiated"
-        lines = [["operator", "differentiated", "PyTorch's derivative", "under override()", "cost"]]
+        lines = [["operator", "mode", "PyTorch's derivative", "under override()", "cost", "override", "line"]]
         for d in self.operators:
-            ways = ", ".join(f"{way} ({n})" for way, n in d.ways.items())
-            lines.append([d.operator, ways, d.doubt or ("right" if d.known else "not compared"), d.served, d.cost])
+            modes = ", ".join(f"{_MODES[way]} ({n})" for way, n in d.ways.items())
+            doubt = d.doubt or ("right" if d.known else "not compared")
+            first = d.lines[0] + f" and {len(d.lines) - 1} more" * (len(d.lines) > 1) if d.lines else ""
+            lines.append([d.operator, modes, doubt, d.served, d.cost, d.override, first.replace("|", "\\|")])
         return f"{table(lines)}\n\n{len(self.operators)} operators, {len(self.doubtful)} doubtful"
 
 
@@ -94,7 +108,11 @@ def audit() -> Iterator[AuditReport]:
         raise RuntimeError("an override is active; an audit is of PyTorch's own derivatives: enter it outside of one")
     report = AuditReport()
     surroundings = _Surroundings()
-    with surroundings, _Watch(report, surroundings):
+    # anomaly mode keeps the lines of the forward; that of the user stays as it is
+    keeping_lines = (
+        nullcontext() if torch.is_anomaly_enabled() else torch.autograd.set_detect_anomaly(True, check_nan=False)
+    )
+    with keeping_lines, surroundings, _Watch(report, surroundings):
         yield report
 
 
@@ -120,7 +138,7 @@ class _Surroundings(TorchFunctionMode):
 class _Watch(DispatchMode):
     def __init__(self, report: AuditReport, surroundings: _Surroundings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts, self.surroundings = report.counts, surroundings
+        self.counts, self.lines, self.surroundings = report.counts, report.lines, surroundings
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,6 +148,9 @@ class _Watch(DispatchMode):
         tracked = torch.is_grad_enabled() or not name.startswith("aten::") and self.surroundings.tracked
         if ways := self._ways(tensors, tracked):
             self.counts.setdefault(name, Counter()).update(ways)
+            lines = self.lines.setdefault(name, {})
+            if len(lines) < MOST_LINES and (line := line_of(current_node())):
+                lines[line] = None
         return func(*args, **kwargs)
 
     def _ways(self, tensors: list[Tensor], tracked: bool) -> list[str]:
@@ -165,7 +186,8 @@ def _judged(name: str, counted: Counter[str]) -> Differentiated:
         return Differentiated(name, ways, "", "PyTorch's, which is right", "none")
     deferred = rule.defer_to_stock is always
     doubt = "" if deferred and set(ways) == {REVERSE} else _doubt(rule)
-    return Differentiated(name, ways, doubt, "a rule", _cost(rule))
+    use = f'mg.override("{rule.name}")' if doubt else ""
+    return Differentiated(name, ways, doubt, "a rule", _cost(rule), override=use)
 
 
 def _rule(name: str) -> Rule | None:

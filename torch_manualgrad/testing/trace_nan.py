@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,13 +18,13 @@ from ..core.formula import ops
 from ..core.internals import DispatchMode, current_node, is_known_zero
 from ..core.sample import Sample
 from . import tree
+from .lines import line_of
 
 __all__ = ["NanReport", "Origin", "trace_nan"]
 
 #: The modes that are looked at, in this order.
 NAN_MODES = ("forward", "rev", "fwd", "rev-rev", "fwd-rev", "rev-fwd", "fwd-fwd")
 
-_PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1]))
 # operators whose results are memory as it was found
 _UNSET = ("empty", "new_empty", "resize_")
 
@@ -361,7 +358,7 @@ def _made(func: Any, result: Tensor, what: Callable[[Tensor], Tensor], operands:
         formula=_formula(),
         index=index,
         operands=tuple(_shown(x, index if torch.Tag.pointwise in func.tags else None, result.shape) for x in operands),
-        line=_line(node),
+        line=line_of(node),
     )
 
 
@@ -374,29 +371,6 @@ def _shown(x: Any, index: tuple[int, ...] | None, shape: torch.Size) -> str:
     if not _is_watched(x) or x.is_complex() or x.numel() == 0:
         return f"{list(x.shape)}"
     return f"{list(x.shape)} from {x.min().item():.6g} to {x.max().item():.6g}"
-
-
-def _line(node: Any) -> str:
-    """The line of the user's code; in a backward, that of the forward, as anomaly mode keeps it."""
-    if node is not None:
-        while node.metadata.get("parent_") is not None:  # it was made in the backward of this one
-            node = node.metadata["parent_"]
-        for entry in reversed(node.metadata.get("traceback_", [])):
-            if not any(package in entry for package in _PACKAGES):
-                place, _, code = entry.strip().partition("\n")
-                return _short(place.split('"')[1], place.split("line ")[1].split(",")[0], code.strip())
-        return ""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    return _short(name, str(number), linecache.getline(name, number).strip())
-
-
-def _short(file: str, number: str, code: str) -> str:
-    return f"{Path(file).name}:{number}: {code}"
 
 
 def _formula() -> str:
