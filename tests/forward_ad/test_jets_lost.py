@@ -113,7 +113,12 @@ CELL = torch.nn.LSTMCell(4, 2, dtype=torch.float64).requires_grad_(False)
 H = torch.ones(3, 2, dtype=torch.float64)
 
 LOSE = {
-    "a covariance, which reads a value to check it": lambda x: x.cov(),
+    "an inverse of stft, which reads a value to check it": lambda x: torch.istft(
+        torch.complex(x, x), 4, window=torch.ones(4, dtype=torch.float64)
+    ),
+    "a layout that the coefficients do not have": lambda x: x.mT.as_strided((2, 3), (3, 1)),
+    "memory beyond a slice": lambda x: x[1:].as_strided((2,), (8,)),
+    "memory before a slice": lambda x: x[1:].as_strided((2,), (1,), 0),
     "an autograd.Function": lambda x: StraightThrough.apply(x),
     "an autograd.Function with a jvp": lambda x: Reversal.apply(x),
     "an autograd.Function of what it makes": lambda x: Reversal.apply(x.sin()) * x,
@@ -201,6 +206,24 @@ KEEP = {
     "a product of a dense and a sparse matrix": lambda x: torch.sparse.mm(x.mT.contiguous(), SPARSE),
     "a product with CSR": lambda x: SPARSE.to_sparse_csr() @ x,
     "eval batch norm": lambda x: torch.nn.functional.batch_norm(x, x[0].sin(), x[1].exp()),
+    "a covariance": lambda x: x.sin().cov(),
+    "a covariance of one variable": lambda x: torch.cov(x[0].sin(), correction=0),
+    "a weighted covariance": lambda x: torch.cov(
+        torch.complex(x, x.sin()), fweights=torch.tensor([1, 3, 2, 1]), aweights=x[0].exp()
+    ),
+    "a correlation": lambda x: torch.corrcoef(torch.complex(x.sin(), x.exp())).abs(),
+    "a Gaussian loss": lambda x: torch.nn.functional.gaussian_nll_loss(x.sin(), x.exp(), x.square() + 0.5, full=True),
+    "a Gaussian loss with one variance": lambda x: torch.nn.functional.gaussian_nll_loss(
+        x.sin(), X, x[:, 0].exp(), reduction="none"
+    ),
+    "a Gaussian loss with a clamped variance": lambda x: torch.nn.functional.gaussian_nll_loss(
+        x, x.sin(), 0.5, eps=1.0
+    ),
+    "overlapping windows of memory": lambda x: x.sin().as_strided((3, 4), (3, 1), 2) * 2,
+    "a slice's memory": lambda x: (x[1:] * x[1:]).as_strided((2, 3), (1, 2)).sin(),
+    "a Fourier transform of windows": lambda x: torch.stft(
+        x.flatten(), 4, hop_length=2, window=x[0].sin(), return_complex=True
+    ).abs(),
 }
 
 

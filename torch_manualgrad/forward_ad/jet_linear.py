@@ -317,6 +317,19 @@ def _resolved(space: Space, self: Any) -> Any:
     return space.jet([None if c is None else c.resolve_conj() for c in space.coefficients(self)])
 
 
+def _strided(space: Space, self: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None) -> Any:
+    """Entries chosen by their places in memory, in memory that is all the tensor's and in its order."""
+    value = self.primal
+    first = 0 if storage_offset is None else storage_offset - value.storage_offset()
+    last = first + sum((n - 1) * s for n, s in zip(size, stride)) if all(size) else first
+    if not value.is_contiguous() or first < 0 or last >= value.numel() and all(size):
+        raise NotImplementedError(
+            "aten::as_strided: a Taylor series is known only of a contiguous tensor, and within it; use views or indexing"
+        )
+    places = torch.arange(value.numel(), device=value.device).as_strided(tuple(size), tuple(stride), first)
+    return self.reshape(-1).index_select(0, places.reshape(-1)).reshape(tuple(size))
+
+
 def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule whose results are no jets."""
     rule.constant = True  # type: ignore[attr-defined]
@@ -343,6 +356,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::squeeze.dim": _squeezed,
     "aten::squeeze.dims": _squeezed,
     "aten::expand": _expanded,
+    "aten::as_strided": _strided,
     "aten::detach": constant(lambda space, self: self.primal.detach()),
     "manualgrad::constant": constant(lambda space, self: self.primal),
     "aten::_to_copy": _converted,

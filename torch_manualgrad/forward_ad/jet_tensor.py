@@ -313,6 +313,7 @@ def is_jet(x: Any) -> bool:
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of torch whose arguments have jets among them."""
+    from .jet_functions import FUNCTIONS
     from .jet_rules import run  # which needs jets themselves
 
     if getattr(func, "__name__", "") in ("_make_dual", "_unpack_dual", "_make_dual_copy", "_unpack_dual_copy"):
@@ -331,6 +332,9 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if is_jet(x) and (space is None or x.space.level > space.level):
             space = x.space
     _refuse_surroundings(space)
+    # Dynamo cannot look them up
+    if not torch.compiler.is_dynamo_compiling() and func in FUNCTIONS:
+        return FUNCTIONS[func](*args, **kwargs)
     found: Trace = traced(func, template, tensors)
     if torch.compiler.is_dynamo_compiling():  # which switches the handlers of classes off inside of one, but no mode
         with _Handler():

@@ -6,6 +6,9 @@ R_jj, so the quotient has all of its digits although R_jj has none, if nothing o
 full rank (qr_full_rank.py) keep the scales apart. A loss that depends on these columns alone gives a quotient as large as 1 / R_jj. It
 has no derivative, and nan is left.
 
+Where R_jj is exactly zero, the cotangent of column j of Q, G R^H with G the gradient, is zero. R has the rest of G down to its
+diagonal only. So the cotangents do not determine G in column j, and it is nan.
+
 A tangent cannot tell one loss from the other. It is what the formulas give, with a GaugeWarning.
 
 A second derivative divides by R_jj twice, and has no digit. It is nan.
