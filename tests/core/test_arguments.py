@@ -8,16 +8,13 @@ from typing import Literal
 
 import pytest
 import torch
+from ops_for_tests import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.arguments import ArgumentError, arguments_of, checked
 from torch_manualgrad.nested import Ragged
 
 F64 = torch.float64
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(0))
 
 
 def inputs():

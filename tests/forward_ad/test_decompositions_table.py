@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor
+from ops_for_tests import random
 from torch.func import grad, jacfwd, jacrev
 
 import torch_manualgrad as mg
@@ -20,10 +20,6 @@ FORWARD = ("fwd", "fwd-rev", "fwd-fwd", "rev-fwd")
 GPU = {rule.name: rule for rule in GPU_RULES if rule.name in TABLE}
 EPS = 0.1
 MASKS = list(itertools.product([True, False], repeat=3))
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 HERE = [name for name in TABLE if name not in GPU]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ops_for_tests import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import Degeneracy
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_arguments():

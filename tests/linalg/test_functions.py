@@ -7,16 +7,13 @@ import itertools
 
 import pytest
 import torch
+from ops_for_tests import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import funm_hermitian, tables
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128
-
-
-def random(*shape, dtype=F64, seed=0):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def hermitian(values, dtype=F64, seed=0):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from ops_for_tests import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import expm, logm, powm, rsqrtm, sqrtm
@@ -14,10 +15,6 @@ from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128
 DTYPES = [F64, C128]
-
-
-def random(*shape, dtype=F64, seed=0):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def jordan(n, value, dtype=F64):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from ops_for_tests import random
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
 import torch_manualgrad as mg
@@ -12,10 +13,6 @@ from torch_manualgrad.testing import check
 F64, C128 = torch.float64, torch.complex128
 DTYPES = [F64, C128]
 SHAPES = [(4, 4), (4, 6), (6, 4), (2, 3, 3)]
-
-
-def random(*shape, dtype=F64, seed=0):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def same(actual, expected, rtol=1e-9, **options):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from ops_for_tests import random
 from torch.func import jvp, vjp
 
 import torch_manualgrad as mg
@@ -11,10 +12,6 @@ import torch_manualgrad as mg
 F64, C128 = torch.float64, torch.complex128
 DTYPES = [F64, C128]
 CASES = list(itertools.product([True, False], [True, False]))
-
-
-def random(*shape, dtype=F64, seed=0):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def same(actual, expected, tol=1e-9):

@@ -6,15 +6,12 @@ import math
 import mpmath
 import pytest
 import torch
+from ops_for_tests import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.derivatives.linalg.matrix_exp import differential_analytic_matrix_function
 
 differential = mg.ops.linalg_matrix_exp_differential
-
-
-def random(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def exact(A, E):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ops_for_tests import random
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from torch_manualgrad.derivatives.reduction import distance, renorm
@@ -24,10 +25,6 @@ def backward(request):
         return IMPLEMENTATIONS[request.param](one, x, p, torch.linalg.vector_norm(x.detach(), p, -1), [-1], False)
 
     return run
-
-
-def random(*shape, dtype=F64, seed=0):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def same(actual, expected, rtol=1e-10, **options):
