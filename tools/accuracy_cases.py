@@ -105,6 +105,18 @@ def _log_ndtr(x: Any) -> Any:
     return mp.log(_ndtr(x)) if x < 0 else mp.log1p(-_ndtr(-x))
 
 
+def _ctc(x: Tensor) -> Tensor:
+    """The loss of one label in two frames, both with the log-odds (x, 0, 1 / 2) of blank, the label and another."""
+    frame = torch.stack([x, _like(x, 0.0), _like(x, 0.5)], -1).log_softmax(-1)
+    n, ones = len(x), torch.ones(len(x), 1, dtype=torch.long)
+    return F.ctc_loss(torch.stack([frame, frame]), ones, torch.full((n,), 2), torch.full((n,), 1), reduction="none")
+
+
+def _exact_ctc(x: Any) -> Any:
+    blank, total = mp.exp(x), mp.exp(x) + 1 + mp.exp(mpf(0.5))
+    return -mp.log((1 + 2 * blank) / (total * total))
+
+
 _T = mpf(0.25)
 
 
@@ -211,6 +223,7 @@ CASES = [
     Case("aten::_log_softmax", "log_softmax(x, 1/2)", _each(lambda x: x.log_softmax(-1)[..., 0]), lambda x: -_softplus(mpf(0.5) - x)),
     Case("aten::_log_softmax", "cross_entropy(x, 1/2)", _each(lambda x: F.cross_entropy(x, torch.ones(len(x), dtype=torch.long), reduction="none")), lambda x: _softplus(x - mpf(0.5))),
     Case("aten::logcumsumexp", "logcumsumexp(x, 1/2)", _each(lambda x: x.logcumsumexp(-1)[..., 1]), lambda x: mpf(0.5) + _softplus(x - mpf(0.5))),
+    Case("aten::_ctc_loss", "ctc_loss", _ctc, _exact_ctc),
     Case("aten::linalg_vector_norm", "vector_norm(x, 1/2)", _each(lambda x: torch.linalg.vector_norm(x, dim=-1)), lambda x: mp.sqrt(x * x + mpf(0.25))),
     Case("aten::linalg_vector_norm", "vector_norm(x, 1/2), p = 3", _each(lambda x: torch.linalg.vector_norm(x, 3, dim=-1)), lambda x: mp.cbrt(abs(x) ** 3 + mpf(0.125)), singular=True),
     Case("aten::prod.dim_int", "prod(x, 1/2, x)", lambda x: torch.stack([x, _like(x, 0.5), x], -1).prod(-1), lambda x: x * x / 2, singular=True),
