@@ -136,7 +136,13 @@ def _verdict(call: Call, results: list[Any]) -> tuple[str, str] | None:
             return "undocumented type", text
         if any(p in text for p in _POOR):
             return "poor text", text
-        names = [*map(re.escape, [*call.target.names, *call.kwargs]), "positional arguments?"]
+        names = [re.escape(n) for n in [*call.target.names, *call.kwargs]]
+        # too many or too few: of the function that was called, not of one that it calls
+        for called in (
+            call.target.name.split(".")[-1],
+            getattr(call.target.function, "__qualname__", call.target.name),
+        ):
+            names.append(rf"{re.escape(called)}(\.\w+)?(\(\))? .*positional arguments?")
         if not any(re.search(rf"(?<!\w){n}(?!\w)", str(first)) for n in names):
             return "unnamed argument", text
         return None
