@@ -105,7 +105,7 @@ def library(name: str, sources: list[str]) -> Extension:
 
 
 def calls_headers() -> dict[str, str]:
-    """For each library of calls torch's headers. Its name has torch's release, in whose ABI it is; core/calls.py loads its own."""
+    """For each library of calls torch's headers. Its name has torch's release, in whose ABI it is; core/override/compiled_calls.py loads its own."""
     if torch is None:
         return {"calls": ""}
     found = {}

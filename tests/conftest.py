@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_manualgrad.core import internals, kernels
+from torch_manualgrad.core import internals, libraries
 
 
 @pytest.hookimpl(wrapper=True)
@@ -28,7 +28,7 @@ def device(request: pytest.FixtureRequest) -> str:
     """Every device that has compiled kernels here."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    (library,) = (library for library in kernels.load() if library.device == request.param)
+    (library,) = (library for library in libraries.load() if library.device == request.param)
     if library.path is None:
         pytest.skip(library.reason)
     assert library.loaded, library.reason

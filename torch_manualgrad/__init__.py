@@ -2,18 +2,14 @@
 
 # isort: skip_file
 from .core.once import refuse_reload as _refuse_reload  # first: nothing is to be defined twice
-from .core import kernels as _kernels
+from .core import libraries as _libraries
 from . import derivatives, distributed, forward_ad, linalg, nested, testing
-from .core.autograd_function import SingleLevelFunction
-from .core.custom_op import custom_op
-from .core.op import BackwardContext, CustomOp
-from .core.catalogue import catalogue, composite, gap, nondifferentiable, view
-from .core.elementwise import elementwise
-from .core.formula import Formula, Kernel, formula, ops
-from .core.linear import linear_in
-from .core.override import Active, Handle, active, install, override, uninstall, unregister
-from .core.rule import Rule, rule, rules
-from .core.sample import Sample
+from .core.engine.node import SingleLevelFunction
+from .core.op.custom_op import CustomOp, custom_op
+from .core.op.implementation import BackwardContext
+from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, view
+from .core.override.override import Active, Handle, active, install, override, uninstall, unregister
+from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, ops, rule, rules
 from .linalg import Degeneracy
 from .testing import audit
 
@@ -55,4 +51,4 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _refuse_reload(globals())
-_kernels.load()
+_libraries.load()

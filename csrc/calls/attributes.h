@@ -1,4 +1,4 @@
-// What Python reads of a node: core/node_classes.py shows it as attributes, as PyTorch's nodes have them.
+// What Python reads of a node: core/engine/node.py shows it as attributes, as PyTorch's nodes have them.
 #pragma once
 
 #include "guarded.h"

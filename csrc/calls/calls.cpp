@@ -9,7 +9,7 @@
 //   Python   everything else (functorch, dual tensors, modes, subclasses, numbers): the general kernel, which Python
 //            registered at the same key before, and which this one covers.
 //
-// This library is built against one release of torch, with its own headers; torch_manualgrad/core/calls.py loads and
+// This library is built against one release of torch, with its own headers; torch_manualgrad/core/override/compiled_calls.py loads and
 // drives it.
 #include "attributes.h"
 #include "custom.h"
@@ -95,7 +95,7 @@ struct Kernel : public c10::OperatorKernel {
     return true;
   }
 
-  // What core/deferral.py says.
+  // What core/rule/definition.py says.
   static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
     if (table.defers == Table::kAsked) return deferred_in_python(table, arguments);

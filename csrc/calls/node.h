@@ -264,7 +264,7 @@ auto make_node(Arguments&&... arguments) {
 
 // ---- types of nodes -------------------------------------------------------------------------------------------------
 
-// PyTorch finds the Python class of a node by its C++ type. There is a type for each class that core/node_classes.py
+// PyTorch finds the Python class of a node by its C++ type. There is a type for each class that core/engine/node.py
 // makes; those of number 0 have no class of their own.
 template <size_t>
 struct NumberedNode final : RuleNode {

@@ -1,4 +1,4 @@
-// What is asked of Python: the kernels of manualgrad_calls, which are in core/calls.py.
+// What is asked of Python: the kernels of manualgrad_calls, which are in core/override/compiled_calls.py.
 #pragma once
 
 #include "table.h"

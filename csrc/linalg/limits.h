@@ -1,5 +1,5 @@
 // Up to which order n the kernels take matrices. Python asks for these numbers by manualgrad::kernel_limit(name) (see
-// torch_manualgrad/core/kernel_limits.py); they stand nowhere else.
+// torch_manualgrad/core/libraries.py); they stand nowhere else.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ import torch
 from ops_for_tests import random
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.arguments import ArgumentError, arguments_of, checked
+from torch_manualgrad.arguments import ArgumentError, arguments_of, checked
 from torch_manualgrad.nested import Ragged
 
 F64 = torch.float64

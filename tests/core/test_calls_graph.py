@@ -11,7 +11,7 @@ from calls_for_tests import NORM, is_pytorchs, made, needs_library, norm, vector
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import rule
 
 pytestmark = needs_library
@@ -83,7 +83,7 @@ def test_only_what_a_gradient_reads_is_kept():
             for a, b in ((A, B.clone().requires_grad_()), (A.clone().requires_grad_(), B)):
                 _, count = made(lambda: torch.linalg.solve_triangular(a, b, upper=True))
                 assert count == (1, 0, 0)
-                with calls.in_python():
+                with compiled_calls.in_python():
                     torch.linalg.solve_triangular(a, b, upper=True)
                 assert kept[: len(kept) // 2] == kept[len(kept) // 2 :]
                 kept.clear()
@@ -118,7 +118,7 @@ def test_an_undefined_cotangent_is_as_in_python():
 
     with mg.override(NORM):
         found = gradient()
-        with calls.in_python():
+        with compiled_calls.in_python():
             expected = gradient()
     assert (found is None) == (expected is None) and (found is None or torch.equal(found, expected))
 
@@ -196,7 +196,7 @@ def test_the_innermost_rule_is_active():
 
 
 def test_stock_inside():
-    from torch_manualgrad.core.registration import without_overrides
+    from torch_manualgrad.core.override.kernels import without_overrides
 
     x = vector()
     with mg.override(NORM):

@@ -9,7 +9,7 @@ from calls_for_tests import NORM, is_pytorchs, made, needs_library, norm, vector
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import rule
 
 pytestmark = needs_library
@@ -42,7 +42,7 @@ def test_it_is_the_same_gradient(call):
     x = vector()
     with mg.override("norm", "linalg.vector_norm"):
         (g,), count = made(lambda: torch.autograd.grad(call(x).sum(), x))
-        with calls.in_python():
+        with compiled_calls.in_python():
             (expected,), none = made(lambda: torch.autograd.grad(call(x).sum(), x))
     assert count == (1, 1, 0) and none == (0, 0, 0)
     assert torch.equal(g, expected)
@@ -123,7 +123,7 @@ def test_numbers_promote_in_the_derivative_as_in_the_value(name):
                 want = derivatives(x, number)
                 with mg.override("*"):
                     found, count = made(lambda x=x, number=number: derivatives(x, number))
-                    with calls.in_python():
+                    with compiled_calls.in_python():
                         general = derivatives(x, number)
                 assert count[0] > 0
                 for a, b, c in zip(want, found, general):

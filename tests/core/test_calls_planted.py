@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc" / "calls"
@@ -20,7 +20,7 @@ SOURCES = ROOT / "csrc" / "calls"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not calls.loaded() or shutil.which("g++") is None, reason="no library for this torch to build again"
+        not compiled_calls.loaded() or shutil.which("g++") is None, reason="no library for this torch to build again"
     ),
 ]
 

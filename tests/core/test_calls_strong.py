@@ -13,8 +13,8 @@ from calls_for_tests import is_pytorchs, made, needs_library, vector
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
-from torch_manualgrad.core.registration import without_overrides
+from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.core.override.kernels import without_overrides
 from torch_manualgrad.core.schema import is_differentiable, tensors_in
 
 pytestmark = needs_library
@@ -63,7 +63,7 @@ def test_each_cotangent_is_that_of_its_output():
         return torch.autograd.grad(2 * low.sum() + 3 * high.square().sum(), x)
 
     (found,), count = made(call)
-    with calls.in_python():
+    with compiled_calls.in_python():
         (expected,) = call()
     # 2.10 has no derivative of it, so the gradient is the rule's
     assert count[2] == ("missing" in mg.rules["aten::aminmax"].improves)
@@ -195,7 +195,7 @@ def test_hooks_are_given_each_tensor_once():
             gradients(torch.addmm, matrices(True, True, True))
         return seen
 
-    with calls.in_python():
+    with compiled_calls.in_python():
         expected = kept()
     assert kept() == expected
 

@@ -10,10 +10,8 @@ import torch
 from calls_for_tests import made, needs_library, vector
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
-from torch_manualgrad.core.compiled_vjp import CompiledVjp
-from torch_manualgrad.core.formula import Formula
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.core.rule import CompiledVjp, Formula, rule
 
 pytestmark = needs_library
 
@@ -39,7 +37,7 @@ def test_every_compiled_vjp_is_what_the_vjp_gives():
             x = sample.args[0].detach().clone().requires_grad_()
             with mg.override(made_rule):
                 found, count = made(lambda: gradients(x))
-                with calls.in_python():
+                with compiled_calls.in_python():
                     expected, none = made(lambda: gradients(x))
             served += count[1]
             assert none == (0, 0, 0)
@@ -198,7 +196,7 @@ def refuse(path):
     load(path)
 torch.ops.load_library = refuse
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 assert not calls.loaded()
 x = torch.ones(4, requires_grad=True)
 with mg.override():

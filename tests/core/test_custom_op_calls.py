@@ -10,9 +10,10 @@ from calls_for_tests import needs_library
 from torch.autograd.profiler import profile
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls, custom_calls
-from torch_manualgrad.core.custom_calls import untracked_calls
 from torch_manualgrad.core.internals import DispatchMode
+from torch_manualgrad.core.op import shortcuts
+from torch_manualgrad.core.op.shortcuts import untracked_calls
+from torch_manualgrad.core.override import compiled_calls
 
 numbers = itertools.count()
 SCHEMA = "(Tensor x, float scale=1.0, Tensor? shift=None, *, bool flip=False) -> Tensor"
@@ -78,7 +79,7 @@ def test_what_is_not_plain_is_for_python():
         torch.testing.assert_close(tangent, x.cos())
     with torch._subclasses.FakeTensorMode() as mode:
         assert untracked(lambda: op(mode.from_tensor(x))) == 0
-    with calls.in_python():
+    with compiled_calls.in_python():
         assert untracked(lambda: op(x)) == 0
 
 
@@ -132,7 +133,7 @@ class Mode(DispatchMode):
 def direct(monkeypatch):
     """The calls that were made without the dispatcher, or not."""
     seen = []
-    own = custom_calls.tracked_call
+    own = shortcuts.tracked_call
 
     def spied(derivative):
         call = own(derivative)
@@ -146,7 +147,7 @@ def direct(monkeypatch):
 
         return spy
 
-    monkeypatch.setattr("torch_manualgrad.core.op.tracked_call", spied)
+    monkeypatch.setattr("torch_manualgrad.core.op.custom_op.tracked_call", spied)
     return seen
 
 

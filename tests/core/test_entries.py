@@ -3,7 +3,7 @@
 import pytest
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.catalogue import Entry
+from torch_manualgrad.core.rule.catalogue import Entry
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
+from torch_manualgrad.arguments import ArgumentError
 from torch_manualgrad.core import formula_calls
-from torch_manualgrad.core.arguments import ArgumentError
 from torch_manualgrad.core.declared_arguments import Declared, check_declared, declared
 
 F64 = torch.float64

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.in_place import in_place_kernel, in_place_operator
+from torch_manualgrad.core.override.in_place import in_place_kernel, in_place_operator
+from torch_manualgrad.core.rule.derivative import derivative_of
 
 F64 = torch.float64
 
@@ -122,7 +123,7 @@ def test_a_number_in_the_place_of_a_tensor(rule):
     given = rule.signature.bind(sample.args, sample.kwargs)
     values = [torch.rand(3 if x.dim() else (), dtype=F64) if is_floating(x) else x for x in given]
     others = [i for i in rule.signature.tensor_like[1:] if is_floating(values[i])]
-    kernel = in_place_kernel(rule.aten, in_place_operator(rule), None, lambda: rule.derivative)
+    kernel = in_place_kernel(rule.aten, in_place_operator(rule), None, lambda: derivative_of(rule))
     for i in others:
         args, kwargs = rule.signature.split(
             [values[0].clone().requires_grad_() * 1, *values[1:i], 0.5, *values[i + 1 :]]

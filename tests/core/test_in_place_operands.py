@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.in_place import in_place_operator, reading_written
+from torch_manualgrad.core.override.in_place import in_place_operator, reading_written
 
 F64 = torch.float64
 #: The tensor itself, a view of it with the same elements, and one with other strides.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.formula import Kernel
+from torch_manualgrad.core.rule import Kernel
 
 ran: list[str] = []
 

@@ -9,8 +9,8 @@ from ops_for_tests import random
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import names
-from torch_manualgrad.core.versions import reached as torch_reached
+from torch_manualgrad.core.rule import reached as torch_reached
+from torch_manualgrad.core.rule.catalogue import operators_of
 from torch_manualgrad.testing.opinfo import op_db
 
 
@@ -24,7 +24,7 @@ def functions(public):
     return found
 
 
-PUBLIC = [public for public in names.REACHES if functions(public)]
+PUBLIC = [public for public in operators_of if functions(public)]
 MANY = 100  # samples of one entry of the database, spread evenly
 
 
@@ -114,7 +114,7 @@ def reached(public):
 @pytest.mark.filterwarnings("ignore")
 def test_the_table_says_what_each_function_reaches(public):
     found, ran, gone = reached(public)
-    declared = {name if "::" in name else f"aten::{name}" for name in names.REACHES[public]}
+    declared = {name if "::" in name else f"aten::{name}" for name in operators_of[public]}
     if not ran and (gone or declared <= mg.rules.absent.keys()):
         return  # this torch has the name only, to say that it is gone
     assert ran and found == declared - mg.rules.absent.keys(), f"{public} reaches {sorted(found)}"
@@ -125,7 +125,7 @@ def test_no_function_of_the_database_is_missing():
     for op in op_db():
         if op.supports_autograd and op.op.__name__ != "<lambda>" and not op.name.startswith(("__", "torch.ops.")):
             found, *_ = reached(op.name)
-            assert not found or op.name in names.REACHES, f"{op.name} reaches {sorted(found)}"
+            assert not found or op.name in operators_of, f"{op.name} reaches {sorted(found)}"
 
 
 # -- what is taken ---------------------------------------------------------------------------------------------------

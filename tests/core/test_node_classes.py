@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.engine.node import node_name
 from torch_manualgrad.core.internals import node_names
-from torch_manualgrad.core.node_classes import node_name
+from torch_manualgrad.core.override import compiled_calls
 
-PATHS = ["library", "python"] if calls.loaded() else ["python"]
+PATHS = ["library", "python"] if compiled_calls.loaded() else ["python"]
 
 
 @pytest.fixture(params=PATHS)
@@ -20,7 +20,7 @@ def everything(request):
         if request.param == "library":
             yield
         else:
-            with calls.in_python():
+            with compiled_calls.in_python():
                 yield
 
 
@@ -45,7 +45,7 @@ CALLS = {
 def test_nodes_have_the_names_of_pytorchs(name, everything):
     a, b = leaf(2.0, 3.0), leaf(1.0, 4.0)
     ours = CALLS[name](a, b)
-    with mg.core.registration.without_overrides():
+    with mg.core.override.kernels.without_overrides():
         stock = CALLS[name](a, b)
     node, expected = ours.grad_fn, stock.grad_fn
     assert node.name() == expected.name() == type(node).__name__ == type(expected).__name__

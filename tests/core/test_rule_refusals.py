@@ -83,8 +83,8 @@ def registry(monkeypatch):
     """As if this torch were 2.14.1, and nothing were registered."""
     monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
     rules = Registry("rule")
-    monkeypatch.setattr("torch_manualgrad.core.rule.rules", rules)
-    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.rule.declare.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.override.names.rules", rules)
     return rules
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import sharding
+from torch_manualgrad.core.engine import sharding
 
 pytest.importorskip("torch.distributed.tensor", reason="a torch without distributed tensors")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import where_finite
 
 RULES = [rule for rule in mg.rules.values() if rule.defer_to_stock is where_finite]
@@ -23,10 +23,10 @@ def test_a_finite_gradient_is_pytorchs(rule):
     for sample in list(rule.samples(F64, "cpu"))[:2]:
         expected = gradients(rule, sample)
         with mg.override():
-            before = calls.counts()
+            before = compiled_calls.counts()
             found = gradients(rule, sample)
-            if calls.loaded():
-                after = calls.counts()
+            if compiled_calls.loaded():
+                after = compiled_calls.counts()
                 assert (after.plain, after.python) == (before.plain + 1, before.python)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 

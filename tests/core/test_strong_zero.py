@@ -13,9 +13,10 @@ from torch.func import grad, hessian, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import strong_bound
+from torch_manualgrad.core.rule import derivative
+from torch_manualgrad.core.rule.derivative import derivative_of
+from torch_manualgrad.core.rule.strong_product import strong_times
 from torch_manualgrad.core.schema import is_differentiable, tensors_in
-from torch_manualgrad.core.strong_zero import strong_times
 from torch_manualgrad.testing import check
 
 F64 = torch.float64
@@ -197,15 +198,15 @@ def test_what_is_masked_has_no_part(rule):
 @pytest.mark.parametrize("rule", STRONG, ids=lambda r: r.name)
 def test_strong_arithmetic_is_arithmetic(rule, dtype, monkeypatch):
     """Where there is no zero and all is finite, derivatives with it are the same."""
-    if rule.derivative_with_strong_zero.bare:
+    if derivative_of(rule, strong_zero=True).bare:
         return
     for sample in itertools.islice(rule.samples(dtype, "cpu"), 2):
         tensors = tracked(rule, sample, leaves(sample.args))
         detached = tuple(x.detach() for x in tensors)
         tangents = tuple(torch.ones_like(x) * 0.7 for x in detached)
         found = []
-        for finite in (strong_bound.are_finite, lambda tensors: False):
-            monkeypatch.setattr(strong_bound, "are_finite", finite)
+        for finite in (derivative.are_finite, lambda tensors: False):
+            monkeypatch.setattr(derivative, "are_finite", finite)
             with mg.override(rule, strong_zero=True):
                 try:
                     outputs = call(rule, sample, tensors)
@@ -335,7 +336,7 @@ def check_derivative_in_the_cotangents(rule, sample):
 @pytest.mark.parametrize("rule", STRONG, ids=lambda r: r.name)
 def test_the_derivative_in_the_cotangent_is_not_lost_at_zero(rule, monkeypatch):
     """Where a cotangent is zero, its own derivative is the other factor."""
-    monkeypatch.setattr(strong_bound, "are_finite", lambda tensors: False)
+    monkeypatch.setattr(derivative, "are_finite", lambda tensors: False)
     for sample in itertools.islice(rule.samples(F64, "cpu"), 1):
         check_derivative_in_the_cotangents(rule, sample)
 

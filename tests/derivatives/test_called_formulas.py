@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.called_formulas import called_formulas
-from torch_manualgrad.core.formula import Formula
-from torch_manualgrad.core.op import CustomOp
-from torch_manualgrad.core.rule import Rule
+from torch_manualgrad.core.op.custom_op import CustomOp
+from torch_manualgrad.core.rule import Formula, Rule
+from torch_manualgrad.core.rule.formulas import called_formulas
 
 TESTS = Path(__file__).resolve().parents[1]
 

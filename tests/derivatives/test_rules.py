@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import internals
-from torch_manualgrad.core.versions import reached as torch_reached
+from torch_manualgrad.core.rule import reached as torch_reached
 from torch_manualgrad.testing import CHECKS, Report, check, op_samples
 from torch_manualgrad.testing.opinfo import reached
 

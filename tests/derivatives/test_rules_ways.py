@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import FakeTensorMode
-from torch_manualgrad.core.sample import Sample
+from torch_manualgrad.core.rule import Sample
 
 DTYPES = [torch.float64, torch.complex128]
 

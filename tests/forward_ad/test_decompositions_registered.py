@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.calls import in_python
+from torch_manualgrad.core.override.compiled_calls import in_python
 
 forward_ad = mg.forward_ad
 OP = "decomposition_tests::wave"

@@ -12,7 +12,7 @@ from torch.func import grad, jacfwd, jacrev
 
 import torch_manualgrad as mg
 from torch_manualgrad.derivatives.nn.normalization_gpu import GPU_RULES
-from torch_manualgrad.forward_ad import decomposition_functions as functions
+from torch_manualgrad.forward_ad.decomposition import functions
 
 aten = torch.ops.aten
 TABLE = mg.forward_ad.decomposition_table

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
-from torch_manualgrad.forward_ad import directional, jet, taylor
+from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.forward_ad import directional, jet
+from torch_manualgrad.forward_ad.jets import taylor
 
 X = 0.37
 SIGMOID = lambda x: 1 / (1 + mpmath.exp(-x))  # noqa: E731
@@ -252,7 +253,7 @@ def test_numbers_among_tensors_under_kernels_in_python():
     x = torch.tensor([0.3, 0.7], dtype=torch.float64)
     expected = mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75), x, torch.ones_like(x), 3)
     f = lambda x: mg.forward_ad.directional(lambda x: 3 / (2 * x + 0.75).reshape(2), x, torch.ones_like(x), 3)  # noqa: E731
-    with mg.override("*"), calls.in_python():
+    with mg.override("*"), compiled_calls.in_python():
         found = f(x)
         torch.compiler.reset()
         compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=False)(x)

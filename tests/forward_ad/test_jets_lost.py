@@ -8,7 +8,8 @@ import torch
 from jets_for_tests import compare
 
 import torch_manualgrad as mg
-from torch_manualgrad.forward_ad import directional, jet_trace
+from torch_manualgrad.forward_ad import directional
+from torch_manualgrad.forward_ad.jets import trace as jet_trace
 
 X = torch.linspace(0.2, 1.3, 12, dtype=torch.float64).reshape(3, 4)
 V = X.cos()

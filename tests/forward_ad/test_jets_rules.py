@@ -6,8 +6,9 @@ from jets_for_tests import largest_error, nested_derivatives
 from rules_for_tests import RULES, calls, random_like
 
 import torch_manualgrad as mg
-from torch_manualgrad.forward_ad import jet, jet_rules
-from torch_manualgrad.forward_ad.jet_tensor import Space
+from torch_manualgrad.forward_ad import jet
+from torch_manualgrad.forward_ad.jets import rules as jet_rules
+from torch_manualgrad.forward_ad.jets.tensor import Space
 
 # Those of which no series is known, and that raise. Of the others the test proves that there is one.
 NONE = {

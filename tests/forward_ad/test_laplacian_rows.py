@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torch_manualgrad.forward_ad import jet_rows, laplacian
+from torch_manualgrad.forward_ad.jets import laplacian, rows as jet_rows
 
 
 def random(*shape):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch_manualgrad.forward_ad import dual_level, has_same_meta, make_dual, unpack_dual
-from torch_manualgrad.forward_ad.layout import Shadow, Shadows
+from torch_manualgrad.forward_ad.levels.layout import Shadow, Shadows
 
 DTYPE = torch.complex128
 

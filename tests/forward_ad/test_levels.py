@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.schema import is_differentiable, tensors_in
-from torch_manualgrad.forward_ad import dual_level, has_same_meta, make_dual, tangent_calls, tangent_state, unpack_dual
-from torch_manualgrad.forward_ad.tangent_rules import recomputed
+from torch_manualgrad.forward_ad import dual_level, has_same_meta, make_dual, unpack_dual
+from torch_manualgrad.forward_ad.levels import calls as tangent_calls, state as tangent_state
+from torch_manualgrad.forward_ad.levels.rules import recomputed
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 
 NORM = "aten::linalg_vector_norm"
 norm = torch.linalg.vector_norm
@@ -23,9 +23,9 @@ def is_pytorchs(node):
 
 def made(function):
     """What ``function`` returns, and (plain calls, backwards compiled, backwards in Python) that it made."""
-    before = calls.counts()
+    before = compiled_calls.counts()
     result = function()
-    return result, tuple(now - then for now, then in zip(calls.counts(), before))
+    return result, tuple(now - then for now, then in zip(compiled_calls.counts(), before))
 
 
-needs_library = pytest.mark.skipif(not calls.loaded(), reason="no library for this torch")
+needs_library = pytest.mark.skipif(not compiled_calls.loaded(), reason="no library for this torch")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.op import CustomOp
+from torch_manualgrad.core.op.custom_op import CustomOp
 
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 16, 31, 32]

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.binding import parameters
+from torch_manualgrad.core.rule import parameters
 
 RULES = list(mg.rules.values())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
 F64, INF, NAN = torch.float64, math.inf, math.nan
 RTOL = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -21,7 +21,7 @@ TANGENTS = ["query_t", "key_t", "value_t", "attn_mask_t"]
 
 @pytest.fixture(autouse=True)
 def compiled():
-    (library,) = (library for library in kernels.load() if library.device == "cpu")
+    (library,) = (library for library in libraries.load() if library.device == "cpu")
     if library.path is None:
         pytest.skip(library.reason)
     assert library.loaded, library.reason

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad  # noqa: F401  defines the operators
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
-LIBRARIES = {library.device: library for library in kernels.load()}
+LIBRARIES = {library.device: library for library in libraries.load()}
 INF, NAN = math.inf, math.nan
 POWERS = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, INF]
 RTOL = {torch.float64: 1e-12, torch.float32: 1e-5}

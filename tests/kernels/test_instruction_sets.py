@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
 SCRIPT = """
 import torch
@@ -73,7 +73,7 @@ for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128):
 
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_kernels_equal_their_references(capability):
-    cpu = next(library for library in kernels.load() if library.device == "cpu")
+    cpu = next(library for library in libraries.load() if library.device == "cpu")
     if cpu.path is None:
         pytest.skip(cpu.reason)
     known = ["default", "avx2", "avx512"]

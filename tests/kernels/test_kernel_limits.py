@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import torch_manualgrad as mg  # noqa: F401  defines the operators
-from torch_manualgrad.core import kernels
-from torch_manualgrad.core.kernel_limits import kernel_limit
+from torch_manualgrad.core import libraries
+from torch_manualgrad.core.libraries import kernel_limit
 
 K = torch.ops.manualgrad
 CALLS = {
@@ -22,7 +22,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    (library,) = (library for library in kernels.load() if library.device == "cpu")
+    (library,) = (library for library in libraries.load() if library.device == "cpu")
     if not library.loaded:
         pytest.skip(library.reason)
 
@@ -42,6 +42,6 @@ def test_an_unknown_name():
 
 def test_without_a_library(monkeypatch):
     kernel_limit.cache_clear()
-    monkeypatch.setattr(kernels, "load", list)
+    monkeypatch.setattr(libraries, "load", list)
     assert kernel_limit("lane_order") == 0
     kernel_limit.cache_clear()

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
-LIBRARIES = {library.device: library for library in kernels.load()}
+LIBRARIES = {library.device: library for library in libraries.load()}
 SCHEMA = "norm_backward(Tensor grad, Tensor self, float p, Tensor norm, int[]? dim=None, bool keepdim=True) -> Tensor"
 if not hasattr(torch.ops.manualgrad, "norm_backward"):
     _library = torch.library.Library("manualgrad", "FRAGMENT")
@@ -350,10 +350,10 @@ def test_errors_name_the_argument_and_its_value(change, message, device):
 
 
 def test_status_accounts_for_every_device():
-    assert [library.device for library in kernels.status()] == ["cpu", "cuda"]
-    for library in kernels.status():
+    assert [library.device for library in libraries.status()] == ["cpu", "cuda"]
+    for library in libraries.status():
         assert library.reason
         assert library.loaded == (library.reason == "loaded")
     if torch.version.cuda is None and LIBRARIES["cuda"].path is not None:
         assert LIBRARIES["cuda"].reason == "torch has no CUDA"
-    assert kernels.load() == kernels.status()
+    assert libraries.load() == libraries.status()

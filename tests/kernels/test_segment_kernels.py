@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
-LIBRARIES = {library.device: library for library in kernels.load()}
+LIBRARIES = {library.device: library for library in libraries.load()}
 INF, NAN = math.inf, math.nan
 REAL = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 COMPLEX = [torch.complex128, torch.complex64]

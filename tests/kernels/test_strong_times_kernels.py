@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 from torch_manualgrad.core.internals import FakeTensorMode
-from torch_manualgrad.core.strong_zero import strong_times
+from torch_manualgrad.core.rule.strong_product import strong_times
 
-LIBRARIES = {library.device: library for library in kernels.load()}
+LIBRARIES = {library.device: library for library in libraries.load()}
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
 SPECIAL = torch.tensor([0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan, 1e300])

@@ -9,7 +9,7 @@ from ops_for_tests import random, same
 
 import torch_manualgrad as mg
 from torch_manualgrad import nested
-from torch_manualgrad.core.replacements import replacements
+from torch_manualgrad.core.override.replacements import replacements
 from torch_manualgrad.core.rule import operator
 from torch_manualgrad.nested.backward import BACKWARD
 

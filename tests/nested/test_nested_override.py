@@ -12,9 +12,9 @@ from nested_layouts_for_tests import both_layouts, nest
 from ops_for_tests import random, same
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
-from torch_manualgrad.core.nested_calls import nested_counts
-from torch_manualgrad.core.replacements import Replacements, replacements, stock
+from torch_manualgrad.core.override import compiled_calls as calls
+from torch_manualgrad.core.override.compiled_nested import nested_counts
+from torch_manualgrad.core.override.replacements import Replacements, replacements, stock
 from torch_manualgrad.nested import Ragged
 
 

@@ -10,7 +10,7 @@ from nested_layouts_for_tests import both_layouts, nest
 from ops_for_tests import random, same
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.nested_calls import differentiates_views
+from torch_manualgrad.core.override.compiled_nested import differentiates_views
 
 
 def test_a_nested_int_is_no_number():

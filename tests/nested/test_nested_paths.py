@@ -25,8 +25,8 @@ from nested_calls_for_tests import (
 from ops_for_tests import random
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls as calls_library
-from torch_manualgrad.core.nested_calls import nested_counts
+from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.core.override.compiled_nested import nested_counts
 
 layouts = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 LAID_OUT = {
@@ -57,7 +57,7 @@ def test_any_cotangent_in_two_orders(name, after, laid_out):
             close(torch.autograd.grad(g, x, LAID_OUT[laid_out](along))[0].unbind(), second)
 
 
-@pytest.mark.skipif(not calls_library.loaded(), reason="no library of calls for this torch")
+@pytest.mark.skipif(not compiled_calls.loaded(), reason="no library of calls for this torch")
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "layer_norm, no weight"])  # which PyTorch refuses
 def test_pytorchs_graph_where_components_lie_in_order(name):
     x = nest(components()).requires_grad_()
@@ -83,14 +83,14 @@ def test_the_same_in_python(name):
     call, parts = CALLS[name], components()
     cotangents = cotangents_of(call, parts)
     x = nest(parts).requires_grad_()
-    with mg.override("nested"), calls_library.in_python():
+    with mg.override("nested"), compiled_calls.in_python():
         y = call(x)
         (g,) = torch.autograd.grad(y, x, nest(cotangents), create_graph=True)
     close(y.unbind(), [call(p) for p in parts])
     close(g.unbind(), dense_gradients(call, parts, cotangents))
 
 
-@pytest.mark.skipif(not calls_library.loaded(), reason="no library of calls for this torch")
+@pytest.mark.skipif(not compiled_calls.loaded(), reason="no library of calls for this torch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_softmax_and_sum_take_the_whole_buffer_at_once(dtype):
     """And are bitwise identical to PyTorch's, which take the components one by one."""

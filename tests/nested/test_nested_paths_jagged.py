@@ -21,8 +21,8 @@ from nested_calls_for_tests import (
 from ops_for_tests import random
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
-from torch_manualgrad.core.nested_calls import nested_counts
+from torch_manualgrad.core.override import compiled_calls as calls
+from torch_manualgrad.core.override.compiled_nested import nested_counts
 
 ARITHMETIC = {
     "plus itself": lambda x: x + x,

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from ops_for_tests import random
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.nested_calls import differentiates_views
-from torch_manualgrad.core.replacements import replacements
+from torch_manualgrad.core.override.compiled_nested import differentiates_views
+from torch_manualgrad.core.override.replacements import replacements
 from torch_manualgrad.nested.backward import BACKWARD
 
 MATRIX, BIAS, LINES = random(4, 4, seed=5), random(4, seed=6), random(2, 4, 3, seed=7)

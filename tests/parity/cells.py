@@ -17,7 +17,7 @@ from torch import Tensor
 from ways import CHEAP, Numbers, Program, Way
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.versions import reached
+from torch_manualgrad.core.rule import reached
 from torch_manualgrad.testing.numeric import tensors_close, worst
 
 MODES: dict[str, tuple[str, ...]] = {"override()": (), 'override("*")': ("*",)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.sample import Sample
+from torch_manualgrad.core.rule import Sample
 from torch_manualgrad.testing.problem import Problem
 
 

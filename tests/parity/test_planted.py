@@ -10,10 +10,13 @@ from rows import rows
 from ways import WAYS
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import autograd, autograd_function, calls, fast_path, formula, internals, op
-from torch_manualgrad.core.formula import Formula
-from torch_manualgrad.core.names import _choose
-from torch_manualgrad.core.rule import Rule
+from torch_manualgrad.core import internals
+from torch_manualgrad.core.engine import node
+from torch_manualgrad.core.engine.derivative import Derivative
+from torch_manualgrad.core.op import custom_op
+from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.core.override.names import _choose
+from torch_manualgrad.core.rule import Formula, Rule, formulas
 
 NORM, EXP = "aten::linalg_vector_norm", "aten::linalg_matrix_exp"
 
@@ -40,7 +43,7 @@ def plant(monkeypatch):
             **options,
         )
         monkeypatch.setitem(mg.rules._entries, name, rule)
-        monkeypatch.setattr("torch_manualgrad.core.names._remembered", _choose)  # nobody has told the registry
+        monkeypatch.setattr("torch_manualgrad.core.override.names._remembered", _choose)  # nobody has told the registry
         return rule
 
     return put
@@ -137,13 +140,12 @@ def _memory(x):
 
 def planted_methods(monkeypatch, change):
     """Autograd functions made from here on have other methods: ``change(name, method)``."""
-    made = autograd_function.function_class
+    made = node.function_class
 
     def function_class(derivative, *methods):
         return made(derivative, *[_named(m, change(m.__name__, m)) for m in methods])
 
-    monkeypatch.setattr(autograd_function, "function_class", function_class)
-    monkeypatch.setattr(fast_path, "function_class", function_class)
+    monkeypatch.setattr(node, "function_class", function_class)
 
 
 def _named(method, changed):
@@ -218,17 +220,17 @@ def test_a_fault_in_the_autograd_function_is_found(fault, way, plant, monkeypatc
     assert not red(way, EXP)
     planted_methods(monkeypatch, METHODS[fault][0])
     plant(EXP)
-    with calls.in_python():  # whose autograd function it is
+    with compiled_calls.in_python():  # whose autograd function it is
         assert red(way, EXP)
 
 
 def planted_forward(monkeypatch, change):
-    run = autograd.Derivative.run_below
+    run = Derivative.run_below
 
     def run_below(self, values):
         return change(self, values, run(self, values))
 
-    monkeypatch.setattr(autograd.Derivative, "run_below", run_below)
+    monkeypatch.setattr(Derivative, "run_below", run_below)
 
 
 def a_view(derivative, values, result):
@@ -253,13 +255,13 @@ def test_a_fault_in_the_forward_is_found(fault, plant, monkeypatch):
     assert HOLDS in outcomes(way, name)
     planted_forward(monkeypatch, change)
     plant(name)  # a rule made now, whose functions are made of what was planted
-    with calls.in_python():
+    with compiled_calls.in_python():
         assert red(way, name)
 
 
 SWITCHES = {
-    "no conjugation under a mode": (op, "bits_unread", "TorchDispatchMode", EXP),
-    "values are asked for": (formula, "values_hidden", "is_grads_batched", "aten::_linalg_svd"),
+    "no conjugation under a mode": (custom_op, "bits_unread", "TorchDispatchMode", EXP),
+    "values are asked for": (formulas, "values_hidden", "is_grads_batched", "aten::_linalg_svd"),
 }
 
 
@@ -274,7 +276,7 @@ def test_a_fault_in_what_formulas_go_by_is_found(fault, monkeypatch):
 @pytest.mark.slow
 def test_that_compiled_autograd_asks_a_function_for_its_key(monkeypatch):
     monkeypatch.delattr(internals.SingleLevelFunction, "_compiled_autograd_key")
-    with calls.in_python():  # whose autograd function it is
+    with compiled_calls.in_python():  # whose autograd function it is
         assert red("compiled autograd", NORM)
 
 

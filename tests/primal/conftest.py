@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
-LIBRARIES = {library.device: library for library in kernels.load()}
+LIBRARIES = {library.device: library for library in libraries.load()}
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = [library.path for library in kernels.load() if library.path is not None]
+BUILT = [library.path for library in libraries.load() if library.path is not None]
 SOURCES = ["setup.py", "pyproject.toml", "csrc", "torch_manualgrad", "torch_manualgrad_pytest.py"]
 
 
@@ -51,11 +51,11 @@ def test_loads_into_a_bare_torch():
 def test_a_broken_library_is_accounted_for(tmp_path, monkeypatch):
     broken = tmp_path / "libmanualgrad_cpu.so"
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
-    library = kernels._load("cpu")
+    monkeypatch.setattr(libraries, "_FOLDER", tmp_path)
+    library = libraries._load("cpu")
     assert not library.loaded and library.path == broken and "libmanualgrad_cpu.so" in library.reason
     broken.unlink()
-    library = kernels._load("cpu")
+    library = libraries._load("cpu")
     assert not library.loaded and library.path is None and library.reason.startswith("not built")
 
 

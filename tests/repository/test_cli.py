@@ -175,7 +175,7 @@ def test_explain_prints_no_lines_of_the_profiler(capfd):
 def test_explain_says_which_kernels_run():
     found = json.loads(printed("explain", "linalg.lu", "--json"))
     assert found["aten::linalg_lu"]["formula"][0].startswith("linalg_lu_backward (")
-    with_kernels = mg.core.kernels.status()[0].loaded
+    with_kernels = mg.core.libraries.status()[0].loaded
     for sample in found["aten::linalg_lu: samples"]:
         assert sample["kernels"] == ("manualgrad::linalg_lu_backward" if with_kernels else "none")
         assert sample["forward"] in ("C++", "Python")

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls, internals
+from torch_manualgrad.core import internals
+from torch_manualgrad.core.override import compiled_calls
 
 PACKAGE = str(Path(mg.__file__).parent)
 AT_MOST = 4
@@ -49,7 +50,7 @@ def test_from_a_call_to_its_kernel_are_few_layers(monkeypatch):
     # once a graph with dual tensors was traced, by another test, every call takes the long way
     monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
     A = torch.randn(3, 3, dtype=torch.float64).requires_grad_()
-    with mg.override("linalg_lu"), calls.in_python():
+    with mg.override("linalg_lu"), compiled_calls.in_python():
         torch.linalg.lu(A)  # what is made at the first call is made
         found, (_, L, _) = stacks(lambda: torch.linalg.lu(A))
         assert deepest(found) <= AT_MOST
@@ -59,7 +60,7 @@ def test_from_a_call_to_its_kernel_are_few_layers(monkeypatch):
 
 
 def test_a_plain_call_enters_no_python():
-    if not calls.loaded():
+    if not compiled_calls.loaded():
         return
     x = torch.randn(5).requires_grad_()
     with mg.override("linalg_vector_norm"):

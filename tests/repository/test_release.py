@@ -138,9 +138,10 @@ runpy.run_path("setup.py", run_name="__main__")
 """
 WITHOUT_KERNELS = """
 import torch, torch_manualgrad as mg
-from torch_manualgrad.core import calls, kernels
+from torch_manualgrad.core import libraries
+from torch_manualgrad.core.override import compiled_calls as calls
 assert mg.__file__.startswith({folder!r}), mg.__file__
-assert not any(library.loaded for library in kernels.status()) and not calls.loaded()
+assert not any(library.loaded for library in libraries.status()) and not calls.loaded()
 x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
 with mg.override():
     (slope,) = torch.autograd.grad(x.norm(), x, create_graph=True)

@@ -92,59 +92,7 @@ def test_that_lint_finds(code, found):
     assert [name for _, name in private_torch_names(ast.parse(code))] == found
 
 
-# -- who knows whom ---------------------------------------------------------------------------------------------------
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    """Absolute names of what a file of the package imports."""
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (start, node.module)))
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("path", sources("torch_manualgrad/core"), ids=ids)
-def test_core_knows_no_formula(path):
-    others = ("derivatives", "primal", "nested", "forward_ad", "linalg", "testing")
-    found = [m for m in imported_modules(path) if m.startswith(tuple(f"torch_manualgrad.{f}" for f in others))]
-    assert not found
-
-
-def imported_when_loaded(path: Path) -> set[Path]:
-    """The files of the package that a file imports at its top, for more than types."""
-    tree = ast.parse(path.read_text())
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
-    package = path.relative_to(ROOT).parts[:-1]
-    found: set[Path] = set()
-    for node in [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]:
-        folder = ROOT.joinpath(*package[: len(package) - node.level + 1], *(node.module or "").split("."))
-        places = [folder, *(folder / alias.name for alias in node.names)]
-        found |= {
-            file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists()
-        }
-    return found - {PACKAGE / "core" / "__init__.py"}
-
-
-def test_no_circle_of_imports_in_core():
-    above: list[Path] = []
-    done: set[Path] = set()
-
-    def visit(path: Path) -> None:
-        assert path not in above, " -> ".join(map(ids, [*above[above.index(path) :], path]))
-        if path not in done:
-            above.append(path)
-            for other in sorted(imported_when_loaded(path)):
-                visit(other)
-            done.add(above.pop())
-
-    for path in sources("torch_manualgrad/core"):
-        visit(path)
-    assert len(done) > 25
+# -- the tree ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sources("torch_manualgrad/core"), ids=ids)
@@ -163,25 +111,6 @@ def test_the_tree_can_be_drawn_and_every_file_says_what_it_is():
     assert drawn[0].startswith("torch_manualgrad/") and "csrc/" in drawn
     silent = [line.strip() for line in drawn if len(line.split()) == 1 and not line.endswith("/")]
     assert not silent
-
-
-@pytest.mark.parametrize("path", sources("torch_manualgrad/derivatives"), ids=ids)
-def test_derivatives_know_formulas_only(path):
-    known = (
-        "formula",
-        "rule",
-        "elementwise",
-        "linear",
-        "catalogue",
-        "sample",
-        "strong_arithmetic",
-        "strong_zero",
-        "kernel_limits",
-        "sharding",
-    )
-    allowed = ("torch_manualgrad.derivatives", *(f"torch_manualgrad.core.{m}" for m in known))
-    found = [m for m in imported_modules(path) if m.startswith("torch_manualgrad") and not m.startswith(allowed)]
-    assert not found
 
 
 KERNELS = [path for pattern in ("*.h", "*.cpp", "*.cu") for path in sorted((ROOT / "csrc").rglob(pattern))]

@@ -11,8 +11,9 @@ from planted_for_tests import COMPLEX, DOUBLE, FIRST, columns, function, rand
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls, internals
-from torch_manualgrad.core.autograd import Derivative
+from torch_manualgrad.core import internals
+from torch_manualgrad.core.engine.derivative import Derivative
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import rule
 from torch_manualgrad.testing import ALL_CHECKS, MODES, check
 
@@ -41,7 +42,7 @@ def test_a_forward_that_is_not_pytorchs(fault: str, monkeypatch: pytest.MonkeyPa
         register=False,
     )
     target = rand(3, 5, seed=1)
-    with mg.override(planted), calls.in_python():  # whose forward the fault is in
+    with mg.override(planted), compiled_calls.in_python():  # whose forward the fault is in
         report = check(
             lambda x: nnf.mse_loss(x, target), [(rand(3, 5),)], modes=(), checks=("forward",), raise_on_failure=False
         )

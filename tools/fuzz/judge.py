@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.sample import Sample
+from torch_manualgrad.core.rule import Sample
 from torch_manualgrad.testing import modes
 from torch_manualgrad.testing.arithmetic import beside, inner
 from torch_manualgrad.testing.problem import Problem

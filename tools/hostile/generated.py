@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_manualgrad.core.declared_arguments import Declared
-from torch_manualgrad.core.formula import Formula
+from torch_manualgrad.core.rule import Formula
 
 __all__ = ["generated"]
 

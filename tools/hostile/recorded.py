@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.formula import Formula
 from torch_manualgrad.core.internals import DispatchMode, pytree
+from torch_manualgrad.core.rule import Formula
 
 from .calls import Target
 from .mutations import guarded

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch_manualgrad.derivatives
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import Formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Rule, rule
+from torch_manualgrad.core.rule import Formula, Rule, elementwise, linear_in, rule
 
 from . import helpers
 

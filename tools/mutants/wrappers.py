@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.binding import EMPTY, bound_to, sources
-from torch_manualgrad.core.rule import Rule, rule
+from torch_manualgrad.core.rule import Rule, bound_to, rule
+from torch_manualgrad.core.rule.formulas import EMPTY, sources
 
 Formula = Callable[..., Any]
 Wrapper = Callable[[Rule], Iterator[tuple[str, Rule]]]

@@ -17,9 +17,10 @@ from .version import ROOT
 
 LOADED = """
 import torch, torch_manualgrad as mg
-from torch_manualgrad.core import calls, kernels
+from torch_manualgrad.core import libraries
+from torch_manualgrad.core.override import compiled_calls as calls
 assert "site-packages" in mg.__file__, mg.__file__
-cpu, cuda = kernels.status()
+cpu, cuda = libraries.status()
 print(f"torch {torch.__version__}, torch_manualgrad {mg.__version__}: CPU kernels {cpu.reason}; "
       f"CUDA kernels: {cuda.reason}; library of calls {'loaded' if calls.loaded() else 'absent'}")
 assert cpu.loaded and cuda.path is not None and calls.loaded()

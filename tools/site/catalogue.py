@@ -21,7 +21,7 @@ from stock import stock
 from typeset import typeset
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.catalogue import KINDS
+from torch_manualgrad.core.rule.catalogue import KINDS
 
 __all__ = ["FAMILIES", "pages"]
 

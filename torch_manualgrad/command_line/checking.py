@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table as RichTable
 
 from .. import testing
-from ..core.override import override
+from ..core.override.override import override
 from ..core.rule import Rule
 from ..testing import report
 from ..testing.fast import FAST_CHECKS, FAST_MODES

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..core.catalogue import KINDS, catalogue
 from ..core.rule import rules
+from ..core.rule.catalogue import KINDS, catalogue
 from ..testing import conformance as measurements, derivatives_yaml
 from ..testing.opinfo import op_db
 from .answer import Answer, Fields, Lines, Part, Table

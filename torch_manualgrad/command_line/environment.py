@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from ..core import calls, kernels
-from ..core.formula import ops
-from ..core.rule import rules
+from ..core import libraries
+from ..core.override import compiled_calls
+from ..core.rule import ops, rules
 from .answer import Answer, Fields
 from .registry import ended_claims
 
@@ -32,10 +32,12 @@ def environment() -> Answer:
         ("CPU", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"),
         ("rules, formulas", f"{len(rules)}, {len(ops)}"),
     ]
-    for library in kernels.status():
+    for library in libraries.status():
         state = f"loaded from {library.path}" if library.loaded else f"not loaded: {library.reason}"
         pairs.append((f"{library.device} kernels", state))
-    pairs.append(("calls", "in C++" if calls.loaded() else "in Python: csrc/calls was not built for this torch"))
+    pairs.append(
+        ("calls", "in C++" if compiled_calls.loaded() else "in Python: csrc/calls was not built for this torch")
+    )
     pairs += [("absent", reason) for reason in rules.absent.values()]
     pairs += [("claim ended", f"{rule.name}: {ended}") for rule in rules.values() for ended in ended_claims(rule)]
     return Answer([Fields("environment", pairs)])

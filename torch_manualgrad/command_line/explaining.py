@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from ..core import calls
-from ..core.catalogue import KINDS, catalogue
-from ..core.deferral import ButManySmall, always, where_finite
-from ..core.names import rules_named
-from ..core.override import override
-from ..core.rule import Rule
-from ..core.sample import Sample
+from ..core.override import compiled_calls
+from ..core.override.names import rules_named
+from ..core.override.override import override
+from ..core.rule import ButManySmall, Rule, Sample, always, where_finite
+from ..core.rule.catalogue import KINDS, catalogue
 from ..testing import tree
 from ..testing.problem import Problem
 from ..testing.samples import as_sample
@@ -87,9 +85,9 @@ def _deferral(rule: Rule) -> str:
 def _measured(rule: Rule, sample: Sample | tuple[Any, ...]) -> list[str]:
     problem = Problem(rule.probe, as_sample(sample, rule.name))
     stock, _ = _run(problem, nullcontext)
-    before = calls.counts()
+    before = compiled_calls.counts()
     ours, ran = _run(problem, lambda: override(rule))
-    plain, compiled, python = (b - a for a, b in zip(before, calls.counts(), strict=True))
+    plain, compiled, python = (b - a for a, b in zip(before, compiled_calls.counts(), strict=True))
     backward = "a kernel, from C++" if compiled and not python else "Python"
     return [repr(sample), "C++" if plain else "Python", backward, ", ".join(ran) or "none", stock, ours]
 

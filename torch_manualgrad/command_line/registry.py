@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..core.binding import Binding, parameters
-from ..core.catalogue import KINDS, catalogue
-from ..core.formula import Formula, ops
-from ..core.names import missing, rules_named
-from ..core.rule import Rule, rules
+from ..core.override.names import missing, rules_named
+from ..core.rule import Formula, Rule, ops, parameters, rules
+from ..core.rule.catalogue import KINDS, catalogue
+from ..core.rule.formulas import ArgumentBinding
 from .answer import Answer, Fields, Part, Source, Table
 from .targets import Unknown
 
@@ -125,7 +124,7 @@ def _binding(function: Any) -> str:
     formula = getattr(function, "derivative", function)  # which an elementwise rule wraps
     if isinstance(formula, Formula):
         return formula.__name__
-    if isinstance(formula, Binding):
+    if isinstance(formula, ArgumentBinding):
         return repr(formula)
     return f"({', '.join(parameters(function))}) at {_place(function)}"
 

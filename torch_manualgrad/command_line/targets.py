@@ -11,7 +11,7 @@ from typing import Any
 import click
 import torch
 
-from ..core.names import missing, rules_named
+from ..core.override.names import missing, rules_named
 from ..core.rule import Rule
 from ..testing.samples import as_sample
 

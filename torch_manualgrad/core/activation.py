@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .calls_library import library
+from .libraries import calls_library
 from .once import refuse_reload
 
 __all__ = ["ActiveHandle", "Block", "activate", "deactivate", "following", "in_library", "lock", "settle", "truth"]
@@ -131,9 +131,9 @@ def _deactivate(handle: Any) -> None:
 
 
 def _from_library() -> tuple[Any, Any, Any]:
-    if library is None or not hasattr(library, "manualgrad_calls_block"):
+    if calls_library is None or not hasattr(calls_library, "manualgrad_calls_block"):
         return _Block, _activate, _deactivate
-    make = library.manualgrad_calls_block
+    make = calls_library.manualgrad_calls_block
     make.restype, make.argtypes = ctypes.py_object, (ctypes.py_object, ctypes.py_object)
     found: tuple[Any, Any, Any] = make(truth, settle)
     return found

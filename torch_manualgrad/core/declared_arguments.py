@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import ArgumentError, described
+from ..arguments import ArgumentError, described
 
 __all__ = ["Declared", "Lookup", "check_declared", "declared"]
 

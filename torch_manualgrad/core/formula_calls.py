@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import ArgumentError, arguments_of, described, explained
+from ..arguments import ArgumentError, arguments_of, described, explained
 from .declared_arguments import NOTHING, Declared, check_declared, declared as declared_by
 from .internals import is_functorch_wrapped, values_hidden
 from .schema import tensors_in

@@ -1,4 +1,4 @@
-"""A registry by name: no duplicates, and a misspelt name is answered with the nearest ones."""
+"""Tables by name: no duplicates, and a misspelt name is answered with the nearest ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "defined", "defined_ops"]
 
 T = TypeVar("T")
 
@@ -159,3 +159,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._entries]
+
+
+defined_ops: dict[str, Any] = {}  # every custom op of ours, a `CustomOp`, by its name
+
+
+def defined(name: str) -> Any:
+    """The custom op of ours of that name; None if there is none."""
+    return defined_ops.get(name)

@@ -1,9 +1,9 @@
-"""Operators without a rule, and why: views, and what has no derivative. See `torch_manualgrad.core.catalogue`.
+"""Operators without a rule, and why: views, and what has no derivative. See `torch_manualgrad.core.rule.catalogue`.
 
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.catalogue import composite, gap, nondifferentiable, view
+from torch_manualgrad.core.rule.catalogue import composite, gap, nondifferentiable, view
 
 view(
     "aten::_conj",

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, formula, linear_in
 
 
 def _dims_fit(grad: Tensor, dim: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from torch_manualgrad.core.formula import Formula, ops
+from torch_manualgrad.core.rule import Formula, ops
 
 
 def _without_data(x: Any) -> Any:

@@ -1,6 +1,6 @@
 """Distributed tensors: how the operators are sharded. See docs/distributed.md."""
 
-from ..core.sharding import register_with as _register_with
+from ..core.engine.sharding import register_with as _register_with
 from .operators import strategies
 from .placements import Batched, Body, Lines
 from .registration import register

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.engine.sharding import computed_by_body, lock, registered
 from ..core.internals import forget_placements, prefer_registered_sharding, read_all_arguments, sizes_are_local
-from ..core.op_registry import defined_ops
+from ..core.registry import defined_ops
 from ..core.rule import exists, operator
 from ..core.schema import Signature
-from ..core.sharding import computed_by_body, lock, registered
 from .operators import sizes, strategies
 from .placements import PARTIAL, REPLICATED, Body, Placed, Placement, Strategy
 

@@ -1,7 +1,7 @@
 """Forward mode: for every operator that lacks it, in levels to any depth, and of high order along curves."""
 
-from .decomposition_functions import recompute_mean_var
-from .decompositions import (
+from .decomposition.functions import recompute_mean_var
+from .decomposition.table import (
     Decomposition,
     decomposition_table,
     decompositions,
@@ -9,10 +9,10 @@ from .decompositions import (
     register_decomposition,
     unregister_decomposition,
 )
-from .jets import directional, jet
-from .laplacian import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
-from .layout import has_same_meta
-from .levels import Level, UnpackedDual, dual_level, make_dual, unpack_dual
+from .jets.curves import directional, jet
+from .jets.laplacian import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
+from .levels.layout import has_same_meta
+from .levels.level import Level, UnpackedDual, dual_level, make_dual, unpack_dual
 
 __all__ = [
     "Decomposition",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError
+from ..arguments import ArgumentError
 from ..core.internals import in_functorch
 
 __all__ = ["DtypeError", "fits", "matrix", "positive_weights"]

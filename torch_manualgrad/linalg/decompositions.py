@@ -6,13 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from torch_manualgrad.core.custom_op import custom_op
-from torch_manualgrad.core.op import CustomOp
+from torch_manualgrad.core.op.custom_op import CustomOp, custom_op
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
 from torch_manualgrad.derivatives.linalg.eigh import linalg_eigh_backward, linalg_eigh_jvp
 from torch_manualgrad.derivatives.linalg.svd import linalg_svd_jvp, svd_backward
 
-from ..core.arguments import ArgumentError, checked
+from ..arguments import ArgumentError, checked
 from ..primal import linalg_eigh, linalg_svd
 from .arguments import matrix
 

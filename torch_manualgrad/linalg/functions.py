@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError, checked
+from ..arguments import ArgumentError, checked
 from ..core.internals import are_finite, values_readable
 from ..derivatives.linalg.smooth import hermitian
 from . import tables

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.custom_op import custom_op
+from torch_manualgrad.core.op.custom_op import custom_op
 from torch_manualgrad.derivatives.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
 
-from ..core.arguments import checked
+from ..arguments import checked
 from ..primal import linalg_lu
 from .arguments import matrix
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..arguments import checked
 from ..derivatives.linalg.smooth import hermitian, smooth, svd
 from .arguments import matrix
 from .polar import polar_factor

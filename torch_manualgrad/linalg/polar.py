@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..arguments import checked
 from ..derivatives.linalg.smooth import hermitian, smooth, svd
 from .arguments import DtypeError, fits, matrix, positive_weights
 

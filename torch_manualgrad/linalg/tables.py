@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError
+from ..arguments import ArgumentError
 from ..core.internals import saved_tensors_are_hooked, saved_tensors_unhooked
 from .hermitian import divided_difference
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.formula import formula
 from ..core.internals import entry
+from ..core.rule import formula
 from .conversion import on_nested
 from .fast_path import fast_path, is_plain_call
 from .ragged import Ragged

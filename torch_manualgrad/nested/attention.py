@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .conversion import on_nested, require_same_structure
 from .padded_groups import Group, Groups
 from .ragged import Ragged

@@ -10,11 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import ArgumentError, Check, arguments_of, explained, naming
+from ..arguments import ArgumentError, Check, arguments_of, explained, naming
 from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, traced_nested_int
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
-from .ragged import Ragged
-from .ragged_checks import check_values
+from .ragged import Ragged, check_values
 
 __all__ = ["on_nested", "require_same_structure"]
 

@@ -21,8 +21,8 @@ from ..core.internals import (
     nested_strides,
     strided_nested,
 )
-from ..core.nested_calls import differentiable_pieces, differentiates_views
-from ..core.replacements import stock
+from ..core.override.compiled_nested import differentiable_pieces, differentiates_views
+from ..core.override.replacements import stock
 from . import selection, structure
 from .choice import REFUSALS
 from .conversion import on_nested

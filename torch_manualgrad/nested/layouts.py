@@ -26,8 +26,8 @@ from ..core.internals import (
     strided_nested,
     tangents_possible,
 )
-from ..core.nested_calls import differentiable_pieces, differentiates_views, expect_jagged_tangents
-from ..core.replacements import stock
+from ..core.override.compiled_nested import differentiable_pieces, differentiates_views, expect_jagged_tangents
+from ..core.override.replacements import stock
 from .packing import readable, row_strides, strided_positions
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .conversion import on_nested
 from .packing import segments
 from .products import nested_inner, nested_rows

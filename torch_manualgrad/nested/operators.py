@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.internals import jagged_dim, replace_jagged_attention
-from ..core.replacements import Replacements, replacements, stock
+from ..core.override.replacements import Replacements, replacements, stock
 from . import activations, arithmetic, attention, extrema, layout_calls, maps, matmul, reductions, selection, structure
 from .backward import BACKWARD
 from .choice import REFUSALS, choose

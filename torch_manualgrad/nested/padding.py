@@ -1,54 +1,16 @@
-"""A nested tensor as a dense one that is filled up, and back."""
+"""Packed values as dense ones that are filled up, and back."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .packing import cumulated, readable, row_strides, segments
+from .packing import cumulated, readable, segments
 
-if TYPE_CHECKING:
-    from .ragged import Ragged
-
-__all__ = ["padded", "taken"]
+__all__ = ["filled", "taken"]
 
 
-def padded(x: Ragged, value: float, length: int | Sequence[int] | None) -> Tensor:
-    """`Ragged.to_padded`."""
-    sizes = x.component_sizes()
-    ragged = [d - 1 for d in x.ragged_dims]
-    if length is None:
-        at, read = x.read()
-        rows = [[b - a] for a, b in zip(at, at[1:])] if read is None else read
-        length = [max(column) for column in zip(*rows)] if rows else [0] * len(ragged)
-    length = [length] if isinstance(length, int) else list(length)
-    if len(length) != len(ragged) or min(length) < 0:
-        raise ValueError(f"length: expected {len(ragged)} sizes that are not negative, got {length}")
-    if readable(sizes) and x.batch and (sizes[:, ragged].amax(0) > torch.tensor(length)).any():
-        raise ValueError(f"length: {length} is shorter than components of {sizes[:, ragged].amax(0).tolist()}")
-    if x.sizes is None:
-        return _padded_rows(x, value, length[0])
-    full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(x.shape[1:])]
-    positions = x.offsets[:-1].reshape([-1] + [1] * len(full))
-    inside = torch.ones_like(positions, dtype=torch.bool)
-    for d, n in enumerate(full):
-        coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
-        of_dim = [-1] + [1] * len(full)
-        positions = positions + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
-        inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
-    return _filled(x.values, 0, value, positions, inside)
-
-
-def _padded_rows(x: Ragged, value: float, length: int) -> Tensor:
-    local = torch.arange(length, device=x.offsets.device)
-    rows = _filled(x.values, x.packed_dim, value, x.offsets[:-1, None] + local, local < x.lengths[:, None])
-    return rows.movedim(x.packed_dim, 0)
-
-
-def _filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
+def filled(values: Tensor, dim: int, value: float, positions: Tensor, inside: Tensor) -> Tensor:
     """``values`` at ``positions`` along ``dim``, ``value`` where not ``inside``. Their dims replace ``dim``."""
     end = values.shape[dim]
     filler = values.new_full([1 if d == dim else n for d, n in enumerate(values.shape)], value)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .packing import segments
 
 __all__ = ["matmul_backward_nested", "nested_inner", "nested_rows"]

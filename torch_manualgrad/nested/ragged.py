@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import described
 from ..core.internals import JaggedStructure, pytree
 from .layouts import from_jagged, from_strided, strided_components, to_jagged, to_strided, tracked
-from .packing import cumulated, flat_from_packed, offsets_of, packed_from_flat, ragged_shape, segments
-from .padding import padded, taken
-from .ragged_checks import check_contents, check_structure, check_types, check_values
-from .ragged_tensor import TensorProperties
+from .packing import (
+    cumulated,
+    flat_from_packed,
+    offsets_of,
+    packed_from_flat,
+    ragged_shape,
+    readable,
+    row_strides,
+    segments,
+)
+from .padding import filled, taken
 
-__all__ = ["Ragged"]
+__all__ = ["Ragged", "check_values"]
 
 
-class Ragged(TensorProperties):
+class Ragged:
     """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
 
     Frozen, its offsets and sizes too; a pytree whose leaves are values, offsets and sizes: it goes through torch.func,
@@ -53,12 +61,12 @@ class Ragged(TensorProperties):
     def __init__(
         self, values: Tensor, offsets: Tensor, shape: Sequence[int | None], sizes: Tensor | None = None
     ) -> None:
-        check_types(values, offsets, shape, sizes)
+        _check_types(values, offsets, shape, sizes)
         _set(self, values, offsets, tuple(shape), sizes)
-        check_structure(self)
+        _check_structure(self)
         check_values(self)
         if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and type(offsets) is Tensor:
-            check_contents(self)
+            _check_contents(self)
 
     @staticmethod
     def trusted(values: Tensor, offsets: Tensor, shape: Sequence[int | None]) -> Ragged:
@@ -102,7 +110,104 @@ class Ragged(TensorProperties):
         """(B,): the components' lengths along the packed dim."""
         return self.offsets.diff()
 
-    # -- a tensor's methods; others are in `ragged_tensor` and `tensor_like` --------------------------------------------
+    # -- a tensor's methods; torch's functions, operators and indexing are in `tensor_like` ---------------------------------
+
+    def dim(self) -> int:
+        """The number of dims, the batch included."""
+        return len(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The same as `dim`."""
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or one size of it.
+
+        Args:
+            dim: one dim, or None for the whole shape.
+
+        Returns:
+            The shape, or a size; None for a ragged dim.
+
+        Raises:
+            IndexError: there is no such dim.
+        """
+        return self.shape if dim is None else self.shape[self.wrapped(dim)]
+
+    def wrapped(self, dim: int, *, name: str = "dim") -> int:
+        """``dim`` as a number from 0 (the batch).
+
+        Raises:
+            IndexError: there is no such dim.
+        """
+        if not -self.dim() <= dim < self.dim():
+            raise IndexError(f"{name}: {dim} is out of range for a nested tensor of {self.dim()} dims")
+        return dim % self.dim()
+
+    def __len__(self) -> int:
+        return self.batch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.components())
+
+    def __bool__(self) -> bool:
+        return bool(self.values)  # for one entry; else an error, as for a tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the values, the offsets and the sizes."""
+        return self.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients of the values are wanted."""
+        return self.values.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the values are a leaf of autograd's graph."""
+        return self.values.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:
+        """The node of autograd's graph that made the values, or None."""
+        return self.values.grad_fn
+
+    @property
+    def grad(self) -> Ragged | None:
+        """The gradient that has been accumulated in the values, in the same components; None if there is none."""
+        return None if self.values.grad is None else self.like(self.values.grad)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Ragged:
+        """Say whether gradients of the values are wanted.
+
+        Args:
+            requires_grad: whether they are.
+
+        Returns:
+            The Ragged itself.
+
+        Raises:
+            RuntimeError: as ``Tensor.requires_grad_``.
+        """
+        self.values.requires_grad_(requires_grad)
+        return self
+
+    def cpu(self) -> Ragged:
+        """The Ragged on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Ragged:
+        """The Ragged on a GPU, by default the current one."""
+        return self.to(
+            "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
+        )
 
     if TYPE_CHECKING:  # methods that `tensor_like` adds
 
@@ -331,7 +436,7 @@ class Ragged(TensorProperties):
         Raises:
             ValueError: a ``length`` that is too short (on the CPU; on a GPU it cuts).
         """
-        return padded(self, value, length)
+        return _padded(self, value, length)
 
     @staticmethod
     def from_padded(
@@ -364,6 +469,106 @@ class Ragged(TensorProperties):
         shape: list[int | None] = list(padded.shape)
         shape[ragged_dim] = None
         return Ragged(values, offsets, shape)
+
+
+# -- what the parts have to be -------------------------------------------------------------------------------------------
+
+
+def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
+    """Whether what a user gives is tensors and sizes. Transforms build batches of other things, by other ways."""
+    for name, x in (("values", values), ("offsets", offsets)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a Tensor, got {described(x)}")
+        if x.is_nested or x.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a dense Tensor, got {described(x)}")
+    if values.is_meta != offsets.is_meta:
+        raise ValueError(
+            f"offsets: expected a tensor on {values.device}, where values are, got one on {offsets.device}"
+        )
+    if sizes is not None and not isinstance(sizes, Tensor):
+        raise TypeError(f"sizes: expected a Tensor or None, got {described(sizes)}")
+    if sizes is not None and (sizes.is_nested or sizes.layout is not torch.strided):
+        raise TypeError(f"sizes: expected a dense Tensor, got {described(sizes)}")
+    if sizes is not None and sizes.is_meta != values.is_meta:
+        raise ValueError(f"sizes: expected a tensor on {values.device}, where values are, got one on {sizes.device}")
+    if not isinstance(shape, (list, tuple)) or not all(n is None or isinstance(n, (int, torch.SymInt)) for n in shape):
+        raise TypeError(f"shape: expected a list or tuple, each entry an int or None, got {described(shape)}")
+
+
+def _check_structure(x: Ragged) -> None:
+    offsets, sizes, ragged = x.offsets, x.sizes, x.ragged_dims
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"offsets: expected int32 or int64, got {offsets.dtype}")
+    if not ragged or ragged[0] == 0 or any(n is not None and n < 0 for n in x.shape):
+        raise ValueError(f"shape: expected the batch and sizes, at least one of them ragged (None), got {x.shape}")
+    if list(offsets.shape) != [(x.shape[0] or 0) + 1]:
+        raise ValueError(f"offsets: expected shape [{(x.shape[0] or 0) + 1}] for {x.shape}, got {list(offsets.shape)}")
+    if (sizes is None) != (len(ragged) == 1):
+        raise ValueError(f"sizes: given exactly if several dims are ragged, which of {x.shape} are {list(ragged)}")
+    if sizes is not None and list(sizes.shape) != [x.shape[0], len(ragged)]:
+        raise ValueError(f"sizes: expected shape {[x.shape[0], len(ragged)]}, got {list(sizes.shape)}")
+    if sizes is not None and sizes.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"sizes: expected int32 or int64, got {sizes.dtype}")
+
+
+def check_values(x: Ragged) -> None:
+    values, expected = x.values, x.shape[1:] if x.sizes is None else (None,)
+    if values.dim() != len(expected) or any(e is not None and e != n for e, n in zip(expected, values.shape)):
+        raise ValueError(f"values: shape {list(values.shape)} does not fit {x!r}, packed as {list(expected)}")
+
+
+def _check_contents(x: Ragged) -> None:
+    at, sizes = x.read()
+    end = x.values.shape[x.packed_dim]
+    if at[0] != 0:
+        raise ValueError(f"offsets: expected to start at 0, got {at[0]}")
+    for i, (a, b) in enumerate(zip(at, at[1:])):
+        if b < a:
+            raise ValueError(f"offsets: they decrease from {a} to {b} at component {i}")
+    if at[-1] != end:
+        raise ValueError(f"offsets: expected to end with the buffer at {end}, got {at[-1]}")
+    if sizes is not None:
+        counts = [math.prod(x.component_shape(n)) for n in sizes]
+        if any(n < 0 for row in sizes for n in row) or counts != [b - a for a, b in zip(at, at[1:])]:
+            raise ValueError(f"sizes: components of {counts} entries do not fit offsets {at}")
+
+
+# -- padding ---------------------------------------------------------------------------------------------------------------
+
+
+def _padded(x: Ragged, value: float, length: int | Sequence[int] | None) -> Tensor:
+    """`Ragged.to_padded`."""
+    sizes = x.component_sizes()
+    ragged = [d - 1 for d in x.ragged_dims]
+    if length is None:
+        at, read = x.read()
+        rows = [[b - a] for a, b in zip(at, at[1:])] if read is None else read
+        length = [max(column) for column in zip(*rows)] if rows else [0] * len(ragged)
+    length = [length] if isinstance(length, int) else list(length)
+    if len(length) != len(ragged) or min(length) < 0:
+        raise ValueError(f"length: expected {len(ragged)} sizes that are not negative, got {length}")
+    if readable(sizes) and x.batch and (sizes[:, ragged].amax(0) > torch.tensor(length)).any():
+        raise ValueError(f"length: {length} is shorter than components of {sizes[:, ragged].amax(0).tolist()}")
+    if x.sizes is None:
+        return _padded_rows(x, value, length[0])
+    full = [n if n is not None else length[ragged.index(d)] for d, n in enumerate(x.shape[1:])]
+    positions = x.offsets[:-1].reshape([-1] + [1] * len(full))
+    inside = torch.ones_like(positions, dtype=torch.bool)
+    for d, n in enumerate(full):
+        coordinate = torch.arange(n, device=sizes.device).reshape([n] + [1] * (len(full) - d - 1))
+        of_dim = [-1] + [1] * len(full)
+        positions = positions + coordinate * row_strides(sizes)[:, d].reshape(of_dim)
+        inside = inside & (coordinate < sizes[:, d].reshape(of_dim))
+    return filled(x.values, 0, value, positions, inside)
+
+
+def _padded_rows(x: Ragged, value: float, length: int) -> Tensor:
+    local = torch.arange(length, device=x.offsets.device)
+    rows = filled(x.values, x.packed_dim, value, x.offsets[:-1, None] + local, local < x.lengths[:, None])
+    return rows.movedim(x.packed_dim, 0)
+
+
+# -- construction -----------------------------------------------------------------------------------------------------------
 
 
 def _set(made: Ragged, values: Any, offsets: Any, shape: tuple[int | None, ...], sizes: Any, read: Any = None) -> None:

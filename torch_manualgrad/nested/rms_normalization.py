@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .conversion import on_nested
 from .fast_path import fast_path, is_plain_call
 from .normalization import affine, dense_tail, last_dims, normalization_jvp, parameter_gradient, parameters_change

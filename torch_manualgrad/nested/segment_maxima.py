@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .segments import _nested_sum_backward, largest, segment_sum, with_backward
 
 __all__ = ["maxima", "segment_amax", "segment_amax_backward"]

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formula import Formula, formula
 from ..core.internals import below_autograd, entry
+from ..core.rule import Formula, formula
 from .fast_path import fast_path, is_plain_call
 from .packing import segments
 

@@ -7,7 +7,7 @@ made while ours were active is right in every order, whenever its backward comes
 
 from __future__ import annotations
 
-from ..core.nested_calls import NestedCalls, Way
+from ..core.override.compiled_nested import NestedCalls, Way
 from .backward import BACKWARD
 
 __all__ = ["ARITHMETIC", "CALLS"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from .ragged import Ragged
 from .structure import chunk_sizes
 

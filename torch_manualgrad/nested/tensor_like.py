@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import described
+from ..arguments import described
 from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
 from .conversion import on_nested, require_same_structure
 from .layer_normalization import layer_norm

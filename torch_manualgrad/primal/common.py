@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formula import Formula
+from ..core.rule import Formula
 
 _DEVICES = frozenset({"cpu"})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
-from ..core.kernel_limits import kernel_limit
+from ..core.libraries import kernel_limit
+from ..core.rule import formula
 from ..derivatives.linalg.eigh import eigh_rule, linalg_eigh_backward
 from .common import bind, finite, serves
 from .threads import on_threads

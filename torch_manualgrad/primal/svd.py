@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.formula import formula
+from ..core.rule import formula
 from ..derivatives.linalg.svd import svd_backward, svd_rule
 from .common import bind, finite, serves
 from .threads import on_threads

@@ -1,6 +1,6 @@
 """A derivative checker: it compares every mode and every transform with finite differences."""
 
-from ..core.sample import Sample
+from ..core.rule import Sample
 from .audit import AuditReport, Differentiated, audit
 from .check import CheckFailed, check
 from .checks import ALL_CHECKS, CHECKS

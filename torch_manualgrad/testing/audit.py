@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..core.catalogue import catalogue
-from ..core.deferral import always
 from ..core.internals import DispatchMode, current_node, has_tangent_below_autograd, in_functorch
-from ..core.override import active
-from ..core.rule import Rule, rules
+from ..core.override.override import active
+from ..core.rule import Rule, always, rules
+from ..core.rule.catalogue import catalogue
 from . import tree
 from .lines import line_of
 from .report import table

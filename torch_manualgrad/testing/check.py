@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..core.arguments import checked
-from ..core.sample import Sample
+from ..arguments import checked
+from ..core.rule import Sample
 from . import report, transforms
 from .checks import ALL_CHECKS, CHECKS, TABLE
 from .context import Context

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
-from ..core.sample import Sample
+from ..arguments import checked
+from ..core.rule import Sample
 from . import modes, report, transforms, tree
 from .arithmetic import inner, magnitude
 from .derivatives import pull

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..core.override import override
+from ..core.override.override import override
 from .check import check
 from .modes import MODES
 from .opinfo import op_samples

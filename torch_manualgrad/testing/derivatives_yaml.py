@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.catalogue import catalogue
 from ..core.internals import DERIVATIVES_TABLE, table_blocks
 from ..core.rule import rules
+from ..core.rule.catalogue import catalogue
 
 __all__ = ["PATH", "Entry", "entries"]
 

@@ -35,7 +35,7 @@ from typing import Any
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from ..core.sample import Sample
+from ..core.rule import Sample
 from . import report, tree
 from .context import Context
 from .edge import MODES, SECOND, Edge, Verdict

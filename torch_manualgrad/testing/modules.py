@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.sample import Sample
+from ..core.rule import Sample
 from . import tree
 
 

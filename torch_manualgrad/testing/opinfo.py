@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
-from ..core.sample import Sample
-from ..core.versions import reached as torch_reached
+from ..arguments import checked
+from ..core.rule import Sample, reached as torch_reached
 from . import tree
 from .check import CheckFailed, check
 from .checks import CHECKS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.internals import DispatchMode
-from ..core.sample import Sample
+from ..core.rule import Sample
 from . import tree
 from .arithmetic import add, beside, computable, inner, magnitude, widen
 from .kinks import ACCUSING, Range, ranges

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.arguments import described
-from ..core.sample import Sample
+from ..arguments import described
+from ..core.rule import Sample
 
 __all__ = ["as_sample", "as_samples"]
 

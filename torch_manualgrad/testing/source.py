@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.sample import Sample
+from ..core.rule import Sample
 from . import tree
 
 #: Tensors of more elements are not written out.

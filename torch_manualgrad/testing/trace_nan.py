@@ -13,10 +13,9 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
-from ..core.arguments import described
-from ..core.formula import ops
+from ..arguments import described
 from ..core.internals import DispatchMode, current_node, is_known_zero
-from ..core.sample import Sample
+from ..core.rule import Sample, ops
 from . import tree
 from .lines import line_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.override import active
-from ..core.registration import without_overrides
+from ..core.override.kernels import without_overrides
+from ..core.override.override import active
 from . import modes, tree
 from .arithmetic import magnitude
 from .context import Context

@@ -85,10 +85,10 @@ for f in (rule_in_a_loop, strong, unregistered, installed, *([of_a_thread] if sy
 )
 def test_rules_in_a_loop_leave_nothing():
     """By the bytes that are allocated: the pages in memory also depend on what else the machine does."""
-    from torch_manualgrad.core import calls
+    from torch_manualgrad.core.override import compiled_calls
 
     environment = {**os.environ, "PYTHONMALLOC": "malloc"}  # so that glibc counts what Python allocates, too
-    arguments = [sys.executable, "-c", LOOPS, str(int(calls.loaded()))]
+    arguments = [sys.executable, "-c", LOOPS, str(int(compiled_calls.loaded()))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     for line in done.stdout.splitlines():

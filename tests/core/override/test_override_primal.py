@@ -35,7 +35,7 @@ def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
     left = sine_times(2, defer_to_stock=lambda x: asked.append(x) or len(x) < 4, improves="speed")
     rules = Registry("rule")
     rules.add(left.name, left)
-    monkeypatch.setattr("torch_manualgrad.core.names.rules", rules)
+    monkeypatch.setattr("torch_manualgrad.core.override.names.rules", rules)
     x = random(3).requires_grad_()
     with mg.override():
         assert is_pytorchs(torch.sin(x).grad_fn)
@@ -63,18 +63,18 @@ def test_a_forward_is_for_dense_tensors():
 
 
 def test_what_could_not_be_put_in_force_leaves_nothing_behind(monkeypatch):
-    from torch_manualgrad.core import override
+    from torch_manualgrad.core.override import kernels
 
     first, second = sine_times(2), mg.rule("aten::atanh", vjp={"self": lambda grad: grad}, register=False)
-    operator = override._Operator
+    operator = kernels._Operator
 
     def fail(rule):
         if rule is second:
             raise MemoryError
         return operator(rule)
 
-    monkeypatch.setattr(override, "_Operator", fail)
-    monkeypatch.delitem(override._operators, second.name, raising=False)  # as if no rule had acted on it yet
+    monkeypatch.setattr(kernels, "_Operator", fail)
+    monkeypatch.delitem(kernels._operators, second.name, raising=False)  # as if no rule had acted on it yet
     with pytest.raises(MemoryError):
         mg.install(first, second)
     assert factor() == 1

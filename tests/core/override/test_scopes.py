@@ -13,7 +13,8 @@ from sine_rules_for_tests import DOUBLE, TRIPLE, factor, sine_times
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import activation, calls
+from torch_manualgrad.core import activation
+from torch_manualgrad.core.override import compiled_calls
 
 pytestmark = pytest.mark.skipif(not activation.in_library, reason="scopes need the library of calls")
 
@@ -212,7 +213,7 @@ def test_the_general_kernel_follows_scopes(in_python):
     with mg.override(OUTER, DOUBLE, scope="thread"):
         y = torch.asinh(x)
     if in_python:
-        with calls.in_python():
+        with compiled_calls.in_python():
             assert thread(lambda: second(x, y)) == 2 and second(x, torch.asinh(x)) != 2
             with mg.override(DOUBLE, scope="thread"):
                 assert factor() == 2 and thread(factor) == 1
@@ -232,8 +233,8 @@ def test_compiled_functions_know_their_thread():
 
 def test_scopes_are_forgotten():
     def kept():
-        found = (calls.ctypes.c_int64 * 5)()
-        calls.library.manualgrad_calls_kept(found)
+        found = (compiled_calls.ctypes.c_int64 * 5)()
+        compiled_calls.calls_library.manualgrad_calls_kept(found)
         return list(found)
 
     for _ in range(300):

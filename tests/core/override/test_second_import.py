@@ -18,7 +18,7 @@ def refused(module, load):
         raise AssertionError(module)
 
 
-for name in ("derivatives.reduction.norm", "core.override", "core.calls", "core.activation"):
+for name in ("derivatives.reduction.norm", "core.override.override", "core.override.kernels", "core.override.compiled_calls", "core.activation"):
     module = f"torch_manualgrad.{name}"
     importlib.import_module(module)
     refused(module, lambda: importlib.reload(sys.modules[module]))

@@ -11,6 +11,7 @@ from ops_for_tests import random
 from torch.func import jvp, vjp
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 from torch_manualgrad.derivatives.convolution.backends import BACKEND_RULES, arguments_of
 from torch_manualgrad.testing import check
 
@@ -214,14 +215,14 @@ def test_the_rules_of_backends_bind(name):
         return (found,) if isinstance(found, torch.Tensor) else tuple(found)
 
     needed = [i in places for i in range(len(values))]
-    kept, static = rule.derivative.residuals(values, outputs)
-    found = rule.derivative.vjp(needed, kept, static, cotangents)
+    kept, static = derivative_of(rule).residuals(values, outputs)
+    found = derivative_of(rule).vjp(needed, kept, static, cotangents)
     torch.testing.assert_close([found[i] for i in places], list(vjp(as_tuple, *tensors)[1](cotangents)))
     given = [None] * len(values)
     for i, t in zip(places, tangents):
         given[i] = t
     torch.testing.assert_close(
-        tuple(rule.derivative.jvp(values, outputs, given)), jvp(as_tuple, tuple(tensors), tangents)[1]
+        tuple(derivative_of(rule).jvp(values, outputs, given)), jvp(as_tuple, tuple(tensors), tangents)[1]
     )
 
 
@@ -240,7 +241,7 @@ def test_the_rules_of_cudnns_sampling_bind():
             ("cudnn_grid_sampler", forward, (image, grid), (image_t, grid_t), (g,)),
             ("cudnn_grid_sampler_backward", backward, (image, grid, g), (image_t, grid_t, g_t), (image_t, grid_t)),
         ):
-            derivative = BACKEND_RULES[name].derivative
+            derivative = derivative_of(BACKEND_RULES[name])
             kept, static = derivative.residuals(values, (None,) * len(cotangents))
             found = derivative.vjp([True] * len(values), kept, static, cotangents)
             pull = vjp(f, *values)[1]

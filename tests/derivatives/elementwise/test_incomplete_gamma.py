@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 from torch_manualgrad.derivatives.elementwise.incomplete_gamma import igamma_self_derivative
 
 F64 = torch.float64
@@ -127,7 +127,7 @@ def test_many_numbers_by_blocks(name):
 def test_the_kernel_for_samples(dtype, allowed):
     """Against the body in double precision; without a kernel the body in single precision loses two digits."""
     formula = mg.ops.standard_gamma_grad
-    if not any(library.loaded for library in kernels.status()):
+    if not any(library.loaded for library in libraries.status()):
         allowed = max(allowed, 1e-5) if dtype == torch.float32 else allowed
 
     def same(a, x):

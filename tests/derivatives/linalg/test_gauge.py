@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.linalg import Degeneracy, GaugeError, GaugeWarning
 
 
@@ -35,7 +35,7 @@ def test_gauge(decompose):
     assert broad.isfinite().all() and broad.abs().max() < 1e3
 
 
-@pytest.mark.skipif(not calls.loaded(), reason="no library of calls for this torch")
+@pytest.mark.skipif(not compiled_calls.loaded(), reason="no library of calls for this torch")
 @pytest.mark.parametrize("n", [3, 40])
 @pytest.mark.parametrize(
     "decompose", [lambda A: torch.linalg.svd(A, full_matrices=False).U, lambda A: torch.linalg.eigh(A).eigenvectors]
@@ -45,13 +45,13 @@ def test_what_calls_without_python_find_is_reported(decompose, n):
     A = torch.diag(torch.arange(n).div(2, rounding_mode="floor").double()).requires_grad_()
     with mg.override():
         V = decompose(A)
-        before = calls.counts()
+        before = compiled_calls.counts()
         with pytest.warns(GaugeWarning, match="choice of basis") as found:
             (grad,) = torch.autograd.grad((weights(n) * V).sum(), A)
-        after = calls.counts()
+        after = compiled_calls.counts()
         assert len(found) == 1
         assert (after.compiled - before.compiled, after.python - before.python) == (1, 0)
-        with calls.in_python(), pytest.warns(GaugeWarning, match="choice of basis"):
+        with compiled_calls.in_python(), pytest.warns(GaugeWarning, match="choice of basis"):
             V = decompose(A)
             assert torch.equal(torch.autograd.grad((weights(n) * V).sum(), A)[0], grad)
         with warnings.catch_warnings():

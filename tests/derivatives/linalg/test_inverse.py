@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import calls
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.derivatives.linalg.common import random_conditioned
 
 
@@ -40,13 +40,13 @@ def test_smallest_sizes(n):
     torch.testing.assert_close(gA, torch.full((2, n, n), -0.25))
 
 
-@pytest.mark.skipif(not calls.loaded(), reason="Python asks the rule itself")
+@pytest.mark.skipif(not compiled_calls.loaded(), reason="Python asks the rule itself")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_which_batches_are_left_to_pytorch_is_one_fact(dtype):
     rule = mg.rules["aten::linalg_inv_ex"]
     for shape in [(455, 3, 3), (456, 3, 3), (63, 8, 8), (64, 8, 8), (51, 9, 9), (2, 48, 48), (2, 49, 49), (1, 64, 64)]:
         A = torch.eye(shape[-1], dtype=dtype).expand(shape).clone().requires_grad_()
-        before = calls.counts().plain
+        before = compiled_calls.counts().plain
         with mg.override():
             torch.linalg.inv(A)
-        assert (calls.counts().plain == before) == rule.defer_to_stock(A), shape
+        assert (compiled_calls.counts().plain == before) == rule.defer_to_stock(A), shape

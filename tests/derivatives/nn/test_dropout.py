@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call, hessian, jvp, vjp
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 from torch_manualgrad.derivatives.nn.dropout import FUSED_DROPOUT
 
 F64 = torch.float64
@@ -175,7 +176,9 @@ def test_dropout_of_a_network_stays_pytorchs_own():
 
 def test_the_rule_of_gpus_binds():
     x, mask = random(4, 3), random(4, 3, seed=1) > 0
-    tensors, static = FUSED_DROPOUT.derivative.residuals((x, 0.6, None), (x, mask))
-    found = FUSED_DROPOUT.derivative.vjp((True, False, False), tensors, static, (x, None))
+    tensors, static = derivative_of(FUSED_DROPOUT).residuals((x, 0.6, None), (x, mask))
+    found = derivative_of(FUSED_DROPOUT).vjp((True, False, False), tensors, static, (x, None))
     torch.testing.assert_close(found[0], x * mask / 0.6)
-    torch.testing.assert_close(FUSED_DROPOUT.derivative.jvp((x, 0.6, None), (x, mask), (x, None, None))[0], found[0])
+    torch.testing.assert_close(
+        derivative_of(FUSED_DROPOUT).jvp((x, 0.6, None), (x, mask), (x, None, None))[0], found[0]
+    )

@@ -9,6 +9,7 @@ from ops_for_tests import random
 from torch.func import jacrev, jvp, vjp
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 from torch_manualgrad.derivatives.nn.normalization_gpu import GPU_RULES
 
 
@@ -66,9 +67,9 @@ def test_the_rules_of_gpus_bind(rule):
         expected = vjp(lambda x, w, b: composite(x, (0,), w, b), x, w, b)[1](g)
         needed = (True, True, True)
     needed = (*needed, *[False] * (len(values) - 3))
-    tensors, static = rule.derivative.residuals(values, outputs)
-    found = rule.derivative.vjp(needed, tensors, static, cotangents)[:3]
+    tensors, static = derivative_of(rule).residuals(values, outputs)
+    found = derivative_of(rule).vjp(needed, tensors, static, cotangents)[:3]
     torch.testing.assert_close(tuple(found), tuple(expected))
     tangents = (random(4, 3, seed=7), random(*values[1].shape, seed=8), random(3, seed=9), *[None] * (len(values) - 3))
-    found = rule.derivative.jvp(values, outputs, tangents)
+    found = derivative_of(rule).jvp(values, outputs, tangents)
     assert found[0].shape == x.shape and found[0].isfinite().all()

@@ -12,7 +12,7 @@ import test_spectrum_kernels as spectrum
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core import kernels
+from torch_manualgrad.core import libraries
 
 # once forward, backward and at random
 ORDERS = ["forward", "reverse", "1", "2"]
@@ -24,7 +24,7 @@ def ops() -> torch._ops._OpNamespace:
 
 
 def machine() -> ctypes.CDLL:
-    (library,) = (library for library in kernels.status() if library.loaded)
+    (library,) = (library for library in libraries.status() if library.loaded)
     return ctypes.CDLL(str(library.path))
 
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.catalogue import gap
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, always, operator, rule
+from torch_manualgrad.core.rule import Sample, always, formula, linear_in, operator, rule
+from torch_manualgrad.core.rule.catalogue import gap
 
 from .common import laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Rule, Sample, bound_to, operator, rule
+from torch_manualgrad.core.rule import Rule, Sample, bound_to, formula, operator, rule
 
 from .common import random, total
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import formula
 
 from .sampler import Directions, in_grid, in_image, in_samples
 

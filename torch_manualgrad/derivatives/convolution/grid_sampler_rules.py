@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.internals import are_finite, values_readable
-from torch_manualgrad.core.rule import Sample, bound_to, reached, rule
+from torch_manualgrad.core.rule import Sample, bound_to, known_finite, reached, rule
 
 from .common import random
 from .grid_sampler import (
@@ -40,7 +39,7 @@ def _stays_inside(input: Tensor, grid: Tensor, interpolation_mode: int, padding_
     """
     if interpolation_mode != 0 or padding_mode == 0 or not input.is_cpu:
         return True
-    return values_readable((grid,)) and are_finite((grid,))
+    return known_finite(grid)
 
 
 def double_vjps(

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, bound_to, rule
+from torch_manualgrad.core.rule import Sample, bound_to, formula, linear_in, rule
 
 from .common import laid_out, random
 from .pooling import linear_backward

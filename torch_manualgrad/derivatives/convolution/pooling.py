@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Rule, Sample, bound_to, rule
+from torch_manualgrad.core.rule import Rule, Sample, bound_to, linear_in, rule
 
 from .common import random, zero_of
 

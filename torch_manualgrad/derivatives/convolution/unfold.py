@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, linear_in
 
 from .common import random
 

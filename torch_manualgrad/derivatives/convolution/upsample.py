@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample, bound_to
+from torch_manualgrad.core.rule import Sample, bound_to, linear_in
 
 from .common import as_function, random
 

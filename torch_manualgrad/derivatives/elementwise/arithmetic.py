@@ -12,9 +12,7 @@ from math import inf, pi
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, where_finite
+from torch_manualgrad.core.rule import Sample, elementwise, formula, where_finite
 
 
 @formula

@@ -15,8 +15,7 @@ from math import factorial, pi, prod, sqrt
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import elementwise, formula
 
 from .series import polynomial
 

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, reached, rule
+from torch_manualgrad.core.rule import Sample, elementwise, formula, reached, rule
 
 __all__ = ["clamp_backward", "clamp_backward_min_max", "clamp_jvp", "part"]
 

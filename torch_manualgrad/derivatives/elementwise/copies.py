@@ -7,10 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, elementwise, formula, linear_in
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

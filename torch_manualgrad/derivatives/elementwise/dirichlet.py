@@ -27,8 +27,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
 
 from .series import digamma, gauss_legendre
 

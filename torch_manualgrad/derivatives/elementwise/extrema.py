@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.rule import always, reached
+from torch_manualgrad.core.rule import always, elementwise, reached
 
 from .clamp import part
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, operator, rule
+from torch_manualgrad.core.rule import Sample, always, formula, operator, rule
 
 
 @formula

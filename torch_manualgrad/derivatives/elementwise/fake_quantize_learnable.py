@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, formula, operator, rule
 
 
 def _slopes(

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
 from ..reduction.norm import norm_backward

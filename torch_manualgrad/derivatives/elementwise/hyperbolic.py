@@ -11,7 +11,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
+from torch_manualgrad.core.rule import elementwise
 
 
 def _acosh(self: Tensor) -> Tensor:

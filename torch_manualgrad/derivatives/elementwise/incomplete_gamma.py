@@ -31,9 +31,7 @@ from math import factorial, log, nan, pi
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, elementwise, formula, rule
 
 from .series import DIGAMMA, FAR, STIRLING, gauss_legendre, polynomial
 

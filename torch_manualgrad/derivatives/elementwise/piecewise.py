@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import FromResult, Sample, rule
+from torch_manualgrad.core.rule import FromResult, Sample, elementwise, formula, rule
 
 from .samples import alike, both
 

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import where_finite
+from torch_manualgrad.core.rule import elementwise, formula, where_finite
 
 
 @formula

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, elementwise, formula
 
 
 @formula

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import Sample, always, formula, rule
 
 aten = torch.ops.aten
 

@@ -13,9 +13,8 @@ from math import inf, log, pi, sqrt
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.strong_zero import strong_times
+from torch_manualgrad.core.rule import elementwise, formula
+from torch_manualgrad.core.rule.strong_product import strong_times
 
 from .saturating import normal_exponential
 from .series import polynomial

@@ -14,8 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import elementwise, formula
 
 
 @formula

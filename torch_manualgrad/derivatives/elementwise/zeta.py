@@ -21,9 +21,7 @@ from math import comb, factorial, inf, nan
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.elementwise import elementwise
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.core.rule import Sample, elementwise, formula
 
 _TERMS = 12  # summed as they are
 _CORRECTIONS = 12

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import formula, linear_in
 
 from ..shape.common import samples
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import formula, rule
 
 from ..shape.common import random, samples
 

@@ -8,9 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import always
+from torch_manualgrad.core.rule import always, formula, linear_in
 
 from ..shape.common import samples
 

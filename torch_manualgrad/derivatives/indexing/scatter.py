@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import formula, linear_in, rule
 
 from ..shape.common import in_corner, samples
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import formula, rule
 
 from ..shape.common import corner, in_corner, samples
 from .products import scatter_prod_factors

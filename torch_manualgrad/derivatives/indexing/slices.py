@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import linear_in, rule
 
 from ..shape.common import of_dtype, samples
 

@@ -25,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.kernel_limits import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
+from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
 
 from . import blocks
 from .common import LARGEST, random, random_definite, small, summed_to, sym

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.kernel_limits import kernel_limit
+from torch_manualgrad.core.libraries import kernel_limit
 
 # What the kernels for the derivatives of small matrices take, by order and dtype; 0 where there are no kernels.
 LARGEST = kernel_limit("lane_order")

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
 
 from .common import random_definite, skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale

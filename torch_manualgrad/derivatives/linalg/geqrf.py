@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.formula import formula
-from ...core.rule import Sample, rule
+from ...core.rule import Sample, formula, rule
 from .common import leading, random_conditioned
 from .lu import linalg_lu_backward, linalg_lu_jvp, unpacked
 from .qr import linalg_qr_backward, linalg_qr_jvp

@@ -33,8 +33,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.formula import formula
-from ...core.rule import Sample, rule
+from ...core.rule import Sample, formula, rule
 from .common import leading, random
 
 

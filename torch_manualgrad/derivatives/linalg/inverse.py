@@ -12,9 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.kernel_limits import kernel_limit
-from torch_manualgrad.core.rule import ButManySmall, Sample, rule
+from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.rule import ButManySmall, Kernel, Sample, formula, rule
 
 from .common import random_conditioned, small
 

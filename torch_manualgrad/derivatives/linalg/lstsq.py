@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import magnitude, random, random_conditioned
 from .pinv import pinv_backward, pinv_jvp, pinv_truncated_backward, pinv_truncated_jvp

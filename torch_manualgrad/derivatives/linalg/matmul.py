@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.strong_arithmetic import stands_for
+from torch_manualgrad.core.engine.strong_arithmetic import stands_for
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import random, total
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.strong_arithmetic import by_matrix
+from torch_manualgrad.core.engine.strong_arithmetic import by_matrix
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import random
 

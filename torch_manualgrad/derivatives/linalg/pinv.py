@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
 
 from .common import random_conditioned
 from .pinv_truncated import pinv_differential

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import random, summed_to, total
 from .matmul import mm_mat1_backward, mm_mat2_backward, scaled

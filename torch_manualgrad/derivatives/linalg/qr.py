@@ -42,9 +42,8 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.formula import Kernel, formula
-from ...core.kernel_limits import kernel_limit
-from ...core.rule import CompiledVjp, Sample, rule
+from ...core.libraries import kernel_limit
+from ...core.rule import CompiledVjp, Kernel, Sample, formula, rule
 from .common import LARGEST, eye_like, phi, random, random_conditioned, small
 from .gauge import depends_on_basis, report
 from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_manualgrad.core.formula import formula, readable
-from torch_manualgrad.core.sharding import is_sharded
+from torch_manualgrad.core.rule import formula, is_sharded, readable
 
 from .common import total
 from .gauge import report

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.kernel_limits import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Sample, rule
+from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
 
 from .common import LARGEST, pivots_fit, random, random_conditioned, small, summed_to
 

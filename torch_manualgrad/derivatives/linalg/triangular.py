@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
 
 from .common import random, small, summed_to
 from .solve import generic_solve_jvp

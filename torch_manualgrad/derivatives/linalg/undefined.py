@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import formula
 
 
 @formula(kernel=("default",))

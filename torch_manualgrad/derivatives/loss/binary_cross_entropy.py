@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import Sample, always, formula, rule
 
 from ..elementwise.saturating import logistic
 from .common import MEAN, NONE, SUM, fitted, leaf, of_all, random, reduced, scaled

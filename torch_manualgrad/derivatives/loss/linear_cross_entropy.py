@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, bound_to, exists, operator, parameters, rule
+from torch_manualgrad.core.rule import Sample, bound_to, exists, formula, operator, parameters, rule
 
 from .common import in_one_precision, leaf, random
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from ..elementwise.saturating import logistic, logistic_slope
 from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled

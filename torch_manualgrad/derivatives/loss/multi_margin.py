@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import MEAN, NONE, SUM, in_one_precision, leaf, of_all, random, reduced, scaled
 

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .common import MEAN, NONE, SUM, fitted, of_all, paired, random, reduced, scaled
 

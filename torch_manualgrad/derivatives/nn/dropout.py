@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.catalogue import gap
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import FromResult, Sample, rule
+from torch_manualgrad.core.rule import FromResult, Sample, formula, rule
+from torch_manualgrad.core.rule.catalogue import gap
 
 from ..elementwise.softmax import softmax_differential
 from .normalization import first_of, random

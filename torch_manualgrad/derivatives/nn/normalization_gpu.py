@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.catalogue import gap
 from torch_manualgrad.core.rule import Sample, always, exists, rule, rules
+from torch_manualgrad.core.rule.catalogue import gap
 
 from .normalization import first_of, random
 from .normalization_batch import (

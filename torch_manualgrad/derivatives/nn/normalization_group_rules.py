@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, rule
-from torch_manualgrad.core.sharding import is_sharded
+from torch_manualgrad.core.rule import Sample, is_sharded, rule
 
 from .normalization import gradient_format, random, uneven
 from .normalization_group import (

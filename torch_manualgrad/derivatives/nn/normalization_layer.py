@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import Sample, always, formula, rule
 
 from .normalization import (
     first_of,

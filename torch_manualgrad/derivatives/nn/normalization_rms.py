@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
+from torch_manualgrad.core.rule import formula
 
 from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide
 

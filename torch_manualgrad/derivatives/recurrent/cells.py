@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.catalogue import gap
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule.catalogue import gap
 
 __all__ = ["RULES", "gru_cell", "lstm_cell", "lstm_cell_backward", "lstm_cell_jvp"]
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import Sample, always, formula, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 

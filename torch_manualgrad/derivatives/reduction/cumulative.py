@@ -23,8 +23,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
 
 from ..elementwise.saturating import logistic
 from .dims import cast, laid_out_as

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 from torch_manualgrad.derivatives.reduction.norm import cast_sum_to, inner, norm_direction, spread, widened
 
 # How many differences are held at once: what fits a CPU's cache.

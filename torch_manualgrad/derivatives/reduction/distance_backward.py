@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, formula, operator, rule
 
 from .distance import _differences, cdist_backward, cdist_jvp, pdist_backward, pdist_jvp
 from .norm import cast_sum_to, norm_direction, spread, widened

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import CompiledVjp, Sample, is_sharded, rule
+from torch_manualgrad.core.rule import CompiledVjp, Sample, formula, is_sharded, rule
 
 
 def widened(x: Tensor, *others: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import Kernel, formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
 
 from .dims import cast, laid_out_as, restore_reduced_dims
 from .norm import spread

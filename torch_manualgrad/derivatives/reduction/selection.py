@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .dims import restore_reduced_dims
 from .norm import spread

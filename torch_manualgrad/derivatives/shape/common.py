@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.sample import Sample
+from torch_manualgrad.core.rule import Sample
 
 __all__ = ["corner", "in_corner", "index", "of_dtype", "random", "samples"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .common import of_dtype, samples
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
+from torch_manualgrad.core.rule import formula, linear_in
 
 from .common import of_dtype, samples
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import reached
+from torch_manualgrad.core.rule import formula, linear_in, reached
 
 from .common import samples
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.linear import linear_in
-from torch_manualgrad.core.rule import rule
+from torch_manualgrad.core.rule import formula, linear_in, rule
 
 from .common import of_dtype, samples
 

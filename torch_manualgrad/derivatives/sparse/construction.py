@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, blocksize, operator, rule
+from torch_manualgrad.core.rule import Sample, blocksize, formula, operator, rule
 
 from .entries import (
     OF_COMPRESSED,

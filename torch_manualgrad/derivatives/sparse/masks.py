@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from .entries import (
     OF_SPARSE_RESULTS,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, blocksize, rule
+from torch_manualgrad.core.rule import Sample, blocksize, formula, rule
 
 from ..linalg.common import random, summed_to, total
 from ..linalg.matmul import scaled

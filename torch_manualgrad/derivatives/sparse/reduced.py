@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, rule
+from torch_manualgrad.core.rule import Sample, formula, rule
 
 from ..linalg.common import random
 from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, wanted, with_values

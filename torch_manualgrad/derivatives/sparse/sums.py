@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.formula import formula
-from torch_manualgrad.core.rule import Sample, operator, rule
+from torch_manualgrad.core.rule import Sample, formula, operator, rule
 
 from ..linalg.common import random
 from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, made_dense, no_tangent, with_values

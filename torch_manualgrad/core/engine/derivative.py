@@ -1,0 +1,86 @@
+"""What the engine knows of a derivative: what is kept of a call, and the vjp and jvp that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..internals import below_autograd, below_autograd_keys, entry, python_function
+from ..schema import Signature
+from . import sharding
+
+__all__ = ["Derivative", "redispatch"]
+
+
+def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
+    """The operator below autograd, at every key of the call that is below."""
+    args, kwargs = signature.split(values)
+    sharding.ensure_registered(op)
+    with below_autograd():
+        return op.redispatch(keyset & below_autograd_keys, *args, **kwargs)
+
+
+class Derivative:
+    """What is registered for one operator: residuals, vjp and jvp, all in terms of ``values`` (see `schema`).
+
+    Attributes:
+        differentiable: for each output, whether it is; integer outputs never are.
+        pure: the vjp uses no autograd inside, and may run below it.
+    """
+
+    pure = True
+    selective = False  # `kept` leaves some tensors out
+    one_precision = False  # under autocast the vjp is given all in the widest precision among it
+    run: Any = None  # the forward of a plain call, below autograd; by default the operator
+    # where one tensor has a gradient, and `vjp` adds nothing to its formula: (*tensors, *static, *grads, mask) -> gradient
+    one_vjp: Callable[[Sequence[Any]], Any] | None = None
+    functions: Any = None  # `node.functions` keeps here what it has made
+
+    def __init__(self, op: Any, signature: Signature, differentiable: Sequence[bool] | None = None) -> None:
+        self.op = op
+        self.signature = signature
+        self.differentiable = tuple(differentiable or [True] * len(signature.returns))
+        if self.run is None:
+            self.run = python_function(op) or entry(op)
+
+    @property
+    def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
+        """What nodes show as attributes: the saved tensors, which of these are lists, and the constants that are kept."""
+        return (), [], ()
+
+    def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+        """A forward and a backward for plain calls that are faster than those of `node.plain_function`, if there are such."""
+        return None
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
+        raise NotImplementedError
+
+    def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        """The tensors, with None for those that no gradient needs; ``needs`` says it of each input that is a tensor."""
+        return tensors
+
+    def vjp(
+        self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        """One gradient for each value; ``needed`` and the result have a list where the argument is one."""
+        raise NotImplementedError
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        """One tangent for each output."""
+        raise NotImplementedError
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        """The forward, below autograd."""
+        return redispatch(self.op, self.signature, keyset, values)
+
+    def run_below(self, values: Sequence[Any]) -> Any:
+        """The forward of a plain call, below autograd.
+
+        With every value given: a default is the schema's, and ``torch.<name>`` may have another.
+        """
+        args, kwargs = self.signature.split(values)
+        with below_autograd():
+            return self.run(*args, **kwargs)

@@ -1,0 +1,524 @@
+"""Autograd functions made of a `Derivative`: what runs forward, backward and with tangents, at one functorch level, and the classes of their nodes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..internals import (
+    SavedTensor,
+    SingleLevelFunction as _SingleLevelFunction,
+    address,
+    base_class,
+    below_autograd,
+    constants_replicated,
+    forward_ad_enabled,
+    is_autocast_enabled,
+    node_names,
+    only_autograd,
+    primal,
+    register_class,
+    rename,
+    set_autocast_off,
+    skipped_by_dynamo,
+    tangents_possible,
+)
+from ..libraries import calls_library
+from ..schema import Signature, flatten, is_differentiable, tensors_in, unflatten
+from .derivative import Derivative
+
+__all__ = [
+    "FACTS",
+    "Call",
+    "Functions",
+    "SingleLevelFunction",
+    "function_class",
+    "function_name",
+    "functions",
+    "general_function",
+    "node_name",
+    "node_type",
+    "picker",
+    "plain_function",
+    "pull_back",
+    "save",
+    "saved",
+    "show_saved",
+]
+
+
+class SingleLevelFunction(_SingleLevelFunction):
+    """``torch.autograd.Function`` for use inside an `impl_autograd`, where it acts on one functorch level.
+
+    Write it as any autograd function, in either style; its ``forward`` calls ``op.below_autograd(...)``. Its ``jvp``
+    finds primals in ``ctx.saved_tensors``, and may be differentiated again.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "jvp" in cls.__dict__:
+            rule = cls.jvp
+
+            @functools.wraps(rule)
+            def jvp(ctx: Any, *tangents: Any) -> Any:
+                context = _Primals(ctx)
+                with forward_ad_enabled(True):
+                    return rule(context, *tangents)
+
+            cls.jvp = staticmethod(jvp)  # type: ignore[method-assign]
+
+
+class _Primals:
+    """The context of a jvp, with the tangents of this level taken off what it saved."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self._saved = ctx.saved_tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(t if t is None else primal(t) for t in self._saved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class Call:
+    """What one call hands to the autograd function beside the flat values.
+
+    Attributes:
+        keyset: of the call, for the redispatch.
+        lengths: of the lists of tensors among the arguments; None where there are none.
+        dual: whether an input has a tangent.
+        plain: whether nothing but autograd is near.
+        out_lengths: of the lists among the outputs; set by the forward.
+    """
+
+    __slots__ = ("dual", "keyset", "lengths", "out_lengths", "plain")
+
+    def __init__(self, keyset: Any, lengths: Sequence[int | None] | None, dual: bool, plain: bool) -> None:
+        self.keyset, self.lengths, self.dual, self.plain = keyset, lengths, dual, plain
+        self.out_lengths: Sequence[int | None] | None = None
+
+
+def general_function(derivative: Derivative) -> Any:
+    """The autograd function of one derivative. Arguments and outputs are flat: lists stand as their elements."""
+    signature = derivative.signature
+    one_output = len(signature.returns) == 1 and not signature.output_lists
+    all_differentiable = all(derivative.differentiable)
+
+    def forward(ctx: Any, call: Call, *flat: Any) -> Any:
+        values = flat if call.lengths is None else unflatten(flat, call.lengths)
+        if call.plain:
+            result = derivative.run_below(values)
+            outputs = (result,) if one_output else signature.outputs(result)
+            tensors, ctx.static = derivative.residuals(values, outputs)
+        else:
+            # This function has switched both modes off. What it computes has to be tracked for an outer functorch level,
+            # or a second derivative loses the term that flows through a saved output.
+            with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
+                result = derivative.redispatch(call.keyset, values)
+                outputs = (result,) if one_output else signature.outputs(result)
+                tensors, ctx.static = derivative.residuals(values, outputs)
+        ctx.set_materialize_grads(False)
+        if derivative.selective:
+            needs = ctx.needs_input_grad[1:]
+            tensors = derivative.kept(tensors, tuple(needs[i] for i in signature.tensor_like))
+        save(ctx, tensors)
+        ctx.lengths = call.lengths
+        flat_outputs: Sequence[Any] = outputs
+        if signature.output_lists:
+            flat_outputs, call.out_lengths = flatten(outputs, signature.output_lists)
+        ctx.out_lengths = call.out_lengths
+        if call.dual:  # only then: it would keep every input alive until the backward
+            ctx.save_for_forward(*[v for v in (*flat, *flat_outputs) if isinstance(v, Tensor)])
+            ctx.n_inputs = len(flat)
+            ctx.constants = [None if isinstance(v, Tensor) else (v,) for v in (*flat, *flat_outputs)]
+        if not all_differentiable:
+            ctx.mark_non_differentiable(*tensors_in(o for o, yes in zip(outputs, derivative.differentiable) if not yes))
+        return result if one_output else tuple(flat_outputs)
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+        if all(g is None for g in grads):  # undefined, which is zero
+            return (None, *[None for _ in needed])
+        if ctx.out_lengths is not None:
+            grads = tuple(unflatten(grads, ctx.out_lengths))
+        if ctx.lengths is not None:
+            needed = unflatten(needed, ctx.lengths)
+        found = pull_back(derivative, ctx, needed, grads)
+        if ctx.lengths is not None:
+            found = _spread(found, ctx.lengths)
+        return (None, *found)
+
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        saved = iter(ctx.saved_tensors)
+        # on primals, with forward mode switched on: an outer level may differentiate this formula again
+        with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
+            known = [primal(next(saved)) if c is None else c[0] for c in ctx.constants]
+            inputs: Sequence[Any] = known[: ctx.n_inputs]
+            outputs: Sequence[Any] = known[ctx.n_inputs :]
+            if ctx.lengths is not None:
+                inputs, tangents = unflatten(inputs, ctx.lengths), tuple(unflatten(tangents, ctx.lengths))
+            if ctx.out_lengths is not None:
+                outputs = unflatten(outputs, ctx.out_lengths)
+            with constants_replicated((*inputs, *outputs)):
+                found = derivative.jvp(inputs, outputs, tangents)
+        if ctx.out_lengths is not None:
+            found = _spread(found, ctx.out_lengths)
+        # autograd.Function takes no None for a floating output, and nothing else for one that is not differentiable
+        smooth: Sequence[bool] = derivative.differentiable
+        if ctx.out_lengths is not None:
+            smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
+        full = [
+            None if not yes or isinstance(o, Tensor) and not is_differentiable(o) else _zero(o) if t is None else t
+            for t, o, yes in zip(found, known[ctx.n_inputs :], smooth)
+        ]
+        return full[0] if one_output else tuple(full)
+
+    return function_class(derivative, forward, backward, jvp)
+
+
+def plain_function(
+    derivative: Derivative, write: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None, others: int = 0
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A forward and a backward for plain calls of an operator without lists: most calls, so with no detour.
+
+    The caller has made sure that the tensors are plain, that one of them requires grad, and that no transform and no dual
+    level is near. The forward takes the values, as `Signature.bind` gives them, and the tensors among them.
+
+    Args:
+        derivative: of the operator.
+        write: ``(values, tensors) -> result`` writes the result to one of the tensors.
+        others: how many tensors there are beside those of the values; they get no gradient.
+    """
+    residuals, places = derivative.residuals, derivative.signature.tensor_like
+    nothing, selective = [None] * len(derivative.signature.names), derivative.selective
+    one_output, one_vjp = len(derivative.signature.returns) == 1, derivative.one_vjp
+    fixed = [i for i, yes in enumerate(derivative.differentiable) if not yes]
+    no_gradient = (None,) * (1 + len(places) + others)
+
+    def forward(ctx: Any, values: Any, *tensors: Any) -> Any:
+        if write is None:
+            result = derivative.run_below(values)
+        else:
+            result = write(values, tensors)
+            ctx.mark_dirty(result)
+        outputs = (result,) if one_output else tuple(result)
+        if fixed:
+            ctx.mark_non_differentiable(*[outputs[i] for i in fixed if outputs[i] is not None])
+        kept, ctx.static = residuals(values, outputs)
+        save(ctx, derivative.kept(kept, ctx.needs_input_grad[1:]) if selective else kept)
+        ctx.set_materialize_grads(False)
+        return result if one_output else outputs
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        for grad in grads:
+            if grad is not None:
+                break
+        else:
+            return no_gradient
+        needed: list[Any] = nothing.copy()
+        for i, wanted in zip(places, ctx.needs_input_grad[1:]):
+            needed[i] = wanted
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling or not derivative.pure or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
+            found = pull_back(derivative, ctx, needed, grads)
+        else:
+            kept = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
+            with below_autograd():
+                if one_vjp is not None:
+                    return None, one_vjp((*kept, *ctx.static, *grads, (True,))), *no_gradient[:others]
+                found = derivative.vjp(needed, kept, ctx.static, grads)
+        return (None, *[found[i] for i in places], *no_gradient[:others])
+
+    return forward, backward
+
+
+class Functions:
+    """The autograd functions of one derivative, each made at the first call: most are never used, and classes take long."""
+
+    def __init__(self, derivative: Derivative) -> None:
+        self._derivative = derivative
+
+    @functools.cached_property
+    def general(self) -> Any:
+        """That of any call."""
+        return general_function(self._derivative).apply
+
+    @functools.cached_property
+    def plain(self) -> Any:
+        """That of plain calls; None for an operator of another kind."""
+        bodies = self._plain_bodies
+        return None if bodies is None else function_class(self._derivative, *bodies).apply
+
+    @property
+    def plain_backward(self) -> Any:
+        """What `plain` runs backward."""
+        return None if self._plain_bodies is None else self._plain_bodies[1]
+
+    @functools.cached_property
+    def _plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+        signature = self._derivative.signature
+        if signature.lists or not all(r.is_tensor for r in signature.returns):
+            return None
+        return self._derivative.plain_bodies() or plain_function(self._derivative)
+
+
+def functions(derivative: Derivative) -> Functions:
+    """The autograd functions of a derivative."""
+    found: Functions | None = derivative.functions
+    if found is None:
+        found = derivative.functions = Functions(derivative)
+    return found
+
+
+def picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """``places`` of a tuple, as a tuple whatever their number; without a frame of Python."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
+    """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
+    members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
+    made: Any = type(function_name(derivative.signature), (_SingleLevelFunction,), members)
+    made.call_backward_at_once()
+    show_saved(made, derivative)
+    return made
+
+
+def save(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
+    """Save tensors for the backward. A node that saves none can run a second time, as PyTorch's can."""
+    for x in tensors:
+        if x is not None:
+            ctx.save_for_backward(*tensors)
+            return
+    ctx.nothing_saved = tuple(tensors)
+
+
+def saved(ctx: Any) -> tuple[Tensor | None, ...]:
+    """What `save` has saved."""
+    nothing = getattr(ctx, "nothing_saved", None)
+    return ctx.saved_tensors if nothing is None else nothing
+
+
+def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+    """The vjp without autocast, and below autograd if nobody is to differentiate it."""
+    tensors: Sequence[Any] = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: the graph is traced, and guards are not
+        return derivative.vjp(needed, tensors, ctx.static, grads)
+    if is_autocast_enabled():
+        with set_autocast_off():
+            if derivative.one_precision:
+                tensors, grads = _of_one_precision(tensors, grads)
+            return derivative.vjp(needed, tensors, ctx.static, grads)
+    if not derivative.pure or torch.is_grad_enabled() or tangents_possible((*tensors, *grads)):
+        with constants_replicated((*tensors, *grads)):
+            return derivative.vjp(needed, tensors, ctx.static, grads)
+    with below_autograd():
+        return derivative.vjp(needed, tensors, ctx.static, grads)
+
+
+def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """In the widest among them: under autocast an output may be narrower than the inputs, and formulas mix the two."""
+    floating = [t for t in tensors_in((*tensors, *grads)) if is_differentiable(t)]
+    real = {t.dtype.to_real() for t in floating}
+    if len(real) < 2:
+        return tensors, grads
+    widest = functools.reduce(torch.promote_types, real)
+
+    def wide(t: Any) -> Any:
+        if isinstance(t, list):
+            return [wide(x) for x in t]
+        if not isinstance(t, Tensor) or not is_differentiable(t):
+            return t
+        return t.to(widest.to_complex() if t.is_complex() else widest)
+
+    return [wide(t) for t in tensors], [wide(g) for g in grads]
+
+
+def _spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
+    """`flatten` for gradients and tangents, where None may stand for a whole list."""
+    flat: list[Any] = []
+    for value, length in zip(values, lengths):
+        if length is None:
+            flat.append(value)
+        else:
+            flat += [None] * length if value is None else value
+    return flat
+
+
+def _zero(output: Any) -> Tensor | None:
+    return torch.zeros_like(output) if isinstance(output, Tensor) and is_differentiable(output) else None
+
+
+# -- names and attributes of nodes ------------------------------------------------------------------------------------
+#
+# Programs that inspect a graph read these: the name of a node, a saved tensor (``_saved_self``, ``_raw_saved_self``), hooks
+# on one saved tensor. A node has the attributes for what its rule saves, which may be less, or more, than what PyTorch's
+# derivative saves.
+
+# What a fact of a tensor is called in PyTorch's nodes.
+FACTS = {"sizes": "sym_sizes", "strides": "sym_strides", "storage_offset": "sym_storage_offset", "dtype": "scalar_type"}
+
+
+def function_name(signature: Signature) -> str:
+    """The autograd function's name; its node is called the same, with "Backward" after it."""
+    words = signature.name.split("::")[-1].removesuffix("_forward").split("_")
+    return "".join(word.title() for word in words)
+
+
+def node_name(signature: Signature) -> str:
+    """The name of the operator's nodes: that of PyTorch's, if PyTorch has one."""
+    namespace, _, name = signature.full_name.partition("::")
+    known = node_names() if namespace == "aten" else {}
+    return known.get(name) or f"{function_name(signature)}Backward"
+
+
+# -- nodes of an autograd function in Python --------------------------------------------------------------------------
+
+
+def show_saved(function: Any, derivative: Derivative) -> None:
+    """Name the nodes of an autograd function, and give them attributes for what it saves."""
+    made = rename(function, node_name(derivative.signature))
+    tensors, lists, constants = derivative.saved_names
+    for i, name in enumerate(tensors):
+        setattr(made, f"_saved_{name}", property(_from_context(i, lists, "saved_tensors")))
+        setattr(made, f"_raw_saved_{name}", property(_from_context(i, lists, "_raw_saved_tensors")))
+    for i, name in enumerate(constants):
+        setattr(made, f"_saved_{name}", property(_constant_of_context(i, bool(lists))))
+
+
+def _from_context(place: int, lists: list[int], attribute: str) -> Callable[[Any], Any]:
+    def read(node: Any) -> Any:
+        found = getattr(node, attribute)
+        if lists:
+            found = unflatten(found, node.static[0])
+        return tuple(found[place]) if place in lists else found[place]
+
+    return read
+
+
+def _constant_of_context(place: int, lists: bool) -> Callable[[Any], Any]:
+    return lambda node: (node.static[1] if lists else node.static)[place]
+
+
+# -- nodes of the library of calls ------------------------------------------------------------------------------------
+
+_types: dict[Any, int] = {}  # by the name and the attributes
+
+
+def node_type(derivative: Derivative) -> int:
+    """The number of the C++ type of the nodes of plain calls: one for each name and set of attributes; 0 if none is left."""
+    tensors, _, constants = derivative.saved_names
+    key = (node_name(derivative.signature), tensors, constants)
+    if key not in _types:
+        number = len(_types) + 1
+        if number >= calls_library.manualgrad_calls_node_types():
+            return 0
+        register_class(calls_library.manualgrad_calls_node_type(number), _node_class(*key))
+        _types[key] = number
+    return _types[key]
+
+
+def _node_class(name: str, tensors: tuple[str, ...], constants: tuple[str, ...]) -> type:
+    members: dict[str, Any] = {"__slots__": (), "__module__": "builtins", "__new__": _no_instance}
+    for i, saved in enumerate(tensors):
+        members[f"_saved_{saved}"] = property(_saved(i))
+        members[f"_raw_saved_{saved}"] = property(_raw_saved(i))
+    for i, constant in enumerate(constants):
+        members[f"_saved_{constant}"] = property(_constant(i))
+    return type(name, (base_class(),), members)
+
+
+def _no_instance(cls: type, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError(f"cannot create '{cls.__name__}' instances")
+
+
+def _saved(place: int) -> Callable[[Any], Any]:
+    def read(node: Any) -> Any:
+        return torch.ops.manualgrad_calls.saved(address(node), place)
+
+    return read
+
+
+def _constant(place: int) -> Callable[[Any], Any]:
+    def read(node: Any) -> Any:
+        found = torch.ops.manualgrad_calls.constant(address(node), place)
+        return tuple(found) if isinstance(found, list) else found
+
+    return read
+
+
+def _raw_saved(place: int) -> Callable[[Any], Any]:
+    def read(node: Any) -> Any:
+        made = _SavedTensor.__new__(_SavedTensor)
+        made.node, made.place = node, place
+        return made
+
+    return read
+
+
+class _SavedTensor(SavedTensor):  # type: ignore[misc]
+    """One saved tensor of a node of the library: PyTorch's class, whose own methods read an object that this one lacks."""
+
+    node: Any
+    place: int
+
+    def register_hooks(self, pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any]) -> None:
+        number = next(_hook_numbers)
+        _hooks[number] = (pack_hook, unpack_hook)
+        torch.ops.manualgrad_calls.register_hooks(address(self.node), self.place, number)
+
+    def unpack(self) -> Any:
+        return torch.ops.manualgrad_calls.saved(address(self.node), self.place)
+
+    @property
+    def data(self) -> Any:
+        """The tensor; under hooks, what they make of it again."""
+        return self.unpack()
+
+
+# -- hooks, called from C++ -------------------------------------------------------------------------------------------
+
+_hook_numbers = itertools.count(1)
+_hooks: dict[int, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
+_packed: dict[int, Any] = {}
+
+
+def _pack(number: int, tensor: Any) -> bool:
+    _packed[number] = _hooks[number][0](tensor)
+    return True
+
+
+def _unpack(number: int) -> Any:
+    found = _hooks[number][1](_packed[number])
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(
+            f"Output of saved tensor unpack_hook expected to be a Tensor but got result of type {type(found).__name__}"
+        )
+    return found
+
+
+def _drop(number: int) -> bool:
+    _packed.pop(number, None)
+    return _hooks.pop(number, None) is not None
+
+
+if calls_library is not None:
+    _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
+    _operators.define("pack(int number, Tensor tensor) -> bool")
+    _operators.impl("pack", skipped_by_dynamo(_pack), "CPU")
+    _operators.define("unpack(int number) -> Tensor")
+    _operators.impl("unpack", skipped_by_dynamo(_unpack), "CPU")
+    _operators.define("drop_hooks(int number) -> bool")
+    _operators.impl("drop_hooks", skipped_by_dynamo(_drop), "CPU")

@@ -1,0 +1,60 @@
+"""An operator over a batch, one element after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..schema import Signature
+
+__all__ = ["loop"]
+
+
+def loop(
+    name: str, signature: Signature, call: Callable[..., Any], info: Any, in_dims: Sequence[Any], values: Sequence[Any]
+) -> tuple[Any, Any]:
+    """The vmap rule of last resort: one call for each element of the batch.
+
+    Args:
+        name: of the op, for the error.
+        signature: of the op.
+        call: the op, given all values by place.
+        info: with ``batch_size``, as in `torch.library.register_vmap`.
+        in_dims: for each value the dim of the batch, or None.
+        values: those of the call.
+
+    Returns:
+        The outputs, and for each the dim of the batch.
+
+    Raises:
+        RuntimeError: the batch is empty.
+    """
+    if info.batch_size == 0:
+        raise RuntimeError(f"{name} has no vmap implementation: a batch of size 0 has no element to call it on")
+    results = []
+    for k in range(info.batch_size):
+        one = [_select(v, d, k) for v, d in zip(values, in_dims)]
+        results.append(signature.outputs(call(*one)))
+    outputs: list[Any] = []
+    dims: list[Any] = []
+    for column in zip(*results):
+        first = column[0]
+        if isinstance(first, Tensor):
+            outputs.append(torch.stack(column))
+            dims.append(0)
+        elif isinstance(first, (list, tuple)):
+            outputs.append([torch.stack(items) for items in zip(*column)])
+            dims.append([0] * len(first))
+        else:
+            outputs.append(first)
+            dims.append(None)
+    return (tuple(outputs), tuple(dims)) if len(outputs) > 1 else (outputs[0], dims[0])
+
+
+def _select(value: Any, dim: Any, k: int) -> Any:
+    if isinstance(dim, (list, tuple)):
+        return [_select(v, d, k) for v, d in zip(value, dim)]
+    return value if dim is None else value.select(dim, k)

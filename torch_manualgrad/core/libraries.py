@@ -1,0 +1,150 @@
+"""The compiled libraries: found, loaded, accounted for, and asked for their limits. A missing or broken library never stops the import."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sysconfig
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = [
+    "KernelLibrary",
+    "calls_library",
+    "checked",
+    "kernel_limit",
+    "library_path",
+    "load",
+    "status",
+]
+
+
+_FOLDER = Path(__file__).resolve().parents[1] / "lib"
+_lock = threading.Lock()
+_libraries: list[KernelLibrary] = []
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """One device's kernels: where they are, whether they act, and why not."""
+
+    device: str
+    path: Path | None
+    loaded: bool
+    reason: str
+
+
+def library_path(name: str) -> Path:
+    """Where the build puts the library of this name."""
+    return _FOLDER / f"libmanualgrad_{name}.so"
+
+
+def load() -> list[KernelLibrary]:
+    """Load what was built and can run here; once for each process. Returns `status()`."""
+    with _lock:
+        if not _libraries:
+            _libraries.extend(_load(device) for device in ("cpu", "cuda"))
+        return list(_libraries)
+
+
+def status() -> list[KernelLibrary]:
+    """The libraries as `load()` found them: empty before the first `load()`."""
+    return list(_libraries)
+
+
+def _load(device: str) -> KernelLibrary:
+    path = library_path(device)
+    if not path.exists():
+        cause = "no compiler" if device == "cpu" else "MANUALGRAD_CUDA=0, torch without CUDA, or no nvcc"
+        return KernelLibrary(
+            device, None, False, f"not built: MANUALGRAD_BUILD=none or {cause} ({path} does not exist)"
+        )
+    if device == "cuda" and torch.version.cuda is None:
+        return KernelLibrary(device, path, False, "torch has no CUDA")
+    try:
+        torch.ops.load_library(path)
+        reason = _cuda_obstacle(path) if device == "cuda" else ""
+    except (OSError, RuntimeError, AttributeError) as error:
+        return KernelLibrary(device, path, False, str(error))
+    return KernelLibrary(device, path, not reason, reason or "loaded")
+
+
+def _cuda_obstacle(path: Path) -> str:
+    """Why the CUDA library registered no kernel (the driver is older than its runtime); empty if it did."""
+    ask = ctypes.CDLL(str(path)).manualgrad_cuda_obstacle
+    ask.restype = ctypes.c_char_p
+    answer = ask()
+    return answer.decode() if answer else ""
+
+
+# -- the library in csrc/calls, built for one release of torch ---------------------------------------------------------
+
+# each returns a number, which is negative where it fails
+_RETURNING = (
+    "activate", "attach", "detach", "table", "hold", "layer", "drop_layer", "ended", "thread", "scope", "scope_layers",
+)  # fmt: skip
+_RETURNING_NUMBERS = ("numbers_attach", "numbers_detach", "node_types")
+_RETURNING_NESTED = ("before", "attach", "attach_buffers", "detach", "continues")
+_RETURNING_CUSTOM = ("attach", "act", "detach", "count")
+
+
+def _load_calls() -> Any:
+    path = library_path(f"calls_{'_'.join(torch.__version__.split('.')[:2])}")
+    # without a GIL objects of Python are laid out otherwise
+    if not path.exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    try:
+        torch.ops.load_library(path)
+        found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then meets no change that is half done
+        found.manualgrad_calls_error.restype = ctypes.c_char_p
+        found.manualgrad_calls_node_type.restype = ctypes.c_void_p
+        found.manualgrad_calls_node_type.argtypes = (ctypes.c_int64,)
+        nested, custom = (
+            [f"{of}_{n}" for n in names] for of, names in (("nested", _RETURNING_NESTED), ("custom", _RETURNING_CUSTOM))
+        )
+        for name in (*_RETURNING, *_RETURNING_NUMBERS, *nested, *custom):
+            getattr(found, f"manualgrad_calls_{name}").restype = ctypes.c_int64
+    except (AttributeError, OSError, RuntimeError):  # of another build: the general kernel is as right
+        return None
+    return found
+
+
+calls_library: Any = _load_calls()  # None: there is none for this torch
+
+
+def checked(result: int) -> int:
+    """What a function of the library has returned.
+
+    Raises:
+        RuntimeError: it has failed, and why.
+    """
+    if result < 0:
+        raise RuntimeError(f"torch_manualgrad: {calls_library.manualgrad_calls_error().decode()}")
+    return result
+
+
+# -- limits -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def kernel_limit(name: str) -> int:
+    """Up to which order n a compiled kernel takes matrices: the number of this name in ``csrc/linalg/limits.h``.
+
+    The library says it; without the library it is 0.
+
+    Args:
+        name: for instance ``"lane_order"``.
+
+    Raises:
+        KeyError: the library knows no such limit.
+    """
+    if not any(library.loaded for library in load() if library.device == "cpu"):
+        return 0
+    found = torch.ops.manualgrad.kernel_limit(name)
+    if found == 0:
+        raise KeyError(f"csrc/linalg/limits.h has no {name!r}")
+    return found

@@ -1,0 +1,1 @@
+"""Custom ops: operators of the dispatcher whose implementations can be replaced."""

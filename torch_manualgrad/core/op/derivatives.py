@@ -1,0 +1,400 @@
+"""The derivatives of custom ops: by what is registered for the op, by its reference, or by what `torch.library` was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engine.derivative import Derivative
+from ..engine.kernel import any_tangent
+from ..engine.node import pull_back
+from ..engine.strong_arithmetic import StrongArithmetic, linear_among
+from ..engine.transpose import Transposed
+from ..internals import PLAIN, below_autograd, is_autocast_enabled, pytree, saved_tensors_are_hooked, unwrap_if_dead
+from ..schema import Signature, flatten, tensors_in, unflatten
+from .implementation import BackwardContext, Implementation, check_gradients, check_tangents
+
+__all__ = [
+    "JvpOnly",
+    "LibraryDerivative",
+    "ReferenceDerivative",
+    "SavedBackward",
+    "Selected",
+    "select",
+    "user_jvp",
+]
+
+
+# types of which pytrees have no parts
+_LEAVES = {*PLAIN, type(None), bool, int, float, complex, str, torch.dtype, torch.device}
+
+
+class _Kept(NamedTuple):
+    """What a call keeps beside tensors.
+
+    Attributes:
+        rest: of the leaves of what save_for_backward returned, None for each tensor and (x,) for any other; None where it
+            returned one tensor.
+        spec: the tree that they are of; None for a tuple of them.
+        shapes: the arguments, with its shape in place of each tensor: to check gradients against.
+        origin: arguments and outputs, with `Tensor` in place of each tensor, where the backward is to save again.
+    """
+
+    rest: list[Any] | None
+    spec: Any
+    shapes: list[Any]
+    origin: list[Any] | None
+
+
+class SavedBackward(Transposed):
+    """save_for_backward and backward, and a jvp if there is one."""
+
+    pure = False
+
+    def __init__(
+        self, op: Any, signature: Signature, save: Implementation, backward: Implementation, jvp: Implementation | None
+    ):
+        self.save = save
+        self.rule = backward
+        self.tangent_rule = jvp
+        super().__init__(op, signature, backward.output_differentiability)
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        return _packed(self._save(inputs, outputs), inputs, outputs)
+
+    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        kept: _Kept = static
+        if grads[0] is None and not any(True for _ in tensors_in(grads)):
+            return [None] * len(kept.shapes)
+        tensors = [unwrap_if_dead(t) for t in tensors]
+        if kept.origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
+            known = iter(tensors[1 if kept.rest is None else sum(r is None for r in kept.rest) :])
+            values = [_with_tensors(v, known) for v in kept.origin]
+            saved = self._save(values[: len(kept.shapes)], values[len(kept.shapes) :])
+        else:
+            saved = _unpacked(kept, tensors)
+        context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
+        found = self.rule.function(context, saved, *grads)
+        return check_gradients(self.signature, self.rule.location, kept.shapes, found)
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if self.tangent_rule is None:
+            return super().jvp(inputs, outputs, tangents)
+        return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
+
+    def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+        one_tensor = len(self.signature.returns) == 1
+        return _plain_bodies(self) if one_tensor and all(self.differentiable) else None
+
+    def _save(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        return self.save.function(self.signature.Inputs(*inputs), _named_outputs(self.signature, outputs))
+
+
+class _Context(NamedTuple):
+    """What `pull_back` reads."""
+
+    saved_tensors: tuple[Tensor | None, ...]
+    static: _Kept
+
+
+def _plain_bodies(derivative: SavedBackward) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """As those of `node.plain_function`, where most calls meet nothing that has to be asked for."""
+    signature, save, rule = derivative.signature, derivative.save.function, derivative.rule
+    places, names, Inputs = signature.tensor_like, signature.tensor_names, signature.Inputs
+    run, count = derivative.run, len(signature.names)
+    by_place = signature.positional == count
+    new = tuple.__new__  # that of a named tuple is in Python
+
+    def forward(ctx: Any, values: Any, *_: Any) -> Any:
+        if by_place:
+            with below_autograd():
+                result = run(*values)
+        else:
+            result = derivative.run_below(values)
+        tensors, ctx.static = _packed(save(new(Inputs, values), result), values, (result,))
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return result
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        if grad is None:
+            return (None, *[None] * len(places))
+        saved, kept = ctx.saved_tensors, ctx.static
+        plain = type(grad) in PLAIN and kept.origin is None
+        tensors = []
+        for x in saved:
+            plain = plain and type(x) in PLAIN
+            tensors.append(unwrap_if_dead(x))
+        if not plain or torch.compiler.is_dynamo_compiling() or is_autocast_enabled():
+            needed: list[Any] = [None] * count
+            for i, wanted in zip(places, ctx.needs_input_grad[1:]):
+                needed[i] = wanted
+            found = pull_back(derivative, _Context(saved, kept), needed, (grad,))
+            return (None, *[found[i] for i in places])
+        context = new(BackwardContext, (dict(zip(names, ctx.needs_input_grad[1:])),))
+        found = rule.function(context, _unpacked(kept, tensors), grad)
+        found = check_gradients(signature, rule.location, kept.shapes, found)
+        return (None, *[found[i] for i in places])
+
+    return forward, backward
+
+
+def _packed(saved: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor], _Kept]:
+    """The tensors of what save_for_backward returned, and what is kept beside them."""
+    shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in inputs]
+    rest = spec = None
+    tensors: Sequence[Tensor]
+    if isinstance(saved, Tensor):
+        tensors = (saved,)
+    else:
+        leaves = saved
+        if type(saved) is not tuple or not _LEAVES.issuperset(map(type, saved)):
+            leaves, spec = pytree.tree_flatten(saved)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        rest = [None if isinstance(x, Tensor) else (x,) for x in leaves]
+    for x in tensors:
+        for other in (*inputs, *outputs):
+            if x is other:
+                break
+        else:
+            known = list(tensors_in((*inputs, *outputs)))
+            if not any(x is other for other in known) and (x.is_floating_point() or x.is_complex()):
+                # It was computed here and has no history: the next derivative computes it again, from all of these.
+                origin = [_without_tensors(v) for v in (*inputs, *outputs)]
+                return [*tensors, *known], _Kept(rest, spec, shapes, origin)
+    return tensors, tuple.__new__(_Kept, (rest, spec, shapes, None))
+
+
+def _unpacked(kept: _Kept, tensors: Sequence[Any]) -> Any:
+    """What save_for_backward returned, with these tensors."""
+    rest, spec, _, _ = kept
+    if rest is None:
+        return tensors[0]
+    given = iter(tensors)
+    leaves = [next(given) if r is None else r[0] for r in rest]
+    return tuple(leaves) if spec is None else pytree.tree_unflatten(leaves, spec)
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape
+    return [_shapes(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Tensor
+    return [_without_tensors(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _with_tensors(value: Any, tensors: Any) -> Any:
+    if value is Tensor:
+        return next(tensors)
+    return [_with_tensors(v, tensors) for v in value] if isinstance(value, list) else value
+
+
+class JvpOnly(Derivative):
+    """A jvp without a backward."""
+
+    def __init__(self, op: Any, signature: Signature, jvp: Implementation):
+        self.tangent_rule = jvp
+        super().__init__(op, signature)
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        return (), None
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
+
+
+def _named_outputs(signature: Signature, outputs: Sequence[Any]) -> Any:
+    return outputs[0] if len(signature.returns) == 1 else signature.Outputs(*outputs)
+
+
+def user_jvp(
+    signature: Signature, rule: Implementation, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Any
+) -> list[Any]:
+    """The tangents of the outputs, by a registered jvp. ``tangents`` has an attribute for each input."""
+    found = rule.function(signature.Inputs(*inputs), _named_outputs(signature, outputs), tangents)
+    return check_tangents(signature, rule.location, outputs, found)
+
+
+# -- the derivative of the reference, and which one an op has ----------------------------------------------------------
+
+
+class Selected(NamedTuple):
+    """What the autograd kernel goes by: resolved when registrations change, read at every call."""
+
+    derivative: Derivative | None = None
+    autograd: Implementation | None = None
+    error: str | None = None
+    reverse: bool = False
+
+
+def select(
+    name: str,
+    op: Any,
+    signature: Signature,
+    current: Mapping[str, Implementation],
+    reference: Callable[..., Any] | None,
+) -> Selected:
+    """What the autograd kernel of an op goes by.
+
+    Args:
+        name: of the op.
+        op: its ``OpOverload``.
+        signature: of the op.
+        current: its implementations now, by their kinds.
+        reference: what is differentiated where no derivative is registered, if anything.
+    """
+    get = current.get
+    save, backward, jvp = get("save_for_backward"), get("backward"), get("jvp")
+    if (whole := get("autograd")) is not None:
+        return Selected(autograd=whole)
+    if (save is None) != (backward is None):
+        found, missing = ("backward", "save_for_backward") if save is None else ("save_for_backward", "backward")
+        return Selected(
+            error=f"{name} has a {found} implementation, written at {current[found].location}, but no "
+            f"{missing} implementation. A gradient needs both: register the other with impl_{missing}."
+        )
+    if save is not None and backward is not None:
+        return Selected(SavedBackward(op, signature, save, backward, jvp), reverse=True)
+    if reference is not None:
+        return Selected(ReferenceDerivative(op, signature, reference), reverse=True)
+    return Selected(JvpOnly(op, signature, jvp)) if jvp is not None else Selected()
+
+
+class ReferenceDerivative(Transposed):
+    """The derivative of the reference implementation itself, for an op whose reference is differentiable.
+
+    Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
+    Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
+    place of the op, see `CustomOp.kernel`.
+    """
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        return not saved_tensors_are_hooked()
+
+    def __init__(self, op: Any, signature: Signature, reference: Callable[..., Any]):
+        self.reference = reference
+        super().__init__(op, signature)
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        constants = [None if isinstance(v, Tensor) else (v,) for v in inputs]
+        return [v if isinstance(v, Tensor) else None for v in inputs], (constants, linear_among(inputs))
+
+    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        static, linear = static
+        if linear:  # what the call computed with strong zeros, it is to have again
+            with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in linear]])):
+                return self._vjp(needed, tensors, static, grads)
+        return self._vjp(needed, tensors, static, grads)
+
+    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Any:
+        places = [i for i, n in enumerate(needed) if n]
+        values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
+        if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():
+            return self._plain_vjp(places, values, grads)
+
+        def of_needed(*wanted: Tensor) -> Any:
+            full = list(values)
+            for i, w in zip(places, wanted):
+                full[i] = w
+            args, kwargs = self.signature.split(full)
+            return self.reference(*args, **kwargs)
+
+        outputs, pullback = torch.func.vjp(of_needed, *[values[i] for i in places])  # type: ignore[misc]
+        full = [torch.zeros_like(o) if g is None else g for o, g in zip(self.signature.outputs(outputs), grads)]
+        result: list[Any] = [None] * len(values)
+        for i, g in zip(places, pullback(full[0] if len(full) == 1 else tuple(full))):
+            result[i] = g
+        return result
+
+    def _plain_vjp(self, places: Sequence[int], values: list[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The same in plain autograd: torch.func refuses to run where saved tensors have hooks."""
+        differentiable = torch.is_grad_enabled()
+        with torch.enable_grad():
+            for i in places:  # a node of its own: one tensor may stand for two arguments
+                x = values[i]
+                values[i] = x.view_as(x) if differentiable and x.requires_grad else x.detach().requires_grad_()
+            args, kwargs = self.signature.split(values)
+            outputs = self.signature.outputs(self.reference(*args, **kwargs))
+            pairs = [(o, g) for o, g in zip(outputs, grads) if g is not None and o.requires_grad]
+        wanted = [values[i] for i in places]
+        found: Sequence[Any] = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad(
+                [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=differentiable, allow_unused=True
+            )
+        result: list[Any] = [None] * len(values)
+        for i, x, g in zip(places, wanted, found):
+            # a number that is zero, as torch.func.vjp gives: None would make the caller's graph miss its input
+            result[i] = torch.zeros_like(x) if g is None else g
+        return result
+
+
+# -- operators of `torch.library.custom_op` -------------------------------------------------------------------------------
+#
+# PyTorch's own kernel for one knows neither tangents nor torch.func. This derivative runs ``setup_context`` anew, from the
+# inputs and outputs, each time: what it computes has a history in every order.
+
+
+class _LibraryContext:
+    """What setup_context and backward are given."""
+
+    def __init__(self, needs_input_grad: tuple[Any, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.materialize_grads = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """Nothing to do: a backward takes no notice of them."""
+
+
+class LibraryDerivative(Transposed):
+    """The vjp that setup_context and backward make; the jvp by transposition."""
+
+    pure = False
+
+    def __init__(self, op: Any, setup_context: Callable[..., Any] | None, backward: Callable[..., Any]) -> None:
+        self._setup_context, self._backward = setup_context, backward
+        super().__init__(op, Signature(op._schema))
+        self._places = (self.signature.lists, [len(self.signature.names) + i for i in self.signature.output_lists])
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        leaves, lengths = flatten((*inputs, *outputs), [*self._places[0], *self._places[1]])
+        constants = [None if isinstance(v, Tensor) else (v,) for v in leaves]
+        return [v if isinstance(v, Tensor) else None for v in leaves], (constants, lengths)
+
+    def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        constants, lengths = static
+        values = unflatten([unwrap_if_dead(t) if c is None else c[0] for t, c in zip(tensors, constants)], lengths)
+        count = len(self.signature.names)
+        args, keywords = self.signature.split(values[:count])
+        outputs = values[count:]
+        context = _LibraryContext(tuple(needed[: len(args)]))
+        if self._setup_context is not None:
+            given: dict[str, Any] = {"keyword_only_inputs": keywords} if keywords else {}
+            output = tuple(outputs) if len(outputs) != 1 else outputs[0]
+            self._setup_context(ctx=context, inputs=tuple(args), output=output, **given)
+        if context.materialize_grads:
+            grads = [_full(g, o) for g, o in zip(grads, outputs)]
+        found = self._backward(context, *grads)
+        found = found if isinstance(found, tuple) else (found,)
+        return [*found, *[None] * (count - len(found))]
+
+
+def _full(grad: Any, output: Any) -> Any:
+    if isinstance(output, (list, tuple)):
+        return [_full(g, o) for g, o in zip(grad or [None] * len(output), output)]
+    return torch.zeros_like(output) if grad is None and isinstance(output, Tensor) else grad

@@ -1,0 +1,107 @@
+"""Calls of a custom op by shorter ways: untracked ones without Python, tracked ones without the dispatcher."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..engine.derivative import Derivative
+from ..engine.node import functions, picker
+from ..internals import PLAIN, in_function_mode, is_functorch_wrapped, nothing_above_autograd, only_autograd
+from ..libraries import calls_library, checked
+from ..schema import Signature
+
+__all__ = ["UntrackedCalls", "tracked_call", "untracked_calls"]
+
+
+class UntrackedCalls:
+    """The kernel of csrc/calls/custom.h that covers an op's kernel in Python; without the library there is none.
+
+    Args:
+        op: the ``OpOverload``, whose kernel in Python is registered by now.
+        signature: of the op; with lists of tensors, all its calls are for Python.
+    """
+
+    def __init__(self, op: Any, signature: Signature) -> None:
+        self._number: int | None = None
+        if calls_library is not None and not signature.lists:
+            names = op._schema.name.encode(), op._schema.overload_name.encode()
+            self._number = checked(calls_library.manualgrad_calls_custom_attach(*names))
+
+    def act(self, yes: bool) -> None:
+        """Whether it serves the calls that it can; at first it does not."""
+        if self._number is not None:
+            checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes)))
+
+    def detach(self) -> None:
+        """Take the kernel away. A thread that is inside of it crashes."""
+        if self._number is not None:
+            checked(calls_library.manualgrad_calls_custom_detach(ctypes.c_int64(self._number)))
+            self._number = None
+
+
+def untracked_calls() -> int:
+    """How many calls these kernels have served on this thread; 0 without the library. For tests."""
+    return 0 if calls_library is None else calls_library.manualgrad_calls_custom_count()
+
+
+# What a value of a type of a schema is in Python where the dispatcher hands it on as it is.
+_EXACT = {"Tensor": PLAIN, "float": (float,), "int": (int,), "bool": (bool,), "str": (str,)}
+
+
+def tracked_call(derivative: Derivative) -> Callable[[Sequence[Any]], Any] | None:
+    """What makes a call that autograd tracks, and that would meet nothing on its way to the op's kernel at Autograd.
+
+    Args:
+        derivative: of the op.
+
+    Returns:
+        A function of the arguments that are given by place: what the op returns, with the derivative attached, or
+        NotImplemented, where the call is to go through the dispatcher. None for an op of another kind.
+    """
+    signature = derivative.signature
+    exact = [_exact(str(a.type)) for a in signature.schema.arguments]
+    one_tensor = len(signature.returns) == 1 and signature.returns[0].is_tensor
+    if not one_tensor or not all(derivative.differentiable) or None in exact:
+        return None
+    count, places = len(exact), signature.tensor_like
+    tensors: list[Any] = [(i, exact[i]) for i in places]
+    others: list[Any] = [(i, kinds) for i, kinds in enumerate(exact) if i not in places]
+    least = sum(not a.has_default for a in signature.arguments)
+    most, defaults, among = signature.positional, signature.defaults, picker(places)
+    made = functions(derivative)
+
+    def call(args: Sequence[Any]) -> Any:
+        n = len(args)
+        if n < count:
+            if n < least:
+                return NotImplemented
+            args = (*args, *defaults[n:])
+        if n > most or not torch.is_grad_enabled() or in_function_mode():
+            return NotImplemented
+        tracked = False
+        for i, kinds in tensors:
+            x = args[i]
+            if type(x) not in kinds:
+                return NotImplemented
+            if x is not None:
+                if is_functorch_wrapped(x):
+                    return NotImplemented
+                tracked = tracked or x.requires_grad
+        for i, kinds in others:
+            if type(args[i]) not in kinds:
+                return NotImplemented
+        if not tracked or not only_autograd() or not nothing_above_autograd():
+            return NotImplemented
+        return made.plain(args, *among(args))
+
+    return call
+
+
+def _exact(type_: str) -> tuple[type, ...] | None:
+    if type_.startswith("Optional[") and (found := _EXACT.get(type_[9:-1])) is not None:
+        return (*found, type(None))
+    return _EXACT.get(type_)

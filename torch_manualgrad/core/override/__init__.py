@@ -1,0 +1,1 @@
+"""What is active: rules and replacements in the place of PyTorch's derivatives."""

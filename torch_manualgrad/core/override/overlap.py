@@ -1,0 +1,89 @@
+"""Refuses a write in place whose operand lies in part where the result will.
+
+The result depends on the order of the writes then, and has no derivative. PyTorch refuses such an operand if both tensors are
+dense, and writes otherwise, as in ``x[..., ::2].mul_(x[..., 1:4])``. An operand that is the tensor itself is right: each
+element is read before it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..internals import storage_of, value_of, values_readable
+from ..schema import Signature, tensors_in
+
+__all__ = ["refuse_partial_overlap"]
+
+
+def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:
+    """Raise if an argument shares a part of its memory with the first one, which is written to.
+
+    Args:
+        op: the operator.
+        signature: with the names of its arguments.
+        values: its arguments.
+
+    Raises:
+        RuntimeError: an element of an argument is written to before it is read, or after it, depending on the order.
+    """
+    written = values[0]
+    storage = storage_of(written)
+    if storage is None:
+        return
+    for i in signature.tensor_like[1:]:
+        for x in tensors_in((values[i],)):
+            if storage_of(x) is storage and values_readable((written, x)) and _overlaps(value_of(written), value_of(x)):
+                name, first = signature.names[i], signature.names[0]
+                raise RuntimeError(
+                    f"{op.name()}: {name!r} and {first!r}, which is written to, refer in part to a single memory "
+                    f"location, so the result depends on the order of the writes. Please clone() {name!r} before the call."
+                )
+
+
+def _overlaps(written: Tensor, x: Tensor) -> bool:
+    """Whether an element of ``x`` is another one of ``written``, not that at its own place."""
+    alike = written.dtype == x.dtype
+    if alike and (x.shape, x.stride(), x.storage_offset()) == (
+        written.shape,
+        written.stride(),
+        written.storage_offset(),
+    ):
+        return False
+    if not written.numel() or not x.numel():
+        return False
+    unit = min(written.element_size(), x.element_size())
+    (first, last, strides), (other_first, other_last, other_strides) = _span(written, unit), _span(x, unit)
+    if last < other_first or other_last < first:
+        return False
+    step = math.gcd(*strides, *other_strides)
+    if alike and step and (first - other_first) % step:
+        return False  # as two columns of a matrix
+    if alike and _expands(x, written):
+        at, read = _places(written, unit), _places(x.expand_as(written), unit)
+        return bool((torch.isin(read, at) & (read != at)).any())
+    return bool(torch.isin(_places(x, unit), _places(written, unit)).any())
+
+
+def _span(x: Tensor, unit: int) -> tuple[int, int, list[int]]:
+    """The first and the last place, and the strides, all in units of so many bytes."""
+    size = x.element_size() // unit
+    strides = [size * s for n, s in zip(x.shape, x.stride()) if n > 1]
+    first = size * int(x.storage_offset())
+    return first, first + sum(size * int(s) * (n - 1) for n, s in zip(x.shape, x.stride())) + size - 1, strides
+
+
+def _expands(x: Tensor, written: Tensor) -> bool:
+    return x.dim() <= written.dim() and all(n in (1, m) for n, m in zip(reversed(x.shape), reversed(written.shape)))
+
+
+def _places(x: Tensor, unit: int) -> Tensor:
+    size = x.element_size() // unit
+    at = torch.tensor(size * x.storage_offset())
+    for n, stride in zip(x.shape, x.stride()):
+        at = at.unsqueeze(-1) + size * stride * torch.arange(n)
+    return at.unsqueeze(-1) + torch.arange(size)

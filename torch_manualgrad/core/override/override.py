@@ -1,0 +1,394 @@
+"""Rules and replacements acting on the operators themselves: scoped, nested, and undone in any order."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+
+from .. import activation
+from ..engine import sharding
+from ..once import refuse_reload
+from ..rule.definition import Rule, rules
+from . import compiled_calls
+from .decorate import decorated
+from .forward_mode import ForwardMode
+from .kernels import in_calls, release_all_but
+from .names import Chosen, choose
+from .replacements import Replacements, replacements
+from .state import Layer, Replacing, here
+
+__all__ = [
+    "SCOPES",
+    "Active",
+    "Handle",
+    "ModuleOverride",
+    "active",
+    "install",
+    "override",
+    "override_module",
+    "uninstall",
+    "unregister",
+]
+
+
+refuse_reload(globals())
+
+SCOPES = ("process", "thread")
+
+
+class Handle(activation.ActiveHandle):
+    """Rules, replacements and ways of forward mode that are active from `activate` until `remove`."""
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        forward: bool,
+        names: Sequence[Any],
+        strong_zero: bool = False,
+        forward_modes: Sequence[ForwardMode] = (),
+        scope: str = "process",
+        installed: bool = False,
+    ) -> None:
+        self.names = tuple(names)
+        self.installed = installed
+        # of a handle for forward mode alone nothing else is asked
+        every = not forward_modes and (not names or any(isinstance(name, str) and name == "*" for name in names))
+        self.layer = Layer(*chosen, forward, strong_zero, bool(names), tuple(forward_modes), copies_operands=every)
+        if scope == "thread":
+            self.thread = compiled_calls.this_thread()
+            activation.scoped = True
+        with activation.lock:
+            sharding.ensure_registered()  # distributed tensors may have been imported since the last entry
+            self._in_calls = in_calls(self.layer, rules.version)  # kept as long as this is
+        self.number = self._in_calls.number
+
+    def __repr__(self) -> str:
+        names = ", ".join(name if isinstance(name, str) else repr(name) for name in self.names) or "every improvement"
+        scope = "one thread" if self.thread else "the process"
+        return f"<{names} for {scope}: {'active' if self.is_active else 'removed'}>"
+
+    @property
+    def is_active(self) -> bool:
+        return any(one is self for one in activation.truth.entries) and not self.abandoned
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that it keeps active."""
+        return self.layer.rules if self.is_active else ()
+
+    @property
+    def replacements(self) -> tuple[Replacing, ...]:
+        """The replacements that it keeps active."""
+        return self.layer.replacements if self.is_active else ()
+
+    @property
+    def forward_modes(self) -> tuple[ForwardMode, ...]:
+        """What it keeps active for calls with tangents."""
+        return self.layer.forward_modes if self.is_active else ()
+
+    def activate(self) -> None:
+        """Activate these, as a whole or not at all."""
+        activation.activate(self)
+
+    def remove(self) -> None:
+        """Take these away; others that were installed before or after stay. Removing twice does nothing."""
+        if self.is_active:
+            activation.deactivate(self)
+
+
+def install(*names: Any, forward: bool = False, strong_zero: bool = False, scope: str = "process") -> Handle:
+    """Let rules replace the derivatives of operators until ``handle.remove()``.
+
+    It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
+    linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
+    rule keeps that rule's backward. What was once active stays registered for the life of the process, as another
+    thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which without the library of
+    csrc/calls costs each a few microseconds. `unregister` gives such operators back to PyTorch; `uninstall` removes all
+    installs, also those whose handle is lost.
+
+    The replacement "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested
+    tensors, of both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
+    as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
+    to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
+    carried raises, and stands in ``torch_manualgrad.nested.operators.LIMITS``.
+
+    Args:
+        names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
+            rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
+            every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
+            differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
+            replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
+            name means.
+        forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
+        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by: the
+            gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan. It takes
+            no part in sums of products either, as in those of matrices. Where the derivative of an elementwise operator
+            is exactly 0, it also hides a cotangent of nan. In decompositions and solutions a matrix is one thing: its
+            gradient is 0 if all its cotangents are. Without names, all rules that have zeros to keep are active, too.
+            On CUDA their backward waits for the device, to see whether all is finite. Where a replacement primal is used, for
+            sparse tensors, under compiled autograd and, but for elementwise rules, for batches of gradients
+            (``is_grads_batched=True``) it has no effect.
+        scope: "process", or "thread": only calls of this thread, on top of what is active for the process; other threads
+            keep what they have. A backward follows the thread scope in which its graph was built, also after the block and
+            on whichever thread it runs. It needs the library of csrc/calls.
+
+    Returns:
+        What takes them away again.
+
+    Raises:
+        KeyError: no rule of that name; the message names the nearest.
+        TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a replacement;
+            ``forward`` or ``strong_zero`` is not a bool.
+        ValueError: there is no such ``scope``.
+        RuntimeError: ``scope="thread"`` without the library of csrc/calls.
+    """
+    _check(forward, strong_zero, scope)
+    handle = Handle(choose(names, strong_zero), forward, names, strong_zero, scope=scope, installed=True)
+    handle.activate()
+    return handle
+
+
+def uninstall() -> None:
+    """Remove everything that `install` has activated, also where its handle is lost. Blocks that are entered stay.
+
+    What `torch_manualgrad.forward_ad.enable` and ``decompositions`` activated without a ``with`` block is removed, too.
+    """
+    for handle in activation.truth.entries:
+        if handle.installed:
+            handle.remove()
+
+
+def _check(forward: Any, strong_zero: Any, scope: Any) -> None:
+    for name, value in (("forward", forward), ("strong_zero", strong_zero)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    if scope not in SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(map(repr, SCOPES))}, got {scope!r}")
+    if scope == "thread" and not (compiled_calls.loaded() and activation.in_library):
+        raise RuntimeError(
+            'scope="thread" needs the compiled calls (csrc/calls), which are not loaded here: `manualgrad env` says why'
+        )
+
+
+class override(activation.Block):  # type: ignore[misc]
+    """`install` for the length of a ``with`` block; also a decorator, of functions, generators and coroutines.
+
+    What ``names`` mean is looked up when the block is entered: rules registered since are among them. A decorated
+    generator or coroutine is under the rules while its body runs, not while it waits.
+
+    Blocks nest and may end in any order, also after an exception. A block is entered and left as a whole, whatever signal
+    arrives meanwhile; without the library of csrc/calls, docs/replacing.md says what an interrupt may leave. Under
+    torch.compile enter it outside of the compiled function: each set of rules gets its own graph, and entering again finds
+    the graph again.
+    """
+
+    def __init__(self, *names: Any, forward: bool = False, strong_zero: bool = False, scope: str = "process") -> None:
+        _refuse_in_graphs()
+        _check(forward, strong_zero, scope)
+        if len(names) == 1 and inspect.isroutine(names[0]) and not resolve_name(names[0]):
+            raise TypeError(f"a decorator needs its parentheses, @override(), to be applied to {names[0]!r}")
+        choose(names)  # what is misspelt is refused here
+        self._names, self._forward, self._strong_zero, self._scope = names, forward, strong_zero, scope
+        self._entered: list[Handle] = []
+
+    def _prepare(self) -> Handle:
+        _refuse_in_graphs()
+        chosen = choose(self._names, self._strong_zero)
+        return Handle(chosen, self._forward, self._names, self._strong_zero, scope=self._scope)
+
+    def _not_entered(self) -> None:
+        raise RuntimeError(
+            "this override was left more often than it was entered" + " on this thread" * (self._scope == "thread")
+        )
+
+    def again(self) -> override:
+        """A new block of the same rules."""
+        return override(*self._names, forward=self._forward, strong_zero=self._strong_zero, scope=self._scope)
+
+    def __call__(self, function: Any) -> Any:
+        return decorated(function, self.again)
+
+    def __reduce__(self) -> Any:
+        how: dict[str, Any] = {"forward": self._forward, "strong_zero": self._strong_zero, "scope": self._scope}
+        return functools.partial(override, *self._names, **how), ()
+
+    @staticmethod
+    def module(
+        module: torch.nn.Module, *names: Any, forward: bool = False, strong_zero: bool = False
+    ) -> ModuleOverride:
+        """Rules for the calls of one module, and for their backwards, until ``remove()`` or for a ``with`` block.
+
+        Other modules keep what they have, also where they call the same operators, and so do other threads. The backward
+        follows whichever thread runs it. Copies of the module have the rules, too.
+
+        Args:
+            module: the module; its ``forward`` is replaced on the instance.
+            names, forward, strong_zero: as for `install`.
+
+        Raises:
+            RuntimeError: there is no library of csrc/calls; see ``scope`` of `install`.
+        """
+        return override_module(module, override(*names, forward=forward, strong_zero=strong_zero, scope="thread"))
+
+
+def _refuse_in_graphs() -> None:
+    if torch.compiler.is_compiling():
+        raise RuntimeError("override() cannot be entered inside a compiled function; enter it around the call")
+
+
+@dataclass(frozen=True)
+class Active:
+    """A rule, a replacement, or what gives an operator forward mode, that acts now.
+
+    Attributes:
+        name: the operator, or the replacement.
+        why: "named" in the override; "*"; or "improves values, speed" under an override without names; "forward mode by
+            decomposition", or by a rule or by transposition.
+        forward: whether a forward of the rule's own is in the place of PyTorch's.
+        acting: the `Rule`, `Replacements` or `ForwardMode` itself.
+    """
+
+    name: str
+    why: str
+    forward: bool
+    acting: Rule | Replacements | ForwardMode = field(repr=False)
+
+
+def active() -> list[Active]:
+    """What acts now on this thread, and why.
+
+    Kernels stay registered after an override, and pass calls on: these do not act, and are not listed. What stays active
+    after an `install` is.
+
+    Returns:
+        For each operator the rule that was installed last, then what gives forward mode, then the replacements.
+    """
+    state = here()
+    # of a thread that follows the scope of a graph, nobody knows who entered it
+    thread = compiled_calls.this_thread() if activation.scoped else 0
+    entries = [h for h in activation.truth.entries if not h.abandoned]
+    handles = [h for h in entries if not h.thread] + [h for h in entries if h.thread and h.thread == thread]
+    found = []
+    for name, acts in state.table.items():
+        if acts.derivative is not None:
+            rule = acts.derivative.rule
+            holder = next((h for h in reversed(handles) if rule in h.layer.rules), None)
+            found.append(Active(name, _why(holder, rule), acts.derivative.forward is not None, rule))
+    for name, acts in state.table.items():
+        if (one := acts.forward_mode) is not None:
+            found.append(Active(name, f"forward mode by {one.how}", False, one))
+    for replacement in state.replacements:
+        holder = next((h for h in reversed(handles) if replacement in h.layer.replacements), None)
+        found.append(Active(replacement.name, _why(holder, replacement), False, replacement))
+    return found
+
+
+def _why(handle: Handle | None, acting: Rule | Replacements) -> str:
+    if handle is None:
+        return "the scope of the graph"
+    if handle.names:
+        return "named" if "*" not in [n for n in handle.names if isinstance(n, str)] else "*"
+    return "improves " + (", ".join(acting.improves) if isinstance(acting, Rule) else "what PyTorch lacks there")
+
+
+def unregister() -> None:
+    """Give every operator whose rules and replacements are no longer active back to PyTorch.
+
+    It deactivates nothing: rules that are active stay active, and their kernels registered. `active` lists them,
+    `uninstall` removes those of `install`. Calls of the other operators then cost what they cost before the first
+    `override`.
+
+    Only where no other thread can be inside such a call: PyTorch frees a kernel although a thread is in it, and the process
+    crashes. A graph that was built under ``scope="thread"`` finds no rules in its backward any more, but those that it has.
+    """
+    with activation.lock:
+        layers = [handle.layer for handle in activation.truth.entries if not handle.abandoned]
+        held = {replacement for layer in layers for replacement in layer.replacements}
+        for replacement in replacements.values():
+            if replacement not in held:
+                replacement.unregister()
+        # what a replacement takes for PyTorch's own kernel may be a rule's
+        kept = {one.name for layer in layers for one in (*layer.rules, *layer.forward_modes)}
+        kept |= {name for replacement in replacements.values() for name in replacement.registered}
+        copies = any(layer.copies_operands for layer in layers)
+        release_all_but(kept, in_place=copies)
+
+
+# -- an override of one module: its calls, and their backwards, wherever the module is used ---------------------------------
+
+
+class _Forward:
+    """Takes the place of ``module.forward``. It is copied and pickled with the module."""
+
+    def __init__(self, module: torch.nn.Module, before: Any, block: override) -> None:
+        self.module, self.before, self.block = module, before, block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        chain = [one for one in _chain(self) if isinstance(one, _Forward)]
+        return self._call([one.block for one in chain], chain[-1].before, args, kwargs)
+
+    def _call(self, blocks: list[override], own: Any, args: Any, kwargs: Any) -> Any:
+        if blocks:  # the last is the first that was asked for; the one asked for last is to be innermost
+            with blocks.pop().again():
+                return self._call(blocks, own, args, kwargs)
+        if own is not None:
+            return own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class ModuleOverride:
+    """What ``override.module`` returns: it acts until `remove`, or until the ``with`` block ends."""
+
+    def __init__(self, module: torch.nn.Module, block: override) -> None:
+        self.module = module
+        self._forward = _Forward(module, module.__dict__.get("forward"), block)
+        module.__dict__["forward"] = self._forward
+
+    def __repr__(self) -> str:
+        now = self.module.__dict__.get("forward")
+        state = "active" if any(one is self._forward for one in _chain(now)) else "removed"
+        return f"<an override of {type(self.module).__name__}: {state}>"
+
+    def remove(self) -> None:
+        """Give the module its own forward back. Removing twice does nothing.
+
+        Raises:
+            RuntimeError: another override or patch of the module came later, and is to be removed first.
+        """
+        now = self.module.__dict__.get("forward")
+        if now is self._forward:
+            if self._forward.before is None:
+                del self.module.__dict__["forward"]
+            else:
+                self.module.__dict__["forward"] = self._forward.before
+        elif any(one is self._forward for one in _chain(now)):
+            raise RuntimeError("the forward of this module was replaced again since; undo that first")
+
+    def __enter__(self) -> ModuleOverride:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+def _chain(forward: Any) -> list[Any]:
+    """This forward, and what each has replaced."""
+    found = []
+    while forward is not None:
+        found.append(forward)
+        forward = forward.before if isinstance(forward, _Forward) else None
+    return found
+
+
+def override_module(module: Any, block: override) -> ModuleOverride:
+    """Let ``block`` be entered around each call of ``module``."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"override.module takes a torch.nn.Module, got {module!r}")
+    return ModuleOverride(module, block)

@@ -1,0 +1,102 @@
+"""Operators without a rule: each operator of PyTorch's has a rule or exactly one entry here.
+
+"Zero", "not differentiable" and "not implemented" are three different things. A derivative that is zero is a rule's; the
+other two are entries here, beside views and composites, whose derivatives are PyTorch's own or those of what they call.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..registry import Registry
+from .definition import rules
+
+__all__ = ["KINDS", "Entry", "catalogue", "composite", "gap", "nondifferentiable", "operators_of", "view"]
+
+# kind -> what it says of an operator
+KINDS: dict[str, str] = {
+    "view": "returns a view, which PyTorch differentiates",
+    "composite": "is made of other operators, which have the derivatives",
+    "nondifferentiable": "returns what has no derivative",
+    "gap": "has a derivative that is not implemented here",
+}
+
+
+class Entry(NamedTuple):
+    """An operator without a rule.
+
+    Attributes:
+        name: the operator, ``"aten::transpose.int"``.
+        kind: one of `KINDS`.
+        reason: why, where the kind does not say it.
+    """
+
+    name: str
+    kind: str
+    reason: str = ""
+
+
+catalogue: Registry[Entry] = Registry("entry", beside=rules)
+operators_of: dict[
+    str, tuple[str, ...]
+] = {}  # a public function below torch -> the operators with a rule that it reaches
+
+
+def view(*names: str) -> None:
+    """Say that operators return views of their arguments: PyTorch keeps track of these, and differentiates them.
+
+    Args:
+        names: operators, ``"aten::transpose.int"``.
+
+    Raises:
+        ValueError: one has a rule, or another entry.
+    """
+    _enter("view", names)
+
+
+def composite(*names: str, reason: str = "") -> None:
+    """Say that operators are made of others as autograd sees them.
+
+    Args:
+        names: operators, ``"aten::linalg_norm"``.
+        reason: which others, where that is of interest.
+
+    Raises:
+        ValueError: one has a rule, or another entry.
+    """
+    _enter("composite", names, reason)
+
+
+def nondifferentiable(*names: str, reason: str) -> None:
+    """Say that operators have no derivative.
+
+    Args:
+        names: operators, ``"aten::argmax"``.
+        reason: what they return, or read, that has none.
+
+    Raises:
+        ValueError: one has a rule, or another entry; or there is no reason.
+    """
+    _enter("nondifferentiable", names, reason)
+
+
+def gap(*names: str, reason: str) -> None:
+    """Say that operators have a derivative, and that this package does not implement it.
+
+    Args:
+        names: operators, ``"aten::special_airy_ai"``.
+        reason: why not, and what PyTorch does.
+
+    Raises:
+        ValueError: one has a rule, or another entry; or there is no reason.
+    """
+    _enter("gap", names, reason)
+
+
+def _enter(kind: str, names: tuple[str, ...], reason: str = "") -> None:
+    if not reason and kind in ("nondifferentiable", "gap"):
+        raise ValueError(f"{kind}: {', '.join(names)}: no reason is given")
+    for name in names:
+        if "::" not in name:
+            raise ValueError(f"{kind} {name!r}: expected 'namespace::name' or 'namespace::name.overload'")
+        catalogue.add(name.removesuffix(".default"), Entry(name.removesuffix(".default"), kind, reason))

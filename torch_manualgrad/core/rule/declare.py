@@ -1,0 +1,397 @@
+"""How rules are written: `rule`, and in one line `elementwise` and `linear_in`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.strong_arithmetic import by_element
+from ..internals import is_composite
+from ..sample import Sample
+from ..schema import Signature
+from ..versions import UNTRIED, reached
+from .definition import Formulas, FromResult, Rule, exists, operator, rules
+from .derivative import derivative_of
+from .formulas import bound_to, parameters
+from .strong_product import strong_product
+
+__all__ = [
+    "Interval",
+    "elementwise",
+    "linear_in",
+    "rule",
+]
+
+
+def rule(
+    name: str,
+    *,
+    vjp: Formulas | None = None,
+    jvp: Formulas | None = None,
+    register: bool = True,
+    since: str | None = None,
+    until: str | None = None,
+    **about: Any,
+) -> Any:
+    """Bind formulas to the operator ``name``, and enter the rule in ``mg.rules``.
+
+    A formula's parameters are bound by their names: inputs and outputs of the schema (``result``, ``result0``, ...
+    where unnamed), ``grad`` for the cotangent, or ``grad_<output>`` where there are several outputs or an input is called
+    grad, ``<input>_p`` and ``<input>_t`` for primal and tangent, and ``output_mask``, which says which of the inputs of
+    its key need a gradient. ``<name>_sizes``, ``<name>_strides``, ``<name>_storage_offset``, ``<name>_dtype``,
+    ``<name>_device``, ``<name>_layout`` and ``<name>_blocksize`` (None where no blocks are stored) of an input or output, of
+    each tensor in a list, are available in a vjp without saving the tensor. A
+    tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
+    tangent is None.
+
+    Args:
+        name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.
+        vjp: input, or tuple of inputs, -> formula for its gradient.
+        jvp: output, or tuple of outputs, -> formula for its tangent; without any, a jvp is derived from the vjp.
+        register: False gives a rule that is in no table, to hand to `override`.
+        since: the first torch that has the operator, not made of others, as "2.11".
+        until: the first torch that has it no longer.
+        about: the further attributes of `Rule`. ``improves`` is a claim, several, or a dictionary from each to the first
+            torch in which it holds no longer: ``{"values": "2.15", "speed": None}``. A gap is a reason, or a reason and
+            the first torch in which it is one no longer.
+
+    Returns:
+        The rule; None where ``since`` or ``until`` says that this torch lacks the operator, which is then in
+        ``mg.rules.absent``.
+
+    Raises:
+        ValueError: no such operator, a name that is in no schema, or a second rule for the same operator.
+    """
+    if reason := _absent(name, since, until):
+        if register:
+            rules.without(name.removesuffix(".default"), reason)
+        return None
+    made = Rule(name, vjp, jvp, **about)
+    if made.kind == "elementwise" and any(n.startswith("grad") for n in made.signature.tensor_names):
+        by_element(made.aten)  # a kernel that other rules hand their cotangents to
+    derivative_of(made)  # a formula that asks for what is not known is refused here
+    return rules.add(made.name, made) if register else made
+
+
+def _absent(name: str, since: str | None, until: str | None) -> str:
+    """Why this torch does not have the operator, if that is so and was to be expected."""
+    reason = ""
+    if since is not None and not reached(since):
+        reason = f"torch {torch.__version__} has no {name}, which comes with {since}"
+    if until is not None and reached(until):
+        reason = f"torch {torch.__version__} has no {name}, which is gone since {until}"
+    # else the package could not be imported there
+    if not reason and reached(UNTRIED) and str(name).startswith("aten::"):
+        reason = f"torch {torch.__version__} has no {name}"
+    return reason if reason and (not exists(name) or is_composite(operator(name))) else ""
+
+
+# -- elementwise operators -------------------------------------------------------------------------------------------------
+#
+# The derivative of the output with respect to an input is one function of one element. From it follow the vjp,
+# ``grad * conj(d)``, the jvp, ``d * tangent``, all higher orders, as it is differentiated itself, and the samples.
+
+Interval = tuple[float, float]
+LINE: Interval = (-math.inf, math.inf)
+
+
+def elementwise(
+    name: str,
+    derivative: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    *,
+    domain: Interval | Mapping[str, Interval] = LINE,
+    real_only: bool = False,
+    arguments: Sequence[Mapping[str, Any]] = ({},),
+    samples: Callable[..., Iterable[Sample]] | None = None,
+    source: str = "ATen derivatives.yaml",
+    from_result: FromResult | None = None,
+    tangent: Callable[..., Any] | None = None,
+    **about: Any,
+) -> Rule | None:
+    """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
+
+    ``elementwise("aten::sin", lambda self: self.cos())`` is all that there is to say of the sine. An operator of complex
+    numbers is taken to be holomorphic; one that is not, as ``abs``, gets an ordinary `rule`.
+
+    Args:
+        name: the operator, of one output.
+        derivative: of the output with respect to the one tensor among the inputs; of several tensors, a function for each
+            by its name. Its parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
+            number, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is zero,
+            times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
+            conjugate. Cotangents of what was broadcast are summed.
+        domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
+            tensor.
+        real_only: the operator takes no complex tensors.
+        arguments: values of the other arguments, by name; there are samples with each of these.
+        samples: in place of those, ``(dtype, device) -> iterable of Sample``.
+        source: where the derivative comes from.
+        from_result: the derivative as a function of the result, for the operator in place.
+        tangent: that of the output, where it is to be computed in another way than as the sum of the products, by the names of a
+            jvp. Its result is broadcast and cast to the output.
+        about: further arguments of `rule`, such as ``improves`` or ``since``; ``finite=True`` if the derivative is a finite
+            number whatever the inputs, nan too, or a choice.
+
+    Returns:
+        The rule; None where this torch lacks the operator, as declared by ``since`` or ``until``.
+
+    Raises:
+        ValueError: the operator takes several tensors and one function is given, it returns several outputs, or `rule`
+            refuses the rest.
+    """
+    if not exists(name):
+        return rule(name, **about)
+    signature = Signature(operator(name)._schema)
+    inputs = signature.tensor_names
+    if len(signature.returns) != 1:
+        raise ValueError(f"elementwise {name}: the operator has {len(signature.returns)} outputs, and one is expected")
+    if not isinstance(derivative, Mapping):
+        if len(inputs) != 1:
+            raise ValueError(
+                f"elementwise {name}: one derivative is given, and the operator takes the tensors {inputs}"
+            )
+        derivative = {inputs[0]: derivative}
+    (output,) = signature.output_names
+    if from_result is not None:
+        about["from_result"] = replace(
+            from_result, vjp=_pullback(inputs[0], from_result.vjp, broadcasts=False, rounds=True)
+        )
+    domains = domain if isinstance(domain, Mapping) else dict.fromkeys(inputs, domain)
+    rounds = not about.get("finite")
+    # in alphabetical order as in PyTorch: autograd then sums up a second derivative in PyTorch's order
+    return rule(
+        name,
+        vjp={x: _pullback(x, d, broadcasts=len(inputs) > 1, rounds=rounds) for x, d in sorted(derivative.items())},
+        jvp={output: _pushforward(derivative, output, rounds=rounds) if tangent is None else _cast(tangent, output)},
+        kind="elementwise",
+        source=source,
+        samples=samples or functools.partial(_samples, signature, domains, real_only, arguments),
+        **about,
+    )
+
+
+def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) -> Tensor:
+    if derivative is None:
+        return torch.zeros_like(factor)
+    if conjugate and type(derivative) is int and derivative == 1:
+        return factor  # a cotangent; a tangent is not to share the memory of another
+    if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
+        return torch.where(derivative, factor, 0)
+    if conjugate:
+        derivative = derivative.conj() if isinstance(derivative, Tensor) else derivative.conjugate()
+    return strong_product(factor, derivative) if strong else factor * derivative
+
+
+def _is_product(derivative: Callable[..., Any]) -> bool:
+    return "grad" in parameters(derivative)
+
+
+def _product(derivative: Callable[..., Any], strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
+    """What a derivative asks for beside ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
+    names = parameters(derivative)
+    if not _is_product(derivative):
+        return names, lambda factor, *known, conjugate: _times(
+            factor, derivative(*known), conjugate=conjugate, strong=strong
+        )
+    place = names.index("grad")
+
+    def product(factor: Tensor, *known: Any, conjugate: bool) -> Tensor:
+        if conjugate:
+            return derivative(*known[:place], factor, *known[place:])
+        return derivative(*known[:place], factor.conj(), *known[place:]).conj()
+
+    return names[:place] + names[place + 1 :], product
+
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+def _widened(values: Iterable[Any]) -> list[Any]:
+    """Half precision in single: a formula of several operators would round after each, and a kernel rounds once."""
+    return [x.to(_WIDE[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDE else x for x in values]
+
+
+def _pullback(
+    name: str, derivative: Callable[..., Any], *, broadcasts: bool, rounds: bool, strong: bool = False
+) -> Callable[..., Any]:
+    """The vjp for one input, whose formula rounds or is a choice; as ``strong`` it has that in which a cotangent of zero
+    stays zero."""
+    asked, product = _product(derivative, strong)
+
+    def vjp(grad: Tensor, dtype: torch.dtype, *known: Any) -> Tensor:
+        sizes = None
+        if broadcasts:
+            sizes, *known = known  # type: ignore[assignment]
+        if rounds:
+            grad, *known = _widened((grad, *known))  # type: ignore[assignment]
+        found = product(grad, *known, conjugate=True)
+        if found.is_complex() and not dtype.is_complex:
+            found = found.real
+        return (found if sizes is None else found.sum_to_size(sizes)).to(dtype)
+
+    vjp.derivative = derivative  # type: ignore[attr-defined]  # what a reader is shown
+    if not strong and not _is_product(derivative):
+        vjp.strong = _pullback(  # type: ignore[attr-defined]
+            name, derivative, broadcasts=broadcasts, rounds=rounds, strong=True
+        )
+    facts = [f"{name}_dtype", f"{name}_sizes"] if broadcasts else [f"{name}_dtype"]
+    return bound_to(vjp, ["grad", *facts, *asked])
+
+
+def _pushforward(
+    derivatives: Mapping[str, Callable[..., Any]], output: str, *, rounds: bool, strong: bool = False
+) -> Callable[..., Any]:
+    """The jvp: the sum over all inputs; as ``strong`` it has that in which a tangent of zero gives zero."""
+    products = {x: _product(d, strong) for x, d in derivatives.items()}
+    everything = [p for asked, _ in products.values() for p in asked]
+    names = list(dict.fromkeys([output, *[f"{x}_t" for x in derivatives], *everything]))
+    terms = [
+        (names.index(f"{x}_t"), product, [names.index(p) for p in asked]) for x, (asked, product) in products.items()
+    ]
+
+    def jvp(*known: Any) -> Tensor | None:
+        result, total = known[0], None
+        if rounds:
+            known = tuple(_widened(known))
+        for place, product, places in terms:
+            if (tangent := known[place]) is not None:
+                term = product(tangent, *[known[i] for i in places], conjugate=False)
+                total = term if total is None else total + term
+        return None if total is None else total.expand(result.shape).to(result.dtype)
+
+    if not strong and not any(map(_is_product, derivatives.values())):
+        jvp.strong = _pushforward(derivatives, output, rounds=rounds, strong=True)  # type: ignore[attr-defined]
+    return bound_to(jvp, names)
+
+
+def _cast(tangent: Callable[..., Any], output: str) -> Callable[..., Any]:
+    asked = parameters(tangent)
+    names = list(dict.fromkeys([output, *asked]))
+    places = [names.index(n) for n in asked]
+
+    def jvp(*known: Any) -> Tensor:
+        found: Tensor = tangent(*_widened([known[i] for i in places]))
+        return found.expand(known[0].shape).to(known[0].dtype)
+
+    return bound_to(jvp, names)
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+# Of one tensor; of several, the second shapes broadcast with the first, and further tensors have the first again.
+_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((3, 4), (3, 4)),
+    ((2, 1, 3), (4, 1)),
+    ((3,), ()),
+    ((), ()),
+    ((0, 2), (2,)),
+)
+
+
+def _samples(
+    signature: Signature,
+    domains: Mapping[str, Interval],
+    real_only: bool,
+    arguments: Sequence[Mapping[str, Any]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Iterable[Sample]:
+    if dtype.is_complex and real_only:
+        return
+    for others in arguments:
+        for position, shapes in enumerate(_SHAPES):
+            tensors = {
+                name: _points(shapes[i % 2], domains.get(name, LINE), dtype, device, seed=10 * position + i)
+                for i, name in enumerate(signature.tensor_names)
+            }
+            given = tensors | dict(others)
+            leading = list(itertools.takewhile(given.__contains__, signature.names[: signature.positional]))
+            yield Sample(*[given.pop(name) for name in leading], **given)
+
+
+def _points(
+    shape: tuple[int, ...], interval: Interval, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> Tensor:
+    """Numbers in the interval, clear of its ends and of zero; complex ones are a little off the real line."""
+    generator = torch.Generator().manual_seed(seed)
+    unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator)
+    low, high = interval
+    if math.isinf(low) and math.isinf(high):
+        points = 6 * unit - 3
+    elif math.isinf(high):
+        points = low + 0.1 + 3 * unit
+    elif math.isinf(low):
+        points = high - 0.1 - 3 * unit
+    else:
+        points = low + (high - low) * unit
+    if low < 0 < high:
+        clear = 0.08 * min(1.0, high, -low)
+        points = torch.where(points.abs() < clear, clear, points)
+    if dtype.is_complex:
+        points = torch.complex(points, 0.3 + 0.4 * torch.rand(shape, dtype=torch.float64, generator=generator))
+    return points.to(device, dtype)
+
+
+# -- operators that are linear in some of their inputs -----------------------------------------------------------------
+
+
+def linear_in(name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml", **about: Any) -> Rule | None:
+    """Bind an operator that is linear in some inputs, all together, to their cotangents; enter it in ``mg.rules``.
+
+    ``linear_in("aten::flip", {"self": lambda grad, dims: grad.flip(dims)})``. Linear in several inputs together is
+    ``lerp`` in its first two; ``mm`` is linear in each of two, which is another thing.
+
+    The vjp is given, not found: the transpose of an operator is the derivative that PyTorch has for it, and would lead
+    back to this rule.
+
+    Args:
+        name: the operator, of one output.
+        vjp: input, or tuple of inputs, that it is linear in -> formula for the cotangent, bound by name as in `rule`.
+        source: where the vjp comes from.
+        about: further arguments of `rule`, such as ``samples``.
+
+    Returns:
+        The rule; None where this torch lacks the operator, as declared by ``since`` or ``until``.
+
+    Raises:
+        ValueError: the operator returns several outputs, or `rule` refuses the rest.
+    """
+    if not exists(name):
+        return rule(name, **about)
+    op = operator(name)
+    signature = Signature(op._schema)
+    if len(signature.returns) != 1:
+        raise ValueError(f"linear_in {name}: the operator has {len(signature.returns)} outputs, and one is expected")
+    (output,) = signature.output_names
+    inputs = [n for key in vjp for n in ((key,) if isinstance(key, str) else key)]
+    jvp: Formulas = {output: _on_tangents(op, signature, inputs)}
+    return rule(name, vjp=vjp, jvp=jvp, kind="linear", source=source, **about)
+
+
+def _on_tangents(op: Any, signature: Signature, linear: list[str]) -> Callable[..., Any]:
+    """``op`` with the tangents in place of the inputs that it is linear in."""
+
+    def jvp(*known: Any) -> Any:
+        values = list(known[: len(signature.names)])
+        tangents = dict(zip(linear, known[len(signature.names) :]))
+        for name, tangent in tangents.items():
+            place = signature.names.index(name)
+            values[place] = _tangent(values[place], tangent)
+        args, kwargs = signature.split(values)
+        return op(*args, **kwargs)
+
+    jvp.is_operator = True  # type: ignore[attr-defined]  # and adds no constant, as padding with a number does
+    return bound_to(jvp, [*signature.names, *[f"{n}_t" for n in linear]])
+
+
+def _tangent(primal: Any, tangent: Any) -> Any:
+    if isinstance(primal, (list, tuple)):
+        return [_tangent(p, t) for p, t in zip(primal, tangent or [None] * len(primal))]
+    return torch.zeros_like(primal) if tangent is None and isinstance(primal, Tensor) else tangent

@@ -1,0 +1,5 @@
+"""Truncated Taylor series: derivatives of high order along curves, and the Laplacians and products made of them."""
+
+from . import rules
+
+__all__ = ["rules"]

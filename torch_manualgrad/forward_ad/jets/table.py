@@ -1,0 +1,48 @@
+"""What acts on jets in place of each operator: a table that `rules` fills, and what makes or runs a trace reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["JetRule", "fill", "jet_rule", "known"]
+
+JetRule = Callable[..., Any]
+
+
+class _Known:
+    """The rules found so far, by the operators' names; attributes, as Dynamo keeps what a dictionary was when it began.
+
+    Attributes:
+        run: ``(space, trace, tensors) -> result``, a trace on these tensors.
+        derive: ``(name) -> rule``, of an operator that has none yet.
+    """
+
+    run: Callable[..., Any]
+    derive: Callable[[str], JetRule]
+
+
+known = _Known()
+
+
+def fill(rules: Mapping[str, JetRule], derive: Callable[[str], JetRule], run: Callable[..., Any]) -> None:
+    """Enter the operators' own rules, and what finds and runs all others."""
+    for name, rule in rules.items():
+        setattr(known, _attribute(name), rule)
+    known.derive, known.run = derive, run
+
+
+def jet_rule(name: str) -> JetRule:
+    """What acts on jets in place of an operator.
+
+    Raises:
+        NotImplementedError: nothing is known of it.
+    """
+    attribute = _attribute(name)
+    if not hasattr(known, attribute):
+        setattr(known, attribute, known.derive(name))
+    return getattr(known, attribute)
+
+
+def _attribute(name: str) -> str:
+    return name.replace("::", "__").replace(".", "_of_")

@@ -1,0 +1,1 @@
+"""Forward mode in levels to any depth: dual tensors of dual tensors."""

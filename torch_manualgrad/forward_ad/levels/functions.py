@@ -1,0 +1,43 @@
+"""Functions of Python's that never come to be an operator with a derivative, inside of dual levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .state import innermost, visible
+
+__all__ = ["Functions"]
+
+
+class Functions(TorchFunctionMode):
+    """Calls that would keep a tangent which they are to end, or lose one without a word.
+
+    Only where user code calls them: inside of a function of PyTorch's such a mode is off.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        chosen = _INSTEAD.get(function)
+        if chosen is None or not isinstance(args[0], Tensor) or innermost([args[0]], visible()) is None:
+            return function(*args, **(kwargs or {}))
+        return chosen(*args, **(kwargs or {}))
+
+
+def _deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    if id(x) not in memo:
+        memo[id(x)] = x.clone()
+    return memo[id(x)]
+
+
+def _data(x: Tensor) -> Tensor:
+    raise NotImplementedError("x.data: x has a tangent at a dual level, which shares its memory; use x.detach()")
+
+
+# A dictionary of bound methods of types: `Tensor.data` is a property, whose getter PyTorch hands over.
+_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.__deepcopy__: _deepcopy,
+    Tensor.data.__get__: _data,  # type: ignore[attr-defined]
+}

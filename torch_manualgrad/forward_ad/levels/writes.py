@@ -1,0 +1,86 @@
+"""Operators that write to an argument: the tangent is changed in place, as the value is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...core.internals import below_levels
+from ...core.schema import Signature
+from .state import Levels, innermost, plainly, write
+
+__all__ = ["is_written", "write_call"]
+
+
+def is_written(op: Any) -> bool:
+    """Whether an operator writes to an argument."""
+    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+
+
+@functools.cache
+def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
+    """The operator that returns what ``op`` writes; the places of what it writes to; and whether it reads these too.
+
+    ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns what
+    ``rrelu_with_noise`` writes after what this returns. None in place of the operator if there is none.
+    """
+    namespace, _, packet = op._schema.name.partition("::")
+    arguments = [(a.name, str(a.type)) for a in op._schema.arguments]
+    written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    out = all(a.kwarg_only for i, a in enumerate(op._schema.arguments) if i in written)
+    if out:
+        arguments = [a for i, a in enumerate(arguments) if i not in written]
+    beside = not out and not packet.endswith("_")  # what is written is returned beside the results
+    name = packet if out else f"{packet}_functional" if beside else packet[:-1]
+    found = getattr(getattr(torch.ops, namespace), name, None)
+    for overload in found.overloads() if found is not None else ():
+        candidate = getattr(found, overload)
+        same = [(a.name, str(a.type)) for a in candidate._schema.arguments] == arguments
+        same &= not beside or len(candidate._schema.returns) == len(op._schema.returns) + len(written)
+        if same and not is_written(candidate):
+            return candidate, tuple(written), not out
+    return None, tuple(written), not out
+
+
+def write_call(op: Any, name: str, signature: Signature, values: list[Any], levels: Levels) -> Any:
+    """The operator and its tangents, where an argument has one: the functional operator, and a copy of what it returns."""
+    args, kwargs = signature.split(values)
+    if torch.Tag.inplace_view in op.tags:  # x.t_(): no element is written
+        return plainly(op, args, kwargs)
+    functional, places, read = _functional(op)
+    targets = [values[i] for i in places]
+    if name in ("aten::copy_", "aten::_foreach_copy_"):
+        made = _written(targets, [values[1]], levels)
+        return made[0] if op._schema.returns else None
+    if functional is None:
+        raise NotImplementedError(
+            f"{name}: an argument has a tangent at a dual level, and the operator writes to an argument and has no "
+            "functional form"
+        )
+    if read:
+        for i in places:  # what is kept of them, for a gradient of the tangent, is not to be what is written to
+            values[i] = [x.clone() for x in values[i]] if isinstance(values[i], (list, tuple)) else values[i].clone()
+        args, kwargs = signature.split(values)
+    else:
+        kwargs = {k: v for k, v in kwargs.items() if signature.names.index(k) not in places}
+    result = functional(*args, **kwargs)
+    outputs = result if len(functional._schema.returns) > 1 else (result,)
+    first = len(outputs) - len(targets)
+    written = (*outputs[:first], *_written(targets, outputs[first:], levels))
+    returns = len(op._schema.returns)
+    return written[:returns] if returns > 1 else written[0] if returns else None
+
+
+def _written(targets: Any, results: Any, levels: Levels) -> list[Any]:
+    """The targets, with values and tangents of the results."""
+    with below_levels():
+        for target, result in zip(targets, results):
+            if isinstance(target, (list, tuple)):
+                _written(target, result, levels)
+                continue
+            if target.shape != result.shape and not target.numel() and innermost([target], levels) is None:
+                target.resize_(result.shape)  # out=torch.empty(0)
+            write(target, result, levels)
+    return list(targets)
