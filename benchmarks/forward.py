@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
-from torch_manualgrad.forward_ad import directional, hvp
-from torch_manualgrad.forward_ad.jets import laplacian
+from torch_manualgrad.forward_ad import directional, hvp, laplacian
 
 COLUMNS = ["problem", "stock", "ours", "time", "time quartiles", "asked", "memory", "products"]
 

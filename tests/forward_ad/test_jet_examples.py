@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
-from torch_manualgrad.forward_ad import biharmonic, hessian_diagonal, weighted_laplacian
-from torch_manualgrad.forward_ad.jets import laplacian
+from torch_manualgrad.forward_ad import biharmonic, hessian_diagonal, laplacian, weighted_laplacian
 
 B, D = 5, 6
 generator = torch.Generator().manual_seed(0)

@@ -5,8 +5,7 @@ import torch
 from jets_for_tests import ORDER, compare
 
 from torch_manualgrad import linalg
-from torch_manualgrad.forward_ad import directional, hessian_diagonal
-from torch_manualgrad.forward_ad.jets import laplacian
+from torch_manualgrad.forward_ad import directional, hessian_diagonal, laplacian
 
 
 def random(*shape, dtype=torch.float64):

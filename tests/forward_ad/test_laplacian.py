@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torch_manualgrad import forward_ad
-from torch_manualgrad.forward_ad import biharmonic, ggn_vp, hessian_diagonal, hvp, weighted_laplacian
-from torch_manualgrad.forward_ad.jets import laplacian, products as jet_products, scaled as jet_scaled
+from torch_manualgrad.forward_ad import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
+from torch_manualgrad.forward_ad.jets import products as jet_products, scaled as jet_scaled
 from torch_manualgrad.forward_ad.jets.tensor import Space
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torch_manualgrad.forward_ad.jets import laplacian, rows as jet_rows
+from torch_manualgrad.forward_ad import laplacian
+from torch_manualgrad.forward_ad.jets import rows as jet_rows
 
 
 def random(*shape):

@@ -39,7 +39,7 @@ def examples(document: str) -> str:
     return "\n".join(lines)
 
 
-WITH_EXAMPLES = ["README.md", "CONTRIBUTING.md"]  # tests/repository/test_docs.py runs those of docs/
+WITH_EXAMPLES = ["README.md", "CONTRIBUTING.md", "docs/tour.md"]  # tests/repository/test_docs.py runs those of docs/
 
 
 @pytest.mark.parametrize("document", WITH_EXAMPLES)
@@ -81,7 +81,7 @@ def test_the_commands_that_are_shown_exist():
     assert "def norm_backward" in CliRunner().invoke(cli, ["show", "norm_backward"]).output
 
 
-def test_the_other_facts_in_the_readme():
+def test_the_facts_in_why():
     x, y = torch.randn(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
     plain = torch.func.jacrev(lambda x: (x[:, None] - y).square().sum(-1).sqrt())(x)
 
@@ -97,13 +97,17 @@ def test_the_other_facts_in_the_readme():
         torch.testing.assert_close(gradient(1e15, 4), torch.full((4,), 4**-0.75))
 
 
-def test_the_composition_table_says_what_the_readme_says():
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+def test_the_composition_table_says_what_why_says():
     table = (ROOT / "docs" / "composition.md").read_text()
     header, right = (re.search(rf"^\| {first} .*", table, re.MULTILINE)[0] for first in ("through", r"\*\*right\*\*"))
     counts = dict(zip(*([cell.strip(" *") for cell in row.split("|")[2:-1]] for row in (header, right))))
     rows = int(counts["custom op, ours"])
     stock = int(counts["custom op, torch.library"])
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "why.md").read_text().split())
     assert f"Of {rows} ways to differentiate, batch or compile a custom op, {stock} give the right number" in text
     ours = table.partition("## What failed")[2]
     assert "cdist, ours**: nothing" in ours and "vector_norm, ours**: nothing" in ours
