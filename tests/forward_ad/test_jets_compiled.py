@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_manualgrad.forward_ad import directional
-from torch_manualgrad.forward_ad.jets import elementwise as jet_elementwise, laplacian, linear as jet_linear
+from torch_manualgrad.forward_ad import directional, laplacian
+from torch_manualgrad.forward_ad.jets import elementwise as jet_elementwise, linear as jet_linear
 
 X = torch.tensor([-4.2, -2.3, -0.8, -0.3, 0.4, 0.9, 2.6, 4.5], dtype=torch.float64)
 V = X.cos()

@@ -27,6 +27,7 @@ CALLS = {
     "sum": lambda x: x.sum(),
     "sum.dim_IntList": lambda x: x.sum(-1, keepdim=True),
     "nansum": lambda x: x.nansum(),
+    "nanmean": lambda x: x.nanmean(),
     "mean": lambda x: x.mean(),
     "mean.dim": lambda x: x.mean(-1, keepdim=True),
     "amax": lambda x: x.amax(-1),
