@@ -9,8 +9,8 @@
 //   Python   everything else (functorch, dual tensors, modes, subclasses, numbers): the general kernel, which Python
 //            registered at the same key before, and which this one covers.
 //
-// This library is built against one release of torch, with its own headers; torch_manualgrad/core/override/compiled_calls.py loads and
-// drives it.
+// This library is built against one release of torch, with its own headers;
+// torch_manualgrad/core/override/compiled_calls.py loads and drives it.
 #include "attributes.h"
 #include "custom.h"
 #include "functionalized.h"
@@ -50,9 +50,10 @@ struct Kernel : public c10::OperatorKernel {
       return;
     }
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-    if (table->defers == Table::kUnlessPlain) {
+    if (table->defers == Table::kUnlessPlain || table->defers == Table::kUnlessTracked) {
+      const bool untracked = table->defers == Table::kUnlessTracked;
       const bool is_plain = std::all_of(table->tensors.begin(), table->tensors.end(),
-                                        [&](int64_t place) { return plain_argument(arguments[place]); });
+                                        [&](int64_t place) { return plain_argument(arguments[place], untracked); });
       (is_plain ? stock : python).callBoxed(op, keys, stack);
       return;
     }
@@ -83,11 +84,14 @@ struct Kernel : public c10::OperatorKernel {
   }
 
  private:
-  static bool plain_argument(const IValue& value) {
+  static bool plain_argument(const IValue& value, bool untracked) {
     if (is_absent(value)) return true;
-    if (value.isTensor()) return plain(value.toTensor()) || value.toTensor().is_nested();
-    if (!value.isTensorList()) return false;
     const bool tracked = c10::GradMode::is_enabled();
+    if (value.isTensor()) {
+      const at::Tensor& x = value.toTensor();
+      return x.is_nested() || (plain(x) && !(untracked && tracked && x.requires_grad()));
+    }
+    if (!value.isTensorList()) return false;
     for (const IValue& element : value.toListRef()) {
       const at::Tensor& x = element.toTensor();
       if (!plain(x) || (tracked && x.requires_grad())) return false;

@@ -1,8 +1,8 @@
 // Calls that functorch sees first, with a Python number in the place of a tensor.
 //
-// Python makes a tensor of the number before functorch wraps it (core/override/kernels.py says why). Under functionalize
-// nothing is wrapped, and a graph that is traced there is to keep its numbers: such a call never enters Python, where
-// the number could not be handed on.
+// Python makes a tensor of the number before functorch wraps it (core/override/kernels.py says why). Under
+// functionalize nothing is wrapped, and a graph that is traced there is to keep its numbers: such a call never enters
+// Python, where the number could not be handed on.
 #pragma once
 
 #include "guarded.h"

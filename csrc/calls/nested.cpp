@@ -78,8 +78,8 @@ bool continues() {
   return node && is_marked(*node);
 }
 
-// Which tracked calls stay with PyTorch, as core/override/compiled_nested.py says: of both layouts, and with gradients of dense
-// arguments.
+// Which tracked calls stay with PyTorch, as core/override/compiled_nested.py says: of both layouts, and with gradients
+// of dense arguments.
 enum Way : int64_t { kNone = 0, kStays = 1, kJagged = 2, kParameters = 4, kSilu = 8, kSiluBackward = 16 };
 
 bool mark_node(const NodePointer& node) {

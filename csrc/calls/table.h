@@ -73,8 +73,9 @@ struct Table : public std::enable_shared_from_this<Table> {
   bool in_python = true;  // every call of an active rule goes to the general kernel
   // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
   // kUnlessPlain: no rule is active; stock has plain calls, with a gradient or without, and Python all others. Lists of
-  // tensors are plain where none of them requires grad. kReal: those whose first argument is real.
-  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways, kUnlessPlain, kReal };
+  // tensors are plain where none of them requires grad. kUnlessTracked: the same, but Python has every call with a
+  // gradient. kReal: those whose first argument is real.
+  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways, kUnlessPlain, kReal, kUnlessTracked };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool checked = false;  // the gradients of what goes to stock are checked: are they finite?
   bool selective = false;

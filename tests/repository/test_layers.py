@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import torch_manualgrad as mg
@@ -67,3 +68,19 @@ def test_a_plain_call_enters_no_python():
         torch.autograd.grad(torch.linalg.vector_norm(x), x)
         found, _ = stacks(lambda: torch.autograd.grad(torch.linalg.vector_norm(x), x))
     assert not found
+
+
+@pytest.mark.parametrize("write", [lambda x, y: x.zero_(), lambda x, y: x.add_(y), lambda x, y: x.mul_(2).div_(y)])
+def test_a_write_that_is_not_tracked_enters_no_python(write):
+    if not compiled_calls.loaded():
+        return
+    parameter = torch.randn(5, requires_grad=True)
+    with mg.override("*"):
+        write(torch.ones(5), torch.ones(5))
+        found, _ = stacks(lambda: write(torch.ones(5), torch.ones(5)))
+        assert not found
+        with torch.no_grad():
+            found, _ = stacks(lambda: write(parameter, torch.ones(5)))
+        assert not found
+        found, _ = stacks(lambda: write(parameter * 1, torch.ones(5)))
+        assert found

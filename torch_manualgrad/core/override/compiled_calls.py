@@ -66,9 +66,11 @@ class UnlessPlain(NamedTuple):
 
     Attributes:
         tensors: the places of the arguments to look at.
+        untracked: a call that autograd tracks is not plain.
     """
 
     tensors: tuple[int, ...]
+    untracked: bool = False
 
 
 class InPython(NamedTuple):
@@ -87,7 +89,7 @@ _FACTS = ("sizes", "strides", "dtype")
 _CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
 _DEVICES = {"cpu": 1, "cuda": 2}
 _SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
-_UNLESS_PLAIN, _REAL = 4, 5  # Table::Deferral in csrc/calls
+_UNLESS_PLAIN, _REAL, _UNLESS_TRACKED = 4, 5, 6  # Table::Deferral in csrc/calls
 
 
 _numbers = itertools.count(1)
@@ -301,7 +303,7 @@ def _table(way: Way) -> int:
     if isinstance(way, ByRule):
         name, formula, numbers = _plan(way.derivative, way.defers)
     elif isinstance(way, UnlessPlain):
-        numbers = [0, 0, _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
+        numbers = [0, 0, _UNLESS_TRACKED if way.untracked else _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
     else:
         numbers = [1, *[0] * 14]
     number = next(_numbers)

@@ -209,11 +209,13 @@ def in_calls(layer: Layer, _rules: int) -> compiled_calls.CallsLayer:
             way = compiled_calls.ByRule(derivative, acting.defer_to_stock)
         (others if derivative is None else by_rule).append(compiled_calls.Served(name, way))
     for name, one in _in_place.items():
+        places = tuple(one.signature.tensor_like)
         if one.functional in table:
             of_rule = table[one.functional].derivative is not None
-            (by_rule if of_rule else others).append(compiled_calls.Served(name, compiled_calls.IN_PYTHON))
+            served = compiled_calls.Served(name, compiled_calls.UnlessPlain(places, untracked=True))
+            (by_rule if of_rule else others).append(served)
         elif layer.copies_operands:
-            others.append(compiled_calls.Served(name, compiled_calls.UnlessPlain(tuple(one.signature.tensor_like))))
+            others.append(compiled_calls.Served(name, compiled_calls.UnlessPlain(places)))
     nested = any(one.name == "nested" for one in layer.replacements)
     return compiled_calls.CallsLayer(layer, by_rule, others, nested)
 
