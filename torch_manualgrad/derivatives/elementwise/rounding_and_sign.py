@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch_manualgrad.core.rule import Sample, elementwise, formula, real, rule
 
 @formula
 def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
-    """Cotangent of x, given that of s = x / |x|: (g - Re(g conj(s)) s) / |x|. The tangent is the same function.
+    """Cotangent of x, given that of s = x / |x|: i s Im(g conj(s)) / |x|. The tangent is the same function.
 
     Args:
         x: real or complex.
@@ -33,7 +34,8 @@ def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
     if not x.is_complex():
         return torch.zeros_like(gx)
     length = x.abs()
-    return (gx - (gx * sgn.conj()).real * sgn) / torch.where(length == 0, inf, length)
+    across = (gx * sgn.conj()).imag / torch.where(length == 0, inf, length)
+    return torch.complex(-across * sgn.imag, across * sgn.real)  # i s across
 
 
 @formula
@@ -119,13 +121,22 @@ def complex_sign(x: Tensor) -> Tensor:
     References:
         ATen sgn, whose second derivative is nan at 0.
     """
-    length = x.abs()
-    return x / torch.where(length == 0, inf, length)
-
-
-@complex_sign.impl("default")
-def _(x: Tensor) -> Tensor:
     return x.sgn()
+
+
+@complex_sign.impl_save_for_backward
+def _(inputs: Any, output: Tensor) -> Any:
+    return inputs.x, output
+
+
+@complex_sign.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor]:
+    return {"x": sgn_backward(saved[0], grad, saved[1])}
+
+
+@complex_sign.impl_jvp
+def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor:
+    return sgn_backward(inputs.x, tangents.x, output)
 
 
 def _sign(x: Tensor) -> Tensor:
