@@ -25,8 +25,11 @@ _ORDER = "as many roundings as PyTorch's, in another order: {} units next to {},
 _BOTH = "PyTorch's derivative cancels at the same place, and both errors are noise: {} units next to {}"
 # By how much an error may be larger than what is allowed, and why.
 BY_CHANCE = {
-    ("log_ndtr", "float64"): (1.5, _ORDER.format(13.3, 11.3)),
-    ("log_ndtr", "float32"): (2.0, _ORDER.format(7.6, 4.3)),
+    ("log_ndtr", "float64"): (2.0, _ORDER.format(6.7, 2.7)),
+    ("log_ndtr", "float32"): (2.0, _ORDER.format(18.8, 10.8)),
+    ("exp2", "complex128"): (1.2, _ORDER.format(5.2, 4.5)),
+    ("exp2", "complex64"): (1.2, _ORDER.format(5.9, 5.1)),
+    ("ndtri", "float64"): (1.2, _ORDER.format(7.1, 6.1)),
     ("mish", "float64"): (1.2, _ORDER.format(4.4, 3.1)),
     ("mish", "float32"): (1.5, _ORDER.format(5.2, 2.2)),
     ("gelu", "float64"): (1.5, "at 38 the density is denormal: 117 units next to 90"),

@@ -304,3 +304,21 @@ def test_parts_of_a_number_that_is_conjugated_lazily():
         found = mg.forward_ad.jet(lambda y, p=part: p(y) * 2, (x.conj(),), [[x, None]])[1]
         torch.testing.assert_close(found[0], part(x) * 2)
         torch.testing.assert_close(directional(call, x, x, 1)[0], call(x))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.view_as_complex,
+        lambda x: x.view(-1),
+        lambda x: x.view(2, 5),
+        lambda x: x.unfold(0, 2, 1),
+        lambda x: x.as_strided((3,), (2,)),
+        lambda x: x.view(torch.int64).double() * 0 + x,
+    ],
+)
+def test_a_direction_may_lie_in_another_order_than_the_value(view):
+    x, v = torch.randn(5, 2, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64).T
+    found = directional(lambda x: view(x) ** 2, x, v, 2)
+    expected = directional(lambda x: view(x) ** 2, x, v.contiguous(), 2)
+    torch.testing.assert_close(found, expected)

@@ -303,7 +303,15 @@ def _table(way: Way) -> int:
     if isinstance(way, ByRule):
         name, formula, numbers = _plan(way.derivative, way.defers)
     elif isinstance(way, UnlessPlain):
-        numbers = [0, 0, _UNLESS_TRACKED if way.untracked else _UNLESS_PLAIN, *[0] * 6, len(way.tensors), *way.tensors, *[0] * 5]
+        numbers = [
+            0,
+            0,
+            _UNLESS_TRACKED if way.untracked else _UNLESS_PLAIN,
+            *[0] * 6,
+            len(way.tensors),
+            *way.tensors,
+            *[0] * 5,
+        ]
     else:
         numbers = [1, *[0] * 14]
     number = next(_numbers)

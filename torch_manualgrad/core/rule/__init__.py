@@ -4,7 +4,7 @@ from ..engine.sharding import is_sharded
 from ..sample import Sample
 from ..schema import blocksize
 from ..versions import reached
-from .declare import Interval, elementwise, linear_in, rule
+from .declare import Interval, Ratio, elementwise, linear_in, rule
 from .definition import (
     IMPROVEMENTS,
     ButManySmall,
@@ -31,6 +31,7 @@ __all__ = [
     "FromResult",
     "Interval",
     "Kernel",
+    "Ratio",
     "Rule",
     "Sample",
     "always",

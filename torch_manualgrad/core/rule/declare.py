@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from .strong_product import strong_product
 
 __all__ = [
     "Interval",
+    "Ratio",
     "elementwise",
     "linear_in",
     "rule",
@@ -124,7 +125,7 @@ def elementwise(
         name: the operator, of one output.
         derivative: of the output with respect to the one tensor among the inputs; of several tensors, a function for each
             by its name. Its parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
-            number, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is zero,
+            number, a `Ratio`, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is zero,
             times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
             conjugate. Cotangents of what was broadcast are summed.
         domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
@@ -177,15 +178,32 @@ def elementwise(
     )
 
 
+class Ratio(NamedTuple):
+    """A derivative ``above / below`` by which a cotangent is multiplied and divided: rounded as PyTorch does it, and 0 for a
+    cotangent of 0 where the ratio itself would overflow.
+    """
+
+    above: Any
+    below: Any
+
+
+def _conjugate(x: Any, yes: bool) -> Any:
+    return x if not yes else x.conj() if isinstance(x, Tensor) else x.conjugate()
+
+
 def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) -> Tensor:
     if derivative is None:
         return torch.zeros_like(factor)
+    if isinstance(derivative, Ratio):
+        above, below = (_conjugate(x, conjugate) for x in derivative)
+        if strong:
+            return strong_product(factor, above / below)
+        return (factor if type(above) is int and above == 1 else factor * above) / below
     if conjugate and type(derivative) is int and derivative == 1:
         return factor  # a cotangent; a tangent is not to share the memory of another
     if isinstance(derivative, Tensor) and derivative.dtype is torch.bool:
         return torch.where(derivative, factor, 0)
-    if conjugate:
-        derivative = derivative.conj() if isinstance(derivative, Tensor) else derivative.conjugate()
+    derivative = _conjugate(derivative, conjugate)
     return strong_product(factor, derivative) if strong else factor * derivative
 
 

@@ -12,7 +12,7 @@ from math import inf, pi
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, Sample, elementwise, formula, where_finite
 
 
 @formula
@@ -122,9 +122,7 @@ elementwise(
     {
         "self": lambda: 1,
         "tensor1": lambda tensor2, value: value / tensor2,
-        "tensor2": lambda grad, tensor1, tensor2, value: (
-            -grad * (tensor1 / tensor2).conj() / tensor2.conj() * value.conjugate()
-        ),
+        "tensor2": lambda tensor1, tensor2, value: Ratio(-value * (tensor1 / tensor2), tensor2),
     },
     domain={"tensor2": (0.2, inf)},
     arguments=[{}, {"value": 2.5}],

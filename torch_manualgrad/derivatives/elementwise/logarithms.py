@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 
 from .saturating import logistic, logistic_base_2
 
@@ -58,9 +58,9 @@ def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
     return torch.special.xlog1py(grad, torch.where((self == 0) & torch.as_tensor(other <= -1), 0, other))
 
 
-def _times_ratio(grad: Tensor, x: Tensor | Number, y: Tensor) -> Tensor:
-    """grad x / y, and 0 where x = y = 0, in every order."""
-    return grad * x / torch.where((y == 0) & torch.as_tensor(x == 0), inf, y)
+def _ratio(x: Tensor | Number, y: Tensor) -> Ratio:
+    """x / y, and 0 / 0 = 0 in every order."""
+    return Ratio(x, torch.where((y == 0) & torch.as_tensor(x == 0), inf, y))
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ elementwise(
     "aten::xlogy.Tensor",
     {
         "self": lambda grad, self, other: _times_log(grad, self, other),
-        "other": lambda grad, self, other: _times_ratio(grad, self, other),
+        "other": lambda self, other: _ratio(self, other),
     },
     domain={"other": (0, inf)},
     real_only=True,
@@ -81,7 +81,7 @@ elementwise(
 )
 elementwise(
     "aten::xlogy.Scalar_Self",
-    lambda grad, self, other: _times_ratio(grad, self, other),
+    lambda self, other: _ratio(self, other),
     domain=(0, inf),
     real_only=True,
     arguments=[{"self": 2.5}],
@@ -98,7 +98,7 @@ elementwise(
     "aten::special_xlog1py",
     {
         "self": lambda grad, self, other: _times_log1p(grad, self, other),
-        "other": lambda grad, self, other: _times_ratio(grad, self, 1 + other),
+        "other": lambda self, other: _ratio(self, 1 + other),
     },
     domain={"other": (-1, inf)},
     real_only=True,
@@ -107,7 +107,7 @@ elementwise(
 )
 elementwise(
     "aten::special_xlog1py.self_scalar",
-    lambda grad, self, other: _times_ratio(grad, self, 1 + other),
+    lambda self, other: _ratio(self, 1 + other),
     domain=(-1, inf),
     real_only=True,
     arguments=[{"self": 2.5}],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 
 
 @formula
@@ -133,15 +133,14 @@ def _log(base: Number, *, complex_result: bool) -> complex | float:
 
 
 elementwise("aten::exp", lambda result: result)
-elementwise("aten::exp2", lambda grad, result: grad * result.conj() * log(2))
+elementwise("aten::exp2", lambda result: result * log(2))
 elementwise("aten::expm1", lambda result: result + 1)
-# quotients, which round once, and whose product with a cotangent of 0 is 0 where 1 / x overflows
-elementwise("aten::log", lambda grad, self: grad / self.conj(), domain=(0, inf))
-elementwise("aten::log2", lambda grad, self: grad / (self.conj() * log(2)), domain=(0, inf))
-elementwise("aten::log10", lambda grad, self: grad / (self.conj() * log(10)), domain=(0, inf))
+elementwise("aten::log", lambda self: Ratio(1, self), domain=(0, inf))
+elementwise("aten::log2", lambda self: Ratio(1, self * log(2)), domain=(0, inf))
+elementwise("aten::log10", lambda self: Ratio(1, self * log(10)), domain=(0, inf))
 elementwise("aten::log1p", log1p_backward, domain=(-1, inf))
-elementwise("aten::sqrt", lambda grad, result: grad / (2 * result.conj()), domain=(0, inf))
-elementwise("aten::rsqrt", lambda grad, result: -0.5 * grad * result.pow(3).conj(), domain=(0, inf))
+elementwise("aten::sqrt", lambda result: Ratio(1, 2 * result), domain=(0, inf))
+elementwise("aten::rsqrt", lambda result: -0.5 * result.pow(3), domain=(0, inf))
 # the square may leave the range where the product does not
 elementwise("aten::reciprocal", lambda grad, result: -grad * result.conj() * result.conj())
 elementwise(

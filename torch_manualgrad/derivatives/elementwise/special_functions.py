@@ -13,7 +13,7 @@ from math import inf, log, pi, sqrt
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import elementwise, formula
+from torch_manualgrad.core.rule import Ratio, elementwise, formula
 from torch_manualgrad.core.rule.strong_product import strong_times
 
 from .saturating import normal_exponential
@@ -56,8 +56,8 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
     return torch.where(far, at_infinity, near)
 
 
-def _log_ndtr(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
-    """g phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
+def _log_ndtr(self: Tensor, result: Tensor) -> Ratio:
+    """phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
 
     Near 0, and where the density is denormal, as PyTorch's, by one exponential; left of -1 PyTorch's result loses digits, and far
     right erfcx would overflow.
@@ -76,7 +76,7 @@ def _log_ndtr(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
     )
     right = normal_exponential(x) * (-log_ndtr).exp()
     slope = torch.where(far, at_infinity, torch.where(left, near, torch.where(middle, by_one, right)))
-    return grad / sqrt(2 * pi) * slope
+    return Ratio(slope, sqrt(2 * pi))
 
 
 elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self.pow(2)).exp(), real_only=True)
@@ -85,13 +85,13 @@ elementwise("aten::special_erfcx", lambda self, result: _erfcx(self, result), re
 elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square().exp(), domain=(-1, 1), real_only=True)
 elementwise(
     "aten::special_ndtri",
-    lambda grad, result: grad * sqrt(2 * pi) * (result.square() / 2).exp(),
+    lambda result: sqrt(2 * pi) * (result.square() / 2).exp(),
     domain=(0, 1),
     real_only=True,
 )
 elementwise(
     "aten::special_log_ndtr",
-    lambda grad, self, result: _log_ndtr(grad, self, result),
+    lambda self, result: _log_ndtr(self, result),
     real_only=True,
     improves="values",
 )

@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import elementwise, formula
+from torch_manualgrad.core.rule import Ratio, elementwise, formula
 
 
 @formula
@@ -53,7 +53,7 @@ elementwise("aten::cos", lambda self: -self.sin())
 elementwise("aten::tan", lambda result: 1 + result.pow(2), domain=(-1.2, 1.2))
 elementwise("aten::asin", lambda self: (-self * self + 1).rsqrt(), domain=(-1, 1))
 elementwise("aten::acos", lambda self: -(-self * self + 1).rsqrt(), domain=(-1, 1))
-elementwise("aten::atan", lambda grad, self: grad / (self * self + 1).conj())
+elementwise("aten::atan", lambda self: Ratio(1, self * self + 1))
 elementwise(
     "aten::atan2",
     {

@@ -318,6 +318,12 @@ def _resolved(space: Space, self: Any) -> Any:
     return space.jet([None if c is None else c.resolve_conj() for c in space.coefficients(self)])
 
 
+def _in_pairs(space: Space, self: Any) -> Any:
+    """With pairs of numbers beside each other in memory, where the value's are: a coefficient may lie in another order."""
+    value, *terms = space.coefficients(self)
+    return space.jet([value, *[None if t is None else t.contiguous() for t in terms]])
+
+
 def _strided(space: Space, self: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None) -> Any:
     """Entries chosen by their places in memory, in memory that is all the tensor's and in its order."""
     value = self.primal
@@ -344,6 +350,7 @@ _BY_VMAP = (
 RULES: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": view(f"aten::{name}") for name in _BY_VMAP},
     "aten::view_as_real": lambda space, self: view("aten::view_as_real")(space, _resolved(space, self)),
+    "aten::view_as_complex": lambda space, self: view("aten::view_as_complex")(space, _in_pairs(space, self)),
     "aten::view": _shaped,
     "aten::_unsafe_view": _shaped,
     "aten::_reshape_alias": _shaped,
