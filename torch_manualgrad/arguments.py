@@ -1,4 +1,4 @@
-"""The arguments of public functions are what their annotations say, or an error names the argument and its value."""
+"""Checks the arguments of public functions against their annotations; an error names the argument and its value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says: parts with a name, printed for people or as one JSON document."""
+"""The answer of a command: named parts, printed for people or as one JSON document."""
 
 from __future__ import annotations
 

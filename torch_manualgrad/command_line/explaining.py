@@ -1,4 +1,4 @@
-"""`explain`: what happens when an operator is differentiated here."""
+"""`explain`: which rule or kernel serves an operator here, and what it saves."""
 
 from __future__ import annotations
 

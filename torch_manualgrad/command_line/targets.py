@@ -1,4 +1,4 @@
-"""What the command line's arguments name: modules, files, operators, samples."""
+"""Resolves the command line's arguments: modules, files, operators, samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is active: one tuple of handles, exchanged by one assignment.
+"""The active handles: one tuple, exchanged by one assignment.
 
 A signal handler may raise between any two lines of Python, and a fork may copy this process in the middle of a change.
 Therefore nothing is undone halfway: what is made before the assignment can be thrown away, and what follows from it is

@@ -1,4 +1,4 @@
-"""Which derivatives are active in this process, so that no compiled graph outlives them.
+"""Keys for compiled graphs: they name the derivatives that are active, so that no graph outlives these.
 
 A graph of torch.compile has the derivatives of its operators baked in, and PyTorch keys none of its caches on
 registrations. Three caches stand in the way:

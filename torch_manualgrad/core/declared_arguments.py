@@ -1,4 +1,4 @@
-"""What the docstring of a formula declares of its arguments, and whether a call agrees with it.
+"""Declarations of arguments in the docstrings of formulas, and the check of a call against them.
 
 The section ``Args:`` is data: shapes such as ``(*, m, n)``, "the shape of ``x``", "real", "integers", "bool", "0, 1 or 2",
 ``"sum" or "mean"``, "which of the three", "see `other_formula`". One letter has one size in a call, and leading ``*`` are batch

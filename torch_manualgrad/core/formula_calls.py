@@ -1,4 +1,4 @@
-"""Calls of formulas from outside of the package: the arguments are checked, and errors name them.
+"""Checks for calls of formulas from outside the package; errors name the arguments.
 
 Formulas are public operators, and hand their arguments to kernels of PyTorch's that trust them. Rules call formulas with
 arguments that fit, and formulas call each other; these calls are not checked. So the check goes by who calls.

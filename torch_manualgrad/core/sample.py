@@ -1,4 +1,4 @@
-"""One call of an operator: what rules offer as examples and what the checker runs."""
+"""One call of an operator: an example in a rule, a sample for the checker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator's schema says about its arguments and results, prepared for the autograd kernel.
+"""Operator schemas: arguments and results, in the form that the autograd kernel reads.
 
 All code in ``core/`` handles a call as ``values``: every argument in schema order, keyword-only ones included and
 defaults filled in. ``flatten`` turns lists of tensors inside it into their elements, because autograd sees a tensor

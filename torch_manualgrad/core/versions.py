@@ -1,4 +1,4 @@
-"""Versions of torch, for what a rule says of them: since when an operator exists, until when a claim holds."""
+"""Versions of torch: since when an operator exists, until when a claim of a rule holds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What stands between a call and its derivative: the dispatcher's Autograd key, autograd functions and their nodes."""
+"""From a call to its derivative: the kernel at the dispatcher's Autograd key, autograd functions, and their nodes."""

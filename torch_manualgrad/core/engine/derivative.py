@@ -1,4 +1,4 @@
-"""What the engine knows of a derivative: what is kept of a call, and the vjp and jvp that read it."""
+"""The interface of a derivative: the residuals of a call, and the vjp and jvp that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autograd functions made of a `Derivative`: what runs forward, backward and with tangents, at one functorch level, and the classes of their nodes."""
+"""Builds autograd functions from a `Derivative`, for one functorch level, and the classes of their nodes."""
 
 from __future__ import annotations
 

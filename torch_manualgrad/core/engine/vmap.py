@@ -1,4 +1,4 @@
-"""An operator over a batch, one element after the other."""
+"""The vmap rule of last resort: one call for each element of the batch."""
 
 from __future__ import annotations
 

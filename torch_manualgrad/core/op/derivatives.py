@@ -1,4 +1,4 @@
-"""The derivatives of custom ops: by what is registered for the op, by its reference, or by what `torch.library` was given."""
+"""Derivatives of custom ops: from a registered backward or jvp, from the reference, or from `torch.library`."""
 
 from __future__ import annotations
 

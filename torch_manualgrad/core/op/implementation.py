@@ -1,4 +1,4 @@
-"""What is registered for a custom op: functions, each checked against what it will be called with, and what they return."""
+"""The functions that are registered for a custom op, with checks of their parameters and of their results."""
 
 from __future__ import annotations
 

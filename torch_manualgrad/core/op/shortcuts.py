@@ -1,4 +1,4 @@
-"""Calls of a custom op by shorter ways: untracked ones without Python, tracked ones without the dispatcher."""
+"""Fast calls of custom ops: untracked ones without Python, tracked ones without the dispatcher."""
 
 from __future__ import annotations
 

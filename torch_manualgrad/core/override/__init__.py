@@ -1,1 +1,1 @@
-"""What is active: rules and replacements in the place of PyTorch's derivatives."""
+"""Overrides: rules and replacements that act in place of PyTorch's derivatives."""

@@ -1,4 +1,4 @@
-"""Forward mode for an operator that lacks it: what takes the place of a call in which an input has a tangent.
+"""Forward mode for operators that lack it: a replacement for calls in which an input has a tangent.
 
 All other calls stay PyTorch's, and so does reverse mode, but where a torch.func transform takes forward mode over it: what
 PyTorch's backward has saved is a constant there. There are three ways:

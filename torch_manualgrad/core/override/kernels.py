@@ -1,4 +1,4 @@
-"""Kernels of ours at the operators of others: registered once, kept for the life of the process, and what they do.
+"""Our kernels for operators that others define: registered once, and kept for the life of the process.
 
 The dispatcher frees a kernel the moment its registration goes, although another thread may be inside it, and nothing in
 Python sees every thread (those of C++ and of the autograd engine). So what is switched on and off is what a kernel does,

@@ -1,4 +1,4 @@
-"""What a name means: the rules of an operator, or of every operator that a function of PyTorch's reaches.
+"""Looks up rules by name: those of an operator, or of every operator that a PyTorch function reaches.
 
 ``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table `operators_of` says
 so for each public function.

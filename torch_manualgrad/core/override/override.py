@@ -1,4 +1,4 @@
-"""Rules and replacements acting on the operators themselves: scoped, nested, and undone in any order."""
+"""`override` and `install`: activate rules and replacements, for a block, a thread, a module or the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls follow: the layers that are active on this thread, as one table."""
+"""The active layers of this thread, as one table that calls read."""
 
 from __future__ import annotations
 

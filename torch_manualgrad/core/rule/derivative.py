@@ -1,4 +1,4 @@
-"""The derivative of an operator made of formulas, each bound to the values of one call by the names of its parameters."""
+"""Makes the derivative of a rule: each formula is bound to the values of a call by the names of its parameters."""
 
 from __future__ import annotations
 

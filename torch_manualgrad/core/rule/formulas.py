@@ -1,4 +1,7 @@
-"""Formulas: pure functions, each of which is also the operator ``manualgrad::<its name>``; and how they are bound by the names of their parameters."""
+"""Formulas: pure functions, each of which is also an operator, ``manualgrad::<its name>``.
+
+A rule binds them by the names of their parameters: `ArgumentBinding`, `parameters`, `sources`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What acts on jets in place of each operator: a table that `rules` fills, and what makes or runs a trace reads."""
+"""The rules for jets by operator: a table that `rules` fills, and that tracing reads."""
 
 from __future__ import annotations
 
