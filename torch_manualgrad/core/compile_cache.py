@@ -27,10 +27,10 @@ from .internals import guard_compiled_graphs
 
 __all__ = ["digest", "fingerprint", "put", "remember", "settle", "state"]
 
-_active: dict[str, tuple[str, str]] = {}  # operator -> what is active there, and the fingerprint of its code
+_exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
-_state: str | None = ""  # None: to be made of `_active` when it is asked for
+_state: str | None = ""  # None: to be made of `_exchanged` when it is asked for
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _guarded = False
 
@@ -48,7 +48,7 @@ def state() -> str:
     found = _state
     if found is None:
         with activation.lock:
-            found = _state = "; ".join(f"{key} {what}" for key, (what, _) in sorted(_active.items()))
+            found = _state = "; ".join(f"{key} {what}" for key, (what, _) in sorted(_exchanged.items()))
     return _joined(found, rules_here()[0])
 
 
@@ -67,10 +67,10 @@ def put(key: str, what: str, code: str = "") -> None:
     """
     global _state
     with activation.lock:
-        before = _active.pop(key, None)
+        before = _exchanged.pop(key, None)
         after = (what, code) if what else None
         if after is not None:
-            _active[key] = after
+            _exchanged[key] = after
         if after != before:
             _exchange(f"active {key}", before and before[1], after and after[1])
             _state = None

@@ -55,16 +55,16 @@ def stands_no_longer(op: Any) -> None:
     _substitutes.pop(op, None)
 
 
-class _Active(threading.local):
+class _ThreadState(threading.local):
     mode: StrongArithmetic | None = None
 
 
-_active = _Active()
+_here = _ThreadState()
 
 
 def linear_among(values: Sequence[Any]) -> list[int]:
-    """The places of those that are cotangents or tangents in the strong arithmetic that is active on this thread."""
-    mode = _active.mode
+    """The places of those that are cotangents or tangents in the strong arithmetic that runs on this thread."""
+    mode = _here.mode
     if mode is None:
         return []
     return [i for i, x in enumerate(values) if isinstance(x, Tensor) and mode.is_linear(value_of(x))]
@@ -84,12 +84,12 @@ class StrongArithmetic(DispatchMode):
         self._mark([*linear])
 
     def __enter__(self) -> Any:
-        self._before.append(_active.mode)
-        _active.mode = self
+        self._before.append(_here.mode)
+        _here.mode = self
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
-        _active.mode = self._before.pop()
+        _here.mode = self._before.pop()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def _mark(self, values: Any) -> None:

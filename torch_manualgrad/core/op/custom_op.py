@@ -233,8 +233,8 @@ class CustomOp:
     def swap(self, **implementations: Any) -> Swap:
         """Other implementations for a while: ``with op.swap(backward=f, jvp=None): ...``.
 
-        Swaps nest. They act on the whole process; of several active ones, also from several threads, the one entered last
-        wins, and they may end in any order. A call keeps the backward that was active when it ran.
+        Swaps nest. They act on the whole process; of several that are entered, also from several threads, the last
+        wins, and they may end in any order. A call keeps the backward that it ran with.
 
         Args:
             implementations: ``backward``, ``save_for_backward``, ``jvp``, ``autograd``, ``vmap``, ``fake``, ``default``
@@ -287,7 +287,7 @@ class CustomOp:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Make what is registered the active one. Readers see the old state or the new one, nothing between."""
+        """Select among what is registered. Readers see the old state or the new one, nothing between."""
         current: dict[str, Implementation | None] = dict(self._base)
         for layer in self._layers:
             current.update(layer)
