@@ -147,5 +147,5 @@ def test_an_input_without_a_vjp_is_an_error_and_no_zero():
     x, y = random(3).requires_grad_(), random(3, seed=1).requires_grad_()
     with mg.override(rule):
         same(torch.autograd.grad((x * y.detach()).sum(), x)[0], y.detach())
-        with pytest.raises(NotImplementedError, match="the gradient of 'other' is asked for, and no vjp is given"):
+        with pytest.raises(NotImplementedError, match="the gradient of 'other' is needed, and the rule has no vjp"):
             torch.autograd.grad((x * y).sum(), x)

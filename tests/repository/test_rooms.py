@@ -106,7 +106,8 @@ def forbidden(module: str) -> Iterator[str]:
 def test_a_room_imports_from_the_rooms_below_it(name):
     inside = [module for module in FILES if room(module) == name]
     assert inside
-    assert not [line for module in inside for line in forbidden(module)]
+    found = [line for module in inside for line in forbidden(module)]
+    assert not found, f"{name} may import from {ALLOWED[name] or 'nothing'} only (ALLOWED in this file): {found}"
 
 
 def test_every_module_is_in_a_room():
@@ -122,7 +123,8 @@ def test_rooms_form_no_circle():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    assert not circle(sorted(FILES))
+    found = circle(sorted(FILES))
+    assert not found, f"these import each other: {' -> '.join(found)}"
 
 
 def test_the_lint_sees_types_functions_and_circles(tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""Builds autograd functions from a `Derivative`, for one functorch level, and the classes of their nodes."""
+"""Makes the autograd functions of a `Derivative`, and the Python classes of their graph nodes.
+
+Each function acts on one functorch level. A call is plain if no transform, no dual level and no tensor subclass takes part in it.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,8 @@ __all__ = [
 class SingleLevelFunction(_SingleLevelFunction):
     """``torch.autograd.Function`` for use inside an `impl_autograd`, where it acts on one functorch level.
 
-    Write it as any autograd function, in either style; its ``forward`` calls ``op.below_autograd(...)``. Its ``jvp``
-    finds primals in ``ctx.saved_tensors``, and may be differentiated again.
+    Subclass it like ``torch.autograd.Function``, with or without ``setup_context``. Its ``forward`` calls
+    ``op.below_autograd(...)``. Its ``jvp`` reads the primals from ``ctx.saved_tensors``, and can be differentiated again.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -76,7 +79,7 @@ class SingleLevelFunction(_SingleLevelFunction):
 
 
 class _Primals:
-    """The context of a jvp, with the tangents of this level taken off what it saved."""
+    """The context that a jvp gets. Its saved tensors carry no tangents of this level."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
@@ -91,14 +94,14 @@ class _Primals:
 
 
 class Call:
-    """What one call hands to the autograd function beside the flat values.
+    """Facts about one call. The autograd function gets this object and the flat values.
 
     Attributes:
         keyset: of the call, for the redispatch.
-        lengths: of the lists of tensors among the arguments; None where there are none.
+        lengths: for each argument the length of its list, or None if it is no list; None if the operator takes no lists.
         dual: whether an input has a tangent.
-        plain: whether nothing but autograd is near.
-        out_lengths: of the lists among the outputs; set by the forward.
+        plain: whether the call is plain.
+        out_lengths: the same for the outputs. The forward sets it.
     """
 
     __slots__ = ("dual", "keyset", "lengths", "out_lengths", "plain")
@@ -109,7 +112,7 @@ class Call:
 
 
 def general_function(derivative: Derivative) -> Any:
-    """The autograd function of one derivative. Arguments and outputs are flat: lists stand as their elements."""
+    """The autograd function of one derivative. It takes and returns flat sequences, with the elements of a list in place of the list."""
     signature = derivative.signature
     one_output = len(signature.returns) == 1 and not signature.output_lists
     all_differentiable = all(derivative.differentiable)
@@ -121,8 +124,8 @@ def general_function(derivative: Derivative) -> Any:
             outputs = (result,) if one_output else signature.outputs(result)
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
-            # This function has switched both modes off. What it computes has to be tracked for an outer functorch level,
-            # or a second derivative loses the term that flows through a saved output.
+            # An autograd function switches grad mode and forward AD off. Both are needed: an outer functorch level must
+            # track this computation, or a second derivative loses the term that comes through a saved output.
             with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
@@ -137,7 +140,7 @@ def general_function(derivative: Derivative) -> Any:
         if signature.output_lists:
             flat_outputs, call.out_lengths = flatten(outputs, signature.output_lists)
         ctx.out_lengths = call.out_lengths
-        if call.dual:  # only then: it would keep every input alive until the backward
+        if call.dual:  # save_for_forward keeps every input alive until the backward
             ctx.save_for_forward(*[v for v in (*flat, *flat_outputs) if isinstance(v, Tensor)])
             ctx.n_inputs = len(flat)
             ctx.constants = [None if isinstance(v, Tensor) else (v,) for v in (*flat, *flat_outputs)]
@@ -160,7 +163,7 @@ def general_function(derivative: Derivative) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         saved = iter(ctx.saved_tensors)
-        # on primals, with forward mode switched on: an outer level may differentiate this formula again
+        # The formula gets primals. Forward AD is on, because an outer level may differentiate the formula again.
         with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
             known = [primal(next(saved)) if c is None else c[0] for c in ctx.constants]
             inputs: Sequence[Any] = known[: ctx.n_inputs]
@@ -173,7 +176,7 @@ def general_function(derivative: Derivative) -> Any:
                 found = derivative.jvp(inputs, outputs, tangents)
         if ctx.out_lengths is not None:
             found = _spread(found, ctx.out_lengths)
-        # autograd.Function takes no None for a floating output, and nothing else for one that is not differentiable
+        # For a differentiable output autograd.Function requires a tensor, for any other None.
         smooth: Sequence[bool] = derivative.differentiable
         if ctx.out_lengths is not None:
             smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
@@ -189,15 +192,15 @@ def general_function(derivative: Derivative) -> Any:
 def plain_function(
     derivative: Derivative, write: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None, others: int = 0
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A forward and a backward for plain calls of an operator without lists: most calls, so with no detour.
+    """The forward and the backward for plain calls of an operator without lists. Most calls are plain, so this does little.
 
-    The caller has made sure that the tensors are plain, that one of them requires grad, and that no transform and no dual
-    level is near. The forward takes the values, as `Signature.bind` gives them, and the tensors among them.
+    The caller guarantees that the call is plain and that a tensor requires grad. The forward takes ``(values, *tensors)``: what
+    `Signature.bind` returns, then the tensors in it.
 
     Args:
         derivative: of the operator.
         write: ``(values, tensors) -> result`` writes the result to one of the tensors.
-        others: how many tensors there are beside those of the values; they get no gradient.
+        others: the number of extra tensors after those in the values. Their gradient is None.
     """
     residuals, places = derivative.residuals, derivative.signature.tensor_like
     nothing, selective = [None] * len(derivative.signature.names), derivative.selective
@@ -232,7 +235,7 @@ def plain_function(
         if compiling or not derivative.pure or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
             found = pull_back(derivative, ctx, needed, grads)
         else:
-            kept = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
+            kept = saved(ctx)  # Read them first: this may run the user's hooks, which must not run inside the guard.
             with below_autograd():
                 if one_vjp is not None:
                     return None, one_vjp((*kept, *ctx.static, *grads, (True,))), *no_gradient[:others]
@@ -243,25 +246,25 @@ def plain_function(
 
 
 class Functions:
-    """The autograd functions of one derivative, each made at the first call: most are never used, and classes take long."""
+    """The autograd functions of one derivative. Each is made at its first use: making a class is slow, and most are never used."""
 
     def __init__(self, derivative: Derivative) -> None:
         self._derivative = derivative
 
     @functools.cached_property
     def general(self) -> Any:
-        """That of any call."""
+        """The function for any call."""
         return general_function(self._derivative).apply
 
     @functools.cached_property
     def plain(self) -> Any:
-        """That of plain calls; None for an operator of another kind."""
+        """The function for plain calls. None if the operator has lists, or an output that is no tensor."""
         bodies = self._plain_bodies
         return None if bodies is None else function_class(self._derivative, *bodies).apply
 
     @property
     def plain_backward(self) -> Any:
-        """What `plain` runs backward."""
+        """The backward of `plain`."""
         return None if self._plain_bodies is None else self._plain_bodies[1]
 
     @functools.cached_property
@@ -281,7 +284,7 @@ def functions(derivative: Derivative) -> Functions:
 
 
 def picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    """``places`` of a tuple, as a tuple whatever their number; without a frame of Python."""
+    """A function that picks the items at ``places`` of a tuple, as a tuple. It runs in C, without a frame of Python."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
@@ -312,8 +315,10 @@ def saved(ctx: Any) -> tuple[Tensor | None, ...]:
 
 
 def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-    """The vjp without autocast, and below autograd if nobody is to differentiate it."""
-    tensors: Sequence[Any] = saved(ctx)  # first: to read them may run any code of the user's, which no guard may reach
+    """Runs the vjp with autocast off. If nothing will differentiate the result, it runs below autograd."""
+    tensors: Sequence[Any] = saved(
+        ctx
+    )  # Read them first: this may run the user's hooks, which must not run inside the guard.
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: the graph is traced, and guards are not
         return derivative.vjp(needed, tensors, ctx.static, grads)
     if is_autocast_enabled():
@@ -329,7 +334,7 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
 
 
 def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """In the widest among them: under autocast an output may be narrower than the inputs, and formulas mix the two."""
+    """The tensors in the widest precision among them: under autocast an output can be narrower than the inputs."""
     floating = [t for t in tensors_in((*tensors, *grads)) if is_differentiable(t)]
     real = {t.dtype.to_real() for t in floating}
     if len(real) < 2:
@@ -367,7 +372,7 @@ def _zero(output: Any) -> Tensor | None:
 # on one saved tensor. A node has the attributes for what its rule saves, which may be less, or more, than what PyTorch's
 # derivative saves.
 
-# What a fact of a tensor is called in PyTorch's nodes.
+# A fact is a property that is kept in place of a tensor, such as its sizes. The names are those of PyTorch's nodes.
 FACTS = {"sizes": "sym_sizes", "strides": "sym_strides", "storage_offset": "sym_storage_offset", "dtype": "scalar_type"}
 
 
@@ -378,7 +383,7 @@ def function_name(signature: Signature) -> str:
 
 
 def node_name(signature: Signature) -> str:
-    """The name of the operator's nodes: that of PyTorch's, if PyTorch has one."""
+    """The name of the operator's graph node: PyTorch's, if PyTorch has a node for the operator."""
     namespace, _, name = signature.full_name.partition("::")
     known = node_names() if namespace == "aten" else {}
     return known.get(name) or f"{function_name(signature)}Backward"
@@ -412,13 +417,13 @@ def _constant_of_context(place: int, lists: bool) -> Callable[[Any], Any]:
     return lambda node: (node.static[1] if lists else node.static)[place]
 
 
-# -- nodes of the library of calls ------------------------------------------------------------------------------------
+# -- nodes made in C++, csrc/calls ------------------------------------------------------------------------------------
 
 _types: dict[Any, int] = {}  # by the name and the attributes
 
 
 def node_type(derivative: Derivative) -> int:
-    """The number of the C++ type of the nodes of plain calls: one for each name and set of attributes; 0 if none is left."""
+    """The number of the C++ node type for plain calls, one for each name and set of attributes; 0 if no type is free."""
     tensors, _, constants = derivative.saved_names
     key = (node_name(derivative.signature), tensors, constants)
     if key not in _types:
@@ -469,7 +474,7 @@ def _raw_saved(place: int) -> Callable[[Any], Any]:
 
 
 class _SavedTensor(SavedTensor):  # type: ignore[misc]
-    """One saved tensor of a node of the library: PyTorch's class, whose own methods read an object that this one lacks."""
+    """One saved tensor of a C++ node. Its methods replace those of PyTorch's class, which read a C++ object that it does not have."""
 
     node: Any
     place: int
@@ -484,7 +489,7 @@ class _SavedTensor(SavedTensor):  # type: ignore[misc]
 
     @property
     def data(self) -> Any:
-        """The tensor; under hooks, what they make of it again."""
+        """The saved tensor, or what the unpack hook returns."""
         return self.unpack()
 
 

@@ -321,7 +321,8 @@ class Rule:
         return " ".join(map(_code, (*self.vjp.values(), *self.jvp.values(), *self.formulas)))
 
     def __repr__(self) -> str:
-        return f"<Rule {self.name}: {', '.join(f.__name__ for f in self.formulas)}>"
+        formulas = ", ".join(f.__name__ for f in self.formulas)
+        return f"<Rule {self.name}: {formulas}>" if formulas else f"<Rule {self.name}>"
 
 
 def saved_names(rule: Rule, vjp: Mapping[tuple[str, ...], Callable[..., Any]]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Makes the derivative of a rule: each formula is bound to the values of a call by the names of its parameters."""
+"""Turns a `Rule` into a `Derivative`. The names of a formula's parameters say which values of a call it gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _Plan:
-    """One formula with the places of its arguments in an environment of known names."""
+    """One formula, and the position of each of its arguments in the tuple of known values."""
 
     def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         formula = function.formula if isinstance(function, ArgumentBinding) else function
@@ -40,7 +40,9 @@ class _Plan:
             name, value = source
             if name in names:
                 if names.count(name) > 1:
-                    raise ValueError(f"rule {rule}: the {what} formula asks for {name!r}, which names two things here")
+                    raise ValueError(
+                        f"rule {rule}: the {what} formula asks for {name!r}, but two values have this name"
+                    )
                 self.places.append(names.index(name))
             elif name is None or isinstance(formula, Formula) and value is not EMPTY:
                 self.places.append(len(names) + len(self.constants))
@@ -72,7 +74,7 @@ def _is_of_this_package(function: Callable[..., Any]) -> bool:
     return str(getattr(inspect.unwrap(function), "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
-# What a formula may ask of a tensor without keeping it: the parameter ``self_sizes`` is ``self.shape``.
+# Facts: properties that a formula can ask for, so that the tensor need not be saved. ``self_sizes`` is ``self.shape``.
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "sizes": lambda x: None if x is None else x.shape,
     "strides": lambda x: x.stride() if x is not None and x.layout is torch.strided else None,
@@ -90,7 +92,7 @@ def _of_each(fact: Callable[[Tensor], Any]) -> Callable[[Any], Any]:
 
 
 class _Busy(threading.local):
-    """Whether a rule's own forward is running on this thread: what it calls of the operator itself is then PyTorch's."""
+    """Whether the rule's replacement forward runs on this thread. If it calls the operator itself, the call goes to PyTorch."""
 
     now = False
 
@@ -100,7 +102,7 @@ class RuleDerivative(Transposed):
 
     one_precision = True
     strong_zero = False
-    bare = True  # `vjp` does no more than to call the formulas
+    bare = True  # whether `vjp` only calls the formulas
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class RuleDerivative(Transposed):
         known = [*signature.names, *signature.output_names]
         self.saved = list(saved_names(rule, vjp))
         wanted = {p for f in vjp.values() for p in parameters(f)}
-        # what others write is checked at each call; the package's own formulas are by its tests
+        # formulas from outside the package are checked at each call, its own by its tests
         self.checked = not all(map(_is_of_this_package, (*vjp.values(), *rule.jvp.values())))
         if self.checked:
             wanted |= {f"{n}_sizes" for key in vjp for n in key}
@@ -144,7 +146,7 @@ class RuleDerivative(Transposed):
             self.one_vjp = self.vjps[0][0]
         self.selective = not self._lists and any(len(uses) < len(tensors) for uses, _ in self.uses)
         self._kept: dict[tuple[bool, ...], list[bool]] = {}
-        self.tables: dict[Any, int] = {}  # of csrc/calls, by what is left to stock: their numbers
+        self.tables: dict[Any, int] = {}  # the numbers of the tables in csrc/calls, by their `defers`
         self.in_place_functions: dict[Any, Any] = {}  # see in_place.py
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
         names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
@@ -159,7 +161,9 @@ class RuleDerivative(Transposed):
             self.run = forward
         super().__init__(rule.aten, signature, [n not in rule.not_differentiable for n in signature.output_names])
         if rule.reads_grad_mode:
-            self.run = torch.enable_grad()(self.run)  # as it was for the caller of an autograd function
+            self.run = torch.enable_grad()(
+                self.run
+            )  # an autograd function switches it off; the operator must see it on, as the caller did
 
     @functools.cached_property
     def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
@@ -169,7 +173,7 @@ class RuleDerivative(Transposed):
         return tensors, self._lists, (*[known[i] for i in self.constant_places], *facts)
 
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The formula that is used in the place of one of the rule's."""
+        """The formula to call for ``function``; a subclass may return a variant."""
         return function
 
     @functools.cached_property
@@ -186,7 +190,7 @@ class RuleDerivative(Transposed):
 
     @functools.cached_property
     def _from_result(self) -> tuple[RuleDerivative, list[int]] | None:
-        """The derivative that reads the result, and the places of what may not be negative."""
+        """The derivative that reads the result in place of the input, and the positions of the arguments that must be at least 0."""
         given, names = self.rule.from_result, self.signature.names
         if given is None or self.strong_zero or self.forward is not None:
             return None
@@ -194,14 +198,14 @@ class RuleDerivative(Transposed):
         return RuleDerivative(self.rule, None, vjp), [names.index(n) for n in given.nonnegative]
 
     def in_place(self, values: Sequence[Any]) -> RuleDerivative:
-        """The derivative of a plain call whose result takes the place of its first argument."""
+        """The derivative of a plain in-place call, which overwrites its first argument."""
         if self._from_result is None:
             return self
         derivative, nonnegative = self._from_result
         return derivative if all(values[i] >= 0 for i in nonnegative) else self
 
     def takes(self, values: Sequence[Any]) -> bool:
-        """Whether the formulas are for such tensors: nested ones, and sparse ones but in `Rule.sparse`, keep PyTorch's."""
+        """Whether the formulas handle these tensors: not nested ones, and sparse ones only if `Rule.sparse` is set."""
         return not any(x.is_nested for x in tensors_in(values)) if self.rule.sparse else all_dense(values)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
@@ -247,8 +251,8 @@ class RuleDerivative(Transposed):
         for i in self._without_vjp:
             if any(needed[i]) if isinstance(needed[i], list) else needed[i]:
                 raise NotImplementedError(
-                    f"rule {self.rule.name}: the gradient of {self.signature.names[i]!r} is asked for, and no vjp is given "
-                    "for it; one that returns None says that it is zero"
+                    f"rule {self.rule.name}: the gradient of {self.signature.names[i]!r} is needed, and the rule has no vjp "
+                    "for it; if the gradient is zero, give a vjp that returns None"
                 )
         known = (*tensors, *static, *grads)
         for plan, inputs in self.vjps:
@@ -278,8 +282,8 @@ class RuleDerivative(Transposed):
             t = tangents[i]
             if t is not None and not (isinstance(t, (list, tuple)) and all(x is None for x in t)):
                 raise NotImplementedError(
-                    f"rule {self.rule.name}: {self.signature.names[i]!r} has a tangent, and neither a jvp nor a vjp is given "
-                    "for it; a vjp that returns None says that it is zero"
+                    f"rule {self.rule.name}: {self.signature.names[i]!r} has a tangent, and the rule has neither a jvp nor a "
+                    "vjp for it; if its derivative is zero, give a vjp that returns None"
                 )
         result: list[Any] = [None] * len(outputs)
         known = (*inputs, *outputs, *inputs, *tangents)
@@ -300,12 +304,12 @@ class RuleDerivative(Transposed):
 class StrongRuleDerivative(RuleDerivative):
     """The derivative in which a cotangent or tangent of 0 gives 0.
 
-    A formula that has a variant with strong zeros, its attribute ``strong``, is replaced by it. If all have, that is all.
-    Others run as they are, and once more with `StrongArithmetic` if something that is not finite has come out: 0 times a
-    finite number needs no care. Where values cannot be read, they run with it at once.
+    A formula may have a variant with strong zeros, its attribute ``strong``, which then replaces it. Formulas without a
+    variant run as they are. If a result is not finite, they run again under `StrongArithmetic`; a finite result needs no
+    second run, because 0 times a finite number is 0. If values cannot be read, they run under `StrongArithmetic` at once.
 
-    Of a plain call on the CPU that is left to PyTorch where zeros are not strong, PyTorch's own gradients come before these,
-    and are it if they are finite: csrc/calls/stock.h.
+    Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these PyTorch's own gradients are computed
+    first, and are the result if they are finite (csrc/calls/stock.h).
     """
 
     strong_zero = True
@@ -313,7 +317,7 @@ class StrongRuleDerivative(RuleDerivative):
     def __init__(self, rule: Rule) -> None:
         self.bare = all(hasattr(f, "strong") for f in (*rule.vjp.values(), *rule.jvp.values()))
         super().__init__(rule, None)
-        # what a backward operator is linear in is a cotangent, too
+        # a backward operator is linear in its ``grad...`` inputs: they are cotangents too
         self._cotangents = [i for i, name in enumerate(self.signature.names) if name.startswith("grad")]
         kept = [] if self._lists else self.tensor_places
         self._saved_cotangents = [i for i, place in enumerate(kept) if place in self._cotangents]
@@ -354,16 +358,16 @@ def _factors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def derivative_of(rule: Rule, *, forward: bool = False, strong_zero: bool = False) -> RuleDerivative:
-    """The derivative that a rule is, made at the first call.
+    """The derivative of a rule. The first call makes it, later ones return the same object.
 
     Args:
         rule: the rule.
-        forward: with the rule's replacement for the operator's own forward, where it has one.
-        strong_zero: the one in which a cotangent or tangent of zero gives zero, where the rule has a zero to keep. Where the
-            forward is replaced it has no effect.
+        forward: use the rule's replacement forward, if it has one.
+        strong_zero: return the `StrongRuleDerivative`, if `Rule.has_strong_zero`. It has no effect where the forward is
+            replaced.
 
     Raises:
-        ValueError: a formula asks for what is not known in a call.
+        ValueError: a parameter of a formula has a name that no value of a call has.
     """
     if forward and rule.forward is not None:
         how = "forward"

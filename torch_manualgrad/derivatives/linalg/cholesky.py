@@ -82,8 +82,10 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
         ATen cholesky_backward; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527.
     """
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
-    S = _over(_phi(L.mH @ grad_L, 0.5), L, False)
-    return sym(_over(S.mH, L, False).mH)  # twice from the right, where BLAS is faster: (S^H L^-1)^H = L^-H S
+    half = _over(_phi(L.mH @ grad_L, 0.5), L, False)  # phi(L^H gL) L^-1 / 2
+    # The Hermitian part is made here, and for small matrices at the end of csrc/math/cholesky.h. Both quotients are from the
+    # right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
+    return sym(_over(half.mH, L, False).mH)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1])))
