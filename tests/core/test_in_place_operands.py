@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.override import overlap
 from torch_manualgrad.core.override.in_place import in_place_operator, reading_written
 
 F64 = torch.float64
@@ -246,3 +247,36 @@ def test_a_result_that_does_not_fit():
         ):
             y[:1].addbmm_(*batches)
         assert y.eq(0).all()
+
+
+@pytest.mark.parametrize("mark", ["", "*"])
+@pytest.mark.parametrize("fill", [
+    lambda y: y.fill_(y[0, 0]),
+    lambda y: y.masked_fill_(torch.tensor([True, False, True]), y[0, 0]),
+    lambda y: y.index_fill_(0, torch.tensor([0]), y[1, 1]),
+])  # fmt: skip
+def test_the_value_of_a_fill_may_lie_in_what_is_filled(fill, mark):
+    """It is read once, before anything is written."""
+
+    def slope():
+        x = (torch.arange(6, dtype=F64) + 1).requires_grad_()
+        y = (x * 1).view(2, 3)
+        fill(y)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    expected = slope()
+    with mg.override(*mark):
+        torch.testing.assert_close(slope(), expected)
+
+
+def test_large_parts_are_not_compared_place_by_place(monkeypatch):
+    def fail(*args):
+        raise AssertionError("all places were compared")
+
+    monkeypatch.setattr(overlap, "_places", fail)
+    x = (torch.zeros(100, 400, requires_grad=True) * 1).view(100, 400)
+    with mg.override("*"):
+        x[:, :200].add_(x[:, 200:])
+        x.T[:50].add_(x.T[50:100])
+        with pytest.raises(RuntimeError, match="single memory location"):
+            x[:, :200].mul_(x[:, 199:399])

@@ -417,3 +417,17 @@ def test_derivatives_of_the_product_in_one_factor(shapes, dtypes):
             batched = torch.func.vmap(lambda v: torch.func.grad(lambda v: strong_times(v, y).abs().sum())(v))(x_batched)
             expected = torch.func.vmap(lambda v: torch.func.grad(lambda v: (v * y).abs().sum())(v))(x_batched)
             torch.testing.assert_close(batched, expected)
+
+
+@pytest.mark.parametrize("function", [torch.log, torch.log2, torch.log10, lambda x: torch.xlogy(2.5, x)])
+@pytest.mark.parametrize("dtype, tiny", [(torch.float32, 1e-40), (F64, 1e-310)])
+def test_a_slope_that_overflows_times_a_small_cotangent(function, dtype, tiny):
+    """A zero next to it does not change it."""
+    x, g = torch.tensor([0.0, tiny], dtype=dtype, requires_grad=True), torch.tensor([0.0, 1e-5], dtype=dtype)
+    with mg.override("*"):
+        expected = torch.autograd.grad(function(x[1]), x, g[1])[0]
+    with mg.override(strong_zero=True):
+        found = torch.autograd.grad(function(x), x, g)[0]
+        tangent = jvp(function, (x.detach(),), (g,))[1]
+    assert expected[1].isfinite()
+    torch.testing.assert_close((found, tangent), (expected, expected))

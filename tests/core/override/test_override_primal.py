@@ -1,5 +1,7 @@
 """Rules that replace the primal too, and calls that a rule leaves to PyTorch."""
 
+import copy
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -88,3 +90,13 @@ def test_a_forward_may_call_the_operator_it_replaces():
         same(torch.sin(random(3).requires_grad_()).detach(), 100 * stock)
         same(vmap(torch.sin)(random(3)), 100 * stock)
         same(jvp(torch.sin, (random(3),), (random(3),))[0], 100 * stock)
+
+
+def test_a_forward_that_is_in_use_is_not_replaced():
+    rule = sine_times(2)
+    rule.replace_primal(lambda x: 100 * x)
+    with mg.override(rule, forward=True):
+        assert torch.sin(random(3)).shape == (3,)
+    with pytest.raises(RuntimeError, match="in use"):
+        rule.replace_primal(lambda x: 1000 * x)
+    assert copy.deepcopy([rule])[0] is rule

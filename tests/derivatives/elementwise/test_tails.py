@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from torch.func import grad, jvp
+from torch.func import grad, jacfwd, jacrev, jvp
 from torch.special import erfcx, gammainc, gammaincc, i0e, i1, i1e, log_ndtr, ndtri
 
 import torch_manualgrad as mg
@@ -104,3 +104,22 @@ def test_values_in_the_tails(name, x, order, expected):
             f = mode(f)
         with mg.override():
             torch.testing.assert_close(f(x), expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1.0, 1e160, 1e200])
+def test_series_of_complex_abs_and_sgn_at_any_scale(scale):
+    p, v = scale * torch.tensor([1.0, 2.0]).double(), scale * torch.tensor([2.0, -1.0]).double()
+    found = mg.forward_ad.directional(lambda x: torch.complex(x[0], x[1]).abs(), p, v, 3)
+    torch.testing.assert_close([float(x) / scale for x in found], [0.0, 5**0.5, 0.0], rtol=1e-12, atol=1e-12)
+    found = mg.forward_ad.directional(lambda x: torch.complex(x[0], x[1]).sgn().real, p, v, 3)
+    torch.testing.assert_close([float(x) for x in found], [2 / 5**0.5, -1 / 5**0.5, -6 / 5**0.5], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"strong_zero": True}], ids=str)
+def test_three_orders_of_complex_abs_under_torch_func(how):
+    f = lambda v: torch.complex(v[0], v[1]).abs()  # noqa: E731
+    x = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    for outer, middle, inner in itertools.product((jacfwd, jacrev), repeat=3):
+        expected = jacrev(jacrev(jacrev(f)))(x)
+        with mg.override(**how):
+            torch.testing.assert_close(outer(middle(inner(f)))(x), expected)

@@ -19,6 +19,8 @@ from ..schema import Signature, tensors_in
 
 __all__ = ["refuse_partial_overlap"]
 
+_MOST = 2**20  # elements of tensors of which all places are compared
+
 
 def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:
     """Raise if an argument shares a part of its memory with the first one, which is written to.
@@ -36,6 +38,8 @@ def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any])
     if storage is None:
         return
     for i in signature.tensor_like[1:]:
+        if signature.names[i] == "value":
+            continue  # of a fill, which reads it once, before it writes
         for x in tensors_in((values[i],)):
             if storage_of(x) is storage and values_readable((written, x)) and _overlaps(value_of(written), value_of(x)):
                 name, first = signature.names[i], signature.names[0]
@@ -60,6 +64,11 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
     (first, last, strides), (other_first, other_last, other_strides) = _span(written, unit), _span(x, unit)
     if last < other_first or other_last < first:
         return False
+    if alike and (written.shape, written.stride()) == (x.shape, x.stride()):
+        sizes = sorted(zip(written.stride(), written.shape), reverse=True)
+        return _is_between(int(x.storage_offset()) - int(written.storage_offset()), sizes)
+    if written.numel() + x.numel() > _MOST:
+        return False  # to compare all places would take longer than the operator
     step = math.gcd(*strides, *other_strides)
     if alike and step and (first - other_first) % step:
         return False  # as two columns of a matrix
@@ -67,6 +76,18 @@ def _overlaps(written: Tensor, x: Tensor) -> bool:
         at, read = _places(written, unit), _places(x.expand_as(written), unit)
         return bool((torch.isin(read, at) & (read != at)).any())
     return bool(torch.isin(_places(x, unit), _places(written, unit)).any())
+
+
+def _is_between(distance: int, sizes: list[tuple[int, int]]) -> bool:
+    """Whether two elements of a tensor with these strides and sizes are that far from each other."""
+    if not sizes:
+        return distance == 0
+    (stride, size), *inner = sizes
+    if size == 1 or stride == 0:
+        return _is_between(distance, inner)
+    reach = sum(s * (n - 1) for s, n in inner)
+    first, last = -((reach - distance) // stride), (distance + reach) // stride
+    return any(_is_between(distance - q * stride, inner) for q in range(max(first, 1 - size), min(last, size - 1) + 1))
 
 
 def _span(x: Tensor, unit: int) -> tuple[int, int, list[int]]:

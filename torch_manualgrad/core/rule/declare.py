@@ -187,6 +187,15 @@ class Ratio(NamedTuple):
     below: Any
 
 
+def _in_range(above: Any, below: Any) -> tuple[Any, Any]:
+    """A ratio and a power of two, whose product it is: 1 / x is infinite for a denormal x, and its product may not be."""
+    if not isinstance(below, Tensor):
+        return above / below, 1
+    info = torch.finfo(below.dtype)
+    scale = torch.where(below.detach().abs() < 4 * info.tiny, 2.0**64, 1.0).to(below.dtype.to_real())
+    return above / (below * scale), scale
+
+
 def _conjugate(x: Any, yes: bool) -> Any:
     return x if not yes else x.conj() if isinstance(x, Tensor) else x.conjugate()
 
@@ -197,7 +206,8 @@ def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) ->
     if isinstance(derivative, Ratio):
         above, below = (_conjugate(x, conjugate) for x in derivative)
         if strong:
-            return strong_product(factor, above / below)
+            ratio, scale = _in_range(above, below)
+            return strong_product(factor, ratio) * scale
         return (factor if type(above) is int and above == 1 else factor * above) / below
     if conjugate and type(derivative) is int and derivative == 1:
         return factor  # a cotangent; a tangent is not to share the memory of another

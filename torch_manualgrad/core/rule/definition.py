@@ -257,9 +257,19 @@ class Rule:
         self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
 
     def replace_primal(self, forward: Callable[..., Any]) -> None:
-        """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses."""
+        """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses.
+
+        Raises:
+            RuntimeError: the rule was used under ``override(forward=True)`` before.
+        """
+        if "forward" in self.derivatives:
+            raise RuntimeError(
+                f"rule {self.name}: its forward is in use; replace it before the first override(forward=True)"
+            )
         self.forward = forward
-        self.derivatives.pop("forward", None)
+
+    def __deepcopy__(self, memo: Any) -> Rule:
+        return self  # as an OpOverload: there is one of each
 
     def _keyed(self, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
         known = [e.name for e in entries if e.is_tensor_like]

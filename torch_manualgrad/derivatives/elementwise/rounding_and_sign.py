@@ -148,8 +148,10 @@ def _abs_backward(grad: Tensor, self: Tensor) -> Tensor:
 
 
 def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
-    found = self_t * _sign(self_p).conj()
-    return found.real if found.is_complex() else found
+    sign = _sign(self_p)
+    if not sign.is_complex():
+        return self_t * sign
+    return self_t.real * sign.real + self_t.imag * sign.imag  # no lazily negated part, for which vmap has no rule
 
 
 def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:

@@ -176,15 +176,18 @@ def absolute(x: Coefficients) -> Coefficients:
     y, sign = [x[0].abs()], x[0].sgn()
     if not x[0].is_complex():
         return [*y, *scale(x[1:], sign)]
+    # of x / |x[0]|: products of the coefficients themselves may leave the range
+    inverse = torch.where(y[0] == 0, 0, 1 / y[0])
+    x = [sign, *scale(x[1:], inverse)]
     conjugate = [None if c is None else c.conj() for c in x]
-    half = torch.where(y[0] == 0, 0, 0.5 / y[0])
-    for k in range(1, len(x)):  # 2 y[0] y[k] = 2 Re(conj(x[0]) x[k]) + what the coefficients between contribute
+    z: Coefficients = [torch.where(y[0] == 0, 0, torch.ones_like(y[0]))]
+    for k in range(1, len(x)):  # 2 z[0] z[k] = 2 Re(conj(x[0]) x[k]) + what the coefficients between contribute
         linear = None if x[k] is None else (sign.conj() * x[k]).real
         square = convolve([*x[:k], None], conjugate[:k], k, start=1)
-        known = convolve([*y, None], y, k, start=1)
+        known = convolve([*z, None], z, k, start=1)
         rest = sum_of([None if square is None else square.real, _minus(known)])
-        y.append(sum_of([linear, None if rest is None else rest * half]))
-    return y
+        z.append(sum_of([linear, None if rest is None else rest * 0.5]))
+    return [*y, *scale(z[1:], y[0])]
 
 
 def rsqrt(x: Coefficients) -> Coefficients:
