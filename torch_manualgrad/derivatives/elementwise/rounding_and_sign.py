@@ -6,7 +6,8 @@ Note:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import Sample, elementwise, formula, real, rule
+from torch_manualgrad.core.rule.strong_product import strong_times
 
 
 @formula
@@ -33,9 +35,14 @@ def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
     """
     if not x.is_complex():
         return torch.zeros_like(gx)
+    return _across(x, gx, sgn, operator.mul)
+
+
+def _across(x: Tensor, gx: Tensor, sgn: Tensor, times: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """i s Im(g conj(s)) / |x|, by a product of what is linear in g with something else."""
     length = x.abs()
-    across = (gx * sgn.conj()).imag / torch.where(length == 0, inf, length)
-    return torch.complex(-across * sgn.imag, across * sgn.real)  # i s across
+    across = times(times(gx, sgn.conj()).imag, 1 / torch.where(length == 0, inf, length))
+    return torch.complex(times(-across, sgn.imag), times(across, sgn.real))
 
 
 @formula
@@ -131,12 +138,12 @@ def _(inputs: Any, output: Tensor) -> Any:
 
 @complex_sign.impl_backward
 def _(ctx: Any, saved: Any, grad: Tensor) -> dict[str, Tensor]:
-    return {"x": sgn_backward(saved[0], grad, saved[1])}
+    return {"x": _across(saved[0], grad, saved[1], strong_times)}
 
 
 @complex_sign.impl_jvp
 def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor:
-    return sgn_backward(inputs.x, tangents.x, output)
+    return _across(inputs.x, tangents.x, output, strong_times)
 
 
 def _sign(x: Tensor) -> Tensor:
