@@ -66,7 +66,8 @@ def table(by_address: bool):
 
 
 def test_a_backward_that_relies_on_an_address() -> None:
-    assert engines(only(NAME, table(by_address=True), rand(3))) >= {"hooks that copy"}
+    # a copy may come to lie at an address that has just become free: then there is nothing to be found
+    assert any(engines(only(NAME, table(by_address=True), rand(3))) >= {"hooks that copy"} for _ in range(5))
     assert only(NAME, table(by_address=False), rand(3)).outcome(NAME) == "ok"
 
 
