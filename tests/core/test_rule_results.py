@@ -1,4 +1,4 @@
-"""What the formulas of a user's rule return is checked: an error names the rule, the argument, what fits and what came."""
+"""Checks of what a user's formulas return. An error names the rule, the argument, what was expected and what was returned."""
 
 from __future__ import annotations
 

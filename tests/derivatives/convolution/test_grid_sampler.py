@@ -189,7 +189,7 @@ def test_an_empty_batch():
 @pytest.mark.parametrize("padding", ["border", "reflection"])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_a_point_that_is_lost_is_not_given_to_pytorchs_bilinear_backward(dims, padding, bad):
-    """Which writes outside of its memory there. A loss of finite results alone has the gradient of the other points."""
+    """That kernel writes outside of its memory there. The gradient of a loss of finite results is that of the other points."""
     image, grid = random(1, 2, *[4] * dims).requires_grad_(), random(1, *[3] * dims, dims, seed=1).tanh()
     grid[(0,) * (dims + 1)] = bad
     grid.requires_grad_()

@@ -25,6 +25,8 @@ _MOST = 2**20  # elements of tensors of which all places are compared
 def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:
     """Raise if an argument shares a part of its memory with the first one, which is written to.
 
+    Tensors of other strides that have more than `_MOST` elements together are not compared: PyTorch decides about these.
+
     Args:
         op: the operator.
         signature: with the names of its arguments.
