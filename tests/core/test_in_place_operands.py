@@ -135,6 +135,12 @@ def test_an_operand_that_shares_memory(rule):
                     )
 
 
+def test_every_operator_that_reads_what_it_writes_copies_operands():
+    """Also under a plain override that was entered before any other."""
+    reads = {in_place_operator(rule) for rule in RULES if any(n in rule.residuals for key in rule.vjp for n in key)}
+    assert reads <= {form.op for form in reading_written(mg.rules.values())}
+
+
 LISTS = list(reading_written([]))
 
 

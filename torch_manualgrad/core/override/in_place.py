@@ -63,14 +63,12 @@ def in_place_operator(rule: Rule | ForwardMode) -> Any | None:
 def reading_written(rules: Iterable[Rule]) -> list[InPlace]:
     """The operators whose derivative in PyTorch may read what they have overwritten.
 
-    They are the elementwise operators of several tensors whose derivative depends on one of them, and operators of several
-    lists.
+    They are the operators of several tensors whose derivative depends on one of them, and operators of several lists.
     """
     found = [
         InPlace(op, rule.aten)
         for rule in rules
-        if rule.kind == "elementwise"
-        and any(name in rule.residuals for key in rule.vjp for name in key)
+        if any(name in rule.residuals for key in rule.vjp for name in key)
         and len(rule.signature.tensor_like) > 1
         and (op := in_place_operator(rule)) is not None
     ]
