@@ -7,11 +7,9 @@ dims, which broadcast. Sentences that are none of these declare nothing.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
+from .docstrings import documentation, entries
 
 __all__ = ["Declared", "Lookup", "check_declared", "declared"]
 
@@ -77,7 +76,7 @@ def declared(function: Callable[..., Any], lookup: Lookup) -> dict[str, Declared
         Name -> what is declared; arguments of which nothing is are absent.
     """
     parameters = list(inspect.signature(function).parameters)
-    texts = dict(_entries(_docstring(function)))
+    texts = dict(entries(documentation(function)))
     found: dict[str, Declared] = {}
     aliases = _aliases(texts)
     for names, text in texts.items():
@@ -94,31 +93,6 @@ def declared(function: Callable[..., Any], lookup: Lookup) -> dict[str, Declared
                 )
                 found[name] = _read(name, text, own, parameters, aliases, lookup)
     return found
-
-
-def _docstring(function: Callable[..., Any]) -> str:
-    if function.__doc__:
-        return inspect.cleandoc(function.__doc__)
-    try:  # python -OO
-        node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return ""
-    return ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef) else ""
-
-
-def _entries(doc: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    _, _, rest = doc.partition("Args:\n")
-    entry = ""
-    for line in [*rest.split("\n\n")[0].splitlines(), "    end: "]:
-        if re.match(r"    [\w, ]+: ", line):
-            if entry:
-                names, _, text = entry.partition(": ")
-                yield tuple(n.strip() for n in names.split(",")), text
-            entry = line.strip()
-        elif entry.endswith(":") or line.startswith("     "):
-            entry += " " + line.strip()
-        elif re.match(r"    [\w, ]+:$", line):
-            entry = line.strip()
 
 
 def _aliases(texts: Mapping[tuple[str, ...], str]) -> dict[str, str]:

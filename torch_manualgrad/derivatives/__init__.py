@@ -17,6 +17,9 @@ from . import (
 )
 
 from . import flops  # isort: skip  # last: it counts the formulas of the others
+from torch_manualgrad.core.rule import samples_in
+
+samples_in(f"{__name__}.samples")
 
 __all__ = [
     "catalogue",

@@ -4,7 +4,7 @@ from ..engine.sharding import is_sharded
 from ..sample import Sample
 from ..schema import blocksize
 from ..versions import reached
-from .declare import Interval, Ratio, elementwise, linear_in, rule
+from .declare import Ratio, elementwise, linear_in, rule
 from .definition import (
     IMPROVEMENTS,
     ButManySmall,
@@ -21,6 +21,7 @@ from .definition import (
     where_finite,
 )
 from .formulas import Formula, Kernel, bound_to, formula, known_finite, ops, parameters, readable
+from .samples import Interval, Sampler, probe_for, samples_for, samples_in
 
 __all__ = [
     "IMPROVEMENTS",
@@ -34,6 +35,7 @@ __all__ = [
     "Ratio",
     "Rule",
     "Sample",
+    "Sampler",
     "always",
     "blocksize",
     "bound_to",
@@ -47,10 +49,13 @@ __all__ = [
     "operator",
     "ops",
     "parameters",
+    "probe_for",
     "reached",
     "readable",
     "real",
     "rule",
     "rules",
+    "samples_for",
+    "samples_in",
     "where_finite",
 ]

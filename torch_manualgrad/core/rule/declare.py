@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,16 +12,15 @@ from torch import Tensor
 
 from ..engine.strong_arithmetic import by_element
 from ..internals import is_composite
-from ..sample import Sample
 from ..schema import Signature
 from ..versions import UNTRIED, reached
 from .definition import Formulas, FromResult, Rule, exists, operator, rules
 from .derivative import derivative_of
 from .formulas import bound_to, parameters
+from .samples import LINE, Interval, Sampler, drawn
 from .strong_product import strong_product
 
 __all__ = [
-    "Interval",
     "Ratio",
     "elementwise",
     "linear_in",
@@ -99,9 +96,6 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
 # The derivative of the output with respect to an input is one function of one element. From it follow the vjp,
 # ``grad * conj(d)``, the jvp, ``d * tangent``, all higher orders, as it is differentiated itself, and the samples.
 
-Interval = tuple[float, float]
-LINE: Interval = (-math.inf, math.inf)
-
 
 def elementwise(
     name: str,
@@ -110,7 +104,7 @@ def elementwise(
     domain: Interval | Mapping[str, Interval] = LINE,
     real_only: bool = False,
     arguments: Sequence[Mapping[str, Any]] = ({},),
-    samples: Callable[..., Iterable[Sample]] | None = None,
+    samples: Sampler | None = None,
     source: str = "ATen derivatives.yaml",
     from_result: FromResult | None = None,
     tangent: Callable[..., Any] | None = None,
@@ -173,7 +167,7 @@ def elementwise(
         jvp={output: _pushforward(derivative, output, rounds=rounds) if tangent is None else _cast(tangent, output)},
         kind="elementwise",
         source=source,
-        samples=samples or functools.partial(_samples, signature, domains, real_only, arguments),
+        samples=samples or functools.partial(drawn, signature, domains, real_only, arguments),
         **about,
     )
 
@@ -309,62 +303,6 @@ def _cast(tangent: Callable[..., Any], output: str) -> Callable[..., Any]:
         return found.expand(known[0].shape).to(known[0].dtype)
 
     return bound_to(jvp, names)
-
-
-# -- samples ----------------------------------------------------------------------------------------------------------
-
-# Of one tensor; of several, the second shapes broadcast with the first, and further tensors have the first again.
-_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((3, 4), (3, 4)),
-    ((2, 1, 3), (4, 1)),
-    ((3,), ()),
-    ((), ()),
-    ((0, 2), (2,)),
-)
-
-
-def _samples(
-    signature: Signature,
-    domains: Mapping[str, Interval],
-    real_only: bool,
-    arguments: Sequence[Mapping[str, Any]],
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Iterable[Sample]:
-    if dtype.is_complex and real_only:
-        return
-    for others in arguments:
-        for position, shapes in enumerate(_SHAPES):
-            tensors = {
-                name: _points(shapes[i % 2], domains.get(name, LINE), dtype, device, seed=10 * position + i)
-                for i, name in enumerate(signature.tensor_names)
-            }
-            given = tensors | dict(others)
-            leading = list(itertools.takewhile(given.__contains__, signature.names[: signature.positional]))
-            yield Sample(*[given.pop(name) for name in leading], **given)
-
-
-def _points(
-    shape: tuple[int, ...], interval: Interval, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> Tensor:
-    """Numbers in the interval, clear of its ends and of zero; complex ones are a little off the real line."""
-    generator = torch.Generator().manual_seed(seed)
-    unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator)
-    low, high = interval
-    if math.isinf(low) and math.isinf(high):
-        points = 6 * unit - 3
-    elif math.isinf(high):
-        points = low + 0.1 + 3 * unit
-    elif math.isinf(low):
-        points = high - 0.1 - 3 * unit
-    else:
-        points = low + (high - low) * unit
-    if low < 0 < high:
-        clear = 0.08 * min(1.0, high, -low)
-        points = torch.where(points.abs() < clear, clear, points)
-    if dtype.is_complex:
-        points = torch.complex(points, 0.3 + 0.4 * torch.rand(shape, dtype=torch.float64, generator=generator))
-    return points.to(device, dtype)
 
 
 # -- operators that are linear in some of their inputs -----------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ from ..compile_cache import fingerprint
 from ..internals import is_composite
 from ..op.custom_op import CustomOp
 from ..registry import Registry
-from ..sample import Sample
 from ..schema import Argument, Signature
 from ..versions import parse, reached
 from .formulas import ArgumentBinding, Formula, called_formulas, parameters
+from .samples import Sampler, find_probe, find_sampler
 
 __all__ = [
     "IMPROVEMENTS",
@@ -171,9 +171,9 @@ class Rule:
         improves: the claims that hold on this torch.
         source: where the mathematics comes from.
         gaps: mode -> reason, for what raises on this torch.
-        samples: ``(dtype, device) -> iterable of Sample``, or None.
-        probe: what the checks differentiate in place of the bare operator: a function through it which sees to a
-            condition on its input (Hermitian) or removes a choice in its outputs (the phase of a vector).
+        samples: ``(dtype, device) -> iterable of Sample``, or None. This package's own are in `derivatives.samples`.
+        probe: the function that checks differentiate instead of the operator. It calls the operator on an input made
+            to fulfil a condition (Hermitian), or removes a choice in its outputs (the phase of a vector).
         forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
         defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
             None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
@@ -201,7 +201,7 @@ class Rule:
         source: str = "",
         not_differentiable: Sequence[str] = (),
         gaps: Mapping[str, str | tuple[str, str]] | None = None,
-        samples: Callable[..., Iterable[Sample]] | None = None,
+        samples: Sampler | None = None,
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
         defer_to_stock: Callable[..., bool] | None = None,
@@ -230,8 +230,7 @@ class Rule:
         self.source = source
         ending = {mode: (g, None) if isinstance(g, str) else g for mode, g in (gaps or {}).items()}
         self.gaps = {mode: reason for mode, (reason, until) in ending.items() if until is None or not reached(until)}
-        self.samples = samples
-        self.probe = probe or self.aten
+        self._samples, self._probe = samples, probe
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
@@ -255,6 +254,16 @@ class Rule:
         if compiled_vjp is not None:
             self._check(compiled_vjp)
         self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
+
+    @property
+    def samples(self) -> Sampler | None:
+        """``(dtype, device) -> iterable of Sample``: given with the rule, or registered for it. None if it has none."""
+        return self._samples or find_sampler(self.name)
+
+    @property
+    def probe(self) -> Callable[..., Any]:
+        """The function that checks differentiate: the operator, unless a probe was given or registered."""
+        return self._probe or find_probe(self.name) or self.aten
 
     def replace_primal(self, forward: Callable[..., Any]) -> None:
         """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, overload
 import torch
 
 from .. import compile_cache, packages
+from ..docstrings import documentation
 from ..formula_calls import FormulaCalls, Requirement, is_outside
 from ..internals import (
     PLAIN,
@@ -422,6 +423,8 @@ def formula(
     kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
     def make(f: Callable[..., Any]) -> Formula:
+        if f.__doc__:
+            f.__doc__ = documentation(f)
         made = Formula(f, kernel, namespace, kernels, requires)
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 

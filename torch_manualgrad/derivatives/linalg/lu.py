@@ -17,21 +17,33 @@ result is then inf or nan. At a last pivot of zero the factors are smooth if m <
 so is U alone if m > n. The points where the pivoting changes are not marked: the derivative is that of the P that was
 chosen.
 
-Solving from the right is twice as fast as from the left in a batch of row-major matrices, so everything here does.
+Solving from the right is twice as fast as from the left in a batch of row-major matrices, so every formula here does that.
+
+Args:
+    grad_L: cotangent of L, (*, m, k). The entries below the diagonal are read. None for zero.
+    grad_U: cotangent of U, (*, k, n). The upper triangle is read. None for zero.
+    grad_LU: cotangent of the packed factors, (*, m, n).
+    A_t: tangent of A, (*, m, n).
+    P: (*, m, m), a permutation, and constant.
+    L: (*, m, k).
+    U: (*, k, n).
+    LU: the packed factors, (*b, m, n).
+    pivots: those of the factorization, (*b, k), int32; k = min(m, n).
+    pivot: False if there was no pivoting. P is then ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from . import blocks
-from .common import LARGEST, leading, pivots_fit, random, small
+from .common import LARGEST, leading, pivots_fit, small
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
@@ -127,22 +139,11 @@ def linalg_lu_backward(
 ) -> Tensor:
     """Cotangent of A, given those of L and U: gA of the module's docstring.
 
-    Args:
-        grad_L: cotangent of L, (*, m, k), of which what is below the diagonal is read. None for zero.
-        grad_U: cotangent of U, (*, k, n), of which the upper triangle is read. None for zero.
-        P: (*, m, m), a permutation, and constant.
-        L: (*, m, k).
-        U: (*, k, n).
-        pivot: False if there was no pivoting; then P is ignored.
-
     Returns:
         (*, m, n), the dtype of L.
 
-    Note:
-        Where not differentiable: at a pivot of zero before the last; see the module's docstring. Inf or nan.
-
     References:
-        ATen linalg_lu_backward, here without division by the last pivot.
+        ATen linalg_lu_backward, which divides by the last pivot. This one does not.
     """
     if grad_L is None and grad_U is None:
         return L.new_zeros(*L.shape[:-1], U.shape[-1])
@@ -153,18 +154,11 @@ def linalg_lu_backward(
 def linalg_lu_jvp(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
     """Tangents of L and U, given that of A: dL and dU of the module's docstring.
 
-    Args:
-        A_t: tangent of A, (*, m, n).
-        P, L, U, pivot: see `linalg_lu_backward`.
-
     Returns:
         dL, (*, m, k), strictly lower triangular, and dU, (*, k, n), upper triangular.
 
-    Note:
-        Where not differentiable: see `linalg_lu_backward`, of which this is the adjoint.
-
     References:
-        ATen linalg_lu_jvp, here without division by the last pivot.
+        ATen linalg_lu_jvp, which divides by the last pivot. This one does not.
     """
     m, n, k = L.shape[-2], U.shape[-1], L.shape[-1]
     B = permuted(P.mT, A_t) if pivot else A_t
@@ -186,8 +180,6 @@ def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: 
     """Cotangent of the packed factors, given those of L and U: tril(gL, -1) + triu(gU), each padded by zeros.
 
     Args:
-        grad_L: cotangent of L, (*, m, k). None for zero.
-        grad_U: cotangent of U, (*, k, n). None for zero.
         m, n: the sizes of the packed matrix; k = min(m, n).
 
     Returns:
@@ -195,9 +187,6 @@ def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: 
 
     Raises:
         ValueError: both cotangents are None, so that the batch is not known; or a size does not fit m and n.
-
-    References:
-        ATen lu_unpack_backward.
     """
     k = min(m, n)
     if grad_L is None and grad_U is None:
@@ -229,20 +218,8 @@ def _lu_unpack_jvp(LU_data_t: Tensor, unpack_data: bool) -> tuple[Tensor | None,
 def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Cotangent of A, given that of the packed factors: `linalg_lu_backward` of their two triangles.
 
-    Args:
-        grad_LU: cotangent of the packed factors, (*, m, n).
-        LU: the packed factors, (*b, m, n).
-        pivots: those of the factorization, (*b, k), int32; k = min(m, n).
-        pivot: whether there was pivoting.
-
     Returns:
         (*, m, n).
-
-    Note:
-        Where not differentiable: see `linalg_lu_backward`.
-
-    References:
-        ATen lu_factor_ex_backward.
     """
     P, L, U = torch.lu_unpack(LU, pivots, unpack_pivots=pivot)
     k = L.shape[-1]
@@ -253,18 +230,8 @@ def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bo
 def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
     """Tangent of the packed factors: dL + dU of `linalg_lu_jvp`, in one matrix.
 
-    Args:
-        A_t: tangent of A, (*, m, n).
-        LU, pivots, pivot: see `lu_factor_ex_backward`.
-
     Returns:
         (*, m, n).
-
-    Note:
-        Where not differentiable: see `linalg_lu_backward`.
-
-    References:
-        ATen lu_factor_ex_jvp.
     """
     P, L, U = torch.lu_unpack(LU, pivots, unpack_pivots=pivot)
     dL, dU = linalg_lu_jvp(A_t, P, L, U, pivot)
@@ -274,22 +241,6 @@ def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Te
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-
-def _matrices(dtype: torch.dtype, device: torch.device | str) -> Iterable[Tensor]:
-    for shape in ((3, 3), (2, 4, 2), (2, 2, 4), (2, 1, 3, 3), (1, 1), (0, 2, 2)):
-        yield random(*shape, dtype=dtype, device=device, seed=3)
-    yield random(3, 4, dtype=dtype, device=device, seed=4).mT
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    return map(Sample, _matrices(dtype, device))
-
-
-def _unpack_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for A in _matrices(dtype, device):
-        yield Sample(*torch.linalg.lu_factor(A))
-
-
 lu_rule = rule(
     "aten::linalg_lu",
     vjp={"A": linalg_lu_backward},
@@ -298,7 +249,6 @@ lu_rule = rule(
     source="ATen linalg_lu_backward, linalg_lu_jvp",
     improves=("values", "speed"),
     compiled_vjp=CompiledVjp("A", linalg_lu_backward, {}, LARGEST),
-    samples=_samples,
 )
 rule(
     "aten::linalg_lu_factor_ex",
@@ -308,7 +258,6 @@ rule(
     source="ATen lu_factor_ex_backward, lu_factor_ex_jvp",
     improves=("values", "speed"),
     compiled_vjp=CompiledVjp("A", lu_factor_ex_backward, {}, LARGEST),
-    samples=_samples,
 )
 rule(
     "aten::lu_unpack",
@@ -316,6 +265,5 @@ rule(
     jvp={("L", "U"): _lu_unpack_jvp},
     not_differentiable="P",
     source="ATen lu_unpack_backward",
-    samples=_unpack_samples,
     finite=True,
 )

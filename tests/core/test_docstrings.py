@@ -1,0 +1,84 @@
+"""Docstrings of formulas that take the descriptions of their parameters from the module.
+
+Args:
+    grad, x: tensors, (*, n).
+    n: a number that is described in a text long enough to need a second line, because a docstring must not have lines
+        that are longer than that.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import torch
+import torchgen
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.declared_arguments import declared
+from torch_manualgrad.core.docstrings import documentation, entries
+
+
+def some_backward(grad, x, n, extra):
+    """The cotangent.
+
+    Args:
+        extra: only here.
+
+    Returns:
+        (*, n).
+    """
+
+
+def without_arguments(x, n):
+    """The tangent.
+
+    References:
+        A paper.
+    """
+
+
+def only_some(x):
+    """One line."""
+
+
+def test_missing_parameters_are_described_as_in_the_module():
+    assert dict(entries(documentation(some_backward))).keys() == {("extra",), ("grad", "x"), ("n",)}
+    text = documentation(some_backward)
+    assert "Args:\n    extra: only here.\n    grad, x: tensors, (*, n).\n    n: a number" in text
+    assert text.endswith("Returns:\n    (*, n).\n\nReferences:\n    ATen some_backward.")
+    assert max(map(len, text.splitlines())) <= 120
+    assert declared(some_backward, lambda name: None)["grad"].shapes == (("*", "n"),)
+
+
+def test_a_section_is_added_where_there_is_none():
+    assert documentation(without_arguments).startswith(
+        "The tangent.\n\nArgs:\n    x: tensors, (*, n).\n    n: a number"
+    )
+    assert documentation(without_arguments).endswith("\n\nReferences:\n    A paper.")
+    assert documentation(only_some) == "One line.\n\nArgs:\n    x: tensors, (*, n).\n\nReferences:\n    ATen only_some."
+
+
+def test_completing_a_docstring_twice_changes_nothing():
+    def again(grad, x, n, extra): ...
+
+    again.__doc__, again.__name__ = documentation(some_backward), "some_backward"
+    assert documentation(again) == again.__doc__
+
+
+def test_every_parameter_of_every_formula_is_described():
+    missing = {}
+    for name, formula in mg.ops.items():
+        described = {n for names, _ in entries(formula.__doc__) for n in names}
+        if left := set(formula.signature.names) - described:
+            missing[name] = left
+    assert not missing
+
+
+def test_a_formula_without_a_reference_of_its_own_has_the_name_of_one_of_aten():
+    yaml = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
+    header = Path(torch.__file__).parent / "include/torch/csrc/autograd/FunctionsManual.h"
+    known = {name for file in (yaml, header) for name in re.findall(r"\w+", file.read_text())} | set(
+        dir(torch.ops.aten)
+    )
+    own = {n for n, f in mg.ops.items() if "    References:\n" not in inspect.getsource(inspect.unwrap(f.reference))}
+    assert own and own <= known

@@ -1,0 +1,5 @@
+"""Samples of the rules of linear algebra."""
+
+from . import lu
+
+__all__ = ["lu"]
