@@ -10,7 +10,7 @@ import torch
 from primal_for_tests import DTYPES, REAL, eigh_jacobi, hermitian, lu_small, same_bits, svd_jacobi
 from torch import Tensor
 
-from torch_manualgrad.derivatives.linalg.common import random, random_conditioned
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 
 # Of norm(A), and of 1: this many eps for an (m, n) matrix. LAPACK itself needs a half of it.
 BOUND = 4.0

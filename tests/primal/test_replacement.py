@@ -13,7 +13,7 @@ from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad import testing
-from torch_manualgrad.derivatives.linalg.common import random, random_conditioned
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.primal import eigh, lu, svd
 
 NAMES = ("aten::_linalg_svd", "aten::_linalg_eigh", "aten::linalg_lu")

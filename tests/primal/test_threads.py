@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random, random_conditioned
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.primal import eigh as primal_eigh, threads
 
 NAMES = ("aten::_linalg_svd", "aten::_linalg_eigh")

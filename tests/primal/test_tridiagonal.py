@@ -9,7 +9,7 @@ from test_primal import assert_eigh, bound, special
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 SIZES = [0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 65, 127, 128]

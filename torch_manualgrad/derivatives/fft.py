@@ -7,12 +7,12 @@ are counted from the front: the operators, unlike torch.fft, write out of bounds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, linear_in
+from torch_manualgrad.core.rule import formula, linear_in
 
 
 def _dims_fit(grad: Tensor, dim: Sequence[int]) -> str:
@@ -81,39 +81,9 @@ def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Te
     return found * times.reshape([-1] + [1] * (grad.dim() - last - 1))
 
 
-def _random(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
-
-
-def _c2c_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    dtype = dtype.to_complex()
-    yield Sample(_random(5, dtype=dtype, device=device), [0], 0, True)
-    yield Sample(_random(2, 3, 2, dtype=dtype, device=device), [0, 2], 1, True)
-    yield Sample(_random(3, 4, dtype=dtype, device=device), [1], 2, False)
-
-
-def _r2c_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    yield Sample(_random(5, dtype=dtype, device=device), [0], 0, True)
-    yield Sample(_random(4, 3, dtype=dtype, device=device), [1, 0], 1, True)
-    yield Sample(_random(2, 4, 2, dtype=dtype, device=device), [0, 1], 2, True)
-    yield Sample(_random(3, 4, dtype=dtype, device=device), [1], 2, False)
-    yield Sample(_random(1, dtype=dtype, device=device), [0], 0, True)
-
-
-def _c2r_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    dtype = dtype.to_complex()
-    yield Sample(_random(3, dtype=dtype, device=device), [0], 0, 5)
-    yield Sample(_random(3, 2, dtype=dtype, device=device), [1, 0], 1, 4)
-    yield Sample(_random(2, 2, 3, dtype=dtype, device=device), [0, 2], 2, 5)
-    yield Sample(_random(1, dtype=dtype, device=device), [0], 0, 1)
-
-
 linear_in(
     "aten::_fft_c2c",
     {"self": lambda grad, dim, normalization, forward: torch.ops.aten._fft_c2c(grad, dim, normalization, not forward)},
-    samples=_c2c_samples,
 )
 linear_in(
     "aten::_fft_r2c",
@@ -123,6 +93,5 @@ linear_in(
         )
     },
     source="ATen fft_r2c_backward",
-    samples=_r2c_samples,
 )
-linear_in("aten::_fft_c2r", {"self": fft_c2r_backward}, source="ATen fft_c2r_backward", samples=_c2r_samples)
+linear_in("aten::_fft_c2r", {"self": fft_c2r_backward}, source="ATen fft_c2r_backward")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random, random_definite
+from torch_manualgrad.derivatives.samples.drawing import random, random_definite
 
 DTYPES = [torch.float64, torch.complex128]
 

@@ -10,7 +10,7 @@ import torch
 import torch_manualgrad as mg
 from torch_manualgrad.core import libraries
 from torch_manualgrad.core.override import compiled_calls
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 from torch_manualgrad.linalg import GaugeWarning
 
 CPU = libraries.load()[0]

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jvp
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128

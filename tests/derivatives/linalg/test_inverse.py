@@ -5,7 +5,7 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls
-from torch_manualgrad.derivatives.linalg.common import random_conditioned
+from torch_manualgrad.derivatives.samples.drawing import random_conditioned
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)

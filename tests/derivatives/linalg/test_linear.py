@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 from torch_manualgrad.derivatives.linalg.linear import linear_backward, linear_double_backward
 
 F64, C128 = torch.float64, torch.complex128

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 
 F64, C128 = torch.float64, torch.complex128
 OURS = (

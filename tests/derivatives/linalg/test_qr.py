@@ -9,7 +9,7 @@ from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.derivatives.linalg import qr
-from torch_manualgrad.derivatives.linalg.common import random, random_conditioned
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128

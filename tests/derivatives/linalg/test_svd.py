@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, jvp
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.linalg.common import random
+from torch_manualgrad.derivatives.samples.drawing import random
 
 F64, C128 = torch.float64, torch.complex128
 DTYPES = pytest.mark.parametrize("dtype", [F64, C128], ids=str)

@@ -19,17 +19,16 @@ An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from . import blocks
-from .common import LARGEST, random, random_definite, small, summed_to, sym
+from .common import LARGEST, small, summed_to, sym
 from .triangular import solve_triangular_adjoint
 
 _IN_CACHE = kernel_limit("cached_cholesky")
@@ -221,57 +220,6 @@ def _cholesky_solve_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _definite_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 2, 2), (1, 1), (0, 2, 2), (2, 0, 0)):
-        yield Sample(random_definite(*shape, dtype=dtype, device=device))
-
-
-def _cholesky_ex_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    yield from _definite_samples(dtype, device)
-    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device), upper=True)
-
-
-def _cholesky_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    yield from _definite_samples(dtype, device)
-    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device), True)
-
-
-def _factor(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A factor in either triangle, with a real diagonal."""
-    X = random(*shape, dtype=dtype, seed=3)
-    diagonal = X.diagonal(dim1=-2, dim2=-1)
-    return (X + torch.diag_embed(1.5 + diagonal.abs() - diagonal)).to(device)
-
-
-def _inverse_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 2, 2), (1, 1), (2, 0, 0)):
-        for upper in (False, True):
-            yield Sample(_factor(*shape, dtype=dtype, device=device), upper)
-
-
-def _cholesky_solve_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    def right(*shape: int) -> Tensor:
-        return random(*shape, dtype=dtype, device=device, seed=1)
-
-    for upper in (False, True):
-        yield Sample(right(3, 1), _factor(3, 3, dtype=dtype, device=device), upper)
-        yield Sample(right(2, 3, 3), _factor(3, 3, dtype=dtype, device=device).mT, upper)
-    yield Sample(right(2, 2), _factor(3, 1, 2, 2, dtype=dtype, device=device))
-    yield Sample(right(0, 2), _factor(2, 0, 0, dtype=dtype, device=device))
-
-
-def _hermitian(operator: str) -> Any:
-    """A probe: the operator of the Hermitian part. Looked up when it runs: not every torch has each."""
-    return lambda A, *args, **kwargs: getattr(torch.ops.aten, operator)(0.5 * sym(A), *args, **kwargs)
-
-
-def _inverse_probe(F: Tensor, upper: bool) -> Tensor:
-    """The inverse, for a factor with a real diagonal."""
-    if F.is_complex():
-        F = F - 1j * torch.diag_embed(F.diagonal(dim1=-2, dim2=-1).imag)
-    return torch.ops.aten.cholesky_inverse(F, upper)
-
-
 rule(
     "aten::linalg_cholesky_ex",
     vjp={"self": cholesky_backward},
@@ -279,8 +227,6 @@ rule(
     improves="speed",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",
-    samples=_cholesky_ex_samples,
-    probe=_hermitian("linalg_cholesky_ex"),
 )
 rule(
     "aten::cholesky",
@@ -289,8 +235,6 @@ rule(
     improves="missing",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {"grad_L": "grad", "L": "result"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",
-    samples=_cholesky_samples,
-    probe=_hermitian("cholesky"),
     until="2.14",
 )
 rule(
@@ -299,8 +243,6 @@ rule(
     jvp={"result": cholesky_inverse_jvp},
     improves="values",
     source="ATen cholesky_inverse_backward, cholesky_inverse_jvp",
-    samples=_inverse_samples,
-    probe=_inverse_probe,
 )
 rule(
     "aten::cholesky_solve",
@@ -308,5 +250,4 @@ rule(
     jvp={"result": cholesky_solve_jvp},
     improves="values",
     source="ATen cholesky_solve_backward, cholesky_solve_jvp",
-    samples=_cholesky_solve_samples,
 )

@@ -1,4 +1,4 @@
-"""What the families of linear algebra share: parts of a matrix, and samples."""
+"""Parts of matrices, and the limits of kernels, for all families of linear algebra."""
 
 from __future__ import annotations
 
@@ -74,28 +74,6 @@ def magnitude(A: Tensor) -> Tensor:
 def eye_like(X: Tensor) -> Tensor:
     """The identity matrix of the order of X, in its dtype and on its device."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
-
-
-def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    """Normal entries, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=dtype, generator=generator).to(device)
-
-
-def random_conditioned(
-    *shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0, least: float = 1.0
-) -> Tensor:
-    """Random matrices with the well separated singular values least, least + 0.7, ...: off every kink."""
-    X = random(*shape, dtype=dtype, seed=seed)
-    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    S = least + 0.7 * torch.arange(S.shape[-1] - 1, -1, -1, dtype=S.dtype).expand(S.shape)
-    return ((U * S.unsqueeze(-2)) @ Vh).to(device)
-
-
-def random_definite(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    """Hermitian positive definite matrices with well separated eigenvalues."""
-    X = random_conditioned(*shape, dtype=dtype, seed=seed)
-    return (X @ X.mH).to(device)
 
 
 def pivots_fit(LU: Tensor, pivots: Tensor) -> str:

@@ -15,16 +15,16 @@ tangents of that matrix are nan, those of the others in the batch are not affect
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from .adjugate import adjugate, adjugate_from_lu
-from .common import LARGEST, eye_like, pivots_fit, random, random_conditioned, small
+from .common import LARGEST, eye_like, pivots_fit, small
 
 _IN_CACHE = kernel_limit("cached_det")
 
@@ -265,23 +265,6 @@ def _slogdet_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    yield Sample(random_conditioned(3, 3, dtype=dtype, device=device))
-    yield Sample(random_conditioned(2, 4, 4, dtype=dtype, device=device).mT)
-    yield Sample(random_conditioned(2, 2, 2, dtype=dtype, device=device))
-    yield Sample(random_conditioned(6, 6, dtype=dtype, device=device, least=0.5))
-    yield Sample(random(1, 1, dtype=dtype, device=device))
-    yield Sample(random(2, 0, 0, dtype=dtype, device=device))
-
-
-def _det_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    yield from _samples(dtype, device)
-    left, right = random(4, 4, dtype=dtype, device=device), random(4, 4, dtype=dtype, device=device, seed=1)
-    yield Sample(torch.stack([left[:, :rank] @ right[:rank] for rank in (4, 3, 2)]))
-    nilpotent = torch.ones(6, 6, dtype=dtype, device=device).triu(1)
-    yield Sample(torch.stack([nilpotent, random_conditioned(6, 6, dtype=dtype, device=device)]))
-
-
 rule(
     "aten::_linalg_det",
     vjp={"A": linalg_det_backward},
@@ -298,8 +281,6 @@ rule(
     not_differentiable=("LU", "pivots"),
     improves="values",
     source="ATen linalg_det_backward, linalg_det_jvp",
-    samples=_det_samples,
-    probe=torch.linalg.det,
 )
 rule(
     "aten::_linalg_slogdet",
@@ -309,6 +290,4 @@ rule(
     not_differentiable=("LU", "pivots"),
     improves={"values": "2.15"},
     source="ATen slogdet_backward, slogdet_jvp",
-    samples=_samples,
-    probe=torch.linalg.slogdet,
 )

@@ -14,16 +14,13 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
-from .common import random, random_conditioned
 from .degeneracy import Resolved, Scale
-from .eigh import WHAT, linalg_eigh_backward, linalg_eigh_jvp, projectors
+from .eigh import WHAT, linalg_eigh_backward, linalg_eigh_jvp
 from .gauge import check_gauge, gauge_independent, reported
 
 
@@ -164,18 +161,6 @@ def _vjp(
     return grad_A if self_dtype.is_complex else grad_A.real
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 4, 4), (1, 1), (0, 2, 2), (0, 0)):
-        skewed = torch.diag_embed(torch.arange(shape[-1], device=device)).to(dtype)
-        yield Sample(0.4 * random(*shape, dtype=dtype, device=device, seed=1) + skewed)
-    yield Sample(random_conditioned(3, 3, dtype=dtype, device=device).mT)
-
-
-def _probe(A: Tensor) -> tuple[Tensor, Tensor]:
-    L, V = torch.ops.aten.linalg_eig(A)
-    return L, projectors(V)
-
-
 rule(
     "aten::linalg_eig",
     vjp={"self": _vjp},
@@ -186,6 +171,4 @@ rule(
     },
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.77",
-    samples=_samples,
-    probe=_probe,
 )

@@ -14,16 +14,14 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
-from .common import random_definite, skew, sym
+from .common import skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
 from .gauge import check_gauge, gauge_independent, reported, warn
 
@@ -144,25 +142,6 @@ def linalg_eigh_jvp(
     return L_t, V_t
 
 
-def projectors(V: Tensor) -> Tensor:
-    """v_i v_i^H, which have no phase."""
-    return V.mT.unsqueeze(-1) * V.mH.unsqueeze(-2)
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 4, 4), (1, 1), (0, 2, 2), (0, 0)):
-        yield Sample(
-            random_definite(*shape, dtype=dtype, device=device) - 2 * torch.eye(shape[-1], dtype=dtype, device=device)
-        )
-    yield Sample(random_definite(3, 3, dtype=dtype, device=device), "U")
-    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device).mT)
-
-
-def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    L, V = torch.ops.aten._linalg_eigh(0.5 * sym(A), *args, **kwargs)
-    return L, projectors(V)
-
-
 _OUTPUTS = {"L": "eigenvalues", "V": "eigenvectors"}
 _GRADS = {"grad_L": "grad_eigenvalues", "grad_V": "grad_eigenvectors"}
 
@@ -175,6 +154,4 @@ eigh_rule = rule(
     ),
     improves="values",
     source="ATen linalg_eig_backward and linalg_eig_jvp; Giles (2008), 3.1",
-    samples=_samples,
-    probe=_probe,
 )

@@ -26,15 +26,15 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.rule import Sample, formula, rule
-from .common import leading, random
+from ...core.rule import formula, rule
+from .common import leading
 
 
 def _below(input: Tensor, tau: Tensor) -> Tensor:
@@ -243,30 +243,12 @@ def _ormqr_vjp(
     return None, None, torch.ormqr(self, input2, grad, left, not transpose)
 
 
-def _product_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape, k in (((3, 3), 3), ((2, 4, 3), 2), ((4, 2), 2), ((2, 3, 1), 1), ((3, 2), 0)):
-        yield Sample(
-            random(*shape, dtype=dtype, device=device), random(*shape[:-2], k, dtype=dtype, device=device, seed=1)
-        )
-
-
-def _ormqr_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for left in (True, False):
-        for transpose in (False, True):
-            for *batch, q, k in ((3, 2), (2, 2, 3)):  # the second ignores a column
-                reflectors = random(*batch, q, k, dtype=dtype, device=device)
-                tau = random(*batch, min(q, k), dtype=dtype, device=device, seed=1)
-                other = random(*batch, *((q, 2) if left else (2, q)), dtype=dtype, device=device, seed=2)
-                yield Sample(reflectors, tau, other, left, transpose)
-
-
 rule(
     "aten::linalg_householder_product",
     vjp={("input", "tau"): householder_product_backward},
     jvp={"result": householder_product_jvp},
     source="ATen householder_product_backward, householder_product_jvp; Schreiber and Van Loan 1989, SIAM SISC 10",
     improves=("values", "speed"),
-    samples=_product_samples,
 )
 rule(
     "aten::ormqr",
@@ -276,5 +258,4 @@ rule(
     },
     source="ATen ormqr_backward; the tangent is its adjoint",
     improves=("missing", "speed"),
-    samples=_ormqr_samples,
 )

@@ -7,15 +7,12 @@ For X = A^-1, A dX + dA X = 0 gives
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import ButManySmall, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import ButManySmall, Kernel, formula, rule
 
-from .common import random_conditioned, small
+from .common import small
 
 _IN_CACHE = kernel_limit("cached_inverse")
 
@@ -75,17 +72,11 @@ def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
     return -inverse @ (A_t @ inverse)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 2, 2), (1, 1), (0, 2, 2)):
-        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
-
-
 rule(
     "aten::linalg_inv_ex",
     vjp={"A": linalg_inv_backward},
     jvp={"inverse": linalg_inv_jvp},
     improves="speed",
     source="ATen's derivatives.yaml, linalg_inv_ex",
-    samples=_samples,
     defer_to_stock=_DEFERRED,
 )

@@ -19,15 +19,15 @@ derivative of pinv_truncated.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .common import magnitude, random, random_conditioned
+from .common import magnitude
 from .pinv import pinv_backward, pinv_jvp, pinv_truncated_backward, pinv_truncated_jvp
 
 
@@ -295,33 +295,6 @@ def _lstsq_vjp(
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    def sample(A: Sequence[int], B: Sequence[int], *args: Any, **kwargs: Any) -> Sample:
-        first = random_conditioned(*A, dtype=dtype, device=device)
-        return Sample(first, random(*B, dtype=dtype, device=device, seed=1), *args, **kwargs)
-
-    # gelsy, the default on the CPU, is there with single columns: it starts from uninitialised pivots, and its own
-    # values differ from call to call in the last bits where there is something to exchange
-    drivers = ("gels", "gelsd", "gelss") if torch.device(device).type == "cpu" else ("gels",)
-    for driver in drivers:
-        yield sample((4, 2), (4, 3), driver=driver)
-        yield sample((2, 3), (2, 2), driver=driver)
-    yield sample((4, 1), (4, 2))
-    yield sample((2, 3, 3), (2, 3, 1), driver=drivers[-1])
-    yield sample((1, 3, 2), (2, 3, 2), 1e-3, driver=drivers[-1])
-    if len(drivers) > 1:
-        yield sample((3, 3), (3, 2), 0.6, driver="gelsd")  # drops the least of the singular values 1, 1.7 and 2.4
-    yield sample((0, 3, 2), (0, 3, 1), driver=drivers[0])
-    yield sample((0, 2), (0, 3))
-    A = random_conditioned(2, 4, dtype=dtype, device=device).mT
-    yield Sample(A, random(4, 1, dtype=dtype, device=device, seed=1), driver=drivers[0])
-
-
-def _probe(self: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    X, L, *_ = torch.ops.aten.linalg_lstsq(self, b, *args, **kwargs)
-    return X, L
-
-
 rule(
     "aten::linalg_lstsq",
     vjp={("self", "b"): _lstsq_vjp},
@@ -330,6 +303,4 @@ rule(
     improves=("values", "speed"),
     gaps={"fake": "the shape of the residuals depends on the rank, which fake tensors do not have"},
     source="ATen linalg_lstsq_backward, linalg_lstsq_solution_jvp, linalg_lstsq_residuals_jvp",
-    samples=_samples,
-    probe=_probe,
 )

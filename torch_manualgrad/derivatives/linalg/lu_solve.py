@@ -12,14 +12,14 @@ or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .common import pivots_fit, random, random_conditioned
+from .common import pivots_fit
 from .lu import permuted, solve_left
 
 
@@ -126,23 +126,10 @@ def _lu_solve_vjp(
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    LU, pivots = torch.linalg.lu_factor(random_conditioned(3, 3, dtype=dtype, device=device))
-    for left in (True, False):
-        for adjoint in (False, True):
-            for r in (1, 3):
-                B = random(*((3, r) if left else (r, 3)), dtype=dtype, device=device, seed=r)
-                yield Sample(LU, pivots, B, left=left, adjoint=adjoint)
-    yield Sample(LU, pivots, random(2, 3, 2, dtype=dtype, device=device))
-    LU, pivots = torch.linalg.lu_factor(random_conditioned(2, 3, 3, dtype=dtype, device=device))
-    yield Sample(LU, pivots, random(3, 1, dtype=dtype, device=device), adjoint=True)
-
-
 rule(
     "aten::linalg_lu_solve",
     vjp={("LU", "B"): _lu_solve_vjp},
     jvp={"result": linalg_lu_solve_jvp},
     source="ATen linalg_lu_solve_LU, linalg_lu_solve_jvp",
     improves=("missing", "speed"),
-    samples=_samples,
 )

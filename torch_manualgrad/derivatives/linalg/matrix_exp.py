@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.engine.strong_arithmetic import by_matrix
-from torch_manualgrad.core.rule import Sample, formula, rule
-
-from .common import random
+from torch_manualgrad.core.rule import formula, rule
 
 
 def differential_analytic_matrix_function(
@@ -151,16 +149,6 @@ def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    yield Sample(random(3, 3, dtype=dtype, device=device))
-    yield Sample(2 * random(2, 2, 2, dtype=dtype, device=device).mT)
-    small_and_large = torch.tensor([0.02, 2.0], dtype=dtype, device=device)[:, None, None]
-    yield Sample(small_and_large * random(2, 6, 6, dtype=dtype, device=device))
-    yield Sample(random(1, 1, dtype=dtype, device=device))
-    yield Sample(random(2, 0, 0, dtype=dtype, device=device))
-    yield Sample(torch.zeros(2, 2, dtype=dtype, device=device))
-
-
 by_matrix(linalg_matrix_exp_differential.op)
 rule(
     "aten::linalg_matrix_exp",
@@ -168,5 +156,4 @@ rule(
     jvp={"result": lambda self_p, self_t: linalg_matrix_exp_differential(self_p, self_t, False)},
     improves=("values", "speed"),
     source="ATen linalg_matrix_exp_differential",
-    samples=_samples,
 )

@@ -11,15 +11,11 @@ are not zero may be dropped: see pinv_truncated.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
-from .common import random_conditioned
 from .pinv_truncated import pinv_differential
 
 
@@ -156,22 +152,6 @@ def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None, atol: Tensor 
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 4, 2), (2, 4), (1, 1), (0, 3, 2), (3, 0)):
-        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
-    yield Sample(random_conditioned(2, 3, 2, dtype=dtype, device=device).mT)
-    tolerance = torch.tensor(1e-3, device=device, dtype=torch.float64)
-    yield Sample(random_conditioned(3, 2, dtype=dtype, device=device), atol=tolerance, rtol=tolerance)
-    A = random_conditioned(3, 3, dtype=dtype, device=device)  # singular values 1, 1.7 and 2.4
-    yield Sample(A, atol=torch.tensor(1.3, device=device, dtype=torch.float64))
-    yield Sample(A + A.mH, hermitian=True)
-
-
-def _probe(self: Tensor, *, hermitian: bool = False, **tolerances: Any) -> Tensor:
-    A = 0.5 * (self + self.mH) if hermitian else self
-    return torch.ops.aten.linalg_pinv.atol_rtol_tensor(A, hermitian=hermitian, **tolerances)
-
-
 rule(
     "aten::linalg_pinv.atol_rtol_tensor",
     vjp={
@@ -181,6 +161,4 @@ rule(
     jvp={"result": _pinv_jvp},
     improves=("speed", "values"),
     source="ATen pinv_backward, pinv_jvp; Golub and Pereyra, 1973, doi:10.1137/0710036, eq. (4.12)",
-    samples=_samples,
-    probe=_probe,
 )

@@ -5,16 +5,15 @@ The mathematics is that of `matmul`: a product is linear in each factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .common import random, summed_to, total
+from .common import summed_to, total
 from .matmul import mm_mat1_backward, mm_mat2_backward, scaled
 
 
@@ -95,34 +94,6 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _samples(*shapes: Sequence[Sequence[int]]) -> Callable[..., Iterable[Sample]]:
-    """Two factors, also transposed in memory, and empty."""
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for sizes in shapes:
-            yield Sample(*(random(*s, dtype=dtype, device=device, seed=i) for i, s in enumerate(sizes)))
-        factors = [random(*s[::-1], dtype=dtype, device=device, seed=i) for i, s in enumerate(shapes[0])]
-        yield Sample(*(x.permute(*range(x.dim() - 1, -1, -1)) for x in factors))
-
-    return samples
-
-
-def _added_samples(added: Sequence[int], *factors: Sequence[int]) -> Callable[..., Iterable[Sample]]:
-    """What is added in its full shape and broadcast, with numbers that are 0 and 1 and others."""
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        x = random(*added, dtype=dtype, device=device, seed=9)
-        given: list[Any] = [random(*s, dtype=dtype, device=device, seed=i) for i, s in enumerate(factors)]
-        other = 0.5j - 1 if dtype.is_complex else 0.5
-        yield Sample(x, *given, beta=2, alpha=other)
-        yield Sample(x[..., :1].clone(), *given, beta=other)
-        yield Sample(x.reshape(-1)[0].clone(), *given, beta=0, alpha=other)
-
-    return samples
-
-
-_BATCHES = ((2, 2, 3), (2, 3, 2))
-
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 rule(
@@ -130,7 +101,6 @@ rule(
     vjp={"self": mm_mat1_backward.bind(alpha=1), "mat2": mm_mat2_backward.bind(mat1="self", alpha=1)},
     jvp={"result": lambda self_p, self_t, mat2_p, mat2_t: _product(torch.bmm, self_p, self_t, mat2_p, mat2_t)},
     source="ATen mm_mat1_backward, mm_mat2_backward",
-    samples=_samples(_BATCHES, ((2, 1, 0), (2, 0, 2)), ((0, 2, 1), (0, 1, 2))),
 )
 rule(
     "aten::baddbmm",
@@ -145,7 +115,6 @@ rule(
         )
     },
     source="ATen mm_mat1_backward, mm_mat2_backward",
-    samples=_added_samples((2, 2, 2), *_BATCHES),
 )
 
 
@@ -166,7 +135,6 @@ rule(
         )
     },
     source="ATen mm_mat1_backward, mm_mat2_backward",
-    samples=_added_samples((2, 2), *_BATCHES),
 )
 rule(
     "aten::mv",
@@ -176,7 +144,6 @@ rule(
     },
     jvp={"result": lambda self_p, self_t, vec_p, vec_t: _product(torch.mv, self_p, self_t, vec_p, vec_t)},
     source="ATen derivatives.yaml",
-    samples=_samples(((2, 3), (3,)), ((2, 0), (0,))),
 )
 rule(
     "aten::addmv",
@@ -191,7 +158,6 @@ rule(
         )
     },
     source="ATen derivatives.yaml",
-    samples=_added_samples((2,), (2, 3), (3,)),
 )
 rule(
     "aten::addr",
@@ -206,14 +172,12 @@ rule(
         )
     },
     source="ATen derivatives.yaml",
-    samples=_added_samples((2, 3), (2,), (3,)),
 )
 rule(
     "aten::dot",
     vjp={"self": dot_backward.bind(other="tensor"), "tensor": dot_backward.bind(other="self")},
     jvp={"result": lambda self_p, self_t, tensor_p, tensor_t: _product(torch.dot, self_p, self_t, tensor_p, tensor_t)},
     source="ATen derivatives.yaml",
-    samples=_samples(((3,), (3,)), ((0,), (0,))),
 )
 rule(
     "aten::vdot",
@@ -223,5 +187,4 @@ rule(
     },
     jvp={"result": lambda self_p, self_t, other_p, other_t: _product(torch.vdot, self_p, self_t, other_p, other_t)},
     source="ATen derivatives.yaml",
-    samples=_samples(((3,), (3,)), ((0,), (0,))),
 )

@@ -35,7 +35,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from ...core.libraries import kernel_limit
-from ...core.rule import CompiledVjp, Kernel, Sample, formula, rule
-from .common import LARGEST, eye_like, phi, random, random_conditioned, small
+from ...core.rule import CompiledVjp, Kernel, formula, rule
+from .common import LARGEST, eye_like, phi, small
 from .gauge import depends_on_basis, report
 from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient
 from .qr_rounding import may_be_left_by_rounding, qr_rounding_backward, qr_rounding_jvp
@@ -223,15 +223,6 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     return Q_t.contiguous(), R_t.contiguous()
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    # not with mode "r": under vmap torch's forward returns a Q that is no tensor to look at
-    for shape in ((3, 3), (2, 4, 2), (2, 4)):
-        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
-    yield Sample(random_conditioned(2, 3, dtype=dtype, device=device), "complete")
-    yield Sample(random(3, 2, dtype=dtype, device=device).mT, "complete")
-    yield Sample(random(0, 3, 2, dtype=dtype, device=device))
-
-
 rule(
     "aten::linalg_qr",
     vjp={"A": linalg_qr_backward},
@@ -241,5 +232,4 @@ rule(
     jvp={("Q", "R"): linalg_qr_jvp},
     source="ATen linalg_qr_backward, linalg_qr_jvp",
     improves=("values", "missing"),
-    samples=_samples,
 )

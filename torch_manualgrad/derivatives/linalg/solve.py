@@ -13,15 +13,15 @@ them is `solve_again`, whose own derivative is that of a solve with A.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
-from .common import LARGEST, pivots_fit, random, random_conditioned, small, summed_to
+from .common import LARGEST, pivots_fit, small, summed_to
 
 _IN_CACHE = kernel_limit("cached_solve")
 
@@ -258,27 +258,6 @@ def _solve_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    def matrices(*shape: int) -> Tensor:
-        return random_conditioned(*shape, dtype=dtype, device=device)
-
-    def right(*shape: int) -> Tensor:
-        return random(*shape, dtype=dtype, device=device, seed=1)
-
-    yield Sample(matrices(3, 3), right(3, 2))
-    yield Sample(matrices(3, 3).mT, right(2, 3), left=False)
-    yield Sample(matrices(3, 3), right(3))
-    yield Sample(matrices(2, 3, 3), right(2, 3))
-    yield Sample(matrices(1, 3, 3), right(2, 3, 1))
-    yield Sample(matrices(2, 1, 2, 2), right(1, 3, 2, 2), left=False)
-    yield Sample(matrices(2, 0, 0), right(1, 0, 2))
-
-
-def _probe(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
-    """The solution alone: LU and pivots depend on A, but are not differentiable outputs."""
-    return torch.ops.aten._linalg_solve_ex(A, B, left=left)[0]
-
-
 rule(
     "aten::_linalg_solve_ex",
     vjp={("A", "B"): _solve_vjp},
@@ -295,6 +274,4 @@ rule(
     not_differentiable=("LU", "pivots", "info"),
     improves={"values": "2.15"},
     source="ATen linalg_solve_backward, linalg_solve_jvp",
-    samples=_samples,
-    probe=_probe,
 )

@@ -23,16 +23,15 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
-from .common import random_conditioned, skew, sym
+from .common import skew, sym
 from .degeneracy import Degeneracy, Resolved, Scale
 from .gauge import check_gauge, depends_on_basis, gauge_independent, reported, warn
 
@@ -243,22 +242,6 @@ def linalg_svd_jvp(
     return U_t, S_t, Vh_t
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for shape in ((3, 3), (2, 4, 2), (2, 3), (1, 1), (0, 3, 2), (2, 0)):
-        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
-    yield Sample(random_conditioned(2, 4, dtype=dtype, device=device).mT)
-    yield Sample(random_conditioned(4, 2, dtype=dtype, device=device), True)
-    yield Sample(random_conditioned(2, 2, 3, dtype=dtype, device=device), True)
-
-
-def _probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """What does not depend on the phases: products of paired vectors, and projectors onto the complements."""
-    U, S, Vh = torch.ops.aten._linalg_svd(A, *args, **kwargs)
-    k = S.shape[-1]
-    pairs = U[..., :k].mT.unsqueeze(-1) * Vh[..., :k, :].unsqueeze(-2)
-    return S, pairs, U[..., k:] @ U[..., k:].mH, Vh[..., k:, :].mH @ Vh[..., k:, :]
-
-
 svd_rule = rule(
     "aten::_linalg_svd",
     vjp={"A": svd_backward},
@@ -268,6 +251,4 @@ svd_rule = rule(
     jvp={("U", "S", "Vh"): linalg_svd_jvp},
     improves="values",
     source="ATen svd_backward and linalg_svd_jvp; Wan and Zhang, arXiv:1909.02659",
-    samples=_samples,
-    probe=_probe,
 )

@@ -10,14 +10,14 @@ and mirrored for X A = B. Batch dims broadcast; a gradient is summed back to the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
-from .common import random, small, summed_to
+from .common import small, summed_to
 from .solve import generic_solve_jvp
 
 
@@ -200,42 +200,11 @@ def triangular_solve_jvp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _triangular(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Both triangles well away from singular; each sample reads one."""
-    X = random(*shape, dtype=dtype, seed=2)
-    return (X + 2.0 * torch.diag_embed(X.diagonal(dim1=-2, dim2=-1).sgn())).to(device)
-
-
-def _solve_triangular_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    def right(*shape: int) -> Tensor:
-        return random(*shape, dtype=dtype, device=device, seed=1)
-
-    A = _triangular(3, 3, dtype=dtype, device=device)
-    for upper in (True, False):
-        yield Sample(A, right(3, 2), upper=upper)
-        yield Sample(A, right(1, 3), upper=upper, left=False, unitriangular=not upper)
-    yield Sample(A, right(3, 1), upper=False, unitriangular=True)
-    yield Sample(_triangular(2, 1, 3, 3, dtype=dtype, device=device), right(2, 3, 3), upper=True)
-    yield Sample(A.mT, right(2, 3, 1), upper=False)
-    yield Sample(_triangular(2, 0, 0, dtype=dtype, device=device), right(0, 2), upper=False)
-
-
-def _triangular_solve_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    B = random(3, 2, dtype=dtype, device=device, seed=1)
-    A = _triangular(3, 3, dtype=dtype, device=device)
-    for upper in (True, False):
-        for transpose in (True, False):
-            yield Sample(B, A, upper, transpose, upper == transpose)
-    yield Sample(B, _triangular(2, 3, 3, dtype=dtype, device=device))
-    yield Sample(random(2, 3, 1, dtype=dtype, device=device), A, False, True)
-
-
 rule(
     "aten::linalg_solve_triangular",
     vjp={("self", "B"): _solve_triangular_vjp},
     jvp={"result": linalg_solve_triangular_forward_AD},
     source="ATen linalg_solve_triangular_backward, linalg_solve_triangular_forward_AD",
-    samples=_solve_triangular_samples,
 )
 rule(
     "aten::triangular_solve",
@@ -248,5 +217,4 @@ rule(
     },
     improves="values",
     source="ATen triangular_solve_backward, triangular_solve_jvp",
-    samples=_triangular_solve_samples,
 )

@@ -12,17 +12,14 @@ PyTorch's derivative for x takes max(x (1 - x), 1e-12) for x (1 - x), and so do 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 
 from ..elementwise.saturating import logistic
-from .common import MEAN, NONE, SUM, fitted, leaf, of_all, random, reduced, scaled
+from .common import NONE, fitted, of_all, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -263,39 +260,6 @@ def _with_logits_jvp(
     return reduced(found, reduction)
 
 
-def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
-    """Logits, targets, weights, reduction."""
-    if dtype.is_complex:
-        return
-    x, t, w = (random(2, 3, dtype=dtype, device=device, seed=k) for k in range(3))
-    yield x, t.sigmoid(), None, NONE
-    yield x, t.sigmoid(), w.abs(), MEAN
-    yield x, t.sigmoid(), w[0].abs(), SUM
-
-
-def _probability(x: Tensor) -> Tensor:
-    """For probes: clear of 0 and 1 at every scale of positive numbers."""
-    return (1 + x / (1 + x)) / 3
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, t, weight, reduction in _inputs(dtype, device):
-        yield Sample(leaf(x.sigmoid()), leaf(t), weight=weight, reduction=reduction)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, t, weight, reduction in _inputs(dtype, device):
-        g = random(2, 3, dtype=dtype, device=device, seed=3)
-        g = leaf(g if reduction == NONE else g[0, 0])
-        yield Sample(g, leaf(x.sigmoid()), leaf(t), weight=weight, reduction=reduction)
-
-
-def _with_logits_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, t, weight, reduction in _inputs(dtype, device):
-        p = None if weight is None else random(3, dtype=dtype, device=device, seed=4).abs()
-        yield Sample(leaf(x), leaf(t), weight=weight, pos_weight=p, reduction=reduction)
-
-
 rule(
     "aten::binary_cross_entropy",
     vjp={
@@ -307,8 +271,6 @@ rule(
     jvp={"result": _jvp},
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
-    samples=_samples,
-    probe=lambda self, target, **kwargs: aten.binary_cross_entropy(_probability(self), _probability(target), **kwargs),
 )
 rule(
     "aten::binary_cross_entropy_backward",
@@ -324,10 +286,6 @@ rule(
     jvp={"result": _backward_jvp},
     improves="values",
     source="ATen binary_cross_entropy_double_backward",
-    samples=_backward_samples,
-    probe=lambda grad_output, self, target, **kwargs: aten.binary_cross_entropy_backward(
-        grad_output, _probability(self), _probability(target), **kwargs
-    ),
 )
 rule(
     "aten::binary_cross_entropy_with_logits",
@@ -343,5 +301,4 @@ rule(
     improves="values",  # in forward mode the weights are constants to PyTorch
     defer_to_stock=always,
     source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",
-    samples=_with_logits_samples,
 )

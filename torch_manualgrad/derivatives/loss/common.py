@@ -1,9 +1,6 @@
-"""What the losses share: the reduction, and the shapes of gradients and of samples."""
+"""The reduction of a loss, and the shapes of its gradients."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +12,8 @@ __all__ = [
     "NONE",
     "SUM",
     "fitted",
-    "in_one_precision",
-    "leaf",
     "of_all",
     "paired",
-    "random",
     "reduced",
     "scaled",
 ]
@@ -38,8 +32,8 @@ def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
 
 
 def of_all(grad: Tensor, like: Tensor, reduction: int) -> tuple[Tensor, int]:
-    """What an operator of PyTorch's is given for a cotangent and a reduction: a rank would divide by the number of losses in
-    its own part of distributed tensors, so that the division is done here."""
+    """Cotangent and reduction for an operator of PyTorch. The mean of a distributed tensor is divided here: a rank would
+    divide by the number of losses in its own shard."""
     if reduction == MEAN and is_sharded(like):
         return grad / like.numel(), SUM
     return grad, reduction
@@ -53,28 +47,3 @@ def fitted(x: Tensor, like: Tensor) -> Tensor:
 def paired(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Both in their common shape: PyTorch's operators count the entries of the first."""
     return (x, y) if x.shape == y.shape else torch.broadcast_tensors(x, y)
-
-
-def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
-    """For samples: normal numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator).to(device, dtype)
-
-
-def leaf(x: Tensor) -> Tensor:
-    """For samples: one of the inputs that are differentiated, where others are not."""
-    return x.requires_grad_()
-
-
-def _floating(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def in_one_precision(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A probe: the function with its constants, given by keyword, in the dtype of its first tensor."""
-
-    def probe(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        same = {k: first.dtype if isinstance(v, torch.dtype) else _floating(v, first.dtype) for k, v in kwargs.items()}
-        return f(first, *args, **same)
-
-    return probe

@@ -15,16 +15,14 @@ log_softmax's own derivative is the same with and without.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
-
-from .common import random
+from torch_manualgrad.core.rule import formula, rule
 
 __all__ = ["lengths", "occupancies"]
 
@@ -250,27 +248,6 @@ def _jvp(
     return (slope * log_probs_t).sum((0, 2))
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str, as_tensors: bool) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    lp = -random(4, 2, 3, dtype=dtype, device=device).abs()
-    padded = torch.tensor([[1, 2], [2, 2]], device=device)
-    # all of one length: PyTorch leaves the rest of the second output as it was in memory
-    for x, targets, blank in (
-        (lp - 12, padded.flatten(), 0),  # where exp(lp), which PyTorch adds, is small
-        (lp, padded, 0),
-        (lp[:2].contiguous(), padded - 1, 2),  # the second has no alignment
-    ):
-        both = [[len(x)] * 2, [2] * 2]
-        given = [torch.tensor(n, device=device) if as_tensors else n for n in both]
-        yield Sample(x, targets, *given, blank)
-
-
-def _loss_alone(operator: Any) -> Any:
-    """Of targets that are contiguous: PyTorch's forward reads others wrongly."""
-    return lambda log_probs, targets, *rest: operator(log_probs, targets.contiguous(), *rest)[0]
-
-
 for _overload in ("", ".Tensor"):
     rule(
         f"aten::_ctc_loss{_overload}",
@@ -280,6 +257,4 @@ for _overload in ("", ".Tensor"):
         improves=("values", "missing"),
         gaps={"fake": "PyTorch's forward has no fake kernel"},
         source="Graves et al., doi:10.1145/1143844.1143891, equations 5 to 14",
-        samples=lambda dtype, device, *, overload=_overload: _samples(dtype, device, bool(overload)),
-        probe=_loss_alone(getattr(aten._ctc_loss, _overload[1:] or "default")),
     )

@@ -18,21 +18,19 @@ PyTorch computes these in the forward and takes them for constants. They are use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, bound_to, exists, formula, operator, parameters, rule
-
-from .common import in_one_precision, leaf, random
+from torch_manualgrad.core.rule import bound_to, exists, formula, parameters, rule
 
 with suppress(ImportError):  # since torch 2.13; it registers the operators
     import torch.nn.modules.linear_cross_entropy
 
-_NAME = "torch_nn::_linear_cross_entropy_batch_chunked"
+NAME = "torch_nn::_linear_cross_entropy_batch_chunked"
 
 
 def _logit_gradient(
@@ -204,33 +202,7 @@ def _of_each(function: Callable[..., Any], names: Sequence[str]) -> Callable[...
     return bound_to(lambda *given: function(*given[:at], "none", *given[at:]), [*names[:at], *names[at + 1 :]])
 
 
-def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
-    """x, W, y, b, weights."""
-    if dtype.is_complex:
-        return
-    x, W, b = (leaf(random(*n, dtype=dtype, device=device, seed=k)) for k, n in enumerate(((3, 2), (4, 2), (4,))))
-    y = torch.tensor([2, 0, 3], device=device)
-    yield x, W, y, b, random(4, dtype=dtype, device=device, seed=3).abs()
-    yield x, W, y, None, None
-
-
-_CHUNKS = {"batch_chunk_size": 2, "acc_policy": "compact"}
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for reduction, (x, W, y, b, weight) in zip(("mean", "sum"), _inputs(dtype, device)):
-        rest = {"reduction": reduction, "ignore_index": 3, "label_smoothing": 0.0, **_CHUNKS, "acc_dtype": dtype}
-        flags = {"allow_retain_graph": True, "compute_input_grad": True, "compute_linear_weight_grad": True}
-        last = {"compute_linear_bias_grad": b is not None}
-        yield Sample(x, W, target=y, linear_bias=b, weight=weight, **rest, **flags, **last)
-
-
-def _samples_of_each(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, W, y, b, weight in _inputs(dtype, device):
-        yield Sample(x, W, target=y, linear_bias=b, weight=weight, ignore_index=3, **_CHUNKS, acc_dtype=dtype)
-
-
-if exists(_NAME):
+if exists(NAME):
     _inputs_of_rule = ("input", "linear_weight", "linear_bias")
     _cotangents = ("result1", "result2", "result3")
     _asked = [*parameters(linear_cross_entropy_backward), "output_mask"]
@@ -240,22 +212,18 @@ if exists(_NAME):
         "source": "torch.nn.modules.linear_cross_entropy; its derivatives are new",
     }
     rule(
-        _NAME,
+        NAME,
         vjp={
             _inputs_of_rule: bound_to(_vjp, ["grad_result0", *_asked[1:], "result1", "result2", "result3"]),
             "target": bound_to(_target_vjp, ["target", "grad_result0", *_asked_for_target[2:]]),
         },
         jvp={"result0": linear_cross_entropy_jvp},
         not_differentiable=("result1", "result2", "result3"),
-        samples=_samples,
-        probe=in_one_precision(lambda *args, **kwargs: operator(_NAME)(*args, **kwargs)[0]),
         **_about,
     )
     rule(
-        f"{_NAME}_no_reduction",
+        f"{NAME}_no_reduction",
         vjp={_inputs_of_rule: _of_each(_vjp, _asked), "target": _of_each(_target_vjp, _asked_for_target)},
         jvp={"result": _of_each(linear_cross_entropy_jvp, parameters(linear_cross_entropy_jvp))},
-        samples=_samples_of_each,
-        probe=in_one_precision(operator(f"{_NAME}_no_reduction")),
         **_about,
     )

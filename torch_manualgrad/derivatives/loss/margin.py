@@ -6,15 +6,13 @@ where that overflows: beyond u = -88 in single precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from ..elementwise.saturating import logistic, logistic_slope
-from .common import MEAN, NONE, SUM, fitted, leaf, random, reduced, scaled
+from .common import NONE, fitted, reduced, scaled
 
 
 @formula
@@ -109,20 +107,6 @@ def _backward_jvp(
     return found
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x, y = (random(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
-    for reduction in (NONE, MEAN, SUM):
-        yield Sample(leaf(x), target=y.sign(), reduction=reduction)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for sample in _samples(dtype, device):
-        g = random(2, 3, dtype=dtype, device=device, seed=2)
-        yield Sample(leaf(g if sample.kwargs["reduction"] == NONE else g[0, 0]), *sample.args, **sample.kwargs)
-
-
 rule(
     "aten::soft_margin_loss",
     vjp={
@@ -133,7 +117,6 @@ rule(
     jvp={"result": _jvp},
     improves=("values", "missing"),
     source="ATen soft_margin_loss_backward",
-    samples=_samples,
 )
 rule(
     "aten::soft_margin_loss_backward",
@@ -146,5 +129,4 @@ rule(
     jvp={"result": _backward_jvp},
     improves=("values", "missing"),
     source="ATen soft_margin_loss_double_backward",
-    samples=_backward_samples,
 )

@@ -11,16 +11,13 @@ For p = 1, and with labels, phi'' is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .common import MEAN, NONE, SUM, in_one_precision, leaf, of_all, random, reduced, scaled
+from .common import NONE, of_all, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -281,70 +278,12 @@ def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
-    """x, y, and further arguments."""
-    if dtype.is_complex:
-        return
-    x = random(3, 4, dtype=dtype, device=device)
-    y = torch.tensor([1, 3, 0], device=device)
-    weight = random(4, dtype=dtype, device=device, seed=1).abs()
-    yield x.sort().values, 0 * y, 1, 1.0, {"weight": weight, "reduction": MEAN}  # the same at every scale
-    yield x, y, 1, 1.0, {"reduction": SUM}
-    yield x, y, 2, 0.6, {"weight": weight, "reduction": NONE}
-    yield x[0], y[0], 2, 1.0, {"reduction": SUM}
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, y, p, margin, rest in _inputs(dtype, device):
-        yield Sample(leaf(x), y, p, margin, **rest)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, y, p, margin, rest in _inputs(dtype, device):
-        g = random(*y.shape, dtype=dtype, device=device, seed=2)
-        yield Sample(leaf(g if rest["reduction"] == NONE else g.sum()), leaf(x), y, p, margin, **rest)
-
-
-def _multilabel_inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[Any]:
-    """x, the labels, the reduction."""
-    if dtype.is_complex:
-        return
-    x = random(3, 4, dtype=dtype, device=device)
-    labels = torch.tensor([[1, 3, -1, 0], [0, -1, -1, -1], [2, 2, 1, -1]], device=device)
-    yield x.sort().values, labels.new_tensor([[0, 1, -1, -1], [0, -1, 1, 2], [2, 1, 0, -1]]), MEAN  # at every scale
-    yield x, labels, MEAN
-    yield x, labels, NONE
-    yield x[0], labels[0], SUM
-
-
-def _multilabel_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, labels, reduction in _multilabel_inputs(dtype, device):
-        yield Sample(x, labels, reduction)
-
-
-def _multilabel_backward_probe(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
-) -> Any:
-    """The backward with its own labels, in place of any others."""
-    _, is_target = aten.multilabel_margin_loss_forward(self.detach(), target, reduction)
-    return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target.detach())
-
-
-def _multilabel_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, labels, reduction in _multilabel_inputs(dtype, device):
-        loss, is_target = aten.multilabel_margin_loss_forward(x, labels, reduction)
-        g = leaf(random(*loss.shape, dtype=dtype, device=device, seed=2))
-        yield Sample(g, leaf(x), labels, reduction=reduction, is_target=is_target)
-
-
 rule(
     "aten::multi_margin_loss",
     vjp={"self": _vjp},
     jvp={"result": _jvp},
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
-    samples=_samples,
-    probe=in_one_precision(aten.multi_margin_loss),
 )
 rule(
     "aten::multi_margin_loss_backward",
@@ -355,8 +294,6 @@ rule(
     jvp={"result": _backward_jvp},
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
-    samples=_backward_samples,
-    probe=in_one_precision(aten.multi_margin_loss_backward),
 )
 rule(
     "aten::multilabel_margin_loss_forward",
@@ -365,8 +302,6 @@ rule(
     not_differentiable="is_target",
     improves="missing",
     source="ATen multilabel_margin_loss_backward; its derivatives are new",
-    samples=_multilabel_samples,
-    probe=lambda *args: aten.multilabel_margin_loss_forward(*args)[0],
 )
 rule(
     "aten::multilabel_margin_loss_backward",
@@ -385,6 +320,4 @@ rule(
     },
     improves="missing",
     source="the derivative of ATen multilabel_margin_loss_backward",
-    samples=_multilabel_backward_samples,
-    probe=_multilabel_backward_probe,
 )

@@ -6,31 +6,17 @@ dimensions refuses log-probabilities that are not contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, rule
+from torch_manualgrad.core.rule import always, rule
 
-from .common import MEAN, NONE, SUM, in_one_precision, leaf, random, reduced
+from .common import MEAN, reduced
 
 aten = torch.ops.aten
-
-_IGNORED = 2
-
-
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
-    """Log-probabilities, classes, weights, reduction, the class that is ignored."""
-    if dtype.is_complex:
-        return
-    x = random(2, 3, *shape, dtype=dtype, device=device)
-    target = torch.arange(x[:, 0].numel(), device=device).reshape(2, *shape) % 3
-    weight = random(3, dtype=dtype, device=device, seed=1).abs()
-    yield x, target, weight, MEAN, _IGNORED
-    yield x, target, weight, NONE, -100
-    yield x, target, None, SUM, _IGNORED
 
 
 def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
@@ -71,18 +57,7 @@ def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     return y if x is None else x if y is None else x + y
 
 
-def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, *shape: int, **about: Any) -> None:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for x, target, weight, reduction, ignored in _inputs(shape, dtype, device):
-            yield Sample(leaf(x), target=target, weight=weight, reduction=reduction, ignore_index=ignored)
-
-    def backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for x, target, weight, reduction, ignored in _inputs(shape, dtype, device):
-            loss, total = forward(x, target, weight, reduction, ignored)
-            g = leaf(random(*loss.shape, dtype=dtype, device=device, seed=2))
-            rest = {"weight": weight, "reduction": reduction, "ignore_index": ignored, "total_weight": total}
-            yield Sample(g, leaf(x), target=target, **rest)
-
+def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, **about: Any) -> None:
     def backward_jvp(
         grad_output_p: Tensor,
         grad_output_t: Tensor | None,
@@ -102,11 +77,6 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             found = _sum(found, of_weight)
         return found
 
-    def backward_probe(grad_output: Tensor, self: Tensor, total_weight: Tensor, **rest: Any) -> Tensor:
-        """The backward with the sum of its own weights, in place of any other."""
-        total = forward(self.detach(), **rest)[1]
-        return backward(grad_output, self.contiguous(), total_weight=total.detach(), **rest)
-
     rule(
         f"aten::{name}_forward",
         vjp={
@@ -124,8 +94,6 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         kind="linear",
         finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
-        samples=samples,
-        probe=in_one_precision(lambda *args, **kwargs: forward(*args, **kwargs)[0]),
         **about,
     )
     rule(
@@ -143,8 +111,6 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
         kind="linear",
         finite=False,  # weights may be anything
         source="ATen derivatives.yaml",
-        samples=backward_samples,
-        probe=in_one_precision(backward_probe),
     )
 
 
@@ -153,8 +119,6 @@ _bind(
     aten.nll_loss2d_forward,
     aten.nll_loss2d_backward,
     "nll_loss2d",
-    1,
-    2,
     defer_to_stock=lambda self, *_: self.is_contiguous(),
     improves="missing",
 )

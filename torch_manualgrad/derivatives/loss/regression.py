@@ -8,15 +8,15 @@ With f the loss of one entry, g the cotangent, and n the number of entries where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .common import MEAN, NONE, SUM, fitted, of_all, paired, random, reduced, scaled
+from .common import NONE, fitted, of_all, paired, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -218,30 +218,6 @@ def _backward_jvp(
     return found
 
 
-_LIMIT = 0.7  # some differences of the samples are below it, and none near it
-
-
-def _samples(*limit: float) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex:
-            return
-        x, y = (random(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
-        for reduction in (NONE, MEAN, SUM):
-            yield Sample(x, y, reduction, *limit)
-
-    return samples
-
-
-def _backward_samples(*limit: float) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for sample in _samples(*limit)(dtype, device):
-            x, y, reduction, *rest = sample.args
-            g = random(2, 3, dtype=dtype, device=device, seed=2)
-            yield Sample(g if reduction == NONE else g[0, 0], x, y, reduction, *rest)
-
-    return samples
-
-
 def _mse(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     return mse_loss_double_backward(grad, self, reduction)
 
@@ -258,7 +234,6 @@ rule(
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction:
          _jvp(aten.mse_loss_backward, self_p, self_t, target_p, target_t, reduction)},
     source="ATen mse_loss_backward",
-    samples=_samples(),
 )
 rule(
     "aten::mse_loss_backward",
@@ -268,7 +243,6 @@ rule(
          _backward_jvp(aten.mse_loss_backward, _mse, grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction)},
     improves="missing",
     source="ATen mse_loss_double_backward",
-    samples=_backward_samples(),
 )
 rule(
     "aten::smooth_l1_loss",
@@ -277,7 +251,6 @@ rule(
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, beta:
          _jvp(aten.smooth_l1_loss_backward, self_p, self_t, target_p, target_t, reduction, beta)},
     source="ATen smooth_l1_loss_backward",
-    samples=_samples(_LIMIT),
 )
 rule(
     "aten::smooth_l1_loss_backward",
@@ -288,7 +261,6 @@ rule(
          _backward_jvp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, grad_output_p, grad_output_t, self_p,
                        self_t, target_p, target_t, reduction, beta)},
     source="ATen smooth_l1_loss_double_backward",
-    samples=_backward_samples(_LIMIT),
 )
 rule(
     "aten::huber_loss",
@@ -297,7 +269,6 @@ rule(
     jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, delta:
          _jvp(huber_loss_backward, self_p, self_t, target_p, target_t, reduction, delta)},
     source="ATen huber_loss_backward",
-    samples=_samples(_LIMIT),
 )
 rule(
     "aten::huber_loss_backward",
@@ -309,6 +280,5 @@ rule(
                        target_p, target_t, reduction, delta)},
     improves="missing",
     source="ATen huber_loss_double_backward",
-    samples=_backward_samples(_LIMIT),
 )
 # fmt: on

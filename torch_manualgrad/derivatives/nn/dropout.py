@@ -5,17 +5,13 @@ What is drawn at random is a constant of the derivatives: dropout is mask * x / 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import FromResult, Sample, formula, rule
+from torch_manualgrad.core.rule import FromResult, formula, rule
 from torch_manualgrad.core.rule.catalogue import gap
 
 from ..elementwise.softmax import softmax_differential
-from .normalization import first_of, random
 
 __all__ = ["FUSED_DROPOUT"]
 
@@ -128,28 +124,12 @@ def masked_softmax_differential(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _draw(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
-    return random(*shape, dtype=dtype, device=device, seed=seed)
-
-
 def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
     """Without ``train``, PyTorch drops as in training. It returns an empty input as it is, which asks for a view."""
     if x.numel() == 0:
         return x.view_as(x)
     scale = 1.0 if train is False else 0.0 if p == 1 else 1 / (1 - p)
     return infinitely_differentiable_native_dropout_backward(x, mask, scale)
-
-
-def _dropout_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of which nothing is random."""
-    if not dtype.is_complex:
-        x = _draw(2, 3, dtype=dtype, device=device)
-        yield from (Sample(x, 0.4, False), Sample(x, 0.0, True), Sample(x, 1.0, True))
-
-
-def _dropout_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    g = _draw(2, 3, dtype=dtype, device=device)
-    yield Sample(g, g.abs() > 0.6, 2.5)
 
 
 rule(
@@ -159,8 +139,6 @@ rule(
     defer_to_stock=lambda _, p, train: train is not None,  # without it PyTorch forgets the scale
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
-    samples=_dropout_samples,
-    probe=first_of("native_dropout"),
     finite=True,
 )
 rule(
@@ -176,13 +154,7 @@ rule(
     },
     improves="missing",
     source="ATen native_dropout_double_backward",
-    samples=_dropout_backward_samples,
 )
-
-
-def _fused_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if not dtype.is_complex:
-        yield Sample(_draw(2, 3, dtype=dtype, device="cuda"), 1.0)
 
 
 FUSED_DROPOUT = rule(
@@ -190,42 +162,10 @@ FUSED_DROPOUT = rule(
     vjp={"self": lambda grad_result0, result1, p: _fused_dropout_backward(grad_result0, result1, p)},
     jvp={"result0": lambda self_t, result1, p: _fused_dropout_backward(self_t, result1, p)},
     source="ATen _fused_dropout_backward",
-    samples=_fused_samples,
-    probe=first_of("_fused_dropout"),
     register=torch.cuda.is_available(),
 )
 if not torch.cuda.is_available():
     gap(FUSED_DROPOUT.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
-
-
-def _rrelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Where both ends are the same, nothing is random."""
-    if dtype.is_complex:
-        return
-    x = _draw(2, 3, dtype=dtype, device=device)
-    yield Sample(x, torch.zeros_like(x), 0.1, 0.3, False)
-    yield Sample(x, torch.zeros_like(x), 0.2, 0.2, True)
-
-
-def _rrelu_probe(operator_name: str) -> Callable[..., Tensor]:
-    """The first output; the noise is overwritten, by PyTorch's kernel as if all were contiguous."""
-
-    def probe(self: Tensor, noise: Tensor, *rest: Any) -> Tensor:
-        self = self.contiguous()
-        found = getattr(torch.ops.aten, operator_name)(self, torch.zeros_like(self), *rest)
-        result: Tensor = found if isinstance(found, Tensor) else found[0]
-        return result
-
-    return probe
-
-
-def _rrelu_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    g, x = (_draw(2, 3, dtype=dtype, device=device, seed=k) for k in (0, 1))
-    noise = torch.where(x > 0, 1, 0.2 + 0.1 * g.sigmoid()).to(dtype)
-    for training in (False, True):
-        yield Sample(g, x, noise, 0.1, 0.3, training, False)
 
 
 rule(
@@ -244,8 +184,6 @@ rule(
     not_differentiable="noise_out",
     improves="values",
     source="ATen rrelu_with_noise_backward, which PyTorch gives the noise that the call began with",
-    samples=_rrelu_samples,
-    probe=_rrelu_probe("rrelu_with_noise_functional"),
 )
 rule(
     "aten::rrelu_with_noise",
@@ -270,8 +208,6 @@ rule(
     improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),
-    samples=_rrelu_samples,
-    probe=_rrelu_probe("rrelu_with_noise"),
 )
 
 
@@ -303,24 +239,7 @@ rule(
     jvp={"result": _rrelu_tangent},
     improves=("values", "missing"),
     source="ATen rrelu_with_noise_backward",
-    samples=_rrelu_backward_samples,
 )
-
-
-def _masked_softmax_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = _draw(2, 1, 3, 3, dtype=dtype, device=device)
-    mask = torch.eye(3, dtype=torch.bool, device=device)
-    yield Sample(x, mask.flip(0).expand(x.shape).clone(), None, 2)
-    yield Sample(x, mask, 3, 0)
-    yield Sample(x, mask[:2], 3, 1)
-    yield Sample(x[0, 0], mask, 0, 2)
-
-
-def _masked_softmax_probe(self: Tensor, mask: Tensor, *rest: Any) -> Tensor:
-    """PyTorch's kernel reads the mask as if both were contiguous."""
-    return torch.ops.aten._masked_softmax(self.contiguous(), mask.contiguous(), *rest)
 
 
 rule(
@@ -329,6 +248,4 @@ rule(
     jvp={"result": masked_softmax_differential.bind(x="self_t", output="result")},
     improves="missing",
     source="ATen _masked_softmax_backward",
-    samples=_masked_softmax_samples,
-    probe=_masked_softmax_probe,
 )

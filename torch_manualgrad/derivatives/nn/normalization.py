@@ -22,7 +22,7 @@ normalization in evaluation) P v = r v, and the last two are zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,21 +34,16 @@ from torch_manualgrad.core.rule import formula
 __all__ = [
     "Standardized",
     "constant",
-    "first_of",
     "gradient_format",
     "norm_backward",
     "norm_backward_jvp",
     "norm_double_backward",
     "norm_jvp",
-    "random",
     "standardized",
     "standardized_by",
-    "uneven",
-    "untracked",
     "wide",
 ]
 
-_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -251,28 +246,3 @@ def norm_jvp(
 
 def _sum(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.sum(dims) if dims else x
-
-
-def random(*shape: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
-    """For samples."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=dtype, generator=generator).to(device)
-
-
-def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
-    """A probe: the first output of the operator, the only one that is differentiable."""
-
-    def probe(*args: object, **kwargs: object) -> Tensor:
-        return getattr(getattr(torch.ops.aten, operator), overload)(*args, **kwargs)[0]
-
-    return probe
-
-
-def uneven(*found: Tensor) -> list[Tensor]:
-    """The results of a backward times numbers that differ: at equal cotangents its derivatives are zero, up to rounding."""
-    return [f * torch.linspace(1, 2, f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape) for f in found]
-
-
-def untracked(x: Tensor) -> Tensor:
-    """x for operators of PyTorch's that have no derivative, not even for a tangent of zero: integers have none."""
-    return x.view(_BITS[x.dtype.itemsize]).view(x.dtype)

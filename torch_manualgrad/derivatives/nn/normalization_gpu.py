@@ -6,16 +6,15 @@ _fused_rms_norm itself can have no rule: PyTorch declares it composite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, exists, rule, rules
+from torch_manualgrad.core.rule import always, exists, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
-from .normalization import first_of, random
 from .normalization_batch import (
     batch_norm_backward_jvp,
     batch_norm_jvp,
@@ -25,45 +24,10 @@ from .normalization_rms import rms_norm_double_backward
 
 __all__ = ["GPU_RULES"]
 
-_EPS = 0.1
 _HERE = {
     "cudnn": torch.backends.cudnn.is_available() and torch.cuda.is_available(),
     "miopen": torch.version.hip is not None,
 }
-
-
-def _gpu(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return random(*shape, dtype=dtype, device="cuda", seed=seed)
-
-
-def _inputs(dtype: torch.dtype) -> list[Any]:
-    return [] if dtype.is_complex else [_gpu(4, 2, 3, dtype=dtype), *[_gpu(2, dtype=dtype, seed=k) for k in (1, 2)]]
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if given := _inputs(dtype):
-        yield Sample(*given, None, None, True, 0.1, _EPS)
-
-
-def _backward_samples(library: str) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if given := _inputs(dtype):
-            _, *saved = getattr(torch.ops.aten, f"{library}_batch_norm")(*given, None, None, True, 0.1, _EPS)
-            g = _gpu(4, 2, 3, dtype=dtype, seed=3)
-            yield Sample(given[0], g, given[1], None, None, *saved[:2], _EPS, *saved[2:])
-
-    return samples
-
-
-def _backward_probe(library: str) -> Callable[..., Any]:
-    """The backward with the statistics of its input, in place of any others."""
-
-    def probe(x: Tensor, g: Tensor, weight: Tensor, *_: Any) -> Any:
-        forward, backward = (getattr(torch.ops.aten, f"{library}_batch_norm{s}") for s in ("", "_backward"))
-        _, *saved = forward(x, weight, torch.zeros_like(weight), None, None, True, 0.1, _EPS)
-        return backward(x, g, weight, None, None, *saved[:2], _EPS, *saved[2:])
-
-    return probe
 
 
 def _batch_norm(library: str) -> list[Any]:
@@ -80,8 +44,6 @@ def _batch_norm(library: str) -> list[Any]:
             defer_to_stock=always,
             improves="values",
             source="ATen batch_norm_jvp",
-            samples=_samples,
-            probe=first_of(f"{library}_batch_norm"),
             register=_HERE[library],
         ),
         rule(
@@ -92,8 +54,6 @@ def _batch_norm(library: str) -> list[Any]:
                 grad_out="grad_output", grad_out_t="grad_output_t", running_mean=None, running_var=None, train=True, eps="epsilon")},
             improves="values",
             source="ATen batchnorm_double_backward",
-            samples=_backward_samples(library),
-            probe=_backward_probe(library),
             register=_HERE[library],
         ),
     ]
@@ -115,19 +75,6 @@ def _rms_vjp(
     return of_x, None if weight is None else of_weight, of_g
 
 
-def _rms_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if given := _inputs(dtype):
-        x, weight = given[0].mT.contiguous(), given[1]
-        rstd = (x.square().mean(-1, keepdim=True) + _EPS).rsqrt()
-        yield Sample(_gpu(*x.shape, dtype=dtype, seed=3), x, [2], rstd, weight, [True, True])
-
-
-def _rms_probe(g: Tensor, x: Tensor, shape: Sequence[int], _: Tensor, weight: Tensor, mask: Sequence[bool]) -> Any:
-    """The backward with the statistics of its input, in place of any others."""
-    rstd = (x.square().mean(-1, keepdim=True) + _EPS).rsqrt()
-    return torch.ops.aten._fused_rms_norm_backward(g, x, shape, rstd, weight, mask)
-
-
 def _rms_norm() -> list[Any]:
     return [
         rule(
@@ -135,8 +82,6 @@ def _rms_norm() -> list[Any]:
             vjp={("input", "weight", "grad_out"): _rms_vjp, "rstd": lambda grad_result0: None},
             improves="missing",
             source="ATen has none; Zhang, Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467",
-            samples=_rms_samples,
-            probe=_rms_probe,
             register=torch.cuda.is_available(),
         )
     ]

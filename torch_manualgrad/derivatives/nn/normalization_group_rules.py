@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, is_sharded, rule
+from torch_manualgrad.core.rule import is_sharded, rule
 
-from .normalization import gradient_format, random, uneven
+from .normalization import gradient_format
 from .normalization_group import (
     group_norm_backward_jvp,
     group_norm_double_backward,
@@ -19,8 +18,6 @@ from .normalization_group import (
     group_norm_mean_jvp,
     infinitely_differentiable_native_group_norm_backward,
 )
-
-_EPS = 0.1
 
 
 def _vjp(
@@ -83,52 +80,6 @@ def _invstd_jvp(input: Tensor, input_t: Tensor | None, result2: Tensor, group: i
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
-    """Input, weight, bias, N, C, HxW, group."""
-
-    def draw(*shape: int, seed: int = 0) -> Tensor:
-        return random(*shape, dtype=dtype, device=device, seed=seed)
-
-    if dtype.is_complex:
-        return
-    yield draw(2, 4, 3), draw(4, seed=1), draw(4, seed=2), 2, 4, 3, 2
-    yield draw(2, 3, 2, 2), draw(3, seed=1), None, 2, 3, 4, 1
-    yield draw(2, 4), None, draw(4, seed=2), 2, 4, 1, 2
-    yield draw(1, 2, 4), None, None, 1, 2, 4, 2
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for given in _inputs(dtype, device):
-        yield Sample(*given, _EPS)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, weight, bias, *sizes in _inputs(dtype, device):
-        _, mean, rstd = torch.ops.aten.native_group_norm(x, weight, bias, *sizes, _EPS)
-        g = random(*x.shape, dtype=dtype, device=device, seed=3)
-        yield Sample(g, x, mean, rstd, weight, *sizes, [True, *[weight is not None] * 2])
-
-
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
-    """PyTorch's kernels take contiguous tensors only; of a weight they do not say so, and read what is beside it."""
-    return [None if x is None else x.contiguous() for x in tensors]
-
-
-def _probe(x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-    return torch.ops.aten.native_group_norm(*_contiguous(x, weight, bias), *args)
-
-
-def _backward_probe(
-    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *rest: Any
-) -> list[Tensor]:
-    """The backward with the statistics of its input, in place of any others."""
-    *sizes, mask = rest
-    g, x, weight = _contiguous(g, x, weight)
-    _, mean, rstd = torch.ops.aten.native_group_norm(x, None, None, *sizes, _EPS)
-    found = torch.ops.aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes, mask)
-    return uneven(*[f for f, yes in zip(found, mask) if yes])
-
-
 _SOURCE = "Wu, He, Group Normalization, arXiv:1803.08494"
 
 rule(
@@ -136,8 +87,6 @@ rule(
     vjp={("input", "weight", "bias"): _vjp},
     jvp={"result0": group_norm_jvp, "result1": _mean_jvp, "result2": _invstd_jvp},
     source=f"ATen infinitely_differentiable_native_group_norm_backward, group_norm_jvp; {_SOURCE}",
-    samples=_samples,
-    probe=_probe,
 )
 rule(
     "aten::native_group_norm_backward",
@@ -145,6 +94,4 @@ rule(
     jvp={("result0", "result1", "result2"): group_norm_backward_jvp},
     improves="missing",
     source=f"ATen has none; {_SOURCE}",
-    samples=_backward_samples,
-    probe=_backward_probe,
 )

@@ -7,24 +7,21 @@ operator gives the higher ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 
 from .normalization import (
-    first_of,
     norm_backward,
     norm_backward_jvp,
     norm_double_backward,
     norm_jvp,
-    random,
     standardized,
     standardized_by,
-    uneven,
     wide,
 )
 
@@ -235,54 +232,6 @@ def _double_vjp(
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-_EPS = 0.1
-
-
-def _inputs(dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
-    """Input, normalized_shape, weight, bias."""
-
-    def draw(*shape: int, seed: int = 0) -> Tensor:
-        return random(*shape, dtype=dtype, device=device, seed=seed)
-
-    if dtype.is_complex:
-        return
-    yield draw(3, 4), [4], draw(4, seed=1), draw(4, seed=2)
-    yield draw(2, 2, 3), [2, 3], draw(2, 3, seed=1), None
-    yield draw(2, 3), [3], None, draw(3, seed=2)
-    yield draw(4, 3).mT, [4], None, None
-    yield draw(3), [3], draw(3, seed=1), draw(3, seed=2)
-    yield draw(0, 3), [3], draw(3, seed=1), draw(3, seed=2)
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for given in _inputs(dtype, device):
-        yield Sample(*given, _EPS)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, shape, weight, bias in _inputs(dtype, device):
-        _, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, _EPS)
-        g = random(*x.shape, dtype=dtype, device=device, seed=3)
-        yield Sample(g, x, shape, mean, rstd, weight, bias, [True, weight is not None, bias is not None])
-
-
-def _backward_probe(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> Any:
-    """The backward with the statistics of its input, in place of any others."""
-    _, mean, rstd = torch.native_layer_norm(input, normalized_shape, None, None, _EPS)
-    found = torch.ops.aten.native_layer_norm_backward(
-        grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
-    )
-    return uneven(*[f for f, yes in zip(found, output_mask) if yes])
-
 
 rule(
     "aten::native_layer_norm",
@@ -292,8 +241,6 @@ rule(
     defer_to_stock=always,
     improves="values",
     source="ATen native_layer_norm_backward, layer_norm_jvp; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450",
-    samples=_samples,
-    probe=first_of("native_layer_norm"),
 )
 rule(
     "aten::native_layer_norm_backward",
@@ -301,6 +248,4 @@ rule(
     jvp={("result0", "result1", "result2"): layer_norm_backward_jvp},
     improves="values",
     source="ATen layer_norm_double_backward",
-    samples=_backward_samples,
-    probe=_backward_probe,
 )

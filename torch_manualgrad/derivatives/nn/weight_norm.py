@@ -14,15 +14,14 @@ where the saved ones are the scale at which nothing overflows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .normalization import constant, random, uneven, wide
+from .normalization import constant, wide
 
 
 class _Weight:
@@ -186,33 +185,6 @@ def _double_vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    v, g = (random(3, 4, dtype=dtype, device=device, seed=k) for k in (0, 1))
-    yield Sample(v, g[:, :1].contiguous(), 0)
-    yield Sample(v, g[:1], 1)
-    yield Sample(v.reshape(2, 3, 2), g[0, :2].reshape(2, 1, 1), 0)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for v, g, dim in (s.args for s in _samples(dtype, device)):
-        norms = torch.ops.aten._weight_norm_interface(v, g, dim)[1]
-        yield Sample(random(*v.shape, dtype=dtype, device=device, seed=2), v, g, norms, dim)
-
-
-def _probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
-    """The first output, the only one that is differentiable. PyTorch's kernel reads tensors as if they were contiguous."""
-    return torch.ops.aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
-
-
-def _backward_probe(grad_w: Tensor, v: Tensor, g: Tensor, _: Tensor, dim: int) -> Any:
-    """The backward with the norms of its input, in place of any others: it has no derivative in them."""
-    grad_w, v, g = grad_w.contiguous(), v.contiguous(), g.contiguous()
-    norms = torch.norm_except_dim(v, 2, dim)
-    return uneven(*torch.ops.aten._weight_norm_interface_backward(grad_w, v, g, norms, dim))
-
-
 rule(
     "aten::_weight_norm_interface",
     vjp={("v", "g"): _vjp},
@@ -220,8 +192,6 @@ rule(
     not_differentiable="result1",
     improves="values",
     source="ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868",
-    samples=_samples,
-    probe=_probe,
 )
 rule(
     "aten::_weight_norm_interface_backward",
@@ -229,6 +199,4 @@ rule(
     jvp={("result0", "result1"): weight_norm_backward_jvp},
     improves="missing",
     source="ATen has none; Salimans, Kingma, Weight Normalization, arXiv:1602.07868",
-    samples=_backward_samples,
-    probe=_backward_probe,
 )

@@ -8,13 +8,12 @@ The gates are sums of a part of the input and a part of the hidden state, each w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 from torch_manualgrad.core.rule.catalogue import gap
 
 __all__ = ["RULES", "gru_cell", "lstm_cell", "lstm_cell_backward", "lstm_cell_jvp"]
@@ -242,19 +241,6 @@ def _gru_vjp(
 # -- the rules, of operators that only GPUs have ----------------------------------------------------------------------
 
 
-def _samples(parts: int) -> Any:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex:
-            return
-        generator = torch.Generator().manual_seed(0)
-        sizes = ((2, parts * 3), (2, parts * 3), (2, 3), (parts * 3,), (parts * 3,))
-        given = [torch.randn(*s, dtype=dtype, generator=generator).to("cuda") for s in sizes]
-        yield Sample(*given)
-        yield Sample(*given[:3])
-
-    return samples
-
-
 _INPUTS = ("input_gates", "hidden_gates")
 _HERE = torch.cuda.is_available()
 
@@ -267,7 +253,6 @@ RULES = [
         defer_to_stock=always,
         improves="missing",
         source="ATen _thnn_differentiable_lstm_cell_backward; its jvp is new",
-        samples=_samples(4),
         register=_HERE,
     ),
     rule(
@@ -278,7 +263,6 @@ RULES = [
         defer_to_stock=always,
         improves="missing",
         source="ATen _thnn_differentiable_gru_cell_backward; its jvp is new",
-        samples=_samples(3),
         register=_HERE,
     ),
 ]

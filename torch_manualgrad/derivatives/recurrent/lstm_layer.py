@@ -6,27 +6,27 @@ times are products of matrices; the rest is a step of `cells` after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 
-_LSTM = 2  # among the numbers that PyTorch gives to kinds of recurrent layers
+LSTM = 2  # among the numbers that PyTorch gives to kinds of recurrent layers
 
 
 def _check(mode: int, batch_sizes: Sequence[int]) -> None:
-    if mode != _LSTM or len(batch_sizes):
+    if mode != LSTM or len(batch_sizes):
         raise NotImplementedError(
-            f"mode={mode}, batch_sizes={list(batch_sizes)}: expected an LSTM (mode={_LSTM}) and no batch_sizes"
+            f"mode={mode}, batch_sizes={list(batch_sizes)}: expected an LSTM (mode={LSTM}) and no batch_sizes"
         )
 
 
-def _in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
+def in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
     """In the order in which they are met; a second call undoes it."""
     return tuple(x.flip(0) if reverse and x is not None else x for x in tensors)
 
@@ -87,7 +87,7 @@ def mkldnn_rnn_layer_differentiable_backward(
         ATen mkldnn_rnn_layer_differentiable_backward; Hochreiter, Schmidhuber, doi:10.1162/neco.1997.9.8.1735.
     """
     _check(mode, batch_sizes)
-    input, output, grad = _in_time(reverse, input, output, grad_output_r_opt)
+    input, output, grad = in_time(reverse, input, output, grad_output_r_opt)
     weights = (weight0, weight1, weight2, weight3)
     gates, c, h = _steps(input, weights, has_biases, hx_, cx_tmp, output)
     states = output.shape[1:]
@@ -101,7 +101,7 @@ def mkldnn_rnn_layer_differentiable_backward(
         of_gates.append(of_a)
     assert of_h is not None and of_c is not None  # there is a step
     a = torch.stack(of_gates[::-1])
-    (of_input,) = _in_time(reverse, a @ weight0)
+    (of_input,) = in_time(reverse, a @ weight0)
     flat = a.reshape(-1, a.shape[-1])
     of_weights = (flat.mT @ input.reshape(-1, input.shape[-1]), flat.mT @ h.reshape(-1, h.shape[-1]))
     of_biases = [flat.sum(0) if has_biases else torch.zeros_like(b) for b in (weight2, weight3)]
@@ -148,7 +148,7 @@ def mkldnn_rnn_layer_jvp(
         The transpose of ATen mkldnn_rnn_layer_differentiable_backward.
     """
     _check(mode, batch_sizes)
-    x, x_t, output = _in_time(reverse, input_p, input_t, result0)
+    x, x_t, output = in_time(reverse, input_p, input_t, result0)
     gates, c, h = _steps(x, (weight0_p, weight1_p, weight2_p, weight3_p), has_biases, hx__p, cx__p, output)
     terms = [torch.zeros_like(gates[0]).expand(len(gates), *gates[0].shape)]
     terms += [] if x_t is None else [x_t @ weight0_p.mT]
@@ -163,49 +163,11 @@ def mkldnn_rnn_layer_jvp(
         h_t, c_t = lstm_cell_jvp(a, a_t, c[t], c_t)
         found.append(h_t)
     assert h_t is not None and c_t is not None  # there is a step
-    (output_t,) = _in_time(reverse, torch.stack(found))
+    (output_t,) = in_time(reverse, torch.stack(found))
     return output_t, h_t.reshape(hx__p.shape), c_t.reshape(cx__p.shape)
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """In single precision, the highest that the operator takes."""
-    if dtype.is_complex:
-        return
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
-
-    t, b, m, n = 3, 2, 2, 1
-    for reverse in (False, True):
-        weights = [draw(4 * n, m), draw(4 * n, n), draw(4 * n), draw(4 * n)]
-        # not for training: the workspace, which no derivative here needs, is not filled everywhere
-        yield Sample(
-            draw(t, b, m), *weights, draw(b, n), draw(b, n), reverse, [], _LSTM, n, 1, True, False, False, False
-        )
-
-
-def _probe(
-    input: Tensor, w: Tensor, u: Tensor, v: Tensor, b: Tensor, hx: Tensor, cx: Tensor, reverse: bool, *rest: Any
-) -> Any:
-    """The operator on contiguous tensors, as it reads all as such; in double precision, for finite differences, its definition."""
-    if not input.numel():
-        raise ValueError("an empty batch, for which PyTorch's kernel ends the process")
-    if input.dtype != torch.float64:
-        given = [x.contiguous() for x in (input, w, u, v, b, hx, cx)]
-        return torch.ops.aten.mkldnn_rnn_layer(*given, reverse, *rest)[:3]
-    has_biases = rest[4]
-    (x,) = _in_time(reverse, input)
-    h, c = hx, cx
-    found = []
-    for step in x:
-        h, c = lstm_cell(step @ w.mT + h @ u.mT + (v + b if has_biases else 0), c)
-        found.append(h)
-    (output,) = _in_time(reverse, torch.stack(found))
-    return output, h, c
 
 
 rule(
@@ -227,6 +189,4 @@ rule(
     defer_to_stock=always,
     improves="missing",
     source="ATen mkldnn_rnn_layer_differentiable_backward; its jvp is new",
-    samples=_samples,
-    probe=_probe,
 )

@@ -1,5 +1,5 @@
 """Samples and probes of the rules, a file for each family. Imported when the samples of a rule are first read."""
 
-from . import linalg
+from . import fft, linalg, loss, nn, recurrent, sparse
 
-__all__ = ["linalg"]
+__all__ = ["fft", "linalg", "loss", "nn", "recurrent", "sparse"]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, blocksize, formula, operator, rule
+from torch_manualgrad.core.rule import blocksize, formula, rule
 
 from .entries import (
     OF_COMPRESSED,
     OF_SPARSE_RESULTS,
     compressed_entries,
     entries_at,
-    made_dense,
     no_tangent,
-    times_identity,
 )
 
 
@@ -63,42 +61,6 @@ def _compressed_vjp(
     return entries_at(grad, at)
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
-
-_PATTERN = [[0, 1, 1], [1, 0, 1]]
-
-
-def _drawn(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
-
-
-def _coo_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    kind = {"dtype": dtype, "layout": torch.sparse_coo, "device": torch.device(device)}
-    at = torch.tensor([[0, 0, 1], [2, 1, 2]], device=device)
-    yield Sample(2, 0, [2, 3], at, _drawn(3, dtype=dtype, device=device), **kind)
-    twice = torch.tensor([[0, 1, 0], [1, 0, 1]], device=device)
-    yield Sample(2, 0, [2, 2], twice, _drawn(3, dtype=dtype, device=device), **kind)
-
-
-def _compressed_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    kind = {"dtype": dtype}
-    rows, columns = torch.tensor([0, 2, 4], device=device), torch.tensor([1, 2, 0, 2], device=device)
-    yield Sample(rows, columns, _drawn(4, dtype=dtype, device=device), [2, 3], layout=torch.sparse_csr, **kind)
-    blocks = _drawn(1, 2, 2, dtype=dtype, device=device)
-    ends, at = torch.tensor([0, 0, 1], device=device), torch.tensor([1], device=device)
-    yield Sample(ends, at, blocks, [4, 4], layout=torch.sparse_bsr, **kind)
-
-
-def _dense_samples(*args: Any, real_only: bool = False, **kwargs: Any) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if real_only and dtype.is_complex:
-            return
-        pattern = torch.tensor(_PATTERN, dtype=dtype, device=device)
-        yield Sample(_drawn(2, 3, dtype=dtype, device=device) * pattern, *args, **kwargs)
-
-    return samples
-
-
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 rule(
@@ -109,8 +71,6 @@ rule(
     gaps=OF_SPARSE_RESULTS,
     improves="values",
     source="ATen derivatives.yaml; differentiable again",
-    samples=_coo_samples,
-    probe=times_identity(torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors),
 )
 rule(
     "aten::sparse_compressed_tensor.comp_plain_value_size",
@@ -122,8 +82,6 @@ rule(
     | {"fake": ("the operator's fake kernel asks for the device of real tensors", "2.15")},
     improves="missing",
     source="ATen derivatives.yaml; for complex values, and differentiable again",
-    samples=_compressed_samples,
-    probe=times_identity(torch.ops.aten.sparse_compressed_tensor),
 )
 rule(
     "aten::_sparse_compressed_tensor_unsafe",
@@ -134,32 +92,17 @@ rule(
     gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,
     improves="values",
     source="ATen derivatives.yaml, sparse_compressed_tensor; the derivative of values calls it, and is not differentiable",
-    samples=_compressed_samples,
-    probe=times_identity(torch.ops.aten._sparse_compressed_tensor_unsafe),
 )
 
-# operator -> other arguments; a matrix of blocks of columns has no products, and only real ones are made dense by PyTorch
-_CONVERSIONS: dict[str, dict[str, Any]] = {
-    "_to_sparse": {},
-    "_to_sparse.sparse_dim": {"sparse_dim": 2},
-    "_to_sparse_csr": {},
-    "_to_sparse_csc": {},
-    "_to_sparse_bsr": {"blocksize": [1, 1]},
-    "_to_sparse_bsc": {"blocksize": [2, 1], "real_only": True},
-}
-
-for _name, _arguments in _CONVERSIONS.items():
-    _operator = operator(f"aten::{_name}")
-    _compressed = "_cs" in _name or "_bs" in _name
+for _layout in ("", ".sparse_dim", "_csr", "_csc", "_bsr", "_bsc"):
+    _is_compressed = _layout.startswith("_")
     rule(
-        f"aten::{_name}",
+        f"aten::_to_sparse{_layout}",
         vjp={"self": to_sparse_backward},
         jvp={"result": no_tangent},
         kind="linear",
         sparse=True,
-        gaps=OF_COMPRESSED | OF_SPARSE_RESULTS if _compressed else OF_SPARSE_RESULTS,
+        gaps=OF_COMPRESSED | OF_SPARSE_RESULTS if _is_compressed else OF_SPARSE_RESULTS,
         improves="missing",
         source="ATen to_sparse_backward; for complex numbers new",
-        samples=_dense_samples(**_arguments),
-        probe=made_dense(_operator) if _name == "_to_sparse_bsc" else times_identity(_operator),
     )

@@ -8,7 +8,7 @@ sparse: PyTorch's dual tensors have storage, and a sparse tensor has none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,8 @@ __all__ = [
     "compressed_entries",
     "entries",
     "entries_at",
-    "made_dense",
     "no_tangent",
     "product_of_entries",
-    "times_identity",
     "to_dense_at",
     "wanted",
     "with_values",
@@ -58,24 +56,9 @@ def no_tangent(result: Tensor) -> Tensor:
     raise NotImplementedError(f"a tangent of layout {result.layout}: PyTorch's dual tensors cannot be sparse")
 
 
-def times_identity(op: Any) -> Callable[..., Tensor]:
-    """An operator whose result is a sparse matrix, and that as a dense one: for checks."""
-
-    def probe(*args: Any, **kwargs: Any) -> Tensor:
-        found = op(*args, **kwargs)
-        return found @ torch.eye(found.shape[1], dtype=found.dtype, device=found.device)
-
-    return probe
-
-
 def wanted(found: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """The gradients, with None for those that are not."""
     return tuple(x if yes else None for x, yes in zip(found, mask))
-
-
-def made_dense(op: Any) -> Callable[..., Tensor]:
-    """The same by conversion; the strides of what PyTorch makes dense are not those that its fake kernels say."""
-    return lambda *args, **kwargs: op(*args, **kwargs).to_dense(masked_grad=False).contiguous()
 
 
 def entries(x: Tensor) -> tuple[Tensor, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .entries import (
     OF_SPARSE_RESULTS,
@@ -15,7 +15,6 @@ from .entries import (
     entries,
     entries_at,
     no_tangent,
-    times_identity,
     to_dense_at,
     with_values,
 )
@@ -52,12 +51,6 @@ def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], 
     return with_values(mask, found, layout) if sparse else to_dense_at(found, at, self_sizes)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = torch.randn(2, 3, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(device)
-    mask = torch.tensor([[0, 1, 1], [1, 0, 0]], dtype=dtype, device=device)
-    yield Sample(x, mask.to_sparse())
-
-
 rule(
     "aten::sparse_mask",
     vjp={
@@ -71,6 +64,4 @@ rule(
     gaps=OF_SPARSE_RESULTS,
     improves="missing",
     source="ATen sparse_mask_backward",
-    samples=_samples,
-    probe=times_identity(torch.ops.aten.sparse_mask),
 )

@@ -6,15 +6,15 @@ works where the result is dense.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, blocksize, formula, rule
+from torch_manualgrad.core.rule import blocksize, formula, rule
 
-from ..linalg.common import random, summed_to, total
+from ..linalg.common import summed_to, total
 from ..linalg.matmul import scaled
 from .construction import to_sparse_backward
 from .entries import (
@@ -25,7 +25,6 @@ from .entries import (
     entries_at,
     no_tangent,
     product_of_entries,
-    times_identity,
     wanted,
     with_values,
 )
@@ -136,25 +135,6 @@ def sparse_sampled_addmm_backward(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _matrix(layout: torch.layout, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    pattern = torch.tensor([[0, 1, 1], [1, 0, 0]], device=device)
-    return (random(2, 3, dtype=dtype, device=device) * pattern).to_sparse(layout=layout)
-
-
-def _sparse_addmm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of the dense inputs: finite differences cannot move a sparse one."""
-    bias = random(2, 2, dtype=dtype, device=device, seed=1)
-    B = random(3, 2, dtype=dtype, device=device, seed=2)
-    other = 0.5j - 1 if dtype.is_complex else 0.5
-    yield Sample(bias, _matrix(torch.sparse_coo, dtype, device), B, beta=other, alpha=other)
-
-
-def _sampled_addmm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    A, B = (random(*s, dtype=dtype, device=device, seed=1) for s in ((2, 2), (2, 3)))
-    other = 0.5j - 1 if dtype.is_complex else 0.5
-    yield Sample(_matrix(torch.sparse_csr, dtype, device), A, B, alpha=other, beta=2)
-
-
 rule(
     "aten::_sparse_addmm",
     vjp={
@@ -166,8 +146,6 @@ rule(
     sparse=True,
     improves=("missing", "values"),
     source="ATen mm_mat1_sparse_backward; its jvp is new",
-    samples=_sparse_addmm_samples,
-    probe=lambda *args, **kwargs: torch.ops.aten._sparse_addmm(*args, **kwargs),
 )
 rule(
     "aten::sparse_sampled_addmm",
@@ -181,6 +159,4 @@ rule(
     gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,
     improves="missing",
     source="ATen sparse_sampled_addmm_backward",
-    samples=_sampled_addmm_samples,
-    probe=times_identity(torch.ops.aten.sparse_sampled_addmm),
 )

@@ -6,14 +6,13 @@ and has the derivative of that product; the first of several that are equal coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from ..linalg.common import random
 from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, wanted, with_values
 from .products import products_at
 
@@ -115,14 +114,6 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
     return torch.where(valid, values[chosen] * other_t[at], 0)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of the dense factor: finite differences cannot move a sparse one."""
-    pattern = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 0]], device=device)
-    A = (random(3, 3, dtype=dtype, device=device) * pattern).to_sparse_csr()
-    for reduce in () if dtype.is_complex else ("sum", "mean", "amax", "amin"):
-        yield Sample(A, random(3, 2, dtype=dtype, device=device, seed=1), reduce)
-
-
 rule(
     "aten::_sparse_mm_reduce_impl",
     vjp={
@@ -136,6 +127,4 @@ rule(
     not_differentiable="result1",
     improves="missing",
     source="ATen _sparse_mm_reduce_impl_backward; its derivatives are new",
-    samples=_samples,
-    probe=lambda *args: torch.ops.aten._sparse_mm_reduce_impl(*args)[0],
 )

@@ -5,16 +5,14 @@ Entries that are not stored are left out of a softmax, as if they were -inf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, operator, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from ..linalg.common import random
-from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, made_dense, no_tangent, with_values
+from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, no_tangent, with_values
 
 # -- sums -------------------------------------------------------------------------------------------------------------
 
@@ -124,21 +122,6 @@ def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _samples(*args: Any, count: int = 1) -> Callable[..., Iterable[Sample]]:
-    """Finite differences cannot move a sparse tensor: tests/derivatives/test_sparse.py makes it of its values."""
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        pattern = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]], device=device)
-        x = [(random(3, 3, dtype=dtype, device=device, seed=i) * pattern).to_sparse() for i in range(count)]
-        yield Sample(*x, *args)
-
-    return samples
-
-
-def _real(samples: Callable[..., Iterable[Sample]]) -> Callable[..., Iterable[Sample]]:
-    return lambda dtype, device: () if dtype.is_complex else samples(dtype, device)
-
-
 rule(
     "aten::_sparse_sum.dim",
     vjp={"self": _sparse_sum_backward},
@@ -147,8 +130,6 @@ rule(
     gaps=OF_SPARSE_RESULTS,
     improves="missing",
     source="ATen _sparse_sum_backward; differentiable, and for complex numbers",
-    samples=_samples([0]),
-    probe=made_dense(torch.ops.aten._sparse_sum.dim),
 )
 for _name, _backward in (("softmax", _sparse_softmax_backward), ("log_softmax", _sparse_log_softmax_backward)):
     rule(
@@ -159,8 +140,6 @@ for _name, _backward in (("softmax", _sparse_softmax_backward), ("log_softmax", 
         gaps=OF_SPARSE_RESULTS,
         improves="missing",
         source=f"ATen _sparse_{_name}_backward_data; differentiable",
-        samples=_real(_samples(1, False)),
-        probe=made_dense(operator(f"aten::_sparse_{_name}")),
     )
 rule(
     "aten::_sparse_sparse_matmul",
@@ -173,6 +152,4 @@ rule(
     gaps=OF_SPARSE_RESULTS,
     improves="missing",
     source="ATen sparse_sparse_matmul_backward",
-    samples=_samples(count=2),
-    probe=made_dense(torch.ops.aten._sparse_sparse_matmul),
 )

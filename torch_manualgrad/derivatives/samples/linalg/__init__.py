@@ -1,5 +1,43 @@
 """Samples of the rules of linear algebra."""
 
-from . import lu
+from . import (
+    cholesky,
+    det,
+    eig,
+    eigh,
+    geqrf,
+    householder,
+    inverse,
+    lstsq,
+    lu,
+    lu_solve,
+    matmul,
+    matrix_exp,
+    pinv,
+    products,
+    qr,
+    solve,
+    svd,
+    triangular,
+)
 
-__all__ = ["lu"]
+__all__ = [
+    "cholesky",
+    "det",
+    "eig",
+    "eigh",
+    "geqrf",
+    "householder",
+    "inverse",
+    "lstsq",
+    "lu",
+    "lu_solve",
+    "matmul",
+    "matrix_exp",
+    "pinv",
+    "products",
+    "qr",
+    "solve",
+    "svd",
+    "triangular",
+]
