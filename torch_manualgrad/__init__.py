@@ -1,17 +1,26 @@
 """PyTorch's hand-written derivatives as operators that can be read, called, swapped and differentiated again."""
 
 # isort: skip_file
+from typing import TYPE_CHECKING, Any
+
 from .core.once import refuse_reload as _refuse_reload  # first: nothing is to be defined twice
-from .core import libraries as _libraries
-from . import derivatives, distributed, forward_ad, linalg, nested, testing
+from .core import compile_cache as _compile_cache, libraries as _libraries
+from .core.engine.sharding import register_with as _register_sharding_with
 from .core.engine.node import SingleLevelFunction
 from .core.op.custom_op import CustomOp, custom_op
 from .core.op.implementation import BackwardContext
+from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, ops, rule, rules
 from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, view
 from .core.override.override import Active, Handle, active, install, override, uninstall, unregister
-from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, ops, rule, rules
+
+# These define operators, and ``torch.ops.manualgrad`` has all of them from now on.
+with _compile_cache.settled_once():
+    from . import derivatives, linalg, nested
 from .linalg import Degeneracy
-from .testing import audit
+
+if TYPE_CHECKING:
+    from . import distributed, forward_ad, testing
+    from .testing import audit
 
 __all__ = [
     "Active",
@@ -50,5 +59,31 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
+_ON_USE = ("distributed", "forward_ad", "testing")  # packages that define no operator
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _ON_USE:
+        return import_module(f"{__name__}.{name}")
+    if name == "audit":
+        from .testing import audit
+
+        return audit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_sharding() -> None:
+    from .distributed.registration import register  # most programs have no distributed tensors
+
+    register()
+
+
+_register_sharding_with(_register_sharding)
 _refuse_reload(globals())
 _libraries.load()

@@ -49,3 +49,15 @@ def test_shares_memory():
 def test_is_view():
     x = random(2, 2)
     assert internals.is_view(x[0]) and not internals.is_view(x) and not internals.is_view(x.clone()[:].detach().clone())
+
+
+def test_register_fake():
+    library = torch.library.Library("mginternals", "FRAGMENT")
+    library.define("shaped(Tensor x) -> Tensor")
+    library.impl("shaped", lambda x: x.clone(), "CPU")
+    internals.register_fake(library, "shaped", lambda x: x.new_empty(7), "here:1")
+    op = torch.ops.mginternals.shaped
+    assert op(torch.empty(2, device="meta")).shape == (7,)
+    with internals.FakeTensorMode():
+        assert op(torch.empty(2)).shape == (7,)
+    internals.release(library)

@@ -11,12 +11,13 @@ registrations. Three caches stand in the way:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from . import activation
 from .internals import guard_compiled_graphs
 
-__all__ = ["digest", "fingerprint", "put", "remember", "settle", "state"]
+__all__ = ["digest", "fingerprint", "put", "remember", "settle", "settled_once", "state"]
 
 _exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
@@ -33,6 +34,7 @@ _code = 0  # a digest of all their code, in any order: a change costs the same w
 _state: str | None = ""  # None: to be made of `_exchanged` when it is asked for
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _guarded = False
+_importing = False  # inside of `settled_once`
 
 
 def _no_rules() -> tuple[str, str]:
@@ -87,6 +89,19 @@ def remember(key: str, code: str) -> None:
     with activation.lock:
         _exchange(key, _defined.get(key), code)
         _defined[key] = code
+        if not _importing:
+            settle()
+
+
+@contextlib.contextmanager
+def settled_once() -> Iterator[None]:
+    """Settle at the end of the block instead of after each definition. For the import of this package, which makes 600."""
+    global _importing
+    _importing = True
+    try:
+        yield
+    finally:
+        _importing = False
         settle()
 
 
@@ -144,8 +159,8 @@ def _file_digest(path: str) -> str:
 def fingerprint(function: Callable[..., Any] | None) -> str:
     """A digest of the code of ``function``: its file, its own code, its defaults and what it closes over.
 
-    What it reaches in other files is not seen. A value without a stable repr makes the digest unique to this process,
-    which costs a cache hit and is never wrong.
+    Code that it reaches in other files is not included. A value without a stable repr makes the digest unique to this
+    process, which costs a cache hit and is never wrong.
 
     Args:
         function: any function, also a partial one; or None.

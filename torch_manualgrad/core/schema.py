@@ -46,13 +46,11 @@ class Argument(NamedTuple):
         return self.is_tensor or self.is_tensor_list
 
 
-def _kind(type_: Any) -> tuple[bool, bool]:
-    """(is a tensor, is a list of tensors), optional or not."""
-    is_list = False
-    while (kind := type_.kind()) in ("OptionalType", "ListType"):
-        is_list = is_list or kind == "ListType"
-        type_ = type_.getElementType()
-    return kind == "TensorType" and not is_list, kind == "TensorType" and is_list
+@functools.cache
+def _kind(type_: str) -> tuple[bool, bool]:
+    """(is a tensor, is a list of tensors), optional or not, of a type as a schema prints it: ``"Optional[Tensor]"``."""
+    inner = type_.replace("Optional[", "").rstrip("]")
+    return inner == "Tensor", inner == "List[Tensor"
 
 
 class Signature:
@@ -79,13 +77,14 @@ class Signature:
         if functional:
             self._refuse_aliases()
         self.arguments = [
-            Argument(a.name, *_kind(a.type), a.kwarg_only, a.has_default_value(), a.default_value)
+            Argument(a.name, *_kind(str(a.type)), a.kwarg_only, a.has_default_value(), a.default_value)
             for a in schema.arguments
         ]
-        several = len(schema.returns) > 1
+        returns = schema.returns
+        several = len(returns) > 1
         self.returns = [
-            Argument(r.name or (f"result{i}" if several else "result"), *_kind(r.type), False, False, None)
-            for i, r in enumerate(schema.returns)
+            Argument(r.name or (f"result{i}" if several else "result"), *_kind(str(r.type)), False, False, None)
+            for i, r in enumerate(returns)
         ]
         self.names = [a.name for a in self.arguments]
         if len(set(self.names)) < len(self.names):

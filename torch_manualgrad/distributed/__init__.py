@@ -1,10 +1,7 @@
 """Distributed tensors: how the operators are sharded. See docs/distributed.md."""
 
-from ..core.engine.sharding import register_with as _register_with
 from .operators import strategies
 from .placements import Batched, Body, Lines
 from .registration import register
 
 __all__ = ["Batched", "Body", "Lines", "register", "strategies"]
-
-_register_with(register)

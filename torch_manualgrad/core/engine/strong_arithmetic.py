@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..internals import DispatchMode, decompositions, is_composite, memory_of, pytree, reading_bits, value_of
+from ..registry import defined
 from ..schema import is_differentiable
 
-__all__ = ["StrongArithmetic", "by_element", "by_matrix", "linear_among", "stands_for", "stands_no_longer"]
+__all__ = ["StrongArithmetic", "by_element", "by_matrix", "linear_among", "stands_for"]
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -41,18 +42,16 @@ def by_matrix(op: Any) -> None:
 
 
 def stands_for(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare what computes the same as a fused operator, in operators that are none: a decorator."""
+    """Declare the function that computes the same as a fused operator of PyTorch's, in operators that are not fused: a decorator.
+
+    For a custom op it is the reference.
+    """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         _substitutes[op] = function
         return function
 
     return declare
-
-
-def stands_no_longer(op: Any) -> None:
-    """Take that back."""
-    _substitutes.pop(op, None)
 
 
 class _ThreadState(threading.local):
@@ -127,6 +126,9 @@ def _substitute(func: Any) -> Callable[..., Any] | None:
     """What a fused operator is made of."""
     if func in _substitutes:
         return _substitutes[func]
+    if (own := defined(func.name())) is not None:
+        reference: Callable[..., Any] = own.reference
+        return reference
     return decompositions.get(func) if "backward" in func._schema.name or func in _COMPOSED else None
 
 

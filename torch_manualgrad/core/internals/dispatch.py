@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library import custom_ops  # the custom operators that there are
+from torch._library import custom_ops, simple_registry  # the custom operators that there are, and their fake kernels
 from torch._library.autograd import make_autograd_impl  # their kernel at the key Autograd
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "parse_schema",
     "python_function",
     "reading_bits",
+    "register_fake",
     "release",
     "set_autocast_off",
     "shares_memory",
@@ -219,6 +220,15 @@ def operators(namespace: str) -> Iterator[Any]:
         packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
         if (found := getattr(packet, overload or "default", None)) is not None:
             yield found
+
+
+def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any], source: str) -> None:
+    """What ``torch.library.register_fake`` does, given the place in the source instead of looking it up.
+
+    The look-up reads the file of the caller and goes through all modules: 20 ms for the operators of this package.
+    """
+    holder = simple_registry.singleton.find(f"{library.ns}::{name}").fake_impl
+    library._registration_handles.append(holder.register(function, source, lib=library))
 
 
 def release(library: torch.library.Library) -> None:

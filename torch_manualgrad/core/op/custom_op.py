@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from .. import activation, compile_cache
 from ..engine.derivative import Derivative, redispatch
 from ..engine.kernel import Mode, apply, differentiated
 from ..engine.sharding import takes_body
-from ..engine.strong_arithmetic import stands_for, stands_no_longer
 from ..engine.transpose import transposing
 from ..engine.vmap import loop
 from ..formula_calls import FormulaCalls
@@ -23,6 +23,7 @@ from ..internals import (
     enable_single_level_autograd_function,
     forward_ad_enabled,
     reading_bits,
+    register_fake,
     release,
     shares_memory,
     skipped_by_dynamo,
@@ -42,6 +43,7 @@ from .implementation import (
     differentiability,
     exchange,
     implementation,
+    location_of,
 )
 from .shortcuts import UntrackedCalls, tracked_call
 
@@ -106,7 +108,6 @@ class CustomOp:
         self._calls = calls
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(str(self.signature.schema).partition("::")[2])
-        self.op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         self._base: dict[str, Implementation] = {"default": Implementation(reference)}
         self._first = {"default": self._base["default"].identity}
         self._layers: list[dict[str, Implementation | None]] = []
@@ -124,7 +125,13 @@ class CustomOp:
             self._resolve()
         compile_cache.remember(self.name, compile_cache.fingerprint(reference))
         defined_ops[self.name] = self
-        stands_for(self.op)(reference)
+
+    @functools.cached_property
+    def op(self) -> Any:
+        """The operator, an ``OpOverload``: made on use, as it takes as long as the rest of a transparent formula."""
+        namespace, _, packet = self.signature.name.partition("::")
+        overload = self.signature.schema.overload_name or "default"
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or kwargs or (call := self._tracked_call) is None:
@@ -144,7 +151,7 @@ class CustomOp:
             kernel = skipped_by_dynamo(self._calls.checking(kernel, skipped=1))
         library.impl(short, kernel, "Autograd", with_keyset=True)
         library.impl(short, skipped_by_dynamo(self._run_vmap), "FuncTorchBatched")
-        torch.library.register_fake(self.name, self._run_fake, lib=library)
+        register_fake(library, short, self._run_fake, location_of(self.reference))
 
     def undefine(self) -> None:
         """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
@@ -152,7 +159,6 @@ class CustomOp:
             if self._untracked_calls is not None:
                 self._untracked_calls.detach()
             release(self._library)
-            stands_no_longer(self.op)
             del defined_ops[self.name]
             compile_cache.put(self.name, "")
             compile_cache.put(f"{self.name} redefined", str(next(count)))  # graphs have its derivatives in them

@@ -8,6 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -117,6 +118,11 @@ def check_reference(name: str, signature: Signature, function: Callable[..., Any
     Raises:
         TypeError: it takes neither.
     """
+    if isinstance(function, FunctionType):
+        code, count, positional = function.__code__, len(signature.names), signature.positional
+        if (code.co_argcount, code.co_kwonlyargcount) == (positional, count - positional):
+            if [*code.co_varnames[:count]] == signature.names:
+                return  # exactly the arguments of the op, found without the cost of an `inspect.Signature`
     try:
         parameters = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of what is written in C nothing is known

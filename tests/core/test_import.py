@@ -1,0 +1,58 @@
+"""What ``import torch_manualgrad`` loads, and what it leaves until it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import torch_manualgrad as mg
+
+ON_USE = ("testing", "forward_ad", "distributed", "command_line", "derivatives.samples")
+
+ALL = """
+import sys, torch
+before = set(sys.modules)
+import torch_manualgrad as mg
+new = set(sys.modules) - before
+own = [name for name in new if name.partition(".")[0] == "torch_manualgrad"]
+"""
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ALL + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_packages_that_define_no_operator_are_imported_on_use():
+    run(
+        f"loaded = [name for name in own if name.startswith(tuple('torch_manualgrad.' + part for part in {ON_USE}))]\n"
+        "assert not loaded, loaded\n"
+        "assert len(own) <= 250, len(own)\n"
+        "assert len(new) - len(own) <= 10, new - set(own)\n"
+        "assert mg.testing.check and mg.forward_ad.laplacian and mg.distributed.register\n"
+        "assert mg.audit is mg.testing.audit\n"
+    )
+
+
+def test_every_operator_exists_after_the_import():
+    """A program that torch.export saved, or a graph in a cache on disk, may name any of them first."""
+    run(
+        "from torch_manualgrad.core.registry import defined_ops\n"
+        "count = len(defined_ops)\n"
+        "import importlib, pkgutil\n"
+        "for module in pkgutil.walk_packages(mg.__path__, 'torch_manualgrad.'):\n"
+        "    if '__main__' not in module.name and not module.name.startswith('torch_manualgrad.lib'):\n"
+        "        importlib.import_module(module.name)\n"
+        "late = [name for name in list(defined_ops)[count:] if name.startswith('manualgrad::')]\n"
+        "assert not late, late\n"
+    )
+
+
+def test_every_name_is_there():
+    assert {*mg.__all__} <= {*dir(mg)}
+    for name in mg.__all__:
+        getattr(mg, name)
+    with pytest.raises(AttributeError, match="has no attribute 'tesing'"):
+        mg.tesing
