@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.py"))
-# what a block may be: Python that runs here; a file or an output; the lines of a shell, which have no language
-LANGUAGES = {"python", "toml", "text", ""}
+# the languages of blocks: Python, which runs here; files and outputs; lines of a shell, which have none
+LANGUAGES = {"python", "toml", "yaml", "text", ""}
 # rows of tables, where a page has more than 60: what a reader looks up by its name or number
 MOST_ROWS = {"accuracy.md": 400, "against_jax.md": 100, "issues.md": 200, "nested.md": 120, "suites.md": 80}
-ELSEWHERE = ["packages.md"]  # tests/core/test_packages.py makes the package that it describes
+# pages whose blocks are files: tests/core/test_packages.py has the first, test_the_workflow_runs the second
+ELSEWHERE = ["packages.md", "check_in_ci.md"]
+COMPILES = ["compiled_operators.md"]
 
 if not DOCS.exists():
     pytest.skip("not a source tree", allow_module_level=True)
@@ -44,21 +47,41 @@ def examples(page: Path) -> str:
     return "\n".join(lines)
 
 
-def run(path: Path, folder: Path) -> None:
+def run(*command: str | Path, folder: Path) -> None:
+    """Run Python with these arguments."""
     paths = [str(Path(mg.__file__).parents[1]), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 WITH_EXAMPLES = [p for p in PAGES if examples(p).strip() and name(p) not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
-def test_examples_run(page, tmp_path):
+def test_examples_run(page, tmp_path, monkeypatch):
+    if name(page) in COMPILES:
+        if not (shutil.which("c++") and shutil.which("ninja")):
+            pytest.skip("no C++ compiler, or no ninja")
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     path = tmp_path / f"{page.stem}.py"
     path.write_text(examples(page))
-    run(path, tmp_path)
+    run(path, folder=tmp_path)
+
+
+def test_the_workflow_runs(tmp_path):
+    """The files of docs/check_in_ci.md, and the steps of its workflow that check."""
+    text = (DOCS / "check_in_ci.md").read_text()
+    blocks = re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    files = dict(blocks)
+    assert [*files] == ["ops.py", "test_ops.py", ".github/workflows/derivatives.yml"]
+    for file in ("ops.py", "test_ops.py"):
+        (tmp_path / file).write_text(files[file])
+    steps = re.findall(r"- run: (pytest|manualgrad)(.*)", files[".github/workflows/derivatives.yml"])
+    assert len(steps) == 3
+    modules = {"pytest": ["pytest", "-p", "torch_manualgrad_pytest"], "manualgrad": ["torch_manualgrad"]}
+    for command, arguments in steps:
+        run("-m", *modules[command], *arguments.split(), folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -72,7 +95,7 @@ def test_blocks_say_what_they_are(page):
 def test_notebooks_run(notebook, tmp_path):
     for module in ("matplotlib", "sklearn"):
         pytest.importorskip(module)
-    run(notebook, tmp_path)
+    run(notebook, folder=tmp_path)
 
 
 def test_each_page_is_in_the_navigation():
