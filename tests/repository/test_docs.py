@@ -91,6 +91,22 @@ def test_blocks_say_what_they_are(page):
     assert {*fences[::2]} <= LANGUAGES and {*fences[1::2]} <= {""}
 
 
+def test_the_messages_of_troubleshooting_exist():
+    """Between `...`, each is text of a string in the sources; PyTorch's own have a section without this test."""
+    strings = []
+    for file in [*(ROOT / "torch_manualgrad").rglob("*.py"), ROOT / "setup.py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                strings.append(node.value)
+    text = "\n".join(strings)
+    sections = (DOCS / "troubleshooting.md").read_text().split("\n## ")
+    chosen = [s for s in sections if s.startswith(("Custom", "Overrides", "Checks", "Building"))]
+    messages = [m for s in chosen for m in re.findall(r"^\| `([^`]+)` \|", s, re.MULTILINE)]
+    assert len(messages) > 25
+    missing = [m for m in messages for part in m.split("...") if part.strip(" ;:.,()s") not in text]
+    assert not missing
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
 def test_notebooks_run(notebook, tmp_path):
     for module in ("matplotlib", "sklearn"):

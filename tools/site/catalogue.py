@@ -61,7 +61,7 @@ def name_of(folder: str) -> str:
 def definitions() -> dict[str, Definition]:
     """The statements of the package that make rules, by the name of the operator."""
     found = {}
-    for file in sorted(PACKAGE.glob("derivatives/**/*.py")):
+    for file in sorted({*PACKAGE.glob("derivatives/**/*.py")} - {*PACKAGE.glob("derivatives/samples/**/*.py")}):
         text = file.read_text()
         for statement in ast.parse(text).body:
             for call in [node for node in ast.walk(statement) if isinstance(node, ast.Call)]:

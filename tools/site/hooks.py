@@ -19,7 +19,7 @@ FONT = Path(ziamath.__file__).parent / "fonts" / "STIXTwoMath-Regular.ttf"
 MATHEMATICS = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 IN_TITLE = re.compile(r"\\\((.*?)\\\)")  # the table of contents has the text of headings
 FIGURE = re.compile(r"<!-- figure: (\w+) -->")
-API = re.compile(r"<!-- api: ([\w.]+) -->")
+API = re.compile(r"<!-- api: ([\w.]+)((?: \w+)*) -->")
 MEASURED = (
     Path(__file__).resolve().parents[2] / "build" / "measure"
 )  # by `make measure`, `make mutants` and `make conformance`
@@ -40,12 +40,24 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name what is public in a module, for mkdocstrings: ``<!-- api: torch_manualgrad.linalg -->``; link whole tables."""
+    """Name the public API for mkdocstrings, and link whole tables.
+
+    ``<!-- api: torch_manualgrad install active -->`` is these two; without names, the module's others.
+    """
     markdown = as_on_github(markdown)
     if "/" not in page.file.src_uri:
         wholes = sorted(MEASURED.glob(f"{Path(page.file.src_uri).stem}.*"))
         markdown += "".join(f"\nThe whole table: [{w.name}](measured/{w.name}).\n" for w in wholes)
-    return API.sub(lambda match: "\n\n".join(f"::: {name}" for name in public(match[1])), markdown)
+    shown: set[str] = set()
+
+    def entries(match: re.Match[str]) -> str:
+        places = {place.rpartition(".")[2]: place for place in public(match[1])}
+        chosen = match[2].split() or [name for name in places if name not in shown]
+        shown.update(chosen)
+        level = "\n    options:\n      heading_level: 3" if match[2] else ""
+        return "\n\n".join(f"::: {places[name]}{level}" for name in chosen)
+
+    return API.sub(entries, markdown)
 
 
 def as_on_github(markdown: str) -> str:
