@@ -104,7 +104,7 @@ docs: $(VENV)/docs  ## build the documentation site, build/site/index.html; DOCS
 	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(ARGS)
 	@echo "the site: build/site/index.html"
 
-measure: $(VENV)/installed  ## measure again what docs/composition.md, nested.md, coverage.md, accuracy.md and parity.md say; whole tables go to build/measure
+measure: $(VENV)/installed  ## measure again what docs/composition.md, nested_operators.md, coverage.md, accuracy.md and parity.md say; whole tables go to build/measure
 	@$(PY) tools/composition.py
 	@$(PY) tools/nested.py
 	@$(PY) tools/conformance.py

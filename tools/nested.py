@@ -1,4 +1,4 @@
-"""Writes docs/nested.md: the operators on nested tensors, by PyTorch and by this package, beside one another.
+"""Writes docs/nested_operators.md: the operators on nested tensors, in PyTorch and in this package.
 
 Run it:  python tools/nested.py                    (`make measure` does; a few minutes)
          python tools/nested.py --print softmax    (the rows whose names contain it, with every reason)
@@ -23,7 +23,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.nested.operators import LIMITS
 from torch_manualgrad.testing.report import table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / f"{Path(__file__).stem}.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "nested_operators.md"
 LAYOUTS = KINDS[1:]
 
 
@@ -60,46 +60,6 @@ def measured(cases: Sequence[Case]) -> Found:
     return found
 
 
-UNDER_OVERRIDE = """## Under override
-
-- A call of which nothing is differentiated is PyTorch's own; where that raises, ours computes.
-- A call that is tracked by autograd, or that has a tangent, is ours; what ours refuses, PyTorch's own does. What both
-  refuse raises PyTorch's error, with ours as its cause.
-- Where the library of calls is built, some calls keep PyTorch's graph, and enter no Python in first order: on a strided
-  tensor whose components lie one after the other softmax, layer_norm, linear, the sum over the last dim, relu, gelu, silu,
-  sums and products; on a jagged one relu, silu, linear, sums and products. Its backward operators are then ours where
-  PyTorch's have no derivative, and cotangents are put in order before. What such a graph has saved must not be changed in
-  place, as PyTorch says.
-- A jagged result keeps its input's structure: the offsets and lengths themselves, and with them the nested int; what is
-  known of the shortest and the longest length (what is learnt later only where the call did not keep PyTorch's graph); and
-  places of the buffer that belong to no component.
-- A view of a jagged tensor (`values()`, chunk, split, select, narrow, unbind, transpose), and a jagged tensor made of
-  values, is a view in the sense of autograd, as in PyTorch: writes to either are seen in the other, with their
-  gradients. Of strided tensors `values()`, chunk, split, narrow along the batch, unbind and select are such views; a write
-  to several views from one call raises, as in PyTorch.
-- Holes: positions of a jagged buffer that belong to no component (`lengths`) take part in no gradient of a dense argument,
-  and in no reduction that PyTorch refuses for them, such as `nanmean()`, `var()` or a sum over the ragged dim. Where PyTorch
-  reduces everything and has a value (`sum()`, `mean()`, `prod()`, `amax()`, `amin()`, `max()`, `min()`), it counts the holes, and
-  an override keeps its value.
-- A nested int is a size and no number: as an argument it is PyTorch's to take or to refuse.
-
-What stays different on purpose:
-
-| what | PyTorch | under override | why |
-| --- | --- | --- | --- |
-| stock columns below that say "raises" | raises | computes | the point of the family; a test that pins the refusal changes |
-| softmax over the ragged dim of a jagged tensor, gradient | wrong | right | its backward is that of a dense dim |
-| mean over everything of a jagged tensor with holes, gradient | divides by the used entries, its forward by all | the derivative of the forward | the two contradict one another |
-| gradients that pass a transposed strided tensor | may come in the wrong order | right | PyTorch takes the cotangent's buffer for one in order |
-| select from the components of a strided tensor | reads freed memory, may end the process | right; out of range raises IndexError | its strides and offsets are those of tensors that are gone |
-| backward of split_with_sizes of a jagged tensor | ends the process | right | |
-| select from the components of a strided tensor that autograd tracks | reads freed memory | a copy; a write to it stays there | no node of ours has it as a view |
-| without the library of calls, chunk, split and narrow of a strided tensor that autograd tracks | a view, of which chunk and narrow have no gradient | a copy; a write to it stays there | the strided class has no function in Python as its history |
-| gradient of a number that is shared by a jagged tensor with holes, where the cotangent is not zero in holes | counts the holes | leaves them out, as any gradient of a dense argument | holes belong to no component |
-| a write to a view of a complex jagged tensor that autograd tracks | no such view has a gradient | raises at once | the view is made in an autograd function |
-
-"""
-
 MARKS = {"right": "ok", "wrong": "wrong", "raises": "raises", "declared": "declared", "abort": "abort"}
 
 
@@ -119,26 +79,23 @@ def page(found: Found, cases: Sequence[Case]) -> str:
         title = kind if kind == "Ragged" else f"{kind}, {'under override' if override else 'stock'}"
         totals.append([title, *(str(count[outcome]) for outcome in MARKS)])
     limits = "\n".join(f"- {kind}, {what}: {why}." for (kind, what), why in LIMITS.items())
-    return f"""# Nested tensors
+    return f"""# Operators on nested tensors
 
-Every operator on nested tensors, forward, backward, second order (the gradient of a gradient) and jvp, in this order; one
-word where all four agree. Each is measured in double precision through a loss on the components of the result, against
-a loop over the components with dense PyTorch.
+[Nested tensors](nested.md) is the guide. This page has every operator in four measures: forward, backward, second order
+(the gradient of a gradient) and jvp. A cell lists them in this order, or has one word if all four agree. Each is measured
+in double precision through a loss on the components of the result, against a loop over the components in dense PyTorch.
 
-- Ragged: `mg.nested.Ragged` and the functions of `mg.nested`. strided, jagged: PyTorch's own nested tensors with
-  PyTorch's own calls, "ours" under `mg.override()`, "stock" without it.
-- ok: right. wrong: a wrong value, without a word. raises: an error. abort: it ends the process. declared: an error that
-  is declared, with its reason below, and tested.
+- Ragged is `mg.nested.Ragged` with the functions of `mg.nested`. Strided and jagged are PyTorch's own nested tensors with
+  PyTorch's own calls: "ours" under `mg.override()`, "stock" without it.
+- ok: right. wrong: a wrong value, without an error. raises: an error. abort: the process ends. declared: an error that is
+  declared, with its reason below, and tested.
 
 {table(totals)}
 
-What is declared:
+Declared errors:
+
 {limits}
 
-On jagged tensors a tangent is carried under dual numbers (`torch.autograd.forward_ad`) and through the operators below;
-what is none of them raises. torch.func's transforms do not take PyTorch's nested tensors; they take a `Ragged`.
-
-{UNDER_OVERRIDE}
 ## Operators
 
 {table(lines)}

@@ -1,4 +1,4 @@
-"""The operators on nested tensors, each with its arguments: what docs/nested.md lists.
+"""The operators on nested tensors, each with its arguments: what docs/nested_operators.md lists.
 
 A `Case` is a call, written once over the functions of `torch_manualgrad.nested` or PyTorch's of the same names, and a
 reference for the components of the result, made of dense torch.

@@ -1,7 +1,7 @@
 """The operators on nested tensors, each kind and each derivative, against a loop over the components with dense torch.
 
-PyTorch's own nested tensors are measured under override, with PyTorch's own calls. docs/nested.md is the same table, with
-what PyTorch does by itself beside it.
+PyTorch's own nested tensors are measured under override, with PyTorch's own calls. docs/nested_operators.md is the same
+table, next to PyTorch without an override.
 """
 
 import sys

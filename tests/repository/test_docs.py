@@ -27,7 +27,7 @@ MOST_ROWS = {
     "accuracy.md": 400,
     "against_jax.md": 100,
     "issues.md": 200,
-    "nested.md": 120,
+    "nested_operators.md": 120,
     "suites.md": 80,
     "troubleshooting.md": 80,
 }
