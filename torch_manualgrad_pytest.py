@@ -81,7 +81,7 @@ def _parsed(fn: Any, samples: Any, **options: Any) -> tuple[Any, Any, dict[str, 
 def _restricted(config: pytest.Config, asked: dict[str, Any]) -> dict[str, Any]:
     """What a test asks for, less what the command line leaves out."""
     from torch_manualgrad.testing import CHECKS, MODES
-    from torch_manualgrad.testing.fast import FAST_CHECKS, FAST_MODES
+    from torch_manualgrad.testing.checks.table import FAST_CHECKS, FAST_MODES
 
     modes: Sequence[str] = asked.get("modes", MODES)
     checks: Sequence[str] = asked.get("checks", CHECKS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing.report import table
+from torch_manualgrad.testing.comparison.report import table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / f"{Path(__file__).stem}.md"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from torch_manualgrad.testing import report
-from torch_manualgrad.testing.conformance import COLUMNS, Outcomes, header, lines_of, measure_all, totals
-from torch_manualgrad.testing.opinfo import op_db
-from torch_manualgrad.testing.report import table
+from torch_manualgrad.testing.comparison import report
+from torch_manualgrad.testing.comparison.report import table
+from torch_manualgrad.testing.database.conformance import COLUMNS, Outcomes, header, lines_of, measure_all, totals
+from torch_manualgrad.testing.database.opinfo import op_db
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "coverage.md"

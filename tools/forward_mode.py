@@ -20,8 +20,8 @@ import torch
 from tqdm import tqdm
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing.opinfo import Case, op_db, op_samples
-from torch_manualgrad.testing.report import OK, RAISES, WRONG, Report, table
+from torch_manualgrad.testing.comparison.report import OK, RAISES, WRONG, Report, table
+from torch_manualgrad.testing.database.opinfo import Case, op_db, op_samples
 
 COLUMNS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "PyTorch": ("fwd", nullcontext),

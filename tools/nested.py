@@ -21,7 +21,7 @@ from nested_probe import KINDS, MEASURES, measure
 
 import torch_manualgrad as mg
 from torch_manualgrad.nested.operators import LIMITS
-from torch_manualgrad.testing.report import table
+from torch_manualgrad.testing.comparison.report import table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "nested_operators.md"
 LAYOUTS = KINDS[1:]

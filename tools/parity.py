@@ -25,7 +25,7 @@ from cells import FAILS, HOLDS, IMPROVED, MODES, STOCK_FAILS, Cell, measure, pin
 from rows import rows
 from ways import DEAR, HANDFUL, SLOW, WAYS, Way
 
-from torch_manualgrad.testing.report import table
+from torch_manualgrad.testing.comparison.report import table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / f"{Path(__file__).stem}.md"
 HEADER = ["way", "override", "tried", "stock holds", "ours holds", "improved", "declared", "fails", "stock fails"]

@@ -28,7 +28,7 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import MODES, check
-from torch_manualgrad.testing.report import table as table_of
+from torch_manualgrad.testing.comparison.report import table as table_of
 
 TABLE = Path(__file__).resolve().parents[1] / "build" / "measure" / "stock.csv"
 TORCH = ".".join(torch.__version__.split(".")[:2])

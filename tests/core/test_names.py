@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import reached as torch_reached
 from torch_manualgrad.core.rule.catalogue import operators_of
-from torch_manualgrad.testing.opinfo import op_db
+from torch_manualgrad.testing.database.opinfo import op_db
 
 
 def functions(public):

@@ -7,7 +7,7 @@ import pytest
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import is_composite, operators
 from torch_manualgrad.core.rule.catalogue import KINDS
-from torch_manualgrad.testing import derivatives_yaml
+from torch_manualgrad.testing.database import derivatives_yaml
 
 OPERATORS = {op.name().removesuffix(".default"): op for op in operators("aten")}
 

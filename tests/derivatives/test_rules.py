@@ -13,7 +13,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.core import internals
 from torch_manualgrad.core.rule import reached as torch_reached
 from torch_manualgrad.testing import CHECKS, Report, check, op_samples
-from torch_manualgrad.testing.opinfo import reached
+from torch_manualgrad.testing.database.opinfo import reached
 
 DTYPES = [torch.float64, torch.complex128]
 RULES = list(mg.rules.values())

@@ -14,7 +14,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import operator
 from torch_manualgrad.forward_ad.decomposition.coverage import FIRST_ORDER_ONLY, has_formula
-from torch_manualgrad.testing import derivatives_yaml
+from torch_manualgrad.testing.database import derivatives_yaml
 
 enable = mg.forward_ad.enable
 LIBRARY = torch.library.Library("decomposition_tests", "FRAGMENT")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing.opinfo import nested_entries
+from torch_manualgrad.testing.database.opinfo import nested_entries
 
 OFFSETS = torch.tensor([0, 3, 8])
 VALUES = [-float("inf"), -1e30, -40.0, -3.0, -0.5, -1e-200, -0.0, 0.0, 1e-200, 1e-5, 0.25, 0.5, 1.0, 40.0, 1e30]

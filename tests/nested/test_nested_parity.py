@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import pytree
-from torch_manualgrad.testing.opinfo import nested_entries, nested_samples
+from torch_manualgrad.testing.database.opinfo import nested_entries, nested_samples
 
 # of these PyTorch's own backward ends the process
 ABORTS = {"split_with_sizes"}

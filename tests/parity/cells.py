@@ -18,7 +18,7 @@ from ways import CHEAP, Numbers, Program, Way
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import reached
-from torch_manualgrad.testing.numeric import tensors_close, worst
+from torch_manualgrad.testing.numerics.finite_differences import tensors_close, worst
 
 MODES: dict[str, tuple[str, ...]] = {"override()": (), 'override("*")': ("*",)}
 AFTER = "after an override"  # nothing is active, and the kernels are registered still

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import Sample
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 
 @dataclass(frozen=True)

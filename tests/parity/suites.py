@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_manualgrad.testing.opinfo import entries, reached
+from torch_manualgrad.testing.database.opinfo import entries, reached
 
 DTYPES = (torch.float64, torch.complex128)
 PASSES, SKIPPED = "passes", "skipped"

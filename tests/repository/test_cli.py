@@ -15,7 +15,7 @@ from rich.console import Console
 
 import torch_manualgrad as mg
 from torch_manualgrad.command_line import checking
-from torch_manualgrad.testing import derivatives_yaml
+from torch_manualgrad.testing.database import derivatives_yaml
 from torch_manualgrad_cli import cli
 
 RIGHT = """

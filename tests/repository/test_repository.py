@@ -17,7 +17,7 @@ import torch_manualgrad as mg
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch_manualgrad"
-INTERNALS = {*(PACKAGE / "core" / "internals").glob("*.py"), PACKAGE / "testing" / "opinfo.py"}
+INTERNALS = {*(PACKAGE / "core" / "internals").glob("*.py"), PACKAGE / "testing" / "database" / "opinfo.py"}
 
 if not (ROOT / "pyproject.toml").exists():
     pytest.skip("not a source tree", allow_module_level=True)

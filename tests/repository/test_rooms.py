@@ -30,12 +30,21 @@ ALLOWED = {
     "linalg": "arguments core/internals core/op derivatives primal",
     "nested": "arguments core/internals core/rule core/override",
     "distributed": "core core/internals core/engine core/rule",
-    "testing": "arguments core/internals core/rule core/override",
+    "testing/numerics": "",
+    "testing/inputs": "arguments core/internals core/rule",
+    "testing/comparison": "core/internals core/rule testing/numerics testing/inputs",
+    "testing/checks": "core/internals core/rule core/override testing/numerics testing/inputs testing/comparison",
+    "testing/diagnosis": "core/rule testing/numerics testing/inputs testing/comparison testing/checks",
+    "testing/checking": "arguments core/rule testing/numerics testing/inputs testing/comparison testing/checks testing/diagnosis",
+    "testing/tracing": "arguments core/internals core/rule core/override testing/inputs testing/comparison",
+    "testing/database": "arguments core/internals core/rule core/override "
+    "testing/inputs testing/comparison testing/checks testing/checking",
+    "testing": "core/rule testing/numerics testing/comparison testing/checks testing/checking testing/tracing testing/database",
     "forward_ad/jets": "arguments core core/internals core/op core/rule core/override",
     "forward_ad/levels": "arguments core core/internals core/engine core/op core/rule core/override forward_ad/jets",
-    "forward_ad/decomposition": "arguments core core/internals core/op core/rule core/override derivatives testing",
+    "forward_ad/decomposition": "arguments core core/internals core/op core/rule core/override derivatives testing/database",
     "forward_ad": "forward_ad/jets forward_ad/levels forward_ad/decomposition",
-    "command_line": ". core core/rule core/override testing",
+    "command_line": ". core core/rule core/override testing testing/inputs testing/comparison testing/checks testing/database",
     ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed testing forward_ad",
 }
 
@@ -71,7 +80,7 @@ def imported(module: str) -> frozenset[str]:
 def room(module: str) -> str:
     """The key of ``ALLOWED`` that a module is in."""
     parts = module.split(".")[1:]
-    if parts[:1] in (["core"], ["derivatives"], ["forward_ad"]):
+    if parts[:1] in (["core"], ["derivatives"], ["forward_ad"], ["testing"]):
         inner = "/".join(parts[:2])
         return inner if inner in ALLOWED else parts[0]
     return "." if parts in ([], ["__main__"]) else parts[0]

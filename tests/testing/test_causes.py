@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import check
-from torch_manualgrad.testing.causes import KEYS
+from torch_manualgrad.testing.diagnosis.causes import KEYS
 
 
 class Planted(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import check
-from torch_manualgrad.testing.built import BUILDS
+from torch_manualgrad.testing.checks.built_inputs import BUILDS
 
 A = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) + 1
 

@@ -9,9 +9,9 @@ from planted_for_tests import COMPLEX, DOUBLE, function, rand
 from torch import Tensor
 
 from torch_manualgrad.testing import Report, Sample, check
-from torch_manualgrad.testing.edge_samples import edge_samples
-from torch_manualgrad.testing.kinks import ranges
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.checks.edge_samples import edge_samples
+from torch_manualgrad.testing.comparison.problem import Problem
+from torch_manualgrad.testing.numerics.kinks import ranges
 
 FLOAT = torch.float32
 

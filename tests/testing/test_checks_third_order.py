@@ -8,7 +8,7 @@ from planted_for_tests import COMPLEX, columns, function, rand
 from torch import Tensor
 
 from torch_manualgrad.testing import TOLERANCES, check
-from torch_manualgrad.testing.third_order import NESTINGS
+from torch_manualgrad.testing.checks.third_order import NESTINGS
 
 SECOND = ("rev", "fwd", "rev-rev", "fwd-rev", "fwd-fwd", "rev-fwd")
 

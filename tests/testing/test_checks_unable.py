@@ -7,7 +7,7 @@ from planted_for_tests import FIRST, columns, function, only, rand
 from torch import Tensor
 
 from torch_manualgrad.testing import Sample, check
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 
 def thinned(x: Tensor) -> Tensor:

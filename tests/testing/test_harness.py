@@ -15,7 +15,7 @@ from planted_for_tests import COMPLEX, DOUBLE, FIRST, columns, function, rand
 from torch import Tensor
 
 from torch_manualgrad.testing import ALL_CHECKS, CheckFailed, Sample, check, check_op, composition
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 # controls: right functions -------------------------------------------------------------------------------------------
 

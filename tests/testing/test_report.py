@@ -12,7 +12,7 @@ import torch
 from planted_for_tests import COMPLEX, DOUBLE, function, rand
 
 from torch_manualgrad.testing import Report, Result, Sample, check
-from torch_manualgrad.testing.report import Cause, Element
+from torch_manualgrad.testing.comparison.report import Cause, Element
 
 SIN = (lambda x: x.sin(), lambda g, x: g * x.cos(), lambda t, x: t * x.cos())
 

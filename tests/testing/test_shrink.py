@@ -8,8 +8,8 @@ from planted_for_tests import COMPLEX, DOUBLE, function, rand
 from torch import Tensor
 
 from torch_manualgrad.testing import Sample, check
-from torch_manualgrad.testing.shrink import TRIES
-from torch_manualgrad.testing.source import source
+from torch_manualgrad.testing.diagnosis.shrinking import TRIES
+from torch_manualgrad.testing.inputs.source import source
 
 TWICE = function(lambda x: x.sin(), lambda g, x: 2 * g * x.cos())
 
@@ -104,7 +104,7 @@ def test_calls_are_bounded_and_can_be_switched_off() -> None:
 
 
 def test_what_passes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_manualgrad.testing.diagnosis.Probe", None)
+    monkeypatch.setattr("torch_manualgrad.testing.diagnosis.diagnosis.Probe", None)
     assert check(torch.sin, [(rand(3),)], modes=("rev",), checks=())
 
 
@@ -140,6 +140,6 @@ def test_a_large_sample_is_named_by_its_shapes() -> None:
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the time is over, the report has the failures and nothing more."""
-    monkeypatch.setattr("torch_manualgrad.testing.diagnosis.SECONDS", 0)
+    monkeypatch.setattr("torch_manualgrad.testing.diagnosis.diagnosis.SECONDS", 0)
     report = check(TWICE, [(rand(3),)], modes=("rev",), checks=(), raise_on_failure=False)
     assert report.failures and not any(r.smallest or r.element for r in report.results)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.internals import pytree
-from torch_manualgrad.testing import tree
-from torch_manualgrad.testing.arithmetic import magnitude
-from torch_manualgrad.testing.problem import seed_generators
+from torch_manualgrad.testing.comparison.problem import seed_generators
+from torch_manualgrad.testing.inputs import tree
+from torch_manualgrad.testing.numerics.arithmetic import magnitude
 
 from . import pool
 from .program import Line, Program

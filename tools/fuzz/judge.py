@@ -17,10 +17,10 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import Sample
-from torch_manualgrad.testing import modes
-from torch_manualgrad.testing.arithmetic import beside, inner
-from torch_manualgrad.testing.problem import Problem
-from torch_manualgrad.testing.third_order import NESTINGS, _nested
+from torch_manualgrad.testing.checks.third_order import NESTINGS, _nested
+from torch_manualgrad.testing.comparison import modes
+from torch_manualgrad.testing.comparison.problem import Problem
+from torch_manualgrad.testing.numerics.arithmetic import beside, inner
 
 from .program import Program
 from .truth import Number, Sampled

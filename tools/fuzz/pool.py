@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import pytree
-from torch_manualgrad.testing import tree
+from torch_manualgrad.testing.inputs import tree
 
 #: rule -> why no program can call it
 NOT_CALLED = {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing import tree
+from torch_manualgrad.testing.inputs import tree
 
 HEADER = """import torch
 import torch.nn.functional as F
@@ -94,7 +94,7 @@ class Program:
     @property
     def script(self) -> str:
         """The program as a file: imports, inputs, the function."""
-        tensors = "from torch_manualgrad.testing.tree import tensors\n" if "tensors(" in self.text else ""
+        tensors = "from torch_manualgrad.testing.inputs.tree import tensors\n" if "tensors(" in self.text else ""
         return f"{HEADER}{tensors}\n{self.literals}\n\n{self.text}"
 
     def values(self) -> dict[str, Any]:

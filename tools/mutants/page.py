@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_manualgrad.testing.report import table
+from torch_manualgrad.testing.comparison.report import table
 
 from .candidates import KINDS
 from .proof import RAISES, SAME

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.internals import FakeTensorMode
-from torch_manualgrad.testing import modes, transforms, tree
-from torch_manualgrad.testing.numeric import worst
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.checks.table import transforms
+from torch_manualgrad.testing.comparison import modes
+from torch_manualgrad.testing.comparison.problem import Problem
+from torch_manualgrad.testing.inputs import tree
+from torch_manualgrad.testing.numerics.finite_differences import worst
 
 from .subject import Subject
 

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from torch_manualgrad.testing import tree
-from torch_manualgrad.testing.opinfo import Case, op_db, op_samples
+from torch_manualgrad.testing.database.opinfo import Case, op_db, op_samples
+from torch_manualgrad.testing.inputs import tree
 
 from .subject import Subject, is_usable
 

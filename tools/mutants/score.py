@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing import transforms
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.checks.table import transforms
+from torch_manualgrad.testing.comparison.problem import Problem
 
 from .subject import Subject
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import Rule
-from torch_manualgrad.testing import tree
+from torch_manualgrad.testing.inputs import tree
 
 REAL, COMPLEX = torch.float64, torch.complex128
 #: How many calls of a function there are in each dtype, at most.

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table as RichTable
 
-from ..testing.report import table
+from ..testing.comparison.report import table
 
 __all__ = ["Answer", "Fields", "Lines", "Part", "Source", "Table"]
 

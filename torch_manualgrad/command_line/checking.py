@@ -15,8 +15,8 @@ from rich.table import Table as RichTable
 from .. import testing
 from ..core.override.override import override
 from ..core.rule import Rule
-from ..testing import report
-from ..testing.fast import FAST_CHECKS, FAST_MODES
+from ..testing.checks.table import FAST_CHECKS, FAST_MODES
+from ..testing.comparison import report
 from .answer import Answer, Lines
 from .targets import Unknown, as_samples, load, named_samples, own_samples, rules_of
 

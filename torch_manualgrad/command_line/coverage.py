@@ -8,8 +8,8 @@ import torch
 
 from ..core.rule import rules
 from ..core.rule.catalogue import KINDS, catalogue
-from ..testing import conformance as measurements, derivatives_yaml
-from ..testing.opinfo import op_db
+from ..testing.database import conformance as measurements, derivatives_yaml
+from ..testing.database.opinfo import op_db
 from .answer import Answer, Fields, Lines, Part, Table
 from .targets import Unknown
 

@@ -16,9 +16,9 @@ from ..core.override.names import rules_named
 from ..core.override.override import override
 from ..core.rule import ButManySmall, Rule, Sample, always, where_finite
 from ..core.rule.catalogue import KINDS, catalogue
-from ..testing import tree
-from ..testing.problem import Problem
-from ..testing.samples import as_sample
+from ..testing.comparison.problem import Problem
+from ..testing.inputs import tree
+from ..testing.inputs.samples import as_sample
 from .answer import Answer, Fields, Part, Table
 from .registry import ended_claims, kernels_of
 from .targets import named_samples, own_samples, rules_of

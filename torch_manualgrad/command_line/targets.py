@@ -13,7 +13,7 @@ import torch
 
 from ..core.override.names import missing, rules_named
 from ..core.rule import Rule
-from ..testing.samples import as_sample
+from ..testing.inputs.samples import as_sample
 
 __all__ = ["Unknown", "import_module", "load", "named_samples", "own_samples", "rules_of"]
 

@@ -1,15 +1,15 @@
 """A derivative checker: it compares every mode and every transform with finite differences."""
 
 from ..core.rule import Sample
-from .audit import AuditReport, Differentiated, audit
-from .check import CheckFailed, check
-from .checks import ALL_CHECKS, CHECKS
-from .composition import Composition, composition
-from .modes import MODES
-from .numeric import TOLERANCES, Tolerance
-from .opinfo import check_op, op_samples
-from .report import Report, Result
-from .trace_nan import NanReport, Origin, trace_nan
+from .checking.check import CheckFailed, check
+from .checking.composition import Composition, composition
+from .checks.table import ALL_CHECKS, CHECKS
+from .comparison.modes import MODES
+from .comparison.report import Report, Result
+from .database.opinfo import check_op, op_samples
+from .numerics.finite_differences import TOLERANCES, Tolerance
+from .tracing.audit import AuditReport, Differentiated, audit
+from .tracing.trace_nan import NanReport, Origin, trace_nan
 
 __all__ = [
     "ALL_CHECKS",

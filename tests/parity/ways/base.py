@@ -15,8 +15,8 @@ import torch
 from rows import Call
 from torch import Tensor
 
-from torch_manualgrad.testing.arithmetic import inner
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
+from torch_manualgrad.testing.numerics.arithmetic import inner
 
 Numbers = Mapping[str, Any]
 Program = Callable[[Call], Numbers]

@@ -11,7 +11,7 @@ from rows import Call
 from torch import Tensor
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 from .base import Numbers, gradient, named, once, total, variables, way
 

@@ -15,7 +15,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import torch_manualgrad as mg
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 from .base import Numbers, first, gradient, named, once, second, total, twice, variables, way
 from .compilers import accumulated

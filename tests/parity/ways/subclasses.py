@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
-from torch_manualgrad.testing.arithmetic import inner
+from torch_manualgrad.testing.numerics.arithmetic import inner
 
 from .base import Numbers, first, gradient, named, second, total, variables, way
 from .batched import REAL, pullback

@@ -10,7 +10,7 @@ import torch
 from rows import Call
 from torch import Tensor
 
-from torch_manualgrad.testing.arithmetic import inner
+from torch_manualgrad.testing.numerics.arithmetic import inner
 
 from .base import Numbers, first, gradient, named, second, total, twice, variables, way
 from .compilers import accumulated

@@ -9,8 +9,8 @@ import torch.autograd.forward_ad as fwAD
 from rows import Call
 from torch import Tensor
 
-from torch_manualgrad.testing.arithmetic import inner
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
+from torch_manualgrad.testing.numerics.arithmetic import inner
 
 from .base import Numbers, first, gradient, named, product_with_hessian, total, variables, way
 from .batched import cotangents

@@ -10,7 +10,7 @@ import torch
 from rows import Call
 from torch import Tensor
 
-from torch_manualgrad.testing.problem import Problem
+from torch_manualgrad.testing.comparison.problem import Problem
 
 from .base import DEAR, Numbers, first, named, once, way
 from .batched import cotangents, pullback

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.internals import custom_ops_with_backward, is_composite
 from ...core.rule import exists, operator
-from ...testing import derivatives_yaml
+from ...testing.database import derivatives_yaml
 
 __all__ = ["FIRST_ORDER_ONLY", "Lacking", "has_formula", "lacking"]
 

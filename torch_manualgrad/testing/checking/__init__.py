@@ -1,0 +1,1 @@
+"""`check` and `composition`: a function through every mode, check and transform."""

@@ -1,0 +1,172 @@
+"""`check`: every mode and every transform of one function, over samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...arguments import checked
+from ...core.rule import Sample
+from ..checks import transforms
+from ..checks.table import ALL_CHECKS, CHECKS, TABLE
+from ..comparison import report
+from ..comparison.context import Context
+from ..comparison.modes import MODES
+from ..comparison.problem import Problem
+from ..comparison.report import Report, Result
+from ..diagnosis.diagnosis import Diagnosis
+from ..inputs.modules import with_parameters, without_parameters
+from ..inputs.samples import as_samples
+from ..numerics.finite_differences import TOLERANCES, Tolerance
+
+
+class CheckFailed(AssertionError):
+    """A check failed; the message is the report, also at `report`."""
+
+    def __init__(self, found: Report) -> None:
+        super().__init__(f"{len(found.failures)} of {len(found.results)} comparisons failed\n{found}")
+        self.report = found
+
+
+@checked
+def check(
+    fn: Callable[..., Any],
+    samples: Iterable[Sample | tuple[Any, ...]],
+    *,
+    modes: Sequence[str] = MODES,
+    checks: Sequence[str] = CHECKS,
+    tolerances: Mapping[torch.dtype, Tolerance] | None = None,
+    gaps: Mapping[str, str] | None = None,
+    readout: Callable[..., Any] | None = None,
+    outputs: Sequence[int] | None = None,
+    reference: Callable[..., Any] | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    raise_on_failure: bool = True,
+    diagnose: bool = True,
+    shrink: bool = True,
+) -> Report:
+    """Check the derivatives of `fn` and how it composes with PyTorch's transforms.
+
+    Args:
+        fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
+            parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
+            and stay as they are.
+        samples: calls of it, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call of two
+            arguments, ``[(x,), (y,)]`` are two calls of one. Small ones. Inputs may be
+            non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
+            tensors are inputs too. At a kink the outcome is "not differentiable", and only what is certainly no
+            generalized gradient is wrong.
+        modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
+            precision.
+        checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
+            vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
+            hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
+            alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks/table.py` has all,
+            and the docstring of each says what it claims.
+        tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
+        gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
+            ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
+            so is a right one.
+        readout: applied to the result before it is differentiated or compared, to make it gauge-invariant or to leave
+            out what is not differentiable. The checks "fake" and "opcheck" call `fn` itself.
+        outputs: the indices, among the tensor leaves of the result, of those that depend differentiably on the inputs;
+            by default every floating point and complex one. A constant output is allowed; one that is declared
+            non-differentiable but varies is not.
+        reference: a function of the same arguments that returns what `fn` should, without a module's parameters. The
+            check "forward" compares values, to the dtype's tolerance, shapes and dtypes.
+        name: of `fn` in the report.
+        seed: of directions and weights; two calls with one seed do the same.
+        raise_on_failure: whether to raise `CheckFailed` if anything failed.
+        diagnose: whether to look, after a failure, for the element that is most wrong and for what is likely to be at
+            fault. It calls `fn` again, for at most some seconds.
+        shrink: whether to look then for a smaller sample that fails in the same way too: fewer and smaller dimensions,
+            default arguments, simple values. It calls `fn` with these.
+
+    Returns:
+        The report.
+
+    Raises:
+        CheckFailed: with the report as its message.
+        ValueError: there are no samples, as in an iterator that is used up; an unknown mode or check, or a gap declared for
+            neither.
+    """
+    gaps = dict(gaps or {})
+    _validate(modes, checks, gaps)
+    table = TOLERANCES | dict(tolerances or {})
+    label = name or _name_of(fn)
+    found = Report()
+    diagnosis = Diagnosis(shrink) if diagnose else None
+    position = -1
+    # only a function that draws random numbers seeds the generator; the caller's stream is restored
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        for position, sample in enumerate(as_samples(samples, "check: samples")):
+            context = _check_one(
+                fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
+            )
+            found.results += diagnosis.of(context) if diagnosis and isinstance(context, Context) else context.results
+    if position < 0:
+        raise ValueError(f"samples: there are none to check {label} on; an iterator gives them only once")
+    if raise_on_failure and found.failures:
+        raise CheckFailed(found)
+    return found
+
+
+def _check_one(
+    fn: Any,
+    label: str,
+    sample: Sample,
+    position: int,
+    modes: Sequence[str],
+    checks: Sequence[str],
+    table: Mapping[torch.dtype, Tolerance],
+    gaps: Mapping[str, str],
+    readout: Any,
+    outputs: Any,
+    reference: Any,
+    seed: int,
+) -> Context | Report:
+    try:
+        if isinstance(fn, torch.nn.Module):
+            fn, sample = with_parameters(fn, sample)
+        problem = Problem(fn, sample, readout=readout, outputs=outputs, seed=seed)
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        return Report([Result(label, repr(sample), "", "forward", "eager", report.RAISES, detail=detail)])
+    tolerance = table.get(problem.dtype, TOLERANCES[torch.float64])
+    context = Context(
+        label, fn, problem, tolerance, gaps, position, reference and without_parameters(reference, sample), modes
+    )
+    for column in (*modes, *checks):
+        before = len(context.results)
+        if problem.applicable or not TABLE[column].differentiates:
+            # an error of the checker itself (a reference that cannot be evaluated) is reported like one of fn
+            context.run(column, "reference", partial(TABLE[column].run, context))
+        if len(context.results) == before:
+            context.add(column, "", report.NOT_APPLICABLE)
+    return context
+
+
+def _validate(modes: Sequence[str], checks: Sequence[str], gaps: Mapping[str, str]) -> None:
+    for given, known, what in ((modes, MODES, "mode"), (checks, ALL_CHECKS, "check")):
+        unknown = [g for g in given if g not in known]
+        if unknown:
+            raise ValueError(f"{what}s: unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
+    for gap in gaps:
+        if gap.split("/")[0] not in (*MODES, *ALL_CHECKS):
+            raise ValueError(f"gaps: a gap names a mode or a check, with /eager or /func for one engine; not {gap!r}")
+
+
+def _name_of(fn: Any) -> str:
+    op = transforms.operator_of(fn)
+    if isinstance(op, (transforms.OVERLOAD, transforms.PACKET)):
+        return str(op)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return owner.__name__  # of the Function whose apply it is
+    return getattr(fn, "__name__", None) or getattr(fn, "_qualname", None) or type(fn).__name__

@@ -1,0 +1,1 @@
+"""The checks, one file per kind, and the table of them."""

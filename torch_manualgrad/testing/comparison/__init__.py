@@ -1,0 +1,1 @@
+"""One comparison: a function at a sample, its derivatives in six modes, and the results."""

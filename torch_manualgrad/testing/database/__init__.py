@@ -1,0 +1,1 @@
+"""PyTorch's own operator database and its table of derivatives."""

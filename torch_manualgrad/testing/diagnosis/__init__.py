@@ -1,0 +1,1 @@
+"""After a failure: the element that is wrong, the likely cause, and a smaller sample that fails."""

@@ -1,0 +1,1 @@
+"""The inputs of a check: calls as samples, their tensors, modules as functions, samples as source code."""

@@ -1,0 +1,53 @@
+"""How a call is given to the functions of this folder: as a `Sample` or as a tuple of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ...arguments import described
+from ...core.rule import Sample
+
+__all__ = ["as_sample", "as_samples"]
+
+
+def as_sample(given: Any, name: str) -> Sample:
+    """One call.
+
+    Args:
+        given: a `Sample`, or a tuple or list of positional arguments.
+        name: what errors call it.
+
+    Returns:
+        The call as a `Sample`.
+
+    Raises:
+        TypeError: it is something else; a tensor alone is ambiguous, as a tensor can be iterated over.
+    """
+    if isinstance(given, Sample):
+        return given
+    if isinstance(given, (tuple, list)):
+        return Sample(*given)
+    hint = "; a call with one argument x is the tuple (x,)" if isinstance(given, Tensor) else ""
+    raise TypeError(f"{name}: expected a Sample or a tuple of arguments, got {described(given)}{hint}")
+
+
+def as_samples(given: Iterable[Any], name: str) -> Iterator[Sample]:
+    """Several calls, one at a time.
+
+    Args:
+        given: an iterable of what `as_sample` takes.
+        name: what errors call it.
+
+    Yields:
+        The calls.
+
+    Raises:
+        TypeError: it is a tensor, or an entry is not a call.
+    """
+    if isinstance(given, Tensor):
+        raise TypeError(f"{name}: expected an iterable of calls, got {described(given)}; one call f(x) is [(x,)]")
+    for position, one in enumerate(given):
+        yield as_sample(one, f"{name}[{position}]")

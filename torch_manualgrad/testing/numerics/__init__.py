@@ -1,0 +1,1 @@
+"""Finite differences, kinks and the arithmetic of both."""

@@ -1,0 +1,1 @@
+"""`audit` and `trace_nan` watch a program while it runs."""
