@@ -17,9 +17,9 @@ def some(dtype, device):
 
 def test_samples_are_imported_when_they_are_read(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "samples_of_tests.py").write_text(BODY.format(op="frexp.Tensor"))
+    (tmp_path / "samples_of_tests.py").write_text(BODY.format(op="sin"))
     samples_in("samples_of_tests")
-    made = rule("aten::frexp.Tensor", vjp={"self": lambda grad_mantissa: grad_mantissa}, register=False)
+    made = rule("aten::sin", vjp={"self": lambda grad: grad}, register=False)
     assert "samples_of_tests" not in sys.modules
     assert len(list(made.samples(torch.float64, "cpu"))) == 1 and "samples_of_tests" in sys.modules
     assert made.probe is made.aten

@@ -124,8 +124,8 @@ def _binding(function: Any) -> str:
     formula = getattr(function, "derivative", function)  # which an elementwise rule wraps
     if isinstance(formula, Formula):
         return formula.__name__
-    if isinstance(formula, ArgumentBinding):
-        return repr(formula)
+    if isinstance(formula, ArgumentBinding) or not callable(formula):
+        return repr(formula) if not isinstance(formula, str) else formula
     return f"({', '.join(parameters(function))}) at {_place(function)}"
 
 

@@ -20,7 +20,7 @@ from .definition import (
     rules,
     where_finite,
 )
-from .formulas import Formula, Kernel, bound_to, formula, known_finite, ops, parameters, readable
+from .formulas import Formula, Kernel, bind, bound_to, formula, known_finite, ops, parameters, readable
 from .samples import Interval, Sampler, probe_for, samples_for, samples_in
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Sample",
     "Sampler",
     "always",
+    "bind",
     "blocksize",
     "bound_to",
     "check_functional",

@@ -97,9 +97,12 @@ def _absent(name: str, since: str | None, until: str | None) -> str:
 # ``grad * conj(d)``, the jvp, ``d * tangent``, all higher orders, as it is differentiated itself, and the samples.
 
 
+ElementDerivative = Callable[..., Any] | complex | str | None
+
+
 def elementwise(
     name: str,
-    derivative: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    derivative: ElementDerivative | Mapping[str, ElementDerivative],
     *,
     domain: Interval | Mapping[str, Interval] = LINE,
     real_only: bool = False,
@@ -112,16 +115,17 @@ def elementwise(
 ) -> Rule | None:
     """Bind an elementwise operator to the derivative of its output, and enter the rule in ``mg.rules``.
 
-    ``elementwise("aten::sin", lambda self: self.cos())`` is all that there is to say of the sine. An operator of complex
+    ``elementwise("aten::sin", lambda self: self.cos())`` is the whole rule of the sine. An operator of complex
     numbers is taken to be holomorphic; one that is not, as ``abs``, gets an ordinary `rule`.
 
     Args:
         name: the operator, of one output.
-        derivative: of the output with respect to the one tensor among the inputs; of several tensors, a function for each
-            by its name. Its parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
-            number, a `Ratio`, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is zero,
-            times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
-            conjugate. Cotangents of what was broadcast are summed.
+        derivative: of the output with respect to the one tensor among the inputs; of several tensors, one for each by its
+            name. A function's parameters bind by name: the inputs and the output (``result``). It returns a tensor, a
+            number, a `Ratio`, or None, which is zero everywhere. A boolean tensor selects: where it is False the product is
+            zero, times nan too. A function, or formula, with a parameter ``grad`` is the product itself, that with the
+            conjugate. In place of a function: a number or None, which is constant, or the name of an input or the output.
+            Cotangents of inputs that were broadcast are summed.
         domain: the open interval from which default samples are drawn, clear of its ends and of zero; or one for each
             tensor.
         real_only: the operator takes no complex tensors.
@@ -167,7 +171,8 @@ def elementwise(
         jvp={output: _pushforward(derivative, output, rounds=rounds) if tangent is None else _cast(tangent, output)},
         kind="elementwise",
         source=source,
-        samples=samples or functools.partial(drawn, signature, domains, real_only, arguments),
+        samples=samples,
+        default_samples=functools.partial(drawn, signature, domains, real_only, arguments),
         **about,
     )
 
@@ -211,14 +216,21 @@ def _times(factor: Tensor, derivative: Any, *, conjugate: bool, strong: bool) ->
     return strong_product(factor, derivative) if strong else factor * derivative
 
 
-def _is_product(derivative: Callable[..., Any]) -> bool:
-    return "grad" in parameters(derivative)
+def _is_product(derivative: ElementDerivative) -> bool:
+    return callable(derivative) and "grad" in parameters(derivative)
 
 
-def _product(derivative: Callable[..., Any], strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
-    """What a derivative asks for beside ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
+def _as_function(derivative: ElementDerivative) -> Callable[..., Any]:
+    if isinstance(derivative, str):
+        return bound_to(lambda value: value, [derivative])
+    return derivative if callable(derivative) else lambda: derivative
+
+
+def _product(given: ElementDerivative, strong: bool) -> tuple[list[str], Callable[..., Tensor]]:
+    """The parameters of a derivative next to ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
+    derivative = _as_function(given)
     names = parameters(derivative)
-    if not _is_product(derivative):
+    if "grad" not in names:
         return names, lambda factor, *known, conjugate: _times(
             factor, derivative(*known), conjugate=conjugate, strong=strong
         )
@@ -241,7 +253,7 @@ def _widened(values: Iterable[Any]) -> list[Any]:
 
 
 def _pullback(
-    name: str, derivative: Callable[..., Any], *, broadcasts: bool, rounds: bool, strong: bool = False
+    name: str, derivative: ElementDerivative, *, broadcasts: bool, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
     """The vjp for one input, whose formula rounds or is a choice; as ``strong`` it has that in which a cotangent of zero
     stays zero."""
@@ -268,7 +280,7 @@ def _pullback(
 
 
 def _pushforward(
-    derivatives: Mapping[str, Callable[..., Any]], output: str, *, rounds: bool, strong: bool = False
+    derivatives: Mapping[str, ElementDerivative], output: str, *, rounds: bool, strong: bool = False
 ) -> Callable[..., Any]:
     """The jvp: the sum over all inputs; as ``strong`` it has that in which a tangent of zero gives zero."""
     products = {x: _product(d, strong) for x, d in derivatives.items()}

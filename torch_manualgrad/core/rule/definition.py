@@ -171,7 +171,8 @@ class Rule:
         improves: the claims that hold on this torch.
         source: where the mathematics comes from.
         gaps: mode -> reason, for what raises on this torch.
-        samples: ``(dtype, device) -> iterable of Sample``, or None. This package's own are in `derivatives.samples`.
+        samples: ``(dtype, device) -> iterable of Sample``, or None. Those of this package are in `derivatives.samples`, and
+            `elementwise` draws its own where there are none.
         probe: the function that checks differentiate instead of the operator. It calls the operator on an input made
             to fulfil a condition (Hermitian), or removes a choice in its outputs (the phase of a vector).
         forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
@@ -202,6 +203,7 @@ class Rule:
         not_differentiable: Sequence[str] = (),
         gaps: Mapping[str, str | tuple[str, str]] | None = None,
         samples: Sampler | None = None,
+        default_samples: Sampler | None = None,
         probe: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
         defer_to_stock: Callable[..., bool] | None = None,
@@ -230,7 +232,7 @@ class Rule:
         self.source = source
         ending = {mode: (g, None) if isinstance(g, str) else g for mode, g in (gaps or {}).items()}
         self.gaps = {mode: reason for mode, (reason, until) in ending.items() if until is None or not reached(until)}
-        self._samples, self._probe = samples, probe
+        self._samples, self._default_samples, self._probe = samples, default_samples, probe
         self.forward = forward
         self.defer_to_stock = defer_to_stock
         self.compiled_vjp = compiled_vjp
@@ -257,8 +259,8 @@ class Rule:
 
     @property
     def samples(self) -> Sampler | None:
-        """``(dtype, device) -> iterable of Sample``: given with the rule, or registered for it. None if it has none."""
-        return self._samples or find_sampler(self.name)
+        """``(dtype, device) -> iterable of Sample``: given with the rule, registered for it, or the default. None if none."""
+        return self._samples or find_sampler(self.name) or self._default_samples
 
     @property
     def probe(self) -> Callable[..., Any]:
@@ -355,7 +357,7 @@ def saved_names(rule: Rule, vjp: Mapping[tuple[str, ...], Callable[..., Any]]) -
 def _code(function: Callable[..., Any]) -> str:
     """The `fingerprint` of what a rule calls."""
     if isinstance(function, ArgumentBinding):
-        return f"{fingerprint(function.formula.reference)} {function!r}"
+        return f"{_code(function.formula)} {function!r}"
     return fingerprint(function.reference if isinstance(function, Formula) else function)
 
 

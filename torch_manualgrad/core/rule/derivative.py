@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class _Plan:
 
     def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         formula = function.formula if isinstance(function, ArgumentBinding) else function
-        self.call = formula.run if isinstance(formula, Formula) else function
+        self.call = formula.run if isinstance(formula, Formula) else formula
         self.constants: tuple[Any, ...] = ()
         self.places: list[int] = []
         for source in sources(function):
@@ -67,7 +68,7 @@ class _Plan:
 def _is_of_this_package(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, ArgumentBinding):
+    if isinstance(function, ArgumentBinding) and isinstance(function.formula, (Formula, FunctionType)):
         function = function.formula
     if isinstance(function, Formula):
         function = function.reference

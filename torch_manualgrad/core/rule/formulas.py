@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
@@ -38,6 +39,7 @@ __all__ = [
     "Formula",
     "Kernel",
     "Source",
+    "bind",
     "bound_to",
     "called_formulas",
     "formula",
@@ -66,33 +68,58 @@ class Source(NamedTuple):
 
 
 class ArgumentBinding:
-    """A formula whose parameters go by other names, or are constants. Made by `Formula.bind`.
+    """A function whose parameters have other names in a rule, or are constants. Made by `bind`.
 
     Attributes:
-        formula: the formula.
+        formula: the function: a formula, a Python function or an operator.
         renamed: its parameters, with the name, or the constant, that each is bound to.
     """
 
-    def __init__(self, formula: Formula, renamed: Mapping[str, Any]) -> None:
+    def __init__(self, formula: Callable[..., Any], renamed: Mapping[str, Any]) -> None:
         known = parameters(formula)
         for name in renamed:
             if name not in known:
-                raise ValueError(
-                    f"{formula.name}: bind() is given {name!r}, which is not one of its parameters {known}"
-                )
+                label = formula.name if isinstance(formula, Formula) else formula.__name__
+                raise ValueError(f"{label}: bind() is given {name!r}, which is not one of its parameters {known}")
         self.formula = formula
         self.renamed = dict(renamed)
         self.__name__ = formula.__name__
-        self.parameter_names = [s.name for s in sources(self) if s.name is not None]
+        self._sources = sources(self)
+        self.parameter_names = [s.name for s in self._sources if s.name is not None]
+        self._has_constants = len(self.parameter_names) < len(self._sources)
 
     def __call__(self, *values: Any) -> Any:
-        """The formula, given the values of the names that it is bound to, in the order of its parameters."""
+        """The function of the values of the names that it is bound to, in the order of its parameters."""
+        if not self._has_constants:
+            return self.formula(*values)
         given = iter(values)
-        return self.formula(*[s.value if s.name is None else next(given) for s in sources(self)])
+        return self.formula(*[s.value if s.name is None else next(given) for s in self._sources])
 
     def __repr__(self) -> str:
         renamed = [f"{p}={s}" if isinstance(s, str) else f"{p}={s!r}" for p, s in self.renamed.items()]
         return f"{self.formula.__name__}({', '.join(renamed)})"
+
+
+def bind(function: Callable[..., Any], /, **parameters: Any) -> ArgumentBinding:
+    """A formula, a Python function or an operator for a rule, with other names for some of its parameters.
+
+    ``bind(aten.threshold_backward.default, grad_output="grad", threshold=0)``: its ``grad_output`` is the rule's ``grad``.
+    An operator's arguments that are given by keyword only stay at their defaults.
+
+    Args:
+        function: a `Formula`, a function with named parameters, or an ``OpOverload``.
+        parameters: for each parameter the name that it is bound to, or its value in every call, which may be anything but
+            a string. The others are bound by their own names.
+
+    Returns:
+        What `rule` and `elementwise` take as a function.
+
+    Raises:
+        ValueError: there is no such parameter.
+    """
+    made = ArgumentBinding(function, parameters)
+    made.__module__ = sys._getframe(1).f_globals.get("__name__", "")  # whose mistakes are checked at each call
+    return made
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -137,6 +164,8 @@ def _by_place(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         code, defaults = plain.__code__, plain.__defaults__ or ()
         given = (EMPTY,) * (code.co_argcount - len(defaults)) + defaults
         return list(zip(code.co_varnames, given))
+    if (overload := custom_op_overload(plain)) is not None:
+        return [(a.name, EMPTY) for a in overload._schema.arguments if not a.kwarg_only]
     found = inspect.signature(function).parameters.values()
     return [(p.name, p.default) for p in found if p.kind is not p.KEYWORD_ONLY]
 
@@ -324,14 +353,13 @@ class Formula(CustomOp):
         return self.reference(*args)
 
     def bind(self, **parameters: Any) -> ArgumentBinding:
-        """This formula for a rule, with other names for some of its parameters.
+        """`bind` of this formula.
 
-        ``cholesky_backward.bind(grad_L="grad", L="result")``: its ``L`` is what the rule calls ``result``.
+        ``cholesky_backward.bind(grad_L="grad", L="result")``: its ``L`` is the rule's ``result``.
 
         Args:
-            parameters: for each parameter the name that it is bound to, or what it is in every call: anything that is
-                not a string. The others are bound by their own names; one that has a default, and whose name means nothing
-                in the rule, stays at its default.
+            parameters: as in `bind`; a parameter that has a default, and whose name means nothing in the rule, stays at its
+                default.
 
         Returns:
             What `rule` takes in place of the formula.

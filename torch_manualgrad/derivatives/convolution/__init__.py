@@ -3,9 +3,7 @@
 from . import (
     backends,
     convolution,
-    convolution_slow,
-    grid_sampler_rules,
-    max_pooling,
+    grid_sampler,
     pooling,
     unfold,
     upsample,
@@ -14,9 +12,7 @@ from . import (
 __all__ = [
     "backends",
     "convolution",
-    "convolution_slow",
-    "grid_sampler_rules",
-    "max_pooling",
+    "grid_sampler",
     "pooling",
     "unfold",
     "upsample",

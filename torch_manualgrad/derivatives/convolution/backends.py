@@ -1,4 +1,4 @@
-"""The operators that only some backends have: cuDNN, MIOpen, MPS, oneDNN, NNPACK, and those that other packages implement.
+"""The operators of some backends only: cuDNN, MIOpen, MPS, oneDNN, NNPACK, and operators that other packages implement.
 
 Their formulas are those of aten::convolution and of grid sampling. A rule is in the registry where its backend is; elsewhere
 the operator is an entry of the catalogue.
@@ -6,26 +6,25 @@ the operator is an entry of the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, linear_in, operator, rule
+from torch_manualgrad.core.rule import always, formula, linear_in, rule
 from torch_manualgrad.core.rule.catalogue import gap
 
-from .common import laid_out, random
 from .convolution import backward_like, convolution_jvp, convolution_like
 from .grid_sampler import (
+    double_vjps,
     grid_sampler_2d_backward,
     grid_sampler_2d_double_backward,
     grid_sampler_backward_jvp,
     grid_sampler_jvp,
 )
-from .grid_sampler_rules import double_vjps
 
-__all__ = ["BACKEND_RULES", "arguments_of"]
+__all__ = ["BACKENDS", "BACKEND_RULES"]
 
 _aten = torch.ops.aten
 _AVAILABLE = {
@@ -37,86 +36,25 @@ _AVAILABLE = {
     "NNPACK": torch.backends.nnpack.is_available(),
     "another package": False,
 }
-_DEVICES = {"CUDA": "cuda", "cuDNN": "cuda", "MIOpen": "cuda", "MPS": "mps"}
 
 BACKEND_RULES: dict[str, Any] = {}
+BACKENDS: dict[str, str] = {}  # of each of them
 
 
 def _about(backend: str, name: str, **more: Any) -> dict[str, Any]:
-    """What the rule of a backend's operator has, besides its formulas."""
+    """The arguments that the rule of a backend's operator has next to its formulas."""
+    BACKENDS[name] = backend
     if not _AVAILABLE[backend]:
         gap(f"aten::{name}", reason=f"only {backend} implements it: the rule is active where that is, and this is not")
     return {
         "register": _AVAILABLE[backend],
         "improves": "missing",
         "defer_to_stock": None if "backward" in name else always,
-        "samples": _samples(name, _DEVICES.get(backend, "cpu")),
         **more,
     }
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
-
-
-def arguments_of(name: str, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
-    """Small ones for an operator that is a convolution or the gradient of one, by the names in its schema."""
-    transposed, depthwise = "transpose" in name, "depthwise" in name
-    dims = 3 if "3d" in name else 2
-    x, w = (1, 2, *(3, 4, 2)[:dims]), (2, 1 if depthwise else 2, *(2, 2, 1)[:dims])
-    geometry: dict[str, Any] = {
-        "kernel_size": list(w[2:]),
-        "stride": [2, *[1] * (dims - 1)],
-        "padding": [1, *[0] * (dims - 1)],
-        "output_padding": [1 if transposed else 0, *[0] * (dims - 1)],
-        "dilation": [1] * dims,
-        "transposed": transposed,
-        "groups": 2 if depthwise else 1,
-    }
-    tensors = [random(*s, dtype=dtype, device=device, seed=i) for i, s in enumerate((x, w, (2,)))]
-    called = [geometry[a] for a in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
-    shape = _aten.convolution(*[t.cpu() for t in tensors], *called).shape
-    named = {
-        "self": tensors[0],
-        "input": tensors[0],
-        "weight": tensors[1],
-        "bias": tensors[2],
-        "grad_output": random(*shape, dtype=dtype, device=device, seed=3),
-        **geometry,
-    }
-    schema = operator(f"aten::{name}")._schema
-    mask = [True] * len(schema.returns)
-    return [named.get(a.name, mask if a.name == "output_mask" else False) for a in schema.arguments]
-
-
-def _samples(name: str, device: str) -> Callable[..., Iterable[Sample]]:
-    single = device != "cuda"  # none of the others takes double precision
-
-    def samples(dtype: torch.dtype, _: torch.device | str) -> Iterable[Sample]:
-        if not dtype.is_complex:
-            yield Sample(*arguments_of(name, torch.float32 if single else dtype, device))
-
-    return samples
-
-
-def _probe(name: str) -> Callable[..., Any]:
-    """The operator, on contiguous tensors, as it reads others wrongly; in double precision its definition."""
-    names = [a.name for a in operator(f"aten::{name}")._schema.arguments]
-
-    def probe(*args: Any) -> Any:
-        if not args[0].numel():
-            raise RuntimeError(f"{name} of an empty batch ends the process")
-        if args[0].dtype != torch.float64:
-            return laid_out(getattr(_aten, name))(*args)
-        given = dict(zip(names, args))
-        x, w, bias = given.get("self", given.get("input")), given["weight"], given["bias"]
-        rest = (given.get("dilation", [1]), False, [0], given.get("groups", 1))
-        return _aten.convolution(x, w, bias, given["stride"], given["padding"], *rest)
-
-    return probe
-
-
-def _on_cpu(name: str) -> dict[str, Any]:
-    return {"probe": _probe(name), "gaps": {"fake": "the operator has no fake kernel"}}
+_ON_CPU: dict[str, Any] = {"gaps": {"fake": "the operator has no fake kernel"}}
 
 
 # -- convolutions -----------------------------------------------------------------------------------------------------
@@ -174,25 +112,17 @@ _CUDNN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"transposed": True},
     ),
 }
-for _name, (_vjp, _fixed) in _CUDNN.items():
-    BACKEND_RULES[_name] = convolution_like(
-        f"aten::{_name}",
-        bias=False,
-        vjp={("self", "weight"): _vjp},
-        **_fixed,
-        **_about("cuDNN", _name),
-    )
 
 _PLAIN: dict[str, Any] = {"transposed": False, "output_padding": [0]}
 _TRANSPOSED: dict[str, Any] = {"transposed": True}
-# backend, operator, and what `convolution_like` is to know of it
+# backend, operator, and arguments of `convolution_like`
 _CONVOLUTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("MIOpen", "miopen_convolution", _PLAIN),
     ("MIOpen", "miopen_depthwise_convolution", _PLAIN),
     ("MIOpen", "miopen_convolution_transpose", _TRANSPOSED),
     ("MPS", "_mps_convolution", _PLAIN),
     ("MPS", "_mps_convolution_transpose", {**_TRANSPOSED, "bias": False}),
-    ("oneDNN", "mkldnn_convolution", {**_PLAIN, **_on_cpu("mkldnn_convolution")}),
+    ("oneDNN", "mkldnn_convolution", {**_PLAIN, **_ON_CPU}),
     (
         "NNPACK",
         "_nnpack_spatial_convolution",
@@ -201,19 +131,11 @@ _CONVOLUTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
             "input": "input",
             "dilation": [1, 1],
             "groups": 1,
-            **_on_cpu("_nnpack_spatial_convolution"),
+            **_ON_CPU,
         },
     ),
     ("another package", "convolution_overrideable", {"input": "input"}),
 )
-for _backend, _name, _fixed in _CONVOLUTIONS:
-    BACKEND_RULES[_name] = convolution_like(f"aten::{_name}", **_fixed, **_about(_backend, _name))
-for _backend, _name, _fixed in (
-    ("MPS", "mps_convolution_backward", _PLAIN),
-    ("MPS", "mps_convolution_transpose_backward", {**_TRANSPOSED, "bias": False}),
-    ("another package", "convolution_backward_overrideable", {"input": "input"}),
-):
-    BACKEND_RULES[_name] = backward_like(f"aten::{_name}", **_fixed, **_about(_backend, _name))
 
 
 # A group for each channel of the input; PyTorch's formula has one group, and raises.
@@ -245,16 +167,6 @@ def _depthwise_jvp(
     return convolution_jvp(self_p, self_t, weight_p, weight_t, None, bias_t, *rest)
 
 
-for _name in ("_conv_depthwise2d", "conv_depthwise3d"):
-    BACKEND_RULES[_name] = rule(
-        f"aten::{_name}",
-        vjp={("self", "weight", "bias"): _depthwise_vjp},
-        jvp={"result": _depthwise_jvp},
-        source="ATen convolution_backward, convolution_jvp",
-        **{**_about("CUDA", _name), "defer_to_stock": None},
-    )
-
-
 # -- sampling of cuDNN: bilinear, zeros outside, aligned corners --------------------------------------------------------
 
 
@@ -263,29 +175,41 @@ def _grid_vjp(grad: Tensor, self: Tensor, grid: Tensor, output_mask: Sequence[bo
     return tuple(g if yes else None for g, yes in zip(found, output_mask))
 
 
-def _image_and_grid(backward: bool) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, _: torch.device | str) -> Iterable[Sample]:
-        if not dtype.is_complex:
-            image = random(1, 2, 4, 3, dtype=dtype, device="cuda")
-            grid = random(1, 2, 2, 2, dtype=dtype, device="cuda", seed=1).tanh()
-            g = random(1, 2, 2, 2, dtype=dtype, device="cuda", seed=2)
-            yield Sample(image, grid, g) if backward else Sample(image, grid)
-
-    return samples
-
-
-def _maps(dtype: torch.dtype, _: torch.device | str) -> Iterable[Sample]:
-    if not dtype.is_complex:
-        yield Sample(random(2, 2, 3, dtype=dtype, device="cuda"), 2, 1, 2, 3)
-
-
 _BILINEAR: dict[str, Any] = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": True}
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+for _name, (_vjp, _fixed) in _CUDNN.items():
+    BACKEND_RULES[_name] = convolution_like(
+        f"aten::{_name}",
+        bias=False,
+        vjp={("self", "weight"): _vjp},
+        **_fixed,
+        **_about("cuDNN", _name),
+    )
+for _backend, _name, _fixed in _CONVOLUTIONS:
+    BACKEND_RULES[_name] = convolution_like(f"aten::{_name}", **_fixed, **_about(_backend, _name))
+for _backend, _name, _fixed in (
+    ("MPS", "mps_convolution_backward", _PLAIN),
+    ("MPS", "mps_convolution_transpose_backward", {**_TRANSPOSED, "bias": False}),
+    ("another package", "convolution_backward_overrideable", {"input": "input"}),
+):
+    BACKEND_RULES[_name] = backward_like(f"aten::{_name}", **_fixed, **_about(_backend, _name))
+for _name in ("_conv_depthwise2d", "conv_depthwise3d"):
+    BACKEND_RULES[_name] = rule(
+        f"aten::{_name}",
+        vjp={("self", "weight", "bias"): _depthwise_vjp},
+        jvp={"result": _depthwise_jvp},
+        source="ATen convolution_backward, convolution_jvp",
+        **{**_about("CUDA", _name), "defer_to_stock": None},
+    )
 BACKEND_RULES["cudnn_grid_sampler"] = rule(
     "aten::cudnn_grid_sampler",
     vjp={("self", "grid"): _grid_vjp},
     jvp={"output": grid_sampler_jvp.bind(input_p="self_p", input_t="self_t", **_BILINEAR)},
     source="ATen cudnn_grid_sampler_backward; the jvp is new",
-    **_about("cuDNN", "cudnn_grid_sampler", samples=_image_and_grid(False)),
+    **_about("cuDNN", "cudnn_grid_sampler"),
 )
 BACKEND_RULES["cudnn_grid_sampler_backward"] = rule(
     "aten::cudnn_grid_sampler_backward",
@@ -296,10 +220,10 @@ BACKEND_RULES["cudnn_grid_sampler_backward"] = rule(
         )
     },
     source="ATen grid_sampler_2d_double_backward; the jvp is new",
-    **_about("cuDNN", "cudnn_grid_sampler_backward", samples=_image_and_grid(True)),
+    **_about("cuDNN", "cudnn_grid_sampler_backward"),
 )
 BACKEND_RULES["cudnn_affine_grid_generator"] = linear_in(
     "aten::cudnn_affine_grid_generator",
     {"theta": lambda grad, N, C, H, W: _aten.affine_grid_generator_backward(grad, [N, C, H, W], True)},
-    **_about("cuDNN", "cudnn_affine_grid_generator", samples=_maps),
+    **_about("cuDNN", "cudnn_affine_grid_generator"),
 )

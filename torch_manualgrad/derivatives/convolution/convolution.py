@@ -11,21 +11,24 @@ convolution_backward, has both, and the sum B(g) of g for the bias. Then
     its jvp                   X(dg, w) + X(g, dw), W(dg, x) + W(g, dx), B(dg).
 
 PyTorch splits a convolution of complex tensors into real ones before autograd sees it.
+
+Operators that are a convolution under another name get their rules from `convolution_like` and `backward_like`. On the CPU
+some convolutions have a kernel of their own. PyTorch calls most of these below aten::convolution, where autograd does not
+see them. Called by their own names they have no forward mode in PyTorch, and plain calls in reverse mode are left to
+PyTorch. The dims of conv_tbc are time, batch, channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Rule, Sample, bound_to, formula, operator, rule
+from torch_manualgrad.core.rule import Rule, always, bound_to, formula, operator, rule
 
-from .common import random, total
-
-__all__ = ["backward_like", "convolution_like"]
+from .common import total
 
 _aten = torch.ops.aten
 _ARGUMENTS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -229,52 +232,68 @@ def backward_like(name: str, *, input: str = "self", bias: bool = True, **about:
     )
 
 
-# -- samples and rules ------------------------------------------------------------------------------------------------
-
-# Of the input and the weight: sizes; stride, padding, dilation, transposed, output_padding, groups; with a bias or not.
-_CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], list[Any], bool], ...] = (
-    ((2, 2, 5), (3, 2, 2), [[2], [1], [1], False, [0], 1], True),
-    ((1, 2, 3, 4), (2, 1, 2, 2), [[1, 2], [0, 1], [2, 1], False, [0, 0], 2], True),
-    ((1, 2, 3, 2), (2, 1, 2, 2), [[2, 2], [0, 1], [1, 1], True, [1, 0], 1], False),
-    ((1, 1, 2, 3, 2), (2, 1, 1, 2, 2), [[1, 1, 1], [0, 0, 0], [1, 1, 1], False, [0, 0, 0], 1], True),
-)
+# -- kernels of the CPU ------------------------------------------------------------------------------------------------
 
 
-def _samples(*flags: bool) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex:
-            return
-        for x_sizes, w_sizes, rest, with_bias in _CASES:
-            x, w, bias = _tensors(x_sizes, w_sizes, dtype, device, rest[3] and rest[5])
-            yield Sample(x, w, bias if with_bias else None, *rest, *flags)
-        x, w, bias = _tensors((0, 2, 5), (3, 2, 2), dtype, device)
-        yield Sample(x, w, bias, *_CASES[0][2], *flags)
-
-    return samples
+def _is_contiguous(self: Tensor, weight: Tensor, *_: Any) -> bool:
+    """PyTorch's backward reads other tensors as if they were."""
+    return self.is_contiguous() and weight.is_contiguous()
 
 
-def _tensors(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, device: Any, transposed: int = 0) -> list[Tensor]:
-    channels = w[1] * transposed if transposed else w[0]
-    return [random(*s, dtype=dtype, device=device, seed=i) for i, s in enumerate((x, w, (channels,)))]
+# -- time, batch, channels --------------------------------------------------------------------------------------------
 
 
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for sample in _samples()(dtype, device):
-        x, w, bias, *rest = sample.args
-        result = _aten.convolution(x, w, bias, *rest)
-        g = random(*result.shape, dtype=dtype, device=device, seed=3)
-        yield Sample(g, x, w, [result.shape[1]], *rest, [True, bias is not None, bias is not None])
+def _to_bct(x: Tensor) -> Tensor:
+    return x.permute(1, 2, 0)
 
 
-def _wanted(*args: Any) -> list[Tensor]:
-    return [g for g in _aten.convolution_backward(*args) if g is not None]
+def _conv_tbc_vjp(
+    grad: Tensor, self: Tensor, weight: Tensor, pad: int, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    tensors = (_to_bct(grad), _to_bct(self), weight.permute(2, 1, 0))
+    found = _aten.convolution_backward(*tensors, [grad.shape[2]], [1], [pad], [1], False, [0], 1, output_mask)
+    x, w, b = (g if yes else None for g, yes in zip(found, output_mask))
+    return None if x is None else x.permute(2, 0, 1), None if w is None else w.permute(2, 1, 0), b
 
 
-convolution_like("aten::convolution", input="input", samples=_samples())
+def _conv_tbc_jvp(
+    self_p: Tensor,
+    self_t: Tensor | None,
+    weight_p: Tensor,
+    weight_t: Tensor | None,
+    bias_p: Tensor,
+    bias_t: Tensor | None,
+    pad: int,
+) -> Tensor:
+    x, dx = (None if t is None else _to_bct(t) for t in (self_p, self_t))
+    w, dw = (None if t is None else t.permute(2, 1, 0) for t in (weight_p, weight_t))
+    return convolution_jvp(x, dx, w, dw, bias_p, bias_t, [1], [pad], [1], False, [0], 1).permute(2, 0, 1)
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+_PLAIN: dict[str, Any] = {"transposed": False, "output_padding": [0], "groups": 1}
+_SLOW: dict[str, Any] = {"improves": "missing", "defer_to_stock": always}
+
+convolution_like("aten::convolution", input="input")
+convolution_like("aten::_convolution", input="input", jvp={"result": _convolution_jvp})
+backward_like("aten::convolution_backward", input="input")
 convolution_like(
-    "aten::_convolution",
-    input="input",
-    jvp={"result": _convolution_jvp},
-    samples=_samples(False, False, True, True),
+    "aten::_slow_conv2d_forward",
+    dilation=[1, 1],
+    defer_to_stock=_is_contiguous,
+    improves=("values", "missing"),
+    **_PLAIN,
 )
-backward_like("aten::convolution_backward", input="input", samples=_backward_samples, probe=_wanted)
+convolution_like("aten::slow_conv3d_forward", dilation=[1, 1, 1], **_SLOW, **_PLAIN)
+for _dims in (2, 3):
+    convolution_like(f"aten::slow_conv_dilated{_dims}d", **_SLOW, **_PLAIN)
+    convolution_like(f"aten::slow_conv_transpose{_dims}d", transposed=True, groups=1, **_SLOW)
+backward_like("aten::_slow_conv2d_backward.output_mask", dilation=[1, 1], improves="missing", **_PLAIN)
+rule(
+    "aten::conv_tbc",
+    vjp={("self", "weight", "bias"): _conv_tbc_vjp},
+    jvp={"result": _conv_tbc_jvp},
+    source="ATen conv_tbc_backward, which is a convolution of permuted dims; the jvp is new",
+    **_SLOW,
+)

@@ -1,21 +1,26 @@
-"""Average pooling, which is linear, and its backward operators, which read of the input no more than its sizes."""
+"""Average pooling, max pooling, and max unpooling.
+
+Average pooling is linear, and its backward operators read no more of the input than its sizes.
+
+The operators of max pooling return the places of the maxima, and all their derivatives are gathers and scatters at these.
+The backward operators and max_unpool are linear, and their transposes gather. At a tie the maximum that PyTorch chose has
+the whole gradient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Rule, Sample, bound_to, linear_in, rule
+from torch_manualgrad.core.rule import Rule, bind, bound_to, formula, linear_in, operator, rule
 
-from .common import random, zero_of
-
-__all__ = ["linear_backward"]
+from ..shape.common import zero_of
 
 _aten = torch.ops.aten
-_WINDOW = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
 
 def linear_backward(name: str, vjp: Callable[..., Any], *, arguments: Sequence[str] = (), **about: Any) -> Rule:
@@ -34,91 +39,85 @@ def linear_backward(name: str, vjp: Callable[..., Any], *, arguments: Sequence[s
 
     return rule(
         name,
-        vjp={"grad_output": vjp, "self": lambda grad, self_sizes: zero_of(grad, self_sizes)},
+        vjp={"grad_output": vjp, "self": zero_of},
         jvp={"result": bound_to(jvp, ["grad_output_t", "self_p", *arguments])},
         **{"source": "ATen derivatives.yaml", "kind": "linear", **about},
     )
 
 
-# -- windows of one size ----------------------------------------------------------------------------------------------
+@formula
+def max_pool_double_backward(grad: Tensor, indices: Tensor, dim: int) -> Tensor:
+    """Cotangent of the cotangent of the maxima, given that of their input: what is at their places.
+
+    It is the tangent of the maxima, too, given that of the input.
+
+    Args:
+        grad: (*, ...), with ``dim`` last dims.
+        indices: of the maxima, in these dims flattened, (*, ...), int64.
+        dim: the number of dims that are pooled.
+
+    Returns:
+        The shape of ``indices``.
+
+    Note:
+        Where not differentiable: at ties, where one of the maxima is taken for the only one.
+
+    References:
+        ATen max_pool_double_backward.
+    """
+    found = _flat(grad, dim).gather(-1, _flat(indices, dim))
+    return found.reshape(indices.shape)
 
 
-def _samples(dims: int) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex:
-            return
-        x = random(1, 2, *(3, 4, 2)[:dims], dtype=dtype, device=device)
-        yield Sample(x, [2] * dims, [], [0] * dims, False, True, None)
-        yield Sample(x[0], [2] * dims, [1] * dims, [1] * dims, True, False, None)
-        yield Sample(x, [2] * dims, [2] * dims, [1] * dims, True, True, 3)
-
-    return samples
+def _flat(x: Tensor, dim: int) -> Tensor:
+    """The last dims as one; not by flatten, which PyTorch's vmap of batched gradients refuses."""
+    return x.reshape([*x.shape[:-dim], math.prod(x.shape[-dim:])])
 
 
-def _backward_samples(dims: int) -> Callable[..., Iterable[Sample]]:
-    forward = getattr(_aten, f"avg_pool{dims}d")
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for sample in _samples(dims)(dtype, device):
-            yield Sample(forward(*sample.args).cos(), *sample.args)
-
-    return samples
+# -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _average(dims: int) -> None:
-    forward, backward = (getattr(_aten, f"avg_pool{dims}d{s}") for s in ("", "_backward"))
-
-    def vjp(grad: Tensor, x: Tensor, *window: Any) -> Tensor:
-        return backward(grad, x, *window)
-
-    def backward_vjp(grad: Tensor, *window: Any) -> Tensor:
-        return forward(grad, *window)
-
-    linear_in(f"aten::avg_pool{dims}d", {"self": bound_to(vjp, ["grad", "self", *_WINDOW])}, samples=_samples(dims))
-    linear_backward(
-        f"aten::avg_pool{dims}d_backward",
-        bound_to(backward_vjp, ["grad", *_WINDOW]),
-        arguments=_WINDOW,
-        samples=_backward_samples(dims),
-    )
-
-
-# -- windows of an output of one size -----------------------------------------------------------------------------------
-
-
-def _adaptive_samples(dims: int) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if not dtype.is_complex:
-            x = random(1, 2, *(3, 4, 2)[:dims], dtype=dtype, device=device)
-            yield Sample(x, [2, 3, 1][:dims])
-            yield Sample(x[0], [1] * dims)
-
-    return samples
-
-
-def _adaptive_backward_samples(dims: int) -> Callable[..., Iterable[Sample]]:
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        for sample in _adaptive_samples(dims)(dtype, device):
-            x, size = sample.args
-            yield Sample(random(*x.shape[:-dims], *size, dtype=dtype, device=device, seed=1), x)
-
-    return samples
+def _average(name: str, *window: str) -> None:
+    """The rules of an average pooling and its backward operator."""
+    forward, backward = operator(f"aten::{name}"), operator(f"aten::{name}_backward")
+    linear_in(f"aten::{name}", {"self": bind(backward, grad_output="grad")})
+    linear_backward(f"aten::{name}_backward", bind(forward, self="grad"), arguments=window)
 
 
 def _adaptive(dims: int) -> None:
-    forward, backward = (getattr(_aten, f"_adaptive_avg_pool{dims}d{s}") for s in ("", "_backward"))
-    linear_in(
-        f"aten::_adaptive_avg_pool{dims}d",
-        {"self": lambda grad, self: backward(grad, self)},
-        samples=_adaptive_samples(dims),
-    )
+    forward, backward = (operator(f"aten::_adaptive_avg_pool{dims}d{s}") for s in ("", "_backward"))
+    linear_in(f"aten::_adaptive_avg_pool{dims}d", {"self": bind(backward, grad_output="grad")})
     linear_backward(
         f"aten::_adaptive_avg_pool{dims}d_backward",
         lambda grad, grad_output_sizes: forward(grad, grad_output_sizes[-dims:]),
-        samples=_adaptive_backward_samples(dims),
+    )
+
+
+def _max(name: str, dims: int, *window: str) -> None:
+    """The rules of a max pooling and its backward operator, which takes some arguments of it before the places."""
+    backward = operator(f"aten::{name}_backward")
+    rule(
+        f"aten::{name}",
+        vjp={"self": bind(backward, grad_output="grad_result0", indices="result1")},
+        jvp={"result0": max_pool_double_backward.bind(grad="self_t", indices="result1", dim=dims)},
+        not_differentiable="result1",
+        source="ATen derivatives.yaml",
+        finite=True,
+    )
+    linear_backward(
+        f"aten::{name}_backward",
+        max_pool_double_backward.bind(dim=dims),
+        arguments=(*window, "indices"),
+        kind="rule",
+        finite=True,
     )
 
 
 for _dims in (2, 3):
-    _average(_dims)
+    _window = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    _average(f"avg_pool{_dims}d", *_window)
     _adaptive(_dims)
+    _max(f"max_pool{_dims}d_with_indices", _dims, "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _max(f"adaptive_max_pool{_dims}d", _dims)
+    _max(f"fractional_max_pool{_dims}d", _dims, "kernel_size", "output_size")
+    linear_in(f"aten::max_unpool{_dims}d", {"self": max_pool_double_backward.bind(dim=_dims)})

@@ -5,17 +5,15 @@ In each formula the sigmoid of -x stands for one minus that of x, which is all r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import pi, sqrt
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula, rule
+from torch_manualgrad.core.rule import elementwise, formula, rule
 
 from ..shape.common import of_dtype
-from .samples import alike, both
 from .saturating import logistic, logistic_slope, normal_density
 
 aten = torch.ops.aten
@@ -148,11 +146,6 @@ def _tanh_product(grad: Tensor, output: Tensor) -> Tensor:
     return grad * (1 - output * output).conj()
 
 
-def _log_sigmoid_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for grad, x in (s.args for s in alike(Tensor, Tensor)(dtype, device)):
-        yield Sample(grad, x, (-x.abs()).exp())
-
-
 elementwise("aten::sigmoid", lambda grad, result: aten.sigmoid_backward(grad, result))
 elementwise(
     "aten::silu",
@@ -180,7 +173,6 @@ elementwise(
             grad * grad_output, self, beta, threshold
         ),
     },
-    samples=both(alike(Tensor, Tensor, 1.0, 20.0), alike(Tensor, Tensor, 2.0, 1.0)),
 )
 elementwise(
     "aten::gelu",
@@ -194,9 +186,6 @@ elementwise(
         "grad_output": lambda self, approximate: _gelu(self, approximate),
         "self": gelu_double_backward.bind(ggI="grad", gO="grad_output", input="self"),
     },
-    samples=lambda dtype, device: [
-        Sample(*s.args, approximate=a) for a in ("none", "tanh") for s in alike(Tensor, Tensor)(dtype, device)
-    ],
 )
 rule(
     "aten::log_sigmoid_forward",
@@ -205,8 +194,6 @@ rule(
     not_differentiable="buffer",
     kind="elementwise",
     source="ATen derivatives.yaml",
-    samples=alike(Tensor),
-    probe=lambda self: torch.ops.aten.log_sigmoid_forward(self)[0],
 )
 elementwise(
     "aten::log_sigmoid_backward",
@@ -215,10 +202,6 @@ elementwise(
         "self": lambda grad, grad_output, self: log_sigmoid_double_backward(grad * grad_output, self),
         "buffer": lambda: None,  # a function of the input, which the forward keeps on some devices
     },
-    samples=_log_sigmoid_backward_samples,
-    probe=lambda grad_output, self, buffer: torch.ops.aten.log_sigmoid_backward(
-        grad_output, self, (-self.abs()).exp().detach()
-    ),
     improves="values",
 )
 rule(
@@ -233,7 +216,6 @@ rule(
     },
     kind="elementwise",
     source="ATen derivatives.yaml",
-    samples=alike(Tensor, Tensor, complex_too=True),
 )
 rule(
     "aten::tanh_backward",
@@ -247,5 +229,4 @@ rule(
     },
     kind="elementwise",
     source="ATen derivatives.yaml",
-    samples=alike(Tensor, Tensor, complex_too=True),
 )

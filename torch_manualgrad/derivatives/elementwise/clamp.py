@@ -1,11 +1,12 @@
-"""Numbers between bounds.
+"""Numbers between bounds, and the larger and the smaller of two numbers.
 
 Where an input is not the result, its gradient is zero, whatever the cotangent: nan times zero is zero here.
 
 Note:
-    Where not differentiable: at a bound, PyTorch's conventions. From torch 2.15 on a number shares the gradient with a
-    bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the bounds are
-    equal and x is another number, the bound on its side has all of it.
+    Where not differentiable, PyTorch's conventions hold. At a bound, from torch 2.15 on, a number shares the gradient with
+    a bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the bounds are
+    equal and x is another number, the bound on its side has all of it. Of two equal numbers, maximum and minimum give
+    1/2 to each, and so do fmax and fmin from torch 2.15 on; before, the first has all.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula, reached, rule
-
-__all__ = ["clamp_backward", "clamp_backward_min_max", "clamp_jvp", "part"]
+from torch_manualgrad.core.rule import always, elementwise, formula, reached, rule
 
 _SHARED = reached("2.15")
 
@@ -180,14 +179,27 @@ def _clamp_tensor_backward(
     )
 
 
-def _clamp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = torch.tensor([[-2.1, -0.7, 0.2, 0.9], [2.3, 0.4, -1.4, 1.6]], dtype=dtype, device=device)
-    low = torch.tensor([-1.0, -0.5, 0.5, 0.1], dtype=dtype, device=device)
-    high = torch.tensor([[0.6], [0.8]], dtype=dtype, device=device)
-    yield from (Sample(x, low, high), Sample(x, low), Sample(x, None, high), Sample(x, high + 0.1, low[:1]))
+# -- the larger and the smaller of two ----------------------------------------------------------------------------------
 
+
+def _larger(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The cotangent of x, given that of max(x, y); of both, where one is nan."""
+    return part(grad, ~(x <= y), x == y)
+
+
+def _first(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The cotangent of x, given that of fmax(x, y) or fmin(x, y), where it is chosen; nan is chosen last."""
+    chosen, tie = chosen | y.isnan(), x == y
+    return part(grad, chosen, tie) if _SHARED else part(grad, chosen | tie)
+
+
+def _second(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """That of y, where x is chosen."""
+    tie = x == y
+    return part(grad, ~(chosen | tie | y.isnan()), tie if _SHARED else None)
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
 
 elementwise(
     "aten::clamp",
@@ -203,7 +215,6 @@ rule(
     kind="elementwise",
     improves={"values": "2.15"},
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
-    samples=_clamp_samples,
     finite=True,
 )
 elementwise(
@@ -234,6 +245,44 @@ elementwise(
     {
         "self": lambda grad, self, max: part(grad, *_where_self(self, None, max)),
         "max": lambda grad, self, max: part(grad, *_where_max(self, None, max)),
+    },
+    real_only=True,
+    finite=True,
+)
+elementwise(
+    "aten::maximum",
+    {
+        "self": lambda grad, self, other: _larger(grad, self, other),
+        "other": lambda grad, self, other: _larger(grad, other, self),
+    },
+    real_only=True,
+    finite=True,
+)
+elementwise(
+    "aten::minimum",
+    {
+        "self": lambda grad, self, other: _larger(grad, other, self),
+        "other": lambda grad, self, other: _larger(grad, self, other),
+    },
+    real_only=True,
+    finite=True,
+)
+elementwise(
+    "aten::fmax",
+    {
+        "self": lambda grad, self, other: _first(grad, self > other, self, other),
+        "other": lambda grad, self, other: _second(grad, self > other, self, other),
+    },
+    real_only=True,
+    finite=True,
+    improves={"values": "2.15"},  # in forward mode the second has all
+    defer_to_stock=always,
+)
+elementwise(
+    "aten::fmin",
+    {
+        "self": lambda grad, self, other: _first(grad, self < other, self, other),
+        "other": lambda grad, self, other: _second(grad, self < other, self, other),
     },
     real_only=True,
     finite=True,

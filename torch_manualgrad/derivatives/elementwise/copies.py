@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula, linear_in
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = torch.linspace(-2.3, 2.9, 6, dtype=torch.float64, device=device).reshape(2, 3)
-    x = torch.complex(x, x.flip(-1)).to(dtype) if dtype.is_complex else x.to(dtype)
-    yield from (Sample(x), Sample(x[0, 0]), Sample(x[:0]))
+from torch_manualgrad.core.rule import elementwise, formula, linear_in
 
 
 @formula
@@ -36,19 +28,13 @@ def _to_copy_backward(grad: Tensor, dtype: torch.dtype, device: torch.device) ->
     return grad.to(device, dtype, copy=True)
 
 
-def _to_copy_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x, number, _ = (s.args[0] for s in _samples(dtype, device))
-    yield from (Sample(x), Sample(number, dtype=torch.complex128), Sample(x.T, memory_format=torch.contiguous_format))
-
-
 for name in ("clone", "_lazy_clone"):
-    linear_in(f"aten::{name}", {"self": lambda grad: grad}, samples=_samples)
-linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()}, samples=_samples)
+    linear_in(f"aten::{name}", {"self": lambda grad: grad})
+linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()})
 linear_in(
     "aten::_to_copy",
     {"self": lambda grad, self_dtype, self_device: _to_copy_backward(grad, self_dtype, self_device)},
     source="ATen _to_copy_backward",
-    samples=_to_copy_samples,
 )
 # PyTorch's forward mode writes the zeros into the tangent of the argument
 elementwise("aten::zero", lambda: None, finite=True, improves="values")

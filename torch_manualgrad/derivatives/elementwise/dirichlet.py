@@ -21,13 +21,12 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import nan
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
 from .series import digamma, gauss_legendre
 
@@ -125,12 +124,6 @@ def _pushforward(self_t: Tensor, self: Tensor, result: Tensor) -> Tensor:
     return moved - result * moved.sum(-1, keepdim=True)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of one component, which is 1 whatever is drawn."""
-    if not dtype.is_complex:
-        yield Sample(torch.tensor([[0.7], [3.0]], dtype=dtype, device=device))
-
-
 rule(
     "aten::_sample_dirichlet",
     vjp={"self": _pullback},
@@ -138,6 +131,4 @@ rule(
     improves="missing",
     source="torch.distributions.Dirichlet, which calls ATen's dirichlet_grad; its derivatives are new",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch's vmap draws for a batch with randomness='different' only"),
-    samples=_samples,
-    probe=lambda alpha: torch.ops.aten._sample_dirichlet(alpha),  # opcheck needs a fake kernel, which PyTorch lacks
 )

@@ -7,21 +7,19 @@ Note:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from ..linalg.matmul import mm_mat1_backward, mm_mat2_backward
 from ..reduction.norm import norm_backward
+from .arithmetic import div_tensor_other_backward, div_tensor_self_backward
 from .powers import pow_backward, pow_backward_exponent, pow_backward_self
-from .products import div_tensor_other_backward, div_tensor_self_backward
-
-Samples = Callable[[torch.dtype, torch.device | str], Iterable[Sample]]
 
 
 def _each(gradient: Callable[..., Tensor], grads: Sequence[Tensor | None], xs: Sequence[Tensor], *others: Any) -> Any:
@@ -41,21 +39,6 @@ def _like(x: Tensor, gradient: Tensor) -> Tensor:
     if gradient.is_complex() and not x.is_complex():
         gradient = gradient.real
     return gradient.sum_to_size(x.shape).to(x.dtype)
-
-
-def _from(f: Callable[[Tensor, Tensor], tuple[Any, ...]], real_only: bool = False) -> Samples:
-    """Samples made of two lists of matrices with positive entries; one matrix has a single column."""
-
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex and real_only:
-            return
-        x = torch.linspace(0.4, 2.3, 6, dtype=torch.float64, device=device).reshape(2, 3)
-        y = x.flip(1) + 0.3
-        if dtype.is_complex:
-            x, y = torch.complex(x, y / 3), torch.complex(y, x / 4)
-        yield Sample(*f([x.to(dtype), x[:, 1].to(dtype)], [y.to(dtype), y[1, 1].to(dtype)]))
-
-    return samples
 
 
 @formula
@@ -97,7 +80,6 @@ rule(
     },
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: (x, y)),
 )
 for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_scalar_backward)):
     rule(
@@ -106,7 +88,6 @@ for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_s
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
-        samples=_from(lambda x, y: (x, 1.3), real_only=True),
     )
     rule(
         f"aten::_foreach_{name}.ScalarList",
@@ -114,7 +95,6 @@ for name, slope in (("maximum", maximum_scalar_backward), ("minimum", _minimum_s
         improves="values",
         source="ATen derivatives.yaml, whose tangent is wrong",
         gaps=_UNBATCHED,
-        samples=_from(lambda x, y: (x, [1.3, 0.9]), real_only=True),
     )
 rule(
     "aten::_foreach_pow.List",
@@ -127,14 +107,12 @@ rule(
     improves="values",
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: (x, y)),
 )
 rule(
     "aten::_foreach_pow.ScalarList",
     vjp={"self": lambda grad, self, exponent: _each(pow_backward, grad, self, exponent)},
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: (x, [2.5, 3])),
 )
 rule(
     "aten::_foreach_pow.ScalarAndTensor",
@@ -146,7 +124,6 @@ rule(
     improves="missing",
     source="ATen derivatives.yaml",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: (2.5, x)),
 )
 rule(
     "aten::_foreach_norm.Scalar",
@@ -158,10 +135,6 @@ rule(
     improves="values",
     source="ATen norm_backward",
     gaps=_UNBATCHED,
-    samples=lambda dtype, device: [
-        *_from(lambda x, y: (x, 3))(dtype, device),
-        *_from(lambda x, y: (x,))(dtype, device),
-    ],
 )
 rule(
     "aten::_foreach_mm",
@@ -172,6 +145,5 @@ rule(
     improves="missing",
     source="ATen mm_mat1_backward, mm_mat2_backward",
     gaps=_UNBATCHED,
-    samples=_from(lambda x, y: ([x[0], x[0].mT], [y[0].mT, y[0]])),
     since="2.13",
 )

@@ -5,12 +5,10 @@ With g the cotangent of a s(b), those of a and b are g s(b) and g a s(b) s(-b).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 
 aten = torch.ops.aten
 
@@ -91,18 +89,6 @@ def _glu_backward_jvp(
     return found if self_t is None else found + glu_double_backward(self_t, grad_output_p, self_p, dim)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = torch.linspace(-2.3, 2.9, 24, dtype=dtype, device=device).reshape(2, 4, 3) * 0.7
-    yield from (Sample(x, 1), Sample(x, 0), Sample(x[0, :, 0], -1))
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, dim in (s.args for s in _samples(dtype, device)):
-        yield Sample(x.chunk(2, dim)[1].cos(), x, dim)
-
-
 rule(
     "aten::glu",
     vjp={"self": lambda grad, self, dim: aten.glu_backward(grad, self, dim)},
@@ -110,7 +96,6 @@ rule(
     improves="missing",
     defer_to_stock=always,  # what is missing is a derivative of the tangent
     source="ATen glu_backward, glu_jvp; the derivatives of the latter are new",
-    samples=_samples,
 )
 rule(
     "aten::glu_backward",
@@ -122,5 +107,4 @@ rule(
     improves="missing",
     defer_to_stock=always,
     source="ATen glu_double_backward, glu_double_backward_grad_output",
-    samples=_backward_samples,
 )

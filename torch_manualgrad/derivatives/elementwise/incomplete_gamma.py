@@ -25,13 +25,12 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import factorial, log, nan, pi
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, elementwise, formula, rule
+from torch_manualgrad.core.rule import Kernel, elementwise, formula, rule
 
 from .series import DIGAMMA, FAR, STIRLING, gauss_legendre, polynomial
 
@@ -194,13 +193,7 @@ def _in_the_first(self: Tensor, other: Tensor) -> Tensor:
     return igamma_self_derivative(self, other.to(self.dtype))
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if not dtype.is_complex:
-        x = torch.tensor([[0.7, 1.3, 2.5], [0.4, 3.1, 14.0]], dtype=dtype, device=device)
-        yield Sample(x.flip(0) + 0.4, x)
-        yield Sample(torch.tensor([[2.2], [12.5]], dtype=dtype, device=device), x[1])
-        yield Sample(torch.tensor(3, device=device), x[1, 1])
-
+# -- the rules --------------------------------------------------------------------------------------------------------
 
 elementwise(
     "aten::igamma",
@@ -208,7 +201,6 @@ elementwise(
         "self": lambda self, other: _in_the_first(self, other),
         "other": lambda self, other: _density(self, other),
     },
-    samples=_samples,
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
 )
@@ -218,18 +210,9 @@ elementwise(
         "self": lambda self, other: -_in_the_first(self, other),
         "other": lambda self, other: -_density(self, other),
     },
-    samples=_samples,
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
 )
-
-
-def _certain_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    """Of which nothing is random: for a shape as large as this the sample is the shape, rounded."""
-    if not dtype.is_complex:
-        yield Sample(torch.tensor([[1e34, 3e34], [2e35, 1e35]], dtype=dtype, device=device))
-
-
 rule(
     "aten::_standard_gamma",
     vjp={"self": lambda grad, self, result: grad * standard_gamma_grad(self, result)},
@@ -237,5 +220,4 @@ rule(
     improves=("values", "missing"),
     source="ATen standard_gamma_grad; its derivatives are new",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch's vmap draws for a batch with randomness='different' only"),
-    samples=_certain_samples,
 )

@@ -12,15 +12,12 @@ Note:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import FromResult, Sample, elementwise, formula, rule
-
-from .samples import alike, both
+from torch_manualgrad.core.rule import FromResult, elementwise, formula, rule
 
 aten = torch.ops.aten
 
@@ -116,12 +113,6 @@ def prelu_jvp(self_p: Tensor, weight_p: Tensor, self_t: Tensor | None, weight_t:
     return along + _left(self_p, weight_t, self_p)
 
 
-def _prelu_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for s in alike(Tensor, Tensor, Tensor)(dtype, device):
-        grad, x, weight = s.args
-        yield from (s, Sample(grad, x, weight[:1])) if x.dim() else (s,)
-
-
 elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True, finite=True)
 elementwise(
     "aten::threshold",
@@ -133,7 +124,6 @@ elementwise(
 elementwise(
     "aten::threshold_backward",
     {"grad_output": lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold), "self": lambda: None},
-    samples=alike(Tensor, Tensor, 0.5),
     finite=True,
 )
 elementwise(
@@ -153,7 +143,6 @@ elementwise(
         "grad_output": lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
         "self": lambda: None,
     },
-    samples=alike(Tensor, Tensor, 0.25, False),
     finite=True,
 )
 elementwise(
@@ -174,7 +163,6 @@ elementwise(
         ),
         "self_or_result": elu_double_backward,
     },
-    samples=both(alike(Tensor, 1.5, 1.2, 0.7, False, Tensor), alike(Tensor, 1.5, 1.2, 0.7, True, Tensor, spread=0.5)),
 )
 elementwise(
     "aten::celu",
@@ -199,7 +187,6 @@ elementwise(
         "grad_output": lambda self: _hardswish(self),
         "self": lambda grad, grad_output, self: torch.where(_is_between(self, -3, 3), grad * grad_output / 3, 0),
     },
-    samples=alike(Tensor, Tensor, spread=2.0),
 )
 elementwise(
     "aten::hardtanh",
@@ -214,7 +201,6 @@ elementwise(
         "grad_output": lambda grad, self, min_val, max_val: _selected(grad, _is_between(self, min_val, max_val), self),
         "self": lambda: None,
     },
-    samples=alike(Tensor, Tensor, -1.1, 1.3),
     finite=True,
 )
 
@@ -232,9 +218,7 @@ elementwise(
         "grad_out": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
         "self": lambda: None,
     },
-    samples=alike(Tensor, Tensor, 0.5),
     # a function, as opcheck finds that the operator itself does not take symbolic sizes
-    probe=lambda grad, self, lambd: aten.hardshrink_backward(grad, self, lambd),
     finite=True,
 )
 elementwise(
@@ -250,8 +234,6 @@ elementwise(
         "grad_output": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
         "self": lambda: None,
     },
-    samples=alike(Tensor, Tensor, 0.5),
-    probe=lambda grad, self, lambd: aten.softshrink_backward(grad, self, lambd),
     finite=True,
 )
 elementwise(
@@ -260,7 +242,6 @@ elementwise(
         "self": lambda self, weight: torch.where(self > 0, torch.where(self > 0, 1, self), weight),  # see `_selected`
         "weight": lambda grad, self: torch.where(self > 0, 0, grad * torch.where(self > 0, 0, self)),
     },
-    samples=alike(Tensor, Tensor),
 )
 rule(
     "aten::_prelu_kernel_backward",
@@ -272,5 +253,4 @@ rule(
         ).sum_to_size(weight_sizes),
     },
     source="ATen derivatives.yaml",
-    samples=_prelu_samples,
 )

@@ -7,14 +7,14 @@ Note:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula, real, rule
+from torch_manualgrad.core.rule import elementwise, formula, real, rule
 from torch_manualgrad.core.rule.strong_product import strong_times
 
 
@@ -161,12 +161,6 @@ def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
     return self_t.real * sign.real + self_t.imag * sign.imag  # no lazily negated part, for which vmap has no rule
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = torch.tensor([[0.7, -1.3, 2.5], [-0.4, 3.1, -1.9]], dtype=torch.float64, device=device)
-    x = torch.complex(x, x.flip(-1)).to(dtype) if dtype.is_complex else x.to(dtype)
-    yield from (Sample(x), Sample(x[0, 1]), Sample(x[:0]))
-
-
 for name in ("ceil", "floor", "round", "trunc", "sign"):
     elementwise(f"aten::{name}", lambda: None, real_only=True, finite=True)
 elementwise("aten::round.decimals", lambda: None, real_only=True, arguments=[{"decimals": 0}], finite=True)
@@ -214,8 +208,6 @@ rule(
     kind="elementwise",
     improves="values",
     source="ATen derivatives.yaml",
-    samples=lambda dtype, device: [] if dtype.is_complex else _samples(dtype, device),
-    probe=lambda self: torch.frexp(self).mantissa,
     finite=True,
 )
 rule(
@@ -226,7 +218,6 @@ rule(
     improves="values",  # at 0 of complex numbers
     defer_to_stock=real,
     source="ATen derivatives.yaml",
-    samples=_samples,
 )
 rule(
     "aten::sgn",
@@ -236,7 +227,6 @@ rule(
     improves="values",  # at 0 of complex numbers
     defer_to_stock=real,
     source="ATen sgn_backward",
-    samples=_samples,
 )
 rule(
     "aten::angle",
@@ -246,5 +236,4 @@ rule(
     improves="values",  # at 0 of complex numbers
     defer_to_stock=real,
     source="ATen angle_backward",
-    samples=_samples,
 )

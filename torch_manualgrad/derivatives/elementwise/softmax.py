@@ -9,12 +9,10 @@ and y = nan in the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, always, formula, rule
+from torch_manualgrad.core.rule import always, formula, rule
 
 aten = torch.ops.aten
 
@@ -100,30 +98,6 @@ def _log_softmax_jvp(self_t: Tensor, y: Tensor, dim: int) -> Tensor:
     return self_t - (self_t * y).sum(dim, keepdim=True)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = torch.linspace(-2.3, 2.9, 24, dtype=dtype, device=device).reshape(2, 4, 3).sin() * 2
-    yield from (Sample(x, 1, False), Sample(x, -1, False), Sample(x[0, :, 0], 0, False), Sample(x[0, 0, 0], 0, False))
-
-
-def _safe_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, dim, _ in (s.args for s in _samples(dtype, device)):
-        yield Sample(x, dim)
-
-
-def _backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, dim, _ in (s.args for s in _samples(dtype, device)):
-        if x.dim():  # PyTorch's vmap of the backward operators is wrong for tensors without dimensions
-            yield Sample(x.cos(), x.softmax(dim), dim, dtype)
-
-
-def _log_backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for x, dim, _ in (s.args for s in _samples(dtype, device)):
-        if x.dim():
-            yield Sample(x.cos(), x.log_softmax(dim), dim, dtype)
-
-
 rule(
     "aten::_softmax",
     vjp={"self": _softmax_backward},
@@ -131,14 +105,12 @@ rule(
     defer_to_stock=always,
     improves="missing",
     source="ATen _softmax_backward_data",
-    samples=_samples,
 )
 rule(
     "aten::_safe_softmax",
     vjp={"self": _softmax_backward},
     jvp={"result": _softmax_jvp},
     source="ATen _softmax_backward_data",
-    samples=_safe_samples,
     improves="values",
     defer_to_stock=always,  # its reverse mode is right in every order
 )
@@ -155,7 +127,6 @@ rule(
     defer_to_stock=always,
     improves="missing",
     source="ATen _log_softmax_backward_data",
-    samples=_samples,
 )
 rule(
     "aten::_softmax_backward_data",
@@ -166,7 +137,6 @@ rule(
         "output": softmax_double_backward,
     },
     source="ATen softmax_double_backward",
-    samples=_backward_samples,
 )
 rule(
     "aten::_log_softmax_backward_data",
@@ -175,5 +145,4 @@ rule(
         "output": lambda grad, grad_output, output, dim: -grad_output.sum(dim, keepdim=True) * output.exp() * grad,
     },
     source="ATen derivatives.yaml",
-    samples=_log_backward_samples,
 )

@@ -1,9 +1,9 @@
-"""Trigonometric functions and their inverses.
+"""Trigonometric and hyperbolic functions and their inverses.
 
 Note:
-    Where not differentiable: at the ends of the domains of acos and asin, where the derivative is infinite; at the poles
-    of tan; for atan2 at the origin, where it is zero by convention. PyTorch's are the same, but for
-    atan2 at the origin, where its tangent and its second order are nan.
+    Where not differentiable: at the ends of the domains of acos, asin, acosh and atanh, where the derivative is infinite;
+    at the poles of tan; for atan2 at the origin, where it is zero by convention. PyTorch's are the same, except for atan2
+    at the origin, where its tangent and its second order are nan.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ def _angle_slope(part: Tensor, self: Tensor, other: Tensor) -> Tensor:
     return torch.where(origin, 0, part) / length / length
 
 
+def _acosh(self: Tensor) -> Tensor:
+    """(self^2 - 1)^(-1/2), on the branch on which acosh is: the principal root of the product is another."""
+    if self.is_complex():
+        return (self + 1).rsqrt() * (self - 1).rsqrt()
+    return (self * self - 1).rsqrt()
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
 elementwise("aten::sin", lambda self: self.cos())
 elementwise("aten::cos", lambda self: -self.sin())
 elementwise("aten::tan", lambda result: 1 + result.pow(2), domain=(-1.2, 1.2))
@@ -64,3 +73,9 @@ elementwise(
     real_only=True,
     improves="values",
 )
+elementwise("aten::sinh", lambda self: self.cosh())
+elementwise("aten::cosh", lambda self: self.sinh())
+elementwise("aten::tanh", lambda grad, result: torch.ops.aten.tanh_backward(grad, result))
+elementwise("aten::asinh", lambda self: (self.pow(2) + 1).rsqrt())
+elementwise("aten::acosh", lambda self: _acosh(self), domain=(1, inf))
+elementwise("aten::atanh", lambda self: 1 / (1 - self * self), domain=(-1, 1))

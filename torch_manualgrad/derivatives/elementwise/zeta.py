@@ -14,14 +14,13 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fractions import Fraction
 from math import comb, factorial, inf, nan
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, elementwise, formula
+from torch_manualgrad.core.rule import elementwise, formula
 
 _TERMS = 12  # summed as they are
 _CORRECTIONS = 12
@@ -79,21 +78,12 @@ def _other_slope(s: Tensor, other: Tensor) -> Tensor:
     return -s * torch.special.zeta(s + 1, other)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if not dtype.is_complex:
-        x = torch.tensor([[0.7, 1.3, 2.5], [0.4, 3.1, 1.9]], dtype=dtype, device=device)
-        for s in (x.flip(0) + 1.2, x[0] + 0.9, x[1, 1]):
-            yield Sample(s, x)
-        yield Sample(torch.tensor(3, device=device), x[1, 1])
-
-
 elementwise(
     "aten::special_zeta",
     {
         "self": lambda self, other: zeta_self_derivative(self, other.to(self.dtype)),
         "other": lambda self, other: _other_slope(self.to(other.dtype), other),
     },
-    samples=_samples,
     improves="missing",
 )
 elementwise(

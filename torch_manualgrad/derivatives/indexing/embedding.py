@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, linear_in
 
-from ..shape.common import samples
-
 __all__ = ["embedding_dense_double_backward_symint"]
 
 
@@ -46,30 +44,17 @@ def embedding_dense_double_backward_symint(
     return rows.reshape([*indices.shape, grad.shape[1]])
 
 
-# fmt: off
 linear_in(
     "aten::embedding",
     {
-        "weight": lambda grad, indices, padding_idx, scale_grad_by_freq, sparse, weight_sizes:
-            torch.ops.aten.embedding_backward(
-                grad, indices, weight_sizes[0], padding_idx, scale_grad_by_freq, sparse),
+        "weight": lambda grad, indices, padding_idx, scale_grad_by_freq, sparse, weight_sizes: (
+            torch.ops.aten.embedding_backward(grad, indices, weight_sizes[0], padding_idx, scale_grad_by_freq, sparse)
+        ),
     },
-    samples=samples(
-        lambda draw, index: (draw(4, 2), index([[0, 2], [0, 3]])),
-        lambda draw, index: (draw(4, 2), index(1), 2),
-        real_only=True,
-    ),
 )
 linear_in(
     "aten::embedding_dense_backward",
     {"grad_output": embedding_dense_double_backward_symint},
     improves="values",
     defer_to_stock=lambda grad_output, indices, num_weights, padding_idx, scale_grad_by_freq: not scale_grad_by_freq,
-    samples=samples(
-        lambda draw, index: (draw(2, 2, 2), index([[0, 2], [0, 3]]), 4, -1, False),
-        lambda draw, index: (draw(2, 2, 2), index([[0, 2], [0, 3]]), 4, 2, True),
-        lambda draw, index: (draw(2), index(1), 3, 0, False),
-        real_only=True,
-    ),
 )
-# fmt: on

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from ..shape.common import random, samples
-
 __all__ = ["embedding_bag_adjoint", "embedding_bag_linear", "embedding_bag_weights"]
 
 SUM, MEAN, MAX = range(3)
@@ -233,107 +231,84 @@ def _of_backward(
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-_INDICES, _OFFSETS = [0, 2, 3, 2, 1], [0, 0, 2]  # the first bag is empty
-_AT_THE_END = [0, 1, 3, 3, 2]  # the last row twice: PyTorch takes the frequency of another row otherwise
 aten = torch.ops.aten
-
-_samples = samples(
-    lambda draw, index: (draw(4, 2), index(_INDICES), index(_OFFSETS), False, SUM, False, draw(5), False, 2),
-    lambda draw, index: (draw(4, 2), index(_INDICES), index([0, 2, 2, 5]), False, MEAN, False, None, True, 2),
-    lambda draw, index: (draw(4, 2), index(_INDICES), index(_OFFSETS), False, MAX),
-    real_only=True,
-)
 
 
 def _defer(weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, *_: Any) -> bool:
     return not scale_grad_by_freq
 
 
-def _probe(name: str) -> Any:
-    """The operator on indices that are contiguous, as it reads others wrongly; of the forward, what is differentiable."""
-    operator = getattr(aten, name)
-
-    def probe(*args: Any) -> Any:
-        args = tuple(
-            torch.stack(list(x)) if isinstance(x, Tensor) and not x.is_floating_point() and x.dim() == 1 else x
-            for x in args
-        )
-        found = operator(*args)
-        return found[0] if isinstance(found, tuple) else found
-
-    return probe
-
-
-def _backward_samples(with_offsets: bool) -> Any:
-    def call(draw: Any, index: Any, mode: int, scale: bool, weighted: bool, padding_idx: int) -> tuple[Any, ...]:
-        weight, indices, offsets = random(4, 2, dtype=torch.float64), index(_AT_THE_END), index(_OFFSETS)
-        _, _, size, maxima = aten._embedding_bag(
-            weight.to(indices.device), indices, offsets, False, mode, padding_idx=padding_idx
-        )
-        bag = index([1, 1, 2, 2, 2])
-        places = (indices, offsets, bag) if with_offsets else (indices, bag)
-        sparse = (False,) if with_offsets else ()
-        weights = draw(5) if weighted else None
-        return draw(3, 2), *places, size, maxima, 4, scale, mode, *sparse, weights, padding_idx
-
-    return samples(
-        lambda draw, index: call(draw, index, SUM, False, True, 2),
-        lambda draw, index: call(draw, index, SUM, True, False, -1),
-        lambda draw, index: call(draw, index, MEAN, False, False, 2),
-        lambda draw, index: call(draw, index, MAX, False, False, -1),
-        real_only=True,
-    )
-
-
-# fmt: off
 for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
     rule(
         f"aten::{_name}",
         vjp={
             "weight": _weight_vjp,
-            "per_sample_weights": lambda grad_result0, weight, indices, offsets, padding_idx:
-                embedding_bag_weights(grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx),
+            "per_sample_weights": lambda grad_result0, weight, indices, offsets, padding_idx: embedding_bag_weights(
+                grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx
+            ),
         },
         jvp={"result0": _jvp},
         not_differentiable=("result1", "result2", "result3"),
         defer_to_stock=_defer if _name == "_embedding_bag" else None,
         improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",
         source="ATen derivatives.yaml; the derivatives of the backward are new",
-        samples=_samples,
-        probe=_probe(_name),
     )
 rule(
     "aten::_embedding_bag_backward",
-    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
-         _of_backward(grad_result, grad, indices, _bag_of(indices, offsets), maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
+    vjp={
+        (
+            "grad",
+            "per_sample_weights",
+        ): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: (
+            _of_backward(
+                grad_result,
+                grad,
+                indices,
+                _bag_of(indices, offsets),
+                maximum_indices,
+                scale_grad_by_freq,
+                mode,
+                per_sample_weights,
+                padding_idx,
+            )
+        )
+    },
     improves="missing",
     source="the transpose of ATen _embedding_bag_backward",
-    samples=_backward_samples(with_offsets=True),
-    probe=_probe("_embedding_bag_backward"),
 )
 rule(
     "aten::_embedding_bag_dense_backward",
-    vjp={("grad", "per_sample_weights"): lambda grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx:
-         _of_backward(grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx)},
+    vjp={
+        (
+            "grad",
+            "per_sample_weights",
+        ): lambda grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: (
+            _of_backward(
+                grad_result,
+                grad,
+                indices,
+                offset2bag,
+                maximum_indices,
+                scale_grad_by_freq,
+                mode,
+                per_sample_weights,
+                padding_idx,
+            )
+        )
+    },
     improves="missing",
     source="the transpose of ATen _embedding_bag_dense_backward",
-    samples=_backward_samples(with_offsets=False),
-    probe=_probe("_embedding_bag_dense_backward"),
 )
 rule(
     "aten::_embedding_bag_per_sample_weights_backward",
     vjp={
-        "grad": lambda grad_result, grad_sizes, weight, indices, offsets, padding_idx:
-            embedding_bag_linear(weight, indices, _bag_of(indices, offsets), indices, grad_sizes[0], False, SUM, grad_result, padding_idx),
-        "weight": lambda grad_result, grad, weight_sizes, indices, offsets, padding_idx:
-            embedding_bag_adjoint(grad, indices, _bag_of(indices, offsets), indices, weight_sizes[0], False, SUM, grad_result, padding_idx),
+        "grad": lambda grad_result, grad_sizes, weight, indices, offsets, padding_idx: embedding_bag_linear(
+            weight, indices, _bag_of(indices, offsets), indices, grad_sizes[0], False, SUM, grad_result, padding_idx
+        ),
+        "weight": lambda grad_result, grad, weight_sizes, indices, offsets, padding_idx: embedding_bag_adjoint(
+            grad, indices, _bag_of(indices, offsets), indices, weight_sizes[0], False, SUM, grad_result, padding_idx
+        ),
     },
     improves="missing",
     source="ATen derivatives.yaml, _embedding_bag; the operator is bilinear",
-    samples=samples(
-        lambda draw, index: (draw(3, 2), draw(4, 2), index(_INDICES), index(_OFFSETS), index([1, 1, 2, 2, 2]), SUM, 2),
-        real_only=True,
-    ),
-    probe=_probe("_embedding_bag_per_sample_weights_backward"),
 )
-# fmt: on

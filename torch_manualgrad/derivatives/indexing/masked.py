@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import always, formula, linear_in
 
-from ..shape.common import samples
-
 __all__ = ["masked_scatter_backward"]
 
 
@@ -40,24 +38,20 @@ def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[i
     return grad.new_zeros(n + 1).index_add(0, places, grad).narrow(0, 0, n).reshape(sizes)
 
 
-# fmt: off
 linear_in(
     "aten::masked_select",
     {
-        "self": lambda grad, mask, self_sizes: grad.new_zeros(torch.broadcast_shapes(self_sizes, mask.shape))
-            .masked_scatter(mask, grad).sum_to_size(self_sizes),
+        "self": lambda grad, mask, self_sizes: (
+            grad.new_zeros(torch.broadcast_shapes(self_sizes, mask.shape))
+            .masked_scatter(mask, grad)
+            .sum_to_size(self_sizes)
+        ),
     },
     gaps={
         "fake": "the shape of the result depends on the mask",
         "vmap/over args[1]": "the shapes of the results are those of masks",
         "vmap/over all": "the shapes of the results are those of masks",
     },
-    samples=samples(
-        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]])),
-        lambda draw, index: (draw(2, 1), index([True, False, True])),
-        lambda draw, index: (draw(2, 3), index([False])),
-        lambda draw, index: (draw(), index(True)),
-    ),
 )
 linear_in(
     "aten::masked_scatter",
@@ -65,24 +59,14 @@ linear_in(
         "self": lambda grad, mask, self_sizes: grad.masked_fill(mask, 0).sum_to_size(self_sizes),
         "source": lambda grad, mask, source_sizes: masked_scatter_backward(grad, mask, source_sizes),
     },
-    samples=samples(
-        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), draw(4)),
-        lambda draw, index: (draw(2, 3), index([True, False, True]), draw(2, 3)),
-        lambda draw, index: (draw(3), index([[True], [False]]), draw(5)),
-    ),
 )
 linear_in(
     "aten::masked_scatter_backward",
     {
-        "grad_output": lambda grad, mask, grad_output_sizes:
-            grad.new_zeros(grad_output_sizes).masked_scatter(mask, grad).sum_to_size(grad_output_sizes),
+        "grad_output": lambda grad, mask, grad_output_sizes: (
+            grad.new_zeros(grad_output_sizes).masked_scatter(mask, grad).sum_to_size(grad_output_sizes)
+        ),
     },
     improves="missing",
     defer_to_stock=always,
-    samples=samples(
-        lambda draw, index: (draw(2, 3), index([[True, False, True], [True, True, False]]), [4]),
-        lambda draw, index: (draw(2, 3), index([[True, False, True], [False, False, True]]), [2, 3]),
-        lambda draw, index: (draw(3), index([False, True, False]), [2, 2]),
-    ),
 )
-# fmt: on

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, linear_in, rule
 
-from ..shape.common import in_corner, samples
+from ..shape.common import in_corner
 
 __all__ = ["scatter_src_backward", "take_backward"]
 
@@ -71,7 +71,6 @@ def _same_sizes(self: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
     return index.shape == src.shape
 
 
-# fmt: off
 linear_in(
     "aten::scatter.src",
     {
@@ -80,12 +79,6 @@ linear_in(
     },
     improves="missing",
     defer_to_stock=_same_sizes,
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 0, index([[0, 1, 2, 0], [2, 0, 1, 1]]), draw(2, 4)),
-        lambda draw, index: (draw(3, 4), 1, index([[3, 1], [0, 2]]), draw(3, 5)),
-        lambda draw, index: (draw(), 0, index(0), draw()),
-        lambda draw, index: (draw(3), 0, index([]), draw(2)),
-    ),
 )
 rule(
     "aten::scatter.value",
@@ -93,54 +86,21 @@ rule(
     jvp={"result": lambda self_t, dim, index: self_t.scatter(dim, index, 0)},
     kind="linear",
     source="ATen derivatives.yaml",
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 1, index([[0, 2], [1, 1]]), 2.5),
-        lambda draw, index: (draw(), 0, index([0]), 2.5),
-    ),
 )
 linear_in(
     "aten::scatter_add",
     {"self": lambda grad: grad, "src": scatter_src_backward},
     improves="missing",
     defer_to_stock=_same_sizes,
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 0, index([[0, 0, 2, 0], [0, 0, 1, 1]]), draw(2, 4)),
-        lambda draw, index: (draw(3, 4), -1, index([[3, 3], [0, 2]]), draw(3, 5)),
-        lambda draw, index: (draw(), 0, index(0), draw()),
-        lambda draw, index: (draw(3), 0, index([0, 0]), draw(2)),
-    ),
 )
-linear_in(
-    "aten::gather",
-    {"self": _gather_vjp},
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 0, index([[0, 0, 2], [0, 1, 2]])),
-        lambda draw, index: (draw(3, 2), -1, index([[1, 1, 0]])),
-        lambda draw, index: (draw(), 0, index(0)),
-        lambda draw, index: (draw(3), 0, index([])),
-    ),
-)
-linear_in(
-    "aten::take",
-    {"self": take_backward},
-    samples=samples(
-        lambda draw, index: (draw(2, 3), index([[0, -1], [5, 2]])),
-        lambda draw, index: (draw(2, 3).mT, index(4)),
-        lambda draw, index: (draw(), index([0, 0])),
-        lambda draw, index: (draw(2), index([])),
-    ),
-)
+linear_in("aten::gather", {"self": _gather_vjp})
+linear_in("aten::take", {"self": take_backward})
 linear_in(
     "aten::put",
     {
-        "self": lambda grad, index, accumulate, source_sizes:
-            grad if accumulate else grad.put(index, grad.new_zeros(source_sizes)),
+        "self": lambda grad, index, accumulate, source_sizes: (
+            grad if accumulate else grad.put(index, grad.new_zeros(source_sizes))
+        ),
         "source": lambda grad, index, source_sizes: grad.take(index).reshape(source_sizes),
     },
-    samples=samples(
-        lambda draw, index: (draw(2, 3), index([[0, -1]]), draw(2)),
-        lambda draw, index: (draw(2, 3), index([4, 4, -2]), draw(3, 1), True),
-        lambda draw, index: (draw(), index(0), draw()),
-    ),
 )
-# fmt: on

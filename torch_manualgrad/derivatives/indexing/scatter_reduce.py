@@ -1,7 +1,16 @@
-"""scatter_reduce and index_reduce: sums, means, products and extrema of what an index sends to the same place."""
+"""scatter_reduce and index_reduce: sums, means, products and extrema of the entries that an index sends to the same place.
+
+The derivative of a product needs the product of all entries of a group but one. It is made of multiplications alone,
+prefixes times suffixes within a group, so that any number of zeros is right in every order: a quotient of the product by
+its factor is not, and neither is a count of the zeros when it is differentiated.
+
+Note:
+    Where not differentiable: at ties of extrema, where each entry has an equal share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,10 +18,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from ..shape.common import corner, in_corner, samples
-from .products import scatter_prod_factors
-
-__all__ = ["index_reduce_backward", "index_reduce_jvp", "scatter_reduce_backward", "scatter_reduce_jvp"]
+from ..shape.common import corner, in_corner
 
 
 class _Scatter(NamedTuple):
@@ -235,36 +241,65 @@ def _plain(self: Tensor, reduce: str, include_self: bool) -> bool:
     return not self.is_complex() and (reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self)
 
 
+# -- products over groups, and of all entries of a group but one -------------------------------------------------------
+
+
+@formula
+def scatter_prod_factors(src: Tensor, dim: int, index: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Products of the entries that an index sends to each place, and for each entry the product of the others there.
+
+    Args:
+        src: the entries.
+        dim: along which they are sent, not negative.
+        index: the shape of ``src``, where to; of no entry below zero.
+        sizes: of where they are sent to, at least those of the index in other dims than ``dim``.
+
+    Returns:
+        The products, of shape ``sizes``, 1 where nothing is sent; and those of the others, of the shape of ``src``.
+
+    Note:
+        Where not differentiable: nowhere; they are polynomials.
+
+    References:
+        Prefixes by doubling: Hillis, Steele, Data parallel algorithms, doi:10.1145/7902.7903.
+    """
+    places, order = index.sort(dim=dim, stable=True)
+    x = src.gather(dim, order)
+    before = _prefixes(x, places, dim)
+    after = _prefixes(x.flip(dim), places.flip(dim), dim).flip(dim)
+    last = torch.cat([places.diff(dim=dim) != 0, places.narrow(dim, 0, 1) >= 0], dim)
+    totals = src.new_zeros(sizes).scatter_add(dim, places, torch.where(last, before * x, 0))
+    reached = torch.zeros(sizes, dtype=torch.bool, device=src.device).scatter(dim, index, True)
+    return torch.where(reached, totals, 1), torch.zeros_like(x).scatter(dim, order, before * after)
+
+
+def _prefixes(x: Tensor, places: Tensor, dim: int) -> Tensor:
+    """Of each entry, the product of those before it that go to the same place, which stand side by side."""
+    product, step = _moved(x, places, dim, 1), 1
+    while step < x.shape[dim] - 1:  # each product has the last `step` entries
+        product, step = product * _moved(product, places, dim, step), 2 * step
+    return product
+
+
+def _moved(x: Tensor, places: Tensor, dim: int, step: int) -> Tensor:
+    """The entry so many steps before, 1 where that goes to another place."""
+    rest = x.shape[dim] - step
+    same = places.narrow(dim, step, rest) == places.narrow(dim, 0, rest)
+    ones = torch.ones_like(x.narrow(dim, 0, step))
+    return torch.cat([ones, torch.where(same, x.narrow(dim, 0, rest), 1)], dim)
+
+
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-_PLACES = [[0, 2, 0], [0, 2, 1], [0, 0, 1]]
-
-
-def _zeros(x: Tensor, *places: tuple[int, ...]) -> Tensor:
-    for place in places:
-        x[place] = 0
-    return x
-
-
-# fmt: off
 rule(
     "aten::scatter_reduce.two",
     vjp={("self", "src"): scatter_reduce_backward},
     jvp={"result": scatter_reduce_jvp},
-    defer_to_stock=lambda self, dim, index, src, reduce, include_self:
-        index.shape == src.shape and _plain(self, reduce, include_self),
+    defer_to_stock=lambda self, dim, index, src, reduce, include_self: (
+        index.shape == src.shape and _plain(self, reduce, include_self)
+    ),
     improves=("values", "missing"),
     source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
-    samples=samples(
-        lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(3, 3), (0, 0), (1, 0)), "prod"),
-        lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(4, 3), (0, 1)), "prod", {"include_self": False}),
-        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(3), "sum", {"include_self": False}),
-        lambda draw, index: (draw(2, 3), 1, index([[0, 0], [2, 0]]), draw(2, 2), "mean"),
-        lambda draw, index: (draw(2, 3), -1, index([[0, 0], [2, 0]]), draw(3, 2), "mean", {"include_self": False}),
-        lambda draw, index: (draw(4), 0, index([1, 1, 3]), 3 * draw(3), "amax"),
-        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(4), "amin", {"include_self": False}),
-        lambda draw, index: (draw(), 0, index(0), draw(), "prod"),
-    ),
 )
 rule(
     "aten::index_reduce",
@@ -273,13 +308,4 @@ rule(
     defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
-    samples=samples(
-        lambda draw, index: (draw(3, 2), 0, index([0, 2, 0, 0]), _zeros(draw(4, 2), (0, 0), (2, 0)), "prod"),
-        lambda draw, index: (draw(2, 3), 1, index([1, 1]), _zeros(draw(2, 2), (0, 0)), "prod", {"include_self": False}),
-        lambda draw, index: (draw(2, 3), -1, index([0, 2, 0]), draw(2, 3), "mean"),
-        lambda draw, index: (draw(4), 0, index([1, 1, 3]), 3 * draw(3), "amax"),
-        lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(3), "amin", {"include_self": False}),
-        lambda draw, index: (draw(), 0, index(0), draw(), "mean"),
-    ),
 )
-# fmt: on

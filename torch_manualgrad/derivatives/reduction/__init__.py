@@ -3,7 +3,6 @@
 from . import (
     cumulative,
     distance,
-    distance_backward,
     extrema,
     logsumexp,
     norm,
@@ -18,7 +17,6 @@ from . import (
 __all__ = [
     "cumulative",
     "distance",
-    "distance_backward",
     "extrema",
     "logsumexp",
     "norm",

@@ -17,17 +17,16 @@ CMU-CS-90-190, section 1.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import inf
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
 from ..elementwise.saturating import logistic
 from .dims import cast, laid_out_as
-from .norm import spread, widened
+from .norm import widened
 
 
 def recurrence(a: Tensor, b: Tensor) -> Tensor:
@@ -201,23 +200,6 @@ def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -
     return _back(recurrence(a, w * _last(self_t, dim)), result, dim)
 
 
-def _cumprod_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 5), dtype, device)
-    yield Sample(x, 1)
-    yield Sample(x.mT, -2, dtype=torch.promote_types(dtype, torch.float64))
-    yield Sample(torch.where((x == x[0, 1]) | (x == x[0, 3]), 0, x), 1)
-    yield Sample(spread((), dtype, device), 0)
-    yield Sample(spread((2, 0), dtype, device), -1)
-
-
-def _logcumsumexp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 5), dtype, device)
-    yield Sample(x, 1)
-    yield Sample(x.mT, -1)
-    yield Sample(spread((), dtype, device), 0)
-    yield Sample(spread((2, 0), dtype, device), -1)
-
-
 rule(
     "aten::cumprod",
     vjp={
@@ -228,7 +210,6 @@ rule(
     jvp={"result": cumprod_jvp},
     improves="values",
     source="Blelloch, CMU-CS-90-190, section 1.4, for ATen cumprod_backward and cumprod_jvp",
-    samples=_cumprod_samples,
 )
 rule(
     "aten::logcumsumexp",
@@ -236,5 +217,4 @@ rule(
     jvp={"result": logcumsumexp_jvp},
     improves="values",
     source="Blelloch, CMU-CS-90-190, section 1.4, for ATen logcumsumexp_backward and logcumsumexp_jvp",
-    samples=_logcumsumexp_samples,
 )

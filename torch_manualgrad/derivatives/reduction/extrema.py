@@ -5,15 +5,14 @@ All entries that attain the value share its cotangent equally, and its tangent i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .dims import restore_reduced_dims
-from .norm import spread
 
 
 @formula
@@ -157,43 +156,12 @@ def _amax_vjp(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], ke
     return scale_grad_by_count(grad, self == value, dim)  # the mask has the layout of self
 
 
-def _dims_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = spread((2, 3, 2), dtype, device)
-    yield Sample(x, [1])
-    yield Sample(x.mT, [0, -1], True)
-    yield Sample(x)
-    yield Sample(spread((), dtype, device), [-1])
-    yield Sample(spread((0, 2), dtype, device), [1])
-
-
-def _aminmax_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = spread((2, 3), dtype, device)
-    yield Sample(x, dim=1)
-    yield Sample(x.mT, dim=-1, keepdim=True)
-    yield Sample(x)
-    yield Sample(spread((), dtype, device), dim=0)
-    yield Sample(spread((0, 2), dtype, device), dim=1)
-
-
-def _all_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    yield Sample(spread((2, 4), dtype, device))
-    yield Sample(spread((3, 3), dtype, device).mT)
-    yield Sample(spread((), dtype, device))
-
-
 for name in ("amax", "amin"):
     rule(
         f"aten::{name}",
         vjp={"self": _amax_vjp},
         jvp={"result": amaxamin_jvp.bind(x="self_p", dx="self_t")},
         source="ATen scale_grad_by_count, amaxamin_jvp",
-        samples=_dims_samples,
     )
 rule(
     "aten::aminmax",
@@ -201,7 +169,6 @@ rule(
     jvp={"min": aminmax_jvp.bind(result="min"), "max": aminmax_jvp.bind(result="max")},
     improves={"missing": "2.13"},
     source="ATen aminmax_backward, aminmax_jvp",
-    samples=_aminmax_samples,
 )
 for name in ("max", "min", "median", "nanmedian"):
     rule(
@@ -209,5 +176,4 @@ for name in ("max", "min", "median", "nanmedian"):
         vjp={"self": evenly_distribute_backward.bind(input="self", value="result")},
         jvp={"result": evenly_read_jvp.bind(fw_grad="self_t", input="self_p", value="result")},
         source="ATen evenly_distribute_backward, evenly_read_jvp",
-        samples=_all_samples,
     )

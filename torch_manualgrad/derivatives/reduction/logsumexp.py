@@ -6,15 +6,14 @@ accurate, too: its exponentials add up to 1 only to within the rounding of the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .dims import restore_reduced_dims
-from .norm import spread
 
 
 def _softmax(
@@ -82,20 +81,10 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     return (e * (self_t / total)).sum(dim, keepdim)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3, 2), dtype, device)
-    yield Sample(x, [1])
-    yield Sample(x.mT, [0, -1], True)
-    yield Sample(torch.where(x == x[0, 1, 1], -torch.inf, x), [-2]) if not dtype.is_complex else Sample(x, [0])
-    yield Sample(spread((), dtype, device), [-1])
-    yield Sample(spread((0, 2), dtype, device), [1])
-
-
 rule(
     "aten::logsumexp",
     vjp={"self": logsumexp_backward},
     jvp={"result": logsumexp_jvp},
     improves="values",
     source="ATen logsumexp_backward, logsumexp_jvp",
-    samples=_samples,
 )

@@ -18,13 +18,13 @@ positive even integer, for which w is a polynomial in x over a power of n. A nan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import CompiledVjp, Sample, formula, is_sharded, rule
+from torch_manualgrad.core.rule import CompiledVjp, formula, is_sharded, rule
 
 
 def widened(x: Tensor, *others: Tensor) -> Tensor:
@@ -257,64 +257,6 @@ def _dist_jvp(
     return norm_jvp(difference, tangent.expand(difference.shape), p, result, keepdim=False)
 
 
-_ORDERS = (2.0, 3.0, 1.0, 0.5, 1.5, 2.5, 4.0, -1.0, -2.5, 0.0, math.inf, -math.inf)
-
-
-def spread(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
-    """Random entries of distinct sizes away from zero, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    x = torch.randn(shape, dtype=wide, generator=generator)
-    return (x + 0.3 * x.sgn()).to(device, dtype)
-
-
-def _whole_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for p in _ORDERS:
-        yield Sample(spread((3, 4), dtype, device), p)
-    yield Sample(spread((), dtype, device), 3.0)
-    yield Sample(spread((3, 4), dtype, device).mT, 2.5)
-    yield Sample(spread((0,), dtype, device), 2.0)
-
-
-def _norm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for p in _ORDERS:
-        yield Sample(spread((3, 4, 2), dtype, device), p, [1])
-    for dim, keepdim in (([0, -1], False), ([-1, 0], True), ([], False)):
-        yield Sample(spread((3, 4, 2), dtype, device), 2.5, dim, keepdim)
-    yield Sample(spread((), dtype, device), 3.0, [-1], True)
-    yield Sample(spread((3, 0), dtype, device), 2.0, [0], True)
-    yield Sample(spread((3, 4, 2), dtype, device).mT, None, [1], False)
-
-
-def _vector_norm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for sample in _norm_samples(dtype, device):
-        x, p, *rest = sample.args
-        yield Sample(x, 2.0 if p is None else p, *rest)
-    yield Sample(spread((3, 4), dtype, device))
-    yield Sample(spread((3, 4), dtype, device), 3.0, dtype=torch.promote_types(dtype, torch.float64))
-
-
-def _norm_dtype_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return  # this forward takes no dtype for complex input
-    for p in (None, 3.0, 1.5, math.inf):
-        yield Sample(spread((3, 4), dtype, device), p, dtype=torch.float64)
-
-
-def _norm_dim_dtype_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    for p, keepdim in ((None, False), (3.0, True), (1.5, False), (-1.0, True)):
-        yield Sample(spread((3, 4), dtype, device), p, [1], keepdim, dtype=torch.float64)
-
-
-def _dist_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for p in _ORDERS:
-        yield Sample(spread((3, 4), dtype, device), spread((3, 4), dtype, device, 1), p)
-    yield Sample(spread((3, 1, 2), dtype, device), spread((4, 1), dtype, device, 1), 2.5)
-    yield Sample(spread((), dtype, device), spread((3,), dtype, device, 1))
-
-
 # over all dims and over some; p may be missing
 _whole = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0), "dim": None, "keepdim": False})
 _reduced = CompiledVjp("self", norm_backward, {"norm": "result", "p": ("p", 2.0)})
@@ -331,14 +273,12 @@ rule(
     jvp={"result": linalg_vector_norm_jvp},
     source="ATen linalg_vector_norm_backward, linalg_vector_norm_jvp",
     improves=("values", "speed"),
-    samples=_vector_norm_samples,
     compiled_vjp=CompiledVjp("self", norm_backward, {"norm": "result", "p": "ord"}),
 )
 rule(
     "aten::norm.Scalar",
     vjp={"self": lambda grad, self, p, result: norm_backward(grad, self, float(p), result, keepdim=False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, float(p), result, keepdim=False)},
-    samples=_whole_samples,
     compiled_vjp=_whole,
     **_norm,
 )
@@ -352,7 +292,6 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
-    samples=_norm_samples,
     compiled_vjp=_reduced,
     **_norm,
 )
@@ -360,7 +299,6 @@ rule(
     "aten::norm.ScalarOpt_dtype",
     vjp={"self": lambda grad, self, p, result: linalg_vector_norm_backward(grad, self, _order(p), result, None, False)},
     jvp={"result": lambda self_p, self_t, p, result: norm_jvp(self_p, self_t, _order(p), result, keepdim=False)},
-    samples=_norm_dtype_samples,
     compiled_vjp=_whole,
     **_norm,
 )
@@ -376,14 +314,7 @@ rule(
             self_p, self_t, _order(p), result, dim, keepdim
         )
     },
-    samples=_norm_dim_dtype_samples,
     compiled_vjp=_reduced,
     **_norm,
 )
-rule(
-    "aten::dist",
-    vjp={("self", "other"): _dist_vjp},
-    jvp={"result": _dist_jvp},
-    samples=_dist_samples,
-    **_norm,
-)
+rule("aten::dist", vjp={("self", "other"): _dist_vjp}, jvp={"result": _dist_jvp}, **_norm)

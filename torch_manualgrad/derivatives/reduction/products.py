@@ -8,15 +8,13 @@ every order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Kernel, Sample, formula, rule
+from torch_manualgrad.core.rule import Kernel, formula, rule
 
 from .dims import cast, laid_out_as, restore_reduced_dims
-from .norm import spread
 
 
 def products_of_others(x: Tensor) -> Tensor:
@@ -117,31 +115,12 @@ def _dim_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int, keepdim: 
     return (_products_of_others(self_p.to(result.dtype), dim) * self_t).sum(dim, keepdim)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3), dtype, device)
-    yield Sample(x)
-    yield Sample(x.mT, dtype=torch.promote_types(dtype, torch.float64))
-    yield Sample(torch.where(x == x.flatten()[2], 0, x))
-    yield Sample(spread((), dtype, device))
-    yield Sample(spread((0, 2), dtype, device))
-
-
-def _dim_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 5), dtype, device)
-    yield Sample(x, 1)
-    yield Sample(x.mT, -2, True, dtype=torch.promote_types(dtype, torch.float64))
-    yield Sample(torch.where(x == x[0, 2], 0, x), 0)
-    yield Sample(spread((), dtype, device), -1)
-    yield Sample(spread((2, 0), dtype, device), 1)
-
-
 rule(
     "aten::prod",
     vjp={"self": _vjp},
     jvp={"result": _jvp},
     improves="values",
     source="ATen prod_backward; products of the others by a tree",
-    samples=_samples,
 )
 rule(
     "aten::prod.dim_int",
@@ -149,5 +128,4 @@ rule(
     jvp={"result": _dim_jvp},
     improves="values",
     source="ATen prod_backward, prod_safe_zeros_backward; products of the others by a tree",
-    samples=_dim_samples,
 )

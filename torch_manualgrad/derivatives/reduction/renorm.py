@@ -7,15 +7,12 @@ It leaves the other slices as they are. With w the gradient of the norm, see `no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
-from .norm import inner, norm_direction, spread, widened, wrap_dims
+from .norm import inner, norm_direction, widened, wrap_dims
 
 _RENORM_EPS = 1e-7
 
@@ -99,19 +96,10 @@ def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: floa
     return torch.where(scaled, (self_t - x / n * along) * (maxnorm / n), self_t).to(self_p.dtype)
 
 
-def _renorm_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((3, 4, 2), dtype, device) * torch.tensor([0.05, 1, 2], device=device).reshape(3, 1, 1).to(dtype)
-    for p in (2.0, 3.0, 1.0, 0.5, 1.5, math.inf):
-        yield Sample(x, p, 0, 1.0)
-    yield Sample(x, 2.5, -1, 0.7)
-    yield Sample(x, 2.0, 1, 100.0)
-
-
 rule(
     "aten::renorm",
     vjp={"self": renorm_backward},
     jvp={"result": renorm_jvp},
     source="ATen renorm_backward, renorm_jvp",
     improves="values",
-    samples=_renorm_samples,
 )

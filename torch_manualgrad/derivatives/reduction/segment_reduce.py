@@ -10,13 +10,11 @@ that have it, where x_i does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 
 def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> tuple[Tensor, Tensor]:
@@ -154,19 +152,6 @@ def _jvp(
     return torch.zeros_like(result).scatter_add(axis, place, slope * data_t)
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    x = torch.linspace(0.3, 2.9, 10, dtype=dtype, device=device).reshape(5, 2).sin() + 0.2
-    lengths = torch.tensor([2, 0, 3], device=device)
-    offsets = torch.tensor([[0, 2, 3], [0, 1, 3]], device=device)
-    yield Sample(x, "sum", lengths=lengths)
-    yield Sample(x, "mean", lengths=lengths[::2])
-    yield Sample(x, "max", lengths=lengths[::2])
-    yield Sample(x[:3].mT.contiguous(), "min", offsets=offsets, axis=1, initial=9)
-    yield Sample(x, "prod", lengths=lengths, initial=2)
-
-
 rule(
     "aten::segment_reduce",
     vjp={
@@ -177,5 +162,4 @@ rule(
     jvp={"result": _jvp},
     improves="missing",
     source="ATen _segment_reduce_backward; its derivatives are new",
-    samples=_samples,
 )

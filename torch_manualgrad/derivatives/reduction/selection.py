@@ -5,16 +5,13 @@ The entry at an index gets the cotangent and gives the tangent; of entries that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .dims import restore_reduced_dims
-from .norm import spread
 
 
 @formula
@@ -79,53 +76,23 @@ def cummaxmin_backward(grad: Tensor, sizes: Sequence[int], indices: Tensor, dim:
     return grad.new_zeros(sizes).scatter_add(dim, indices, grad)
 
 
-def _samples(*arguments: dict[str, Any], empty: dict[str, Any] | None = None) -> Callable[..., Iterable[Sample]]:
-    """A matrix with each of the arguments, a number with what is left of the first, and an empty matrix."""
+# -- the rules --------------------------------------------------------------------------------------------------------
 
-    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex:
-            return
-        x = spread((3, 4), dtype, device)
-        for position, given in enumerate(arguments):
-            yield Sample(x.mT if position % 2 else x, **given)
-        first = {name: value for name, value in arguments[0].items() if name not in ("dim", "k")}
-        if "k" in arguments[0]:
-            first["k"] = 1
-        yield Sample(spread((), dtype, device), **first, dim=-1)
-        if empty is not None:
-            yield Sample(spread((0, 3), dtype, device), **empty)
-
-    return samples
-
-
-def _reduction(name: str, samples: Callable[..., Iterable[Sample]], **constants: Any) -> None:
+_MAY_KEEP_DIM: tuple[str, ...] = ("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode", "kthvalue")
+for _names, _constants in ((_MAY_KEEP_DIM, {}), (("sort", "sort.stable", "topk"), {"keepdim": True})):
+    for _name in _names:
+        rule(
+            f"aten::{_name}",
+            vjp={"self": value_selecting_reduction_backward.bind(grad="grad_values", sizes="self_sizes", **_constants)},
+            jvp={"values": gather_with_keepdimed_indices.bind(input="self_t", **_constants)},
+            source="ATen value_selecting_reduction_backward, gather_with_keepdimed_indices",
+            finite=True,
+        )
+for _name in ("cummax", "cummin"):
     rule(
-        f"aten::{name}",
-        vjp={"self": value_selecting_reduction_backward.bind(grad="grad_values", sizes="self_sizes", **constants)},
-        jvp={"values": gather_with_keepdimed_indices.bind(input="self_t", **constants)},
-        source="ATen value_selecting_reduction_backward, gather_with_keepdimed_indices",
-        samples=samples,
-        finite=True,
-    )
-
-
-_along_dim = _samples({"dim": 0}, {"dim": -1, "keepdim": True}, empty={"dim": 1})
-for name in ("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode"):
-    _reduction(name, _along_dim)
-_reduction("kthvalue", _samples({"k": 2, "dim": 0}, {"k": 3, "keepdim": True}, empty={"k": 1, "dim": 1}))
-_reduction("sort", _samples({"dim": 0}, {"descending": True}, empty={"dim": 0}), keepdim=True)
-_reduction(
-    "sort.stable",
-    _samples({"stable": True, "dim": 0}, {"stable": None, "descending": True}, empty={"stable": False, "dim": 0}),
-    keepdim=True,
-)
-_reduction("topk", _samples({"k": 2, "dim": 0}, {"k": 3, "largest": False}, empty={"k": 2, "dim": 1}), keepdim=True)
-for name in ("cummax", "cummin"):
-    rule(
-        f"aten::{name}",
+        f"aten::{_name}",
         vjp={"self": cummaxmin_backward.bind(grad="grad_values", sizes="self_sizes")},
         jvp={"values": gather_with_keepdimed_indices.bind(input="self_t", keepdim=True)},
         source="ATen cummaxmin_backward",
-        samples=_samples({"dim": 0}, {"dim": -1}, empty={"dim": 0}),
         finite=True,
     )

@@ -7,15 +7,14 @@ that it is in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, linear_in, rule
+from torch_manualgrad.core.rule import formula, linear_in, rule
 
 from .dims import cast, restore_reduced_dims
-from .norm import spread
 
 
 @formula
@@ -97,56 +96,7 @@ def cumsum_backward(grad: Tensor, dim: int) -> Tensor:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _wider(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float64)
-
-
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3), dtype, device)
-    yield Sample(x)
-    yield Sample(x.mT, dtype=_wider(dtype))
-    yield Sample(spread((), dtype, device))
-    yield Sample(spread((0, 2), dtype, device))
-
-
-def _dim_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3, 2), dtype, device)
-    yield Sample(x, [1])
-    yield Sample(x.mT, [0, -1], True)
-    yield Sample(x, [], dtype=_wider(dtype))
-    yield Sample(x, None)
-    yield Sample(spread((), dtype, device), [-1])
-    yield Sample(spread((2, 0), dtype, device), [1])
-
-
-def _nansum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    if dtype.is_complex:
-        return
-    for sample in _dim_samples(dtype, device):
-        if sample.args[1] != []:  # PyTorch's fake kernel takes it for no dims
-            yield sample
-    x = spread((2, 3), dtype, device)
-    yield Sample(torch.where(x > 1, torch.nan, x), [0], dtype=_wider(dtype))
-
-
-def _cumsum_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3), dtype, device)
-    yield Sample(x, 1)
-    yield Sample(x.mT, -2, dtype=_wider(dtype))
-    yield Sample(spread((), dtype, device), 0)
-    yield Sample(spread((2, 0), dtype, device), -1)
-
-
-def _trace_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    for m, n in ((2, 3), (3, 3), (0, 2)):
-        yield Sample(spread((m, n), dtype, device))
-
-
-linear_in(
-    "aten::sum",
-    {"self": lambda grad, self_sizes, self_dtype: cast(grad.expand(self_sizes), self_dtype)},
-    samples=_samples,
-)
+linear_in("aten::sum", {"self": lambda grad, self_sizes, self_dtype: cast(grad.expand(self_sizes), self_dtype)})
 linear_in(
     "aten::sum.dim_IntList",
     {
@@ -154,7 +104,6 @@ linear_in(
             sum_backward(grad, self_sizes, dim, keepdim), self_dtype
         )
     },
-    samples=_dim_samples,
 )
 linear_in(
     "aten::mean",
@@ -163,7 +112,6 @@ linear_in(
             mean_backward(grad, self_sizes, None, math.prod(self_sizes), False), self_dtype
         )
     },
-    samples=_samples,
 )
 linear_in(
     "aten::mean.dim",
@@ -172,17 +120,11 @@ linear_in(
             mean_backward(grad, self_sizes, dim, math.prod(self_sizes), keepdim), self_dtype
         )
     },
-    samples=_dim_samples,
 )
-linear_in(
-    "aten::cumsum",
-    {"self": lambda grad, self_dtype, dim: cumsum_backward(cast(grad, self_dtype), dim)},
-    samples=_cumsum_samples,
-)
+linear_in("aten::cumsum", {"self": lambda grad, self_dtype, dim: cumsum_backward(cast(grad, self_dtype), dim)})
 linear_in(
     "aten::trace",
     {"self": lambda grad, self_sizes: grad * torch.eye(*self_sizes, dtype=grad.dtype, device=grad.device)},
-    samples=_trace_samples,
 )
 rule(
     "aten::nansum",
@@ -195,6 +137,5 @@ rule(
         )
     },
     source="ATen nansum_backward",
-    samples=_nansum_samples,
     finite=True,
 )

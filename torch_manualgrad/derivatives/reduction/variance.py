@@ -12,17 +12,16 @@ takes N for 1. Its reverse over forward mode of std gives nan for equal entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Sample, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from .dims import restore_reduced_dims
-from .norm import spread
 from .sums import mean_backward
 
 
@@ -221,13 +220,6 @@ def _pytorch_is_right(self: Tensor, dim: Sequence[int] | None, *_: Any) -> bool:
     return dim is None or len(dim) > 0
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = spread((2, 3, 2), dtype, device)
-    yield Sample(x)
-    yield Sample(x, [1], correction=0)
-    yield Sample(x.mT, [0, -1], correction=1.5, keepdim=True)
-
-
 rule(
     "aten::var.correction",
     vjp={"self": var_backward},
@@ -235,7 +227,6 @@ rule(
     improves="values",
     defer_to_stock=_pytorch_is_right,
     source="ATen var_backward",
-    samples=_samples,
 )
 rule(
     "aten::std.correction",
@@ -244,7 +235,6 @@ rule(
     improves="values",
     defer_to_stock=_pytorch_is_right,
     source="ATen std_backward",
-    samples=_samples,
 )
 rule(
     "aten::var_mean.correction",
@@ -253,7 +243,6 @@ rule(
     improves="values",
     defer_to_stock=_pytorch_is_right,
     source="ATen var_mean_backward",
-    samples=_samples,
 )
 rule(
     "aten::std_mean.correction",
@@ -262,5 +251,4 @@ rule(
     improves="values",
     defer_to_stock=_pytorch_is_right,
     source="ATen std_mean_backward",
-    samples=_samples,
 )

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["in_one_precision", "leaf", "random", "random_conditioned", "random_definite"]
+from torch_manualgrad.core.rule import Sample, Sampler
+
+__all__ = [
+    "alike",
+    "both",
+    "distinct",
+    "drawn_by",
+    "in_one_precision",
+    "index",
+    "leaf",
+    "random",
+    "random_conditioned",
+    "random_definite",
+    "spread",
+]
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
@@ -50,3 +66,84 @@ def in_one_precision(f: Callable[..., Any]) -> Callable[..., Any]:
         return f(first, *args, **same)
 
     return probe
+
+
+def spread(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Tensor:
+    """Normal numbers, moved away from zero."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    x = torch.randn(shape, dtype=wide, generator=generator)
+    return (x + 0.3 * x.sgn()).to(device, dtype)
+
+
+def alike(*layout: Any, spread: float = 1.0, complex_too: bool = False) -> Sampler:
+    """Samples of random tensors of one shape: matrices, and tensors without dims.
+
+    Args:
+        layout: the positional arguments; the class ``Tensor`` stands for a tensor.
+        spread: the standard deviation.
+        complex_too: whether the operator takes complex tensors.
+
+    Returns:
+        A sampler, as `samples_for` takes it.
+    """
+
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        if dtype.is_complex and not complex_too:
+            return
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        for shape in ((3, 4), ()):
+            generator = torch.Generator().manual_seed(len(shape))
+            yield Sample(
+                *[
+                    (spread * torch.randn(shape, dtype=wide, generator=generator)).to(device, dtype)
+                    if a is Tensor
+                    else a
+                    for a in layout
+                ]
+            )
+
+    return samples
+
+
+def both(*several: Sampler) -> Sampler:
+    """The samples of one after the other."""
+    return lambda dtype, device: [s for samples in several for s in samples(dtype, device)]
+
+
+def distinct(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
+    """Numbers from a seed, none of them near another or near zero."""
+    generator = torch.Generator().manual_seed(seed)
+    n = torch.Size(shape).numel()
+    points = (torch.randperm(n, generator=generator).double() + 1 + seed % 7 / 10) * (2.0 / max(n, 1)) - 0.9
+    if dtype.is_complex:
+        points = torch.complex(points, torch.rand(n, dtype=torch.float64, generator=generator) + 0.2)
+    return points.reshape(shape).to(device, dtype)
+
+
+def index(values: Any, device: torch.device | str = "cpu") -> Tensor:
+    """A tensor of integers, or of booleans."""
+    return torch.tensor(values, device=device, dtype=torch.int64 if values == [] else None)
+
+
+def _drawing(dtype: torch.dtype, device: torch.device | str) -> Callable[..., Tensor]:
+    """`distinct` numbers, with another seed at each call."""
+    seeds = itertools.count()
+    return lambda *shape: distinct(*shape, dtype=dtype, device=device, seed=next(seeds))
+
+
+def drawn_by(*calls: Callable[..., Sequence[Any]], real_only: bool = False) -> Sampler:
+    """Samples from functions ``(draw, index) -> arguments``, whose last may be a dictionary of keywords.
+
+    ``draw(*shape)`` gives random numbers, others at each call; ``index`` a tensor of integers or booleans.
+    """
+
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        if dtype.is_complex and real_only:
+            return
+        for call in calls:
+            arguments = list(call(_drawing(dtype, device), functools.partial(index, device=device)))
+            keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+            yield Sample(*arguments, **keywords)
+
+    return samples

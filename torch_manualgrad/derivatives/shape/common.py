@@ -1,18 +1,13 @@
-"""What the rules of several index operators use: samples, and tensors brought to a shape or a dtype."""
+"""Tensors brought to a dtype, cut to a shape, or filled up to it."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample
-
-__all__ = ["corner", "in_corner", "index", "of_dtype", "random", "samples"]
+__all__ = ["corner", "in_corner", "of_dtype", "zero_of"]
 
 
 def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -36,44 +31,6 @@ def in_corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.constant_pad_nd(x, [p for d in reversed(range(x.dim())) for p in (0, sizes[d] - x.shape[d])])
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
-
-
-def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    """Numbers from a seed, no two of them near each other or zero."""
-    generator = torch.Generator().manual_seed(seed)
-    n = torch.Size(shape).numel()
-    points = (torch.randperm(n, generator=generator).double() + 1 + seed % 7 / 10) * (2.0 / max(n, 1)) - 0.9
-    if dtype.is_complex:
-        points = torch.complex(points, torch.rand(n, dtype=torch.float64, generator=generator) + 0.2)
-    return points.reshape(shape).to(device, dtype)
-
-
-def index(values: Any, device: torch.device | str = "cpu") -> Tensor:
-    """A tensor of integers, or of booleans."""
-    return torch.tensor(values, device=device, dtype=torch.int64 if values == [] else None)
-
-
-def _drawing(dtype: torch.dtype, device: torch.device | str) -> Callable[..., Tensor]:
-    """``random`` with another seed at each call."""
-    seeds = itertools.count()
-    return lambda *shape: random(*shape, dtype=dtype, device=device, seed=next(seeds))
-
-
-def samples(
-    *calls: Callable[..., Sequence[Any]], real_only: bool = False
-) -> Callable[[torch.dtype, torch.device | str], Iterable[Sample]]:
-    """Samples from functions ``(draw, index) -> arguments``, whose last may be a dictionary of keywords.
-
-    ``draw(*shape)`` gives random numbers, others at each call; ``index`` a tensor of integers or booleans.
-    """
-
-    def made(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-        if dtype.is_complex and real_only:
-            return
-        for call in calls:
-            arguments = list(call(_drawing(dtype, device), functools.partial(index, device=device)))
-            keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-            yield Sample(*arguments, **keywords)
-
-    return made
+def zero_of(grad: Tensor, self_sizes: Sequence[int]) -> Tensor:
+    """The gradient of an input whose sizes alone the operator reads."""
+    return grad.new_zeros(self_sizes)

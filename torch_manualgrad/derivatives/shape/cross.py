@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .common import of_dtype, samples
+from .common import of_dtype
 
 __all__ = ["linalg_cross_backward", "linalg_cross_jvp"]
 
@@ -72,8 +72,4 @@ rule(
     },
     jvp={"result": linalg_cross_jvp},
     source="ATen derivatives.yaml",
-    samples=samples(
-        lambda draw, index: (draw(2, 3), draw(2, 3)),
-        lambda draw, index: (draw(3, 2), draw(3, 1), {"dim": -2}),
-    ),
 )

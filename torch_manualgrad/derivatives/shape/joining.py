@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, linear_in
 
-from .common import of_dtype, samples
+from .common import of_dtype
 
 __all__ = ["split_backward", "split_with_sizes_backward"]
 
@@ -94,54 +94,15 @@ def _block_diag_vjp(grad: Tensor, tensors_sizes: Any, tensors_dtype: Any) -> lis
     return _parts(found, tensors_dtype)
 
 
-def _mixed(draw: Any, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """The first real, also among complex ones."""
-    first, *rest = [draw(*shape) for shape in shapes]
-    return [first.real.clone(), *rest]
-
-
-# fmt: off
-linear_in(
-    "aten::cat",
-    {"tensors": _cat_vjp},
-    samples=samples(
-        lambda draw, index: ([draw(2, 3), draw(1, 3)],),
-        lambda draw, index: (_mixed(draw, (2, 1), (0,), (2, 3)), -1),
-        lambda draw, index: ([draw(2), draw(0)],),
-    ),
-)
-linear_in(
-    "aten::stack",
-    {"tensors": _stack_vjp},
-    samples=samples(
-        lambda draw, index: ([draw(2, 3), draw(2, 3)], -1),
-        lambda draw, index: (_mixed(draw, (), ()),),
-    ),
-)
-linear_in(
-    "aten::block_diag",
-    {"tensors": _block_diag_vjp},
-    samples=samples(
-        lambda draw, index: ([draw(2, 1), draw(2), draw()],),
-        lambda draw, index: (_mixed(draw, (1, 2), (2, 0), (1, 1)),),
-    ),
-)
+linear_in("aten::cat", {"tensors": _cat_vjp})
+linear_in("aten::stack", {"tensors": _stack_vjp})
+linear_in("aten::block_diag", {"tensors": _block_diag_vjp})
 linear_in(
     "aten::unsafe_split.Tensor",
     {"self": lambda grad, split_size, dim, self_sizes: split_backward(grad, split_size, dim, self_sizes)},
-    samples=samples(
-        lambda draw, index: (draw(3, 2), 2),
-        lambda draw, index: (draw(2, 3), 1, -1),
-    ),
 )
 linear_in(
     "aten::unsafe_split_with_sizes",
     {"self": lambda grad, split_sizes, dim, self_sizes: split_with_sizes_backward(grad, split_sizes, dim, self_sizes)},
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
-    probe=lambda self, *split: [x.clone() for x in torch.ops.aten.unsafe_split_with_sizes(self, *split)],
-    samples=samples(
-        lambda draw, index: (draw(3, 2), [2, 0, 1]),
-        lambda draw, index: (draw(2, 3), [1, 2], -1),
-    ),
 )
-# fmt: on

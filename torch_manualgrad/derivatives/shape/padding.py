@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, linear_in, operator, rule
+from torch_manualgrad.core.rule import bind, formula, linear_in, operator, rule
 
-from .common import samples
+from .common import zero_of
 
 __all__ = ["constant_pad_nd_backward"]
 
@@ -34,28 +34,7 @@ def constant_pad_nd_backward(grad: Tensor, pad: Sequence[int]) -> Tensor:
     return torch.constant_pad_nd(grad, [-n for n in pad], 0)
 
 
-def _pair(name: str, padding: list[int], *shapes: tuple[int, ...]) -> None:
-    """The rules of an operator that pads by copies, and of its backward, which sums over these."""
-    pad, backward = operator(f"aten::{name}"), operator(f"aten::{name}_backward")
-    grown = [n + padding[2 * i] + padding[2 * i + 1] for i, n in enumerate(reversed(shapes[0][-len(padding) // 2 :]))]
-
-    def padded(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[: -len(grown)], *reversed(grown))
-
-    linear_in(
-        f"aten::{name}",
-        {"self": lambda grad, self, padding: backward(grad, self, padding)},
-        samples=samples(*[lambda draw, index, s=s: (draw(*s), padding) for s in shapes]),
-    )
-    linear_in(
-        f"aten::{name}_backward",
-        {
-            "grad_output": lambda grad, padding: pad(grad, padding),
-            "self": lambda grad, self_sizes: grad.new_zeros(self_sizes),
-        },
-        samples=samples(*[lambda draw, index, s=s: (draw(*padded(s)), draw(*s), padding) for s in shapes]),
-    )
-
+# -- the rules --------------------------------------------------------------------------------------------------------
 
 rule(
     "aten::constant_pad_nd",
@@ -63,15 +42,9 @@ rule(
     jvp={"result": lambda self_t, pad: torch.constant_pad_nd(self_t, pad, 0)},
     kind="linear",
     source="ATen derivatives.yaml",
-    samples=samples(
-        lambda draw, index: (draw(2, 3), [1, 2, 0, 1], 2.5),
-        lambda draw, index: (draw(2, 4), [-1, 2]),
-        lambda draw, index: (draw(2, 3), [-1, -1, -1, 0]),
-    ),
 )
-_pair("reflection_pad1d", [2, 1], (2, 1, 3), (1, 3))
-_pair("reflection_pad2d", [1, 0, 0, 1], (1, 1, 2, 3), (2, 2, 3))
-_pair("reflection_pad3d", [1, 0, 0, 1, 0, 0], (1, 1, 1, 2, 2), (1, 1, 2, 2))
-_pair("replication_pad1d", [2, 1], (2, 1, 3), (1, 3))
-_pair("replication_pad2d", [1, 0, 0, 2], (1, 1, 2, 3), (2, 2, 3))
-_pair("replication_pad3d", [1, 0, 0, 1, 1, 0], (1, 1, 1, 2, 2), (1, 1, 2, 2))
+for _name in ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+              "replication_pad1d", "replication_pad2d", "replication_pad3d"):  # fmt: skip
+    _pad, _backward = operator(f"aten::{_name}"), operator(f"aten::{_name}_backward")
+    linear_in(f"aten::{_name}", {"self": bind(_backward, grad_output="grad")})
+    linear_in(f"aten::{_name}_backward", {"grad_output": bind(_pad, self="grad"), "self": zero_of})

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, linear_in, reached
 
-from .common import samples
-
 __all__ = ["repeat_backward", "slice_backward_wrapper"]
 
 # PyTorch's narrow_copy raised in reverse mode before
@@ -72,110 +70,39 @@ def _narrow_vjp(grad: Tensor, self_sizes: Sequence[int], dim: int, start: int, l
     return slice_backward_wrapper(grad, self_sizes, dim, start, start + length, 1)
 
 
-# fmt: off
-linear_in(
-    "aten::roll",
-    {"self": lambda grad, shifts, dims: grad.roll([-n for n in shifts], dims)},
-    samples=samples(
-        lambda draw, index: (draw(3, 4), [1, -2], [0, 1]),
-        lambda draw, index: (draw(2, 3), [2]),
-    ),
-)
-linear_in(
-    "aten::flip",
-    {"self": lambda grad, dims: grad.flip(dims)},
-    samples=samples(
-        lambda draw, index: (draw(3, 4), [0, -1]),
-        lambda draw, index: (draw(3), [-1]),
-    ),
-)
-linear_in(
-    "aten::rot90",
-    {"self": lambda grad, k, dims: grad.rot90(-k, dims)},
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 1, [0, 1]),
-        lambda draw, index: (draw(2, 3, 2), 3, [2, 0]),
-    ),
-)
-linear_in(
-    "aten::tril",
-    {"self": lambda grad, diagonal: grad.tril(diagonal)},
-    samples=samples(
-        lambda draw, index: (draw(3, 4),),
-        lambda draw, index: (draw(2, 3, 2), -1),
-    ),
-)
-linear_in(
-    "aten::triu",
-    {"self": lambda grad, diagonal: grad.triu(diagonal)},
-    samples=samples(
-        lambda draw, index: (draw(3, 4),),
-        lambda draw, index: (draw(2, 3, 2), 1),
-    ),
-)
-linear_in(
-    "aten::diag_embed",
-    {"self": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)},
-    samples=samples(
-        lambda draw, index: (draw(2, 3),),
-        lambda draw, index: (draw(2, 2), -1, 0, 2),
-    ),
-)
-linear_in(
-    "aten::repeat",
-    {"self": lambda grad, repeats, self_sizes: repeat_backward(grad, repeats, self_sizes)},
-    samples=samples(
-        lambda draw, index: (draw(2, 3), [2, 1, 2]),
-        lambda draw, index: (draw(2), [0]),
-        lambda draw, index: (draw(), []),
-        lambda draw, index: (draw(), [3]),
-    ),
-)
+linear_in("aten::roll", {"self": lambda grad, shifts, dims: grad.roll([-n for n in shifts], dims)})
+linear_in("aten::flip", {"self": lambda grad, dims: grad.flip(dims)})
+linear_in("aten::rot90", {"self": lambda grad, k, dims: grad.rot90(-k, dims)})
+linear_in("aten::tril", {"self": lambda grad, diagonal: grad.tril(diagonal)})
+linear_in("aten::triu", {"self": lambda grad, diagonal: grad.triu(diagonal)})
+linear_in("aten::diag_embed", {"self": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)})
+linear_in("aten::repeat", {"self": lambda grad, repeats, self_sizes: repeat_backward(grad, repeats, self_sizes)})
 linear_in(
     "aten::channel_shuffle",
     {"self": lambda grad, groups: torch.channel_shuffle(grad, grad.shape[1] // groups) if grad.numel() else grad},
-    samples=samples(lambda draw, index: (draw(1, 6, 2), 2)),
 )
 linear_in(
     "aten::pixel_shuffle",
     # the inverse of PyTorch's refuses, or keeps, the sizes of an empty tensor
-    {"self": lambda grad, self_sizes, upscale_factor: (
-        torch.pixel_unshuffle(grad, upscale_factor) if grad.numel() else grad.reshape(self_sizes)
-    )},
-    samples=samples(lambda draw, index: (draw(2, 4, 1, 2), 2)),
+    {
+        "self": lambda grad, self_sizes, upscale_factor: (
+            torch.pixel_unshuffle(grad, upscale_factor) if grad.numel() else grad.reshape(self_sizes)
+        )
+    },
 )
 linear_in(
     "aten::pixel_unshuffle",
-    {"self": lambda grad, self_sizes, downscale_factor: (
-        torch.pixel_shuffle(grad, downscale_factor) if grad.numel() else grad.reshape(self_sizes)
-    )},
-    samples=samples(lambda draw, index: (draw(2, 2, 4), 2)),
+    {
+        "self": lambda grad, self_sizes, downscale_factor: (
+            torch.pixel_shuffle(grad, downscale_factor) if grad.numel() else grad.reshape(self_sizes)
+        )
+    },
 )
 linear_in(
     "aten::narrow_copy",
     {"self": _narrow_vjp},
     improves="missing",
     defer_to_stock=lambda self, dim, start, length: _NARROW_COPY_HAS_DERIVATIVE and start >= 0,
-    samples=samples(
-        lambda draw, index: (draw(3, 4), 1, 1, 2),
-        lambda draw, index: (draw(3, 2), -2, -2, 2),
-    ),
 )
-linear_in(
-    "aten::_reshape_copy",
-    {"self": lambda grad, self_sizes: grad.reshape(self_sizes)},
-    samples=samples(
-        lambda draw, index: (draw(2, 3), [3, -1]),
-        lambda draw, index: (draw(), [1]),
-    ),
-)
-linear_in(
-    "aten::_unsafe_view",
-    {"self": lambda grad, self_sizes: grad.reshape(self_sizes)},
-    probe=lambda self, size: torch.ops.aten._unsafe_view(self.contiguous(), size),
-    samples=samples(
-        lambda draw, index: (draw(2, 3), [3, -1]),
-        lambda draw, index: (draw(), [1]),
-    ),
-)
-# fmt: on
+linear_in("aten::_reshape_copy", {"self": lambda grad, self_sizes: grad.reshape(self_sizes)})
+linear_in("aten::_unsafe_view", {"self": lambda grad, self_sizes: grad.reshape(self_sizes)})

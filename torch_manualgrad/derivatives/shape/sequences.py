@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, formula, rule
-
-from .common import random
+from torch_manualgrad.core.rule import formula, rule
 
 __all__ = ["pack_padded_sequence_backward"]
 
@@ -44,21 +42,21 @@ def pack_padded_sequence_backward(
     return found.transpose(0, 1) if batch_first else found
 
 
-def _samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    lengths = torch.tensor([3, 1])
-    yield Sample(random(4, 2, 2, dtype=dtype, device=device), lengths, False)
-    yield Sample(random(2, 3, dtype=dtype, device=device), lengths, True)
-
-
 rule(
     "aten::_pack_padded_sequence",
-    vjp={"input": pack_padded_sequence_backward.bind(grad="grad_result0", input_size="input_sizes", batch_sizes="result1")},
-    jvp={"result0": lambda input_t, lengths, batch_first: torch.ops.aten._pack_padded_sequence(input_t, lengths, batch_first)[0]},
+    vjp={
+        "input": pack_padded_sequence_backward.bind(
+            grad="grad_result0", input_size="input_sizes", batch_sizes="result1"
+        )
+    },
+    jvp={
+        "result0": lambda input_t, lengths, batch_first: torch.ops.aten._pack_padded_sequence(
+            input_t, lengths, batch_first
+        )[0]
+    },
     not_differentiable="result1",
     defer_to_stock=lambda input, *_: not input.is_complex(),
     improves="missing",
     source="ATen derivatives.yaml; the operator is linear",
     gaps={"fake": "the shape of the result depends on the lengths"},
-    samples=_samples,
-    probe=lambda *args: torch.ops.aten._pack_padded_sequence(*args)[0],
-)  # fmt: skip
+)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, linear_in, rule
 
-from .common import of_dtype, samples
+from .common import of_dtype
 
 __all__ = ["as_strided_scatter_backward", "as_strided_scatter_jvp"]
 
@@ -105,39 +105,15 @@ def _real(self: Tensor, *_: Any) -> bool:
     return not self.is_complex()
 
 
-# fmt: off
-linear_in(
-    "aten::select_backward",
-    {"grad_output": lambda grad, dim, index: grad.select(dim, index)},
-    samples=samples(
-        lambda draw, index: (draw(3), [2, 3], 0, -1),
-        lambda draw, index: (draw(), [3], 0, 1),
-    ),
-)
+linear_in("aten::select_backward", {"grad_output": lambda grad, dim, index: grad.select(dim, index)})
 linear_in(
     "aten::slice_backward",
     {"grad_output": lambda grad, dim, start, end, step: torch.ops.aten.slice(grad, dim, start, end, step)},
-    samples=samples(
-        lambda draw, index: (draw(2, 2), [2, 4], 1, 1, 4, 2),
-        lambda draw, index: (draw(2), [4], -1, -3, -1, 1),
-    ),
 )
 linear_in(
-    "aten::diagonal_backward",
-    {"grad_output": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)},
-    samples=samples(
-        lambda draw, index: (draw(2), [3, 2], 0, 0, 1),
-        lambda draw, index: (draw(3, 2), [2, 3, 3], 1, 0, 2),
-    ),
+    "aten::diagonal_backward", {"grad_output": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)}
 )
-linear_in(
-    "aten::unfold_backward",
-    {"grad_in": lambda grad, dim, size, step: grad.unfold(dim, size, step)},
-    samples=samples(
-        lambda draw, index: (draw(3, 3), [5], 0, 3, 1),
-        lambda draw, index: (draw(2, 2, 2), [2, 5], 1, 2, 3),
-    ),
-)
+linear_in("aten::unfold_backward", {"grad_in": lambda grad, dim, size, step: grad.unfold(dim, size, step)})
 linear_in(
     "aten::select_scatter",
     {
@@ -146,38 +122,28 @@ linear_in(
     },
     improves="missing",
     defer_to_stock=_real,
-    samples=samples(
-        lambda draw, index: (draw(2, 3), draw(2), 1, -1),
-        lambda draw, index: (draw(3), draw(), 0, 1),
-    ),
 )
 linear_in(
     "aten::slice_scatter",
     {
-        "self": lambda grad, dim, start, end, step, src_sizes:
-            grad.slice_scatter(grad.new_zeros(src_sizes), dim, start, end, step),
-        "src": lambda grad, dim, start, end, step, src_dtype:
-            of_dtype(torch.ops.aten.slice(grad, dim, start, end, step), src_dtype),
+        "self": lambda grad, dim, start, end, step, src_sizes: grad.slice_scatter(
+            grad.new_zeros(src_sizes), dim, start, end, step
+        ),
+        "src": lambda grad, dim, start, end, step, src_dtype: of_dtype(
+            torch.ops.aten.slice(grad, dim, start, end, step), src_dtype
+        ),
     },
     improves="missing",
     defer_to_stock=_real,
-    samples=samples(
-        lambda draw, index: (draw(2, 4), draw(2, 2), 1, None, None, 2),
-        lambda draw, index: (draw(3, 2), draw(1, 2), 0, 1, 2),
-    ),
 )
 linear_in(
     "aten::diagonal_scatter",
     {
-        "self": lambda grad, offset, dim1, dim2, src_sizes:
-            grad.diagonal_scatter(grad.new_zeros(src_sizes), offset, dim1, dim2),
-        "src": lambda grad, offset, dim1, dim2, src_dtype:
-            of_dtype(grad.diagonal(offset, dim1, dim2), src_dtype),
+        "self": lambda grad, offset, dim1, dim2, src_sizes: grad.diagonal_scatter(
+            grad.new_zeros(src_sizes), offset, dim1, dim2
+        ),
+        "src": lambda grad, offset, dim1, dim2, src_dtype: of_dtype(grad.diagonal(offset, dim1, dim2), src_dtype),
     },
-    samples=samples(
-        lambda draw, index: (draw(3, 2), draw(2)),
-        lambda draw, index: (draw(2, 2, 3), draw(2, 2), 1, 0, 2),
-    ),
 )
 rule(
     "aten::as_strided_scatter",
@@ -187,10 +153,4 @@ rule(
     improves="values",
     source="ATen derivatives.yaml; the cotangent of self is that of a copy in which the view is written to",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
-    probe=lambda self, *more: torch.ops.aten.as_strided_scatter(self.contiguous(), *more),
-    samples=samples(
-        lambda draw, index: (draw(3, 4), draw(2, 2), [2, 2], [1, 4], 1),
-        lambda draw, index: (draw(6), draw(3), [3], [2]),
-    ),
 )
-# fmt: on
