@@ -3,7 +3,7 @@
 # isort: skip_file
 from typing import TYPE_CHECKING, Any
 
-from .core.once import refuse_reload as _refuse_reload  # first: nothing is to be defined twice
+from .core.once import defining as _defining, refuse_reload as _refuse_reload  # first: nothing is to be defined twice
 from .core import compile_cache as _compile_cache, libraries as _libraries
 from .core.engine.sharding import register_with as _register_sharding_with
 from .core.engine.node import SingleLevelFunction
@@ -14,7 +14,7 @@ from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, v
 from .core.override.override import Active, Handle, active, install, override, uninstall, unregister
 
 # These define operators, and ``torch.ops.manualgrad`` has all of them from now on.
-with _compile_cache.settled_once():
+with _defining():
     from . import derivatives, linalg, nested
 from .linalg import Degeneracy
 
@@ -86,4 +86,5 @@ def _register_sharding() -> None:
 
 _register_sharding_with(_register_sharding)
 _refuse_reload(globals())
+_compile_cache.settle()
 _libraries.load()

@@ -182,7 +182,7 @@ def arguments_of(
 ) -> Check:
     """What checks the arguments of a call by the function's annotations: ``(args, kwargs) -> None``.
 
-    Numbers are as torch reads them: ``int`` admits no bool and no tensor, ``float`` admits ints and bools. A Sequence is
+    The annotations are read at the first call. Numbers are as torch reads them: ``int`` admits no bool and no tensor, ``float`` admits ints and bools. A Sequence is
     a list or tuple. ``Any``, and what has no annotation, is not looked at. Missing, unknown and repeated arguments are
     left to the call. It is not for a graph: the compiler does not follow it.
 
@@ -197,13 +197,18 @@ def arguments_of(
     Raises:
         TypeError: on checking: an argument that is not admitted. ArgumentError: a string that is not one of a Literal's.
     """
-    hints = typing.get_type_hints(function)
-    expected = {
-        name: _expected(hints[name], words)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if hints.get(name, Any) is not Any and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
-    in_order = [(name, expected.get(name)) for name in _positional(function)]
+
+    @functools.cache
+    def read() -> tuple[list[tuple[str, _Expected | None]], dict[str, _Expected]]:
+        """What is expected of the arguments: in their order, and by their names."""
+        hints = typing.get_type_hints(function)
+        expected = {
+            name: _expected(hints[name], words)
+            for name, parameter in inspect.signature(function).parameters.items()
+            if hints.get(name, Any) is not Any
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        return [(name, expected.get(name)) for name in _positional(function)], expected
 
     called = name or function.__name__
 
@@ -213,6 +218,7 @@ def arguments_of(
             raise error(f"{called}: {argument}: expected {allowed.text}, got {described(value)}")
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        in_order, expected = read()
         for (name, allowed), value in zip(in_order, args):
             look(name, allowed, value)
         for name, value in kwargs.items():

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 
 ON_USE = ("testing", "forward_ad", "distributed", "command_line", "derivatives.samples")
 
@@ -15,6 +16,7 @@ ALL = """
 import sys, torch
 before = set(sys.modules)
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 new = set(sys.modules) - before
 own = [name for name in new if name.partition(".")[0] == "torch_manualgrad"]
 """
@@ -56,3 +58,10 @@ def test_every_name_is_there():
         getattr(mg, name)
     with pytest.raises(AttributeError, match="has no attribute 'tesing'"):
         mg.tesing
+
+
+def test_the_derivative_of_every_rule_can_be_made():
+    """The import leaves them until they are used, and with them the check that each formula's arguments are known."""
+    for rule in mg.rules.values():
+        derivative_of(rule)
+        derivative_of(rule, strong_zero=True)

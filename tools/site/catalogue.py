@@ -206,7 +206,7 @@ class Writer:
 
     def formula(self, formula: Any) -> Iterator[str]:
         reference = inspect.unwrap(formula.reference)
-        about = sections(reference.__doc__ or "")
+        about = sections(formula.__doc__ or "")
         yield f"### `{formula.__name__}` {{ #{anchor(formula.__name__)} }}"
         yield markdown(about[""])
         yield from self.remarks(about)

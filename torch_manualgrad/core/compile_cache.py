@@ -11,13 +11,12 @@ registrations. Three caches stand in the way:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,18 @@ import torch
 
 from . import activation
 from .internals import guard_compiled_graphs
+from .once import is_defining
 
-__all__ = ["digest", "fingerprint", "put", "remember", "settle", "settled_once", "state"]
+__all__ = ["digest", "fingerprint", "put", "remember", "settle", "state"]
 
+_PACKAGE = __name__.partition(".")[0]
 _exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
 _state: str | None = ""  # None: to be made of `_exchanged` when it is asked for
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
+_files: set[str] = set()  # of definitions whose code is not in `_code` yet
 _guarded = False
-_importing = False  # inside of `settled_once`
 
 
 def _no_rules() -> tuple[str, str]:
@@ -79,29 +80,20 @@ def put(key: str, what: str, code: str = "") -> None:
             settle()
 
 
-def remember(key: str, code: str) -> None:
+def remember(key: str, function: Callable[..., Any] | None) -> None:
     """Note the code behind a definition: it enters the key of caches on disk only, as graphs in memory are younger.
 
     Args:
         key: a formula or custom op, and what of it.
-        code: its `fingerprint`.
+        function: its code. Of a function of this package itself the whole file is noted, and at the end of the import.
     """
+    if is_defining():
+        _files.add(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "") if function else "")
+        return
+    code = fingerprint(function)
     with activation.lock:
         _exchange(key, _defined.get(key), code)
         _defined[key] = code
-        if not _importing:
-            settle()
-
-
-@contextlib.contextmanager
-def settled_once() -> Iterator[None]:
-    """Settle at the end of the block instead of after each definition. For the import of this package, which makes 600."""
-    global _importing
-    _importing = True
-    try:
-        yield
-    finally:
-        _importing = False
         settle()
 
 
@@ -124,6 +116,9 @@ def _tag() -> None:
 
     PyTorch's configuration is that of a thread: the tag is set again where Dynamo begins to compile.
     """
+    while _files:
+        path = _files.pop()
+        _exchange(f"file {path.rpartition(_PACKAGE)[2]}", None, _file_digest(path))
     rules = rules_here()[1]
     config: Any = torch.compiler.config
     now = config.cache_key_tag

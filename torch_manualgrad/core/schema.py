@@ -8,12 +8,16 @@ only where it is an argument of its own.
 from __future__ import annotations
 
 import functools
+import re
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.types import Number
 
 from .internals import is_traced_to_graph, parse_schema
 
@@ -25,6 +29,8 @@ __all__ = [
     "flatten",
     "is_dense",
     "is_differentiable",
+    "schema_of",
+    "signature_of",
     "tensors_in",
     "unflatten",
     "with_tensors",
@@ -143,6 +149,64 @@ class Signature:
     def outputs(self, result: Any) -> tuple[Any, ...]:
         """What the operator returned, as a tuple with one entry for each declared output."""
         return result if len(self.returns) > 1 else () if not self.returns else (result,)
+
+
+@functools.cache
+def signature_of(op: Any) -> Signature:
+    """Arguments and results of an ``OpOverload``. Each call with the same operator returns the same object."""
+    return Signature(op._schema)
+
+
+# How ``torch.library.infer_schema`` writes the annotations that nearly all formulas have, and the names in these.
+_WRITTEN = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "Sequence[Tensor | None]": "Tensor?[]",
+    "int": "SymInt",
+    "int | None": "SymInt?",
+    "Sequence[int]": "SymInt[]",
+    "Sequence[int] | None": "SymInt[]?",
+    "bool": "bool",
+    "Sequence[bool]": "bool[]",
+    "float": "float",
+    "float | None": "float?",
+    "Number": "Scalar",
+    "Number | None": "Scalar?",
+    "str": "str",
+}
+_NAMES = {"Tensor": Tensor, "Sequence": Sequence, "Number": Number}
+
+
+_TENSORS = re.compile(r"Tensor|tuple\[(Tensor(?:, Tensor)*)\]")
+
+
+def schema_of(function: Callable[..., Any]) -> str:
+    """Arguments and results of a schema, read from annotations: ``"(Tensor x, SymInt n) -> Tensor"``.
+
+    Returns what ``torch.library.infer_schema`` returns, which takes 0.2 ms for each of 320 formulas.
+
+    Raises:
+        ValueError: an annotation is missing, or no schema has such a type.
+    """
+    plain = isinstance(function, FunctionType) and not function.__dict__
+    return (_written(function) if plain else None) or torch.library.infer_schema(function, mutates_args=())
+
+
+def _written(function: Any) -> str | None:
+    """The schema, if all annotations are in `_WRITTEN`."""
+    code, annotations, known = function.__code__, function.__annotations__, function.__globals__
+    if code.co_kwonlyargcount or code.co_posonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        return None
+    if any(known.get(name, type_) is not type_ for name, type_ in _NAMES.items()):
+        return None
+    names, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+    types = [_WRITTEN.get(annotations.get(name)) for name in names]
+    result = _TENSORS.fullmatch(str(annotations.get("return")))
+    if None in types or result is None or any(isinstance(d, str) for d in defaults):
+        return None
+    values = [*[""] * (len(names) - len(defaults)), *[f"={d}" for d in defaults]]
+    arguments = ", ".join(f"{type_} {name}{value}" for type_, name, value in zip(types, names, values))
+    return f"({arguments}) -> {f'({result[1]})' if result[1] else 'Tensor'}"
 
 
 def flatten(values: Iterable[Any], lists: Sequence[int]) -> tuple[list[Any], tuple[int | None, ...]]:

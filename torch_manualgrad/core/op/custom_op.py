@@ -123,7 +123,7 @@ class CustomOp:
             self._register(short)
             self._untracked_calls = None if differentiable else UntrackedCalls(self.op, self.signature)
             self._resolve()
-        compile_cache.remember(self.name, compile_cache.fingerprint(reference))
+        compile_cache.remember(self.name, reference)
         defined_ops[self.name] = self
 
     @functools.cached_property
@@ -278,7 +278,7 @@ class CustomOp:
         with activation.lock:
             self._base[kind] = made
             self._first.setdefault(kind, self._base[kind].identity)
-            compile_cache.remember(f"{self.name} {kind}", compile_cache.fingerprint(function))
+            compile_cache.remember(f"{self.name} {kind}", function)
             self._resolve()
         return function
 

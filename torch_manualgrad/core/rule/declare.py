@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..engine.strong_arithmetic import by_element
 from ..internals import is_composite
-from ..schema import Signature
+from ..once import is_defining
+from ..schema import Signature, signature_of
 from ..versions import UNTRIED, reached
 from .definition import Formulas, FromResult, Rule, exists, operator, rules
 from .derivative import derivative_of
@@ -74,7 +75,8 @@ def rule(
     made = Rule(name, vjp, jvp, **about)
     if made.kind == "elementwise" and any(n.startswith("grad") for n in made.signature.tensor_names):
         by_element(made.aten)  # a kernel that other rules hand their cotangents to
-    derivative_of(made)  # a formula that asks for what is not known is refused here
+    if not is_defining():
+        derivative_of(made)  # a formula that asks for what is not known is refused here
     return rules.add(made.name, made) if register else made
 
 
@@ -147,7 +149,7 @@ def elementwise(
     """
     if not exists(name):
         return rule(name, **about)
-    signature = Signature(operator(name)._schema)
+    signature = signature_of(operator(name))
     inputs = signature.tensor_names
     if len(signature.returns) != 1:
         raise ValueError(f"elementwise {name}: the operator has {len(signature.returns)} outputs, and one is expected")
@@ -344,7 +346,7 @@ def linear_in(name: str, vjp: Formulas, *, source: str = "ATen derivatives.yaml"
     if not exists(name):
         return rule(name, **about)
     op = operator(name)
-    signature = Signature(op._schema)
+    signature = signature_of(op)
     if len(signature.returns) != 1:
         raise ValueError(f"linear_in {name}: the operator has {len(signature.returns)} outputs, and one is expected")
     (output,) = signature.output_names

@@ -17,7 +17,7 @@ from ..compile_cache import fingerprint
 from ..internals import is_composite
 from ..op.custom_op import CustomOp
 from ..registry import Registry
-from ..schema import Argument, Signature
+from ..schema import Argument, signature_of
 from ..versions import parse, reached
 from .formulas import ArgumentBinding, Formula, called_formulas, parameters
 from .samples import Sampler, find_probe, find_sampler
@@ -217,7 +217,7 @@ class Rule:
     ) -> None:
         self.aten = operator(name)
         self.name = name.removesuffix(".default")
-        self.signature = Signature(self.aten._schema)
+        self.signature = signature_of(self.aten)
         check_functional(f"rule {name}", self.aten, may_write=True, may_be_composite=drops_graph)
         improves = (improves,) if isinstance(improves, str) else improves
         self.claims: dict[str, str | None] = (

@@ -33,6 +33,7 @@ from ..internals import (
 )
 from ..op.custom_op import CustomOp
 from ..registry import Registry, defined
+from ..schema import schema_of
 
 __all__ = [
     "ArgumentBinding",
@@ -158,7 +159,7 @@ def _by_place(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     """Name and default of each parameter that may be given by place."""
     if (names := getattr(function, "parameter_names", None)) is not None:
         return [(name, EMPTY) for name in names]
-    plain = inspect.unwrap(function)
+    plain = function if type(function) is FunctionType and not function.__dict__ else inspect.unwrap(function)
     if isinstance(plain, FunctionType) and not plain.__code__.co_flags & inspect.CO_VARARGS:
         # as inspect does it, at a twentieth of the time: a thousand functions are bound when the package is imported
         code, defaults = plain.__code__, plain.__defaults__ or ()
@@ -263,7 +264,7 @@ class Formula(CustomOp):
         self.kernels = tuple(dict.fromkeys((*kernel, *compiled)))
         self.overloads: dict[str, CustomOp] = {}
         self._routes: tuple[_Route, ...] = ()
-        schema = torch.library.infer_schema(function, mutates_args=())
+        schema = schema_of(function)
         plain = schema.replace("SymInt", "int")  # a stable-ABI kernel takes plain integers
         name = f"{namespace}::{function.__name__}"
         self.run = self._chosen if kernels else function
@@ -275,6 +276,7 @@ class Formula(CustomOp):
             differentiable=bool(kernel),
             calls=self.calls,
         )
+        del self.__doc__  # `_Documentation` has it
         self._run = self.run
         if kernel:
             self.run, self._run = self.op, entry(self.op)
@@ -293,7 +295,7 @@ class Formula(CustomOp):
         else:
             given = []
             if kernel.compiled is not None:
-                own = torch.library.infer_schema(kernel.compiled, mutates_args=())
+                own = schema_of(kernel.compiled)
                 given.append(entry(self._overload("kernel", own, kernel.compiled).op))
             made = self._overload("python", schema, self.reference)
             made.impl("default")(python := self._completed(python, given))
@@ -304,7 +306,7 @@ class Formula(CustomOp):
         places = tuple(self.signature.names.index(n) for n in names)
         devices = kernel.devices if kernel.compiled is None else ()
         self._routes += (_Route(devices, kernel.when, places, made.op, entry(made.op), python, kernel.tracked),)
-        compile_cache.remember(f"{self.name} {len(self._routes)}", compile_cache.fingerprint(kernel.when))
+        compile_cache.remember(f"{self.name} {len(self._routes)}", kernel.when)
 
     def _overload(self, name: str, schema: str, reference: Callable[..., Any]) -> CustomOp:
         if name not in self.overloads:
@@ -409,6 +411,22 @@ def _contiguous(body: Callable[..., Any]) -> Callable[..., Any]:
     return contiguous
 
 
+class _Documentation:
+    """The docstring of a formula, which is completed when it is first read."""
+
+    def __init__(self, of_class: str | None) -> None:
+        self._of_class = of_class
+
+    def __get__(self, formula: Formula | None, owner: type) -> str | None:
+        if formula is None:
+            return self._of_class
+        found = documentation(formula.reference) if formula.reference.__doc__ else self._of_class
+        formula.__dict__["__doc__"] = found
+        return found
+
+
+Formula.__doc__ = _Documentation(Formula.__doc__)  # type: ignore[assignment]
+
 ops: Registry[Formula] = Registry("formula", packages.load)
 
 
@@ -451,8 +469,6 @@ def formula(
     kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
     def make(f: Callable[..., Any]) -> Formula:
-        if f.__doc__:
-            f.__doc__ = documentation(f)
         made = Formula(f, kernel, namespace, kernels, requires)
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 

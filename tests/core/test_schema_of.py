@@ -1,0 +1,43 @@
+"""Schemas that are read from annotations are those of ``torch.library.infer_schema``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.schema import _written, schema_of
+
+
+def several(x: Tensor, ys: Sequence[Tensor | None], n: int = 3, p: float | None = None) -> tuple[Tensor, Tensor]: ...
+def with_text(x: Tensor, how: str = "none") -> Tensor: ...
+def keywords(x: Tensor, *, n: int = 1) -> Tensor: ...
+def nothing(x: Tensor) -> None: ...
+def a_number(x: Tensor) -> float: ...
+
+
+@pytest.mark.parametrize("function", [several, with_text, keywords, nothing, a_number])
+def test_schema_of_a_function(function):
+    assert schema_of(function) == torch.library.infer_schema(function, mutates_args=())
+
+
+def test_schema_of_every_formula():
+    functions = [formula.reference for formula in mg.ops.values()]
+    for function in functions:
+        assert schema_of(function) == torch.library.infer_schema(function, mutates_args=())
+    read = sum(_written(function) is not None for function in functions)
+    assert read > 0.9 * len(functions)  # the others take a hundred times as long
+
+
+def test_a_type_of_another_meaning_is_not_mistaken():
+    names = {"Tensor": int, "__name__": __name__}
+    exec("def f(x: 'Tensor') -> 'Tensor': ...", names)
+    assert _written(names["f"]) is None
+
+
+def test_a_missing_annotation_raises():
+    with pytest.raises(ValueError, match="must have a type annotation"):
+        schema_of(lambda x: x)
