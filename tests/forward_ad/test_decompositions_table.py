@@ -11,13 +11,13 @@ from ops_for_tests import random
 from torch.func import grad, jacfwd, jacrev
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.nn.normalization_gpu import GPU_RULES
+from torch_manualgrad.derivatives.nn import batch_norm, rms_norm
 from torch_manualgrad.forward_ad.decomposition import functions
 
 aten = torch.ops.aten
 TABLE = mg.forward_ad.decomposition_table
 FORWARD = ("fwd", "fwd-rev", "fwd-fwd", "rev-fwd")
-GPU = {rule.name: rule for rule in GPU_RULES if rule.name in TABLE}
+GPU = {rule.name: rule for rule in [*batch_norm.GPU_RULES, *rms_norm.GPU_RULES] if rule.name in TABLE}
 EPS = 0.1
 MASKS = list(itertools.product([True, False], repeat=3))
 

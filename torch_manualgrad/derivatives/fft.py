@@ -3,6 +3,9 @@
 F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform in
 the other direction with the same s. What maps from or to real signals has half of a spectrum in the last of its dims. Dims
 are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
+
+Args:
+    normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
 """
 
 from __future__ import annotations
@@ -41,15 +44,11 @@ def fft_r2c_backward(
     Args:
         grad: G, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where n is in the last of ``dim``.
         dim: the dims that are transformed, at least one.
-        normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
         onesided: whether the spectrum has only the frequencies from 0 to n // 2 in the last of ``dim``.
         last_dim_size: n.
 
     Returns:
         (*, n, *), real.
-
-    References:
-        ATen fft_r2c_backward.
     """
     if onesided:
         last = dim[-1]
@@ -65,13 +64,9 @@ def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Te
     Args:
         grad: g, real, (*, n, *).
         dim: the dims that are transformed, at least one; the spectrum is halved in the last.
-        normalization: see `fft_r2c_backward`.
 
     Returns:
         (*, n // 2 + 1, *), complex.
-
-    References:
-        ATen fft_c2r_backward.
     """
     found = torch.ops.aten._fft_r2c(grad, dim, normalization, True)
     last = dim[-1]

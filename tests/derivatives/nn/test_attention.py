@@ -14,7 +14,7 @@ from torch.func import hessian, jacrev, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.nn import attention_blocks
+from torch_manualgrad.derivatives.nn import attention
 
 F64 = torch.float64
 L, S = 5, 6
@@ -90,7 +90,7 @@ NESTINGS = ["".join(n) for order in (1, 2, 3) for n in itertools.product("fr", r
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, the last one not full."""
-    monkeypatch.setattr(attention_blocks, "ROWS", 2)
+    monkeypatch.setattr(attention, "ROWS", 2)
 
 
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
@@ -166,7 +166,7 @@ def test_three_times_autograd_grad():
 def test_autograd_keeps_no_scores(name, order, monkeypatch):
     """What it saves for a derivative of this order is less than one matrix of scores; where it saves those, it is many."""
     length = 256
-    monkeypatch.setattr(attention_blocks, "ROWS", 32)
+    monkeypatch.setattr(attention, "ROWS", 32)
     given = [x.requires_grad_() for x in (heads(2, length), *(heads(CASES[name][0], length, seed) for seed in (1, 2)))]
     saved = {}
 

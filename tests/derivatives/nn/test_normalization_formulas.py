@@ -10,7 +10,7 @@ from torch.func import jacrev, jvp, vjp
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule.derivative import derivative_of
-from torch_manualgrad.derivatives.nn.normalization_gpu import GPU_RULES
+from torch_manualgrad.derivatives.nn import batch_norm, rms_norm
 
 
 def test_the_formulas_of_rms_norm():
@@ -44,7 +44,7 @@ def test_the_formulas_of_rms_norm():
     torch.testing.assert_close(vjp(backward, g, x, w)[1]((dx, dw)), expected)
 
 
-@pytest.mark.parametrize("rule", GPU_RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", [*batch_norm.GPU_RULES, *rms_norm.GPU_RULES], ids=lambda r: r.name)
 def test_the_rules_of_gpus_bind(rule):
     """Their formulas, given what the CPU's operator saves in the place of the GPU's."""
     if "rms" in rule.name:

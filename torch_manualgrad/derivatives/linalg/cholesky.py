@@ -15,6 +15,12 @@ for the solution of L L^H X = B with Z = L^-1 B = L^H X:
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
 
 An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
+
+Args:
+    L: the factor, (*, n, n), real or complex.
+    upper: whether that is the upper triangle, of U in U^H U.
+    self, input2: the factor, (*, n, n), of which one triangle is read.
+    result: X, (*, n, n).
 """
 
 from __future__ import annotations
@@ -68,7 +74,6 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
 
     Args:
         grad_L: cotangent of the factor, (*, n, n); its other triangle is ignored.
-        L: the factor, (*, n, n), real or complex.
         upper: whether it is U = L^H.
 
     Returns:
@@ -93,7 +98,6 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
 
     Args:
         self_t: tangent of A, (*, n, n), of which the Hermitian part is taken.
-        L: the factor, (*, n, n), real or complex.
         upper: whether it is U = L^H.
 
     Returns:
@@ -116,9 +120,7 @@ def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: T
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
-        self: the factor, (*, n, n), of which one triangle is read.
         upper: whether that is the upper one, of U in U^H U.
-        result: X, (*, n, n).
 
     Returns:
         (*, n, n), zero in the triangle that is not read.
@@ -135,10 +137,7 @@ def cholesky_inverse_jvp(self: Tensor, self_t: Tensor, result: Tensor, upper: bo
     """Tangent of the inverse X of L L^H: -(Y + Y^H) with Y = X dL L^-1.
 
     Args:
-        self: the factor, (*, n, n), of which one triangle is read.
         self_t: tangent of the factor, (*, n, n), of which the same triangle is read.
-        result: X, (*, n, n).
-        upper: whether that is the upper triangle, of U in U^H U.
 
     Returns:
         Hermitian, (*, n, n).
@@ -160,9 +159,7 @@ def cholesky_solve_backward(
     Args:
         grad: cotangent of the solution, its shape.
         self: B, (*, n, k).
-        input2: the factor, (*, n, n), of which one triangle is read.
         result: the solution, (*, n, k), with all batch dims.
-        upper: whether that is the upper triangle, of U in U^H U.
 
     Returns:
         The shapes of ``self`` and ``input2``; the second is zero in the triangle that is not read.
@@ -186,10 +183,8 @@ def cholesky_solve_jvp(
 
     Args:
         result: the solution, (*, n, k), with all batch dims.
-        input2: the factor, (*, n, n), of which one triangle is read.
         input2_t: tangent of the factor, (*, n, n), of which the same triangle is read; None for zero.
         self_t: tangent of B, (*, n, k); None for zero. One of the two is given.
-        upper: whether that is the upper triangle, of U in U^H U.
 
     Returns:
         The shape of ``result``.

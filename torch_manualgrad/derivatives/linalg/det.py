@@ -10,6 +10,14 @@ derivatives only; what is differentiated again is a function of A alone.
 
 Where not differentiable: det is differentiable everywhere. log|det| is -inf at a singular matrix: the gradient and the
 tangents of that matrix are nan, those of the others in the batch are not affected, and nothing is raised.
+
+Args:
+    A: (*, n, n), real or complex; n may be 0.
+    result: the determinant, (*); like its factors, a constant to every derivative.
+    LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n).
+    pivots: those of the factorization, (*b, n), int32.
+    A_t: tangent of A, (*, n, n).
+    sign: det / |det|, (*); 0 where A is singular.
 """
 
 from __future__ import annotations
@@ -74,7 +82,6 @@ def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Ten
     """adj(A) from the factors that a determinant left behind; the derivative is that of `adjugate`.
 
     Args:
-        A: (*, n, n), real or complex; n may be 0.
         result: the determinant, (*).
         LU: the packed factors of the forward, (*b, n, n).
         pivots: (*b, n), int32.
@@ -122,10 +129,6 @@ def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tens
 
     Args:
         grad_result: cotangent of the determinant, (*).
-        result: the determinant, (*); like its factors, a constant to every derivative.
-        A: (*, n, n), real or complex; n may be 0.
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n).
-        pivots: those of the factorization, (*b, n), int32.
 
     Returns:
         (*, n, n), row-major if A is real and contiguous, else column-major.
@@ -145,18 +148,11 @@ def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tens
 def linalg_det_jvp(A_t: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
     """Tangent of the determinant: tr(adj(A) dA).
 
-    Args:
-        A_t: tangent of A, (*, n, n).
-        result, A, LU, pivots: see `linalg_det_backward`.
-
     Returns:
         (*).
 
     Note:
         Where not differentiable: nowhere; see `linalg_det_backward`.
-
-    References:
-        ATen linalg_det_jvp.
     """
     adj_H = linalg_det_backward(torch.ones_like(result), result, A, LU, pivots)
     return (adj_H.conj() * A_t).sum((-2, -1))
@@ -210,19 +206,14 @@ def slogdet_backward(
     Args:
         grad_sign: cotangent of the sign, (*), or None for zero; without effect for a real A.
         grad_logabsdet: cotangent of log|det|, real, (*), or None for zero.
-        A: (*, n, n), real or complex; n may be 0.
-        sign: det / |det|, (*); 0 where A is singular.
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every derivative.
-        pivots: those of the factorization, (*b, n), int32.
+        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every
+            derivative.
 
     Returns:
         (*, n, n), row-major if A is real and contiguous, else column-major.
 
     Note:
         Where not differentiable: where A is singular; the gradient of that matrix is nan.
-
-    References:
-        ATen slogdet_backward.
     """
     h = _slogdet_factor(grad_sign, grad_logabsdet, A, sign)[..., None, None]
     singular = (sign == 0)[..., None, None]
@@ -235,17 +226,14 @@ def slogdet_jvp(A_t: Tensor, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
     """Tangents of sign and log|det|: with r = tr(A^-1 dA), i Im(r) sign and Re(r).
 
     Args:
-        A_t: tangent of A, (*, n, n).
-        A, sign, LU, pivots: see `slogdet_backward`.
+        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every
+            derivative.
 
     Returns:
         The two tangents, (*); that of a real sign is zero.
 
     Note:
         Where not differentiable: where A is singular; the tangents of that matrix are nan.
-
-    References:
-        ATen slogdet_jvp.
     """
     ones = torch.ones_like(sign.real if sign.is_complex() else sign)
     rate = (slogdet_backward(None, ones, A, sign, LU, pivots).conj() * A_t).sum((-2, -1))

@@ -7,6 +7,10 @@ With P = V^-1 dA V and the quotients by differences of eigenvalues taken entry b
 The columns of V keep norm 1, so dV loses V diag Re(V^H dV), and V^H gV loses V^H V diag Re(V^H gV). The phase of a vector
 is left unchanged. At equal eigenvalues: see degeneracy.py.
 
+Args:
+    L: what the decomposition returned, (*, n), complex.
+    V: what the decomposition returned, (*, n, n), complex.
+
 References:
     Giles, An extended collection of matrix derivative results (2008), 3.1; Boeddeker et al., arXiv:1701.00392, eq. 4.60
     to 4.77, for complex matrices; ATen linalg_eig_backward and linalg_eig_jvp.
@@ -72,10 +76,9 @@ def linalg_eig_backward(
     Args:
         grad_L: cotangent of L, (*, n); None for zero.
         grad_V: cotangent of V, (*, n, n); None for zero.
-        L: what the decomposition returned, (*, n), complex.
-        V: what the decomposition returned, (*, n, n), complex.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_backward`.
-        rtol, atol, broadening, gauge: as in `svd_backward`.
+        rtol, atol, broadening: see `Degeneracy`.
+        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
 
     Returns:
         (*, n, n), the dtype of ``V``.
@@ -125,8 +128,6 @@ def linalg_eig_jvp(
 
     Args:
         A_t: tangent of A, (*, n, n), real or complex.
-        L: as in `linalg_eig_backward`.
-        V: as in `linalg_eig_backward`.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_jvp`.
         rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 

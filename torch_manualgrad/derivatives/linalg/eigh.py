@@ -7,6 +7,10 @@ With P = V^H dA V and the quotients by differences of eigenvalues taken entry by
 with w = (X - X^H) / 2 for X = V^H gV: only the anti-Hermitian part counts, as V stays unitary. The phase of a complex
 vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
+Args:
+    L: what the decomposition returned, (*, n), real.
+    V: what the decomposition returned, (*, n, n), real or complex.
+
 References:
     Giles, An extended collection of matrix derivative results (2008), 3.1; ATen linalg_eig_backward and linalg_eig_jvp
     with is_hermitian.
@@ -67,9 +71,8 @@ def linalg_eigh_backward(
     Args:
         grad_L: cotangent of L, (*, n), real; None for zero.
         grad_V: cotangent of V, (*, n, n); None for zero.
-        L: what the decomposition returned, (*, n), real.
-        V: what the decomposition returned, (*, n, n), real or complex.
-        rtol, atol, broadening, gauge: as in `svd_backward`.
+        rtol, atol, broadening: see `Degeneracy`.
+        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
 
     Returns:
         Hermitian, (*, n, n), the dtype of ``V``.
@@ -120,8 +123,6 @@ def linalg_eigh_jvp(
 
     Args:
         A_t: tangent of A, (*, n, n); its Hermitian part is taken.
-        L: as in `linalg_eigh_backward`.
-        V: as in `linalg_eigh_backward`.
         rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 
     Returns:

@@ -9,6 +9,9 @@ and V is unit lower trapezoidal, and U upper triangular, so that this is an LU f
 derivative is that of the QR factorization of A, and of the LU factorization of Q - I after it. No pivot tau_i is small,
 as LAPACK chooses the sign of R_ii.
 
+Args:
+    a, tau: what the forward returned.
+
 Note:
     Where not differentiable: at a zero pivot of R (see qr.py), and where tau_i = 0 before the last, that is, where the column
     that a reflector is for is zero below the diagonal already: there LAPACK takes none, and close by one of tau_i = 2. Tangents of V are inf or nan.
@@ -50,7 +53,6 @@ def geqrf_backward(grad_a: Tensor | None, grad_tau: Tensor | None, self: Tensor,
         grad_a: cotangent of the packed factors, (*, m, n); None for zero.
         grad_tau: cotangent of tau, (*, k), k = min(m, n); None for zero.
         self: A, (*, m, n), real or complex.
-        a, tau: what the forward returned.
 
     Returns:
         (*, m, n).
@@ -74,7 +76,6 @@ def geqrf_jvp(self_t: Tensor, self_p: Tensor, a: Tensor, tau: Tensor) -> tuple[T
     Args:
         self_t: tangent of A, (*, m, n).
         self_p: A, (*, m, n), real or complex.
-        a, tau: what the forward returned.
 
     Returns:
         (*, m, n) and (*, k).

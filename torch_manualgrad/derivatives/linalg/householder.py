@@ -19,6 +19,12 @@ of which everything on and above the diagonal is dropped, where V is constant. T
 X: householder_product is Q [I; 0], and ormqr multiplies by Q or Q^H from either side. So every derivative is a handful
 of matrix products and two triangular solves, in place of some k small operations, one after another.
 
+Args:
+    tau_t: tangent of tau, (*, k); None for zero.
+    tau_p: (*, k), any values.
+    left: whether Q stands left of C.
+    transpose: whether it is Q^H.
+
 References:
     Schreiber and Van Loan, SIAM J. Sci. Stat. Comput. 10 (1989) 53; ATen householder_product_backward,
     householder_product_jvp and ormqr_backward.
@@ -135,15 +141,10 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
 
     Args:
         input_t: tangent of the input, (*, m, n); None for zero.
-        tau_t: tangent of tau, (*, k); None for zero.
         input_p: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
-        tau_p: (*, k), any values.
 
     Returns:
         (*, m, n).
-
-    Note:
-        Where not differentiable: nowhere.
 
     References:
         ATen householder_product_jvp, whose ``prod`` is not needed here, as it would have to be differentiated, too.
@@ -167,14 +168,9 @@ def ormqr_backward(
         self: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
         tau: (*, k), any values.
         other: C, (*, m, n).
-        left: whether Q stands left of C.
-        transpose: whether it is Q^H.
 
     Returns:
         The shapes of ``self``, ``tau`` and ``other``.
-
-    Note:
-        Where not differentiable: nowhere.
 
     References:
         ATen ormqr_backward, whose ``result`` is not needed here.
@@ -205,19 +201,12 @@ def ormqr_jvp(
 
     Args:
         self_t: tangent of the reflectors, the shape of ``self_p``; None for zero.
-        tau_t: tangent of tau, (*, k); None for zero.
         other_t: tangent of C, (*, m, n); None for zero.
         self_p: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
-        tau_p: (*, k), any values.
         other_p: C, (*, m, n).
-        left: whether Q stands left of C.
-        transpose: whether it is Q^H.
 
     Returns:
         The shape of ``other_p``.
-
-    Note:
-        Where not differentiable: nowhere.
 
     References:
         The adjoint of `ormqr_backward`; ATen has no forward mode here.

@@ -3,6 +3,9 @@
 For X = A^-1, A dX + dA X = 0 gives
 
     dX = -X dA X,        gA = -X^H gX X^H.
+
+Args:
+    inverse: X, (*, n, n).
 """
 
 from __future__ import annotations
@@ -39,7 +42,6 @@ def linalg_inv_backward(grad_inverse: Tensor, inverse: Tensor) -> Tensor:
 
     Args:
         grad_inverse: cotangent of the inverse, (*, n, n).
-        inverse: X, (*, n, n).
 
     Returns:
         (*, n, n).
@@ -61,7 +63,6 @@ def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
 
     Args:
         A_t: tangent of A, (*, n, n).
-        inverse: X, (*, n, n).
 
     Returns:
         (*, n, n).

@@ -2,6 +2,11 @@
 
 For y = x W^T + bias with a cotangent G: gx = G conj(W), gW = sum G^T conj(x) and gbias = sum G, over all outer dims.
 linear itself is composite: no rule uses these formulas.
+
+Args:
+    self: x, (*, in).
+    grad_output: G, (*, out).
+    weight: W, (out, in).
 """
 
 from __future__ import annotations
@@ -22,11 +27,6 @@ def _weight_like(g: Tensor, x: Tensor) -> Tensor:
 @formula
 def linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cotangents of x, W and the bias, given that of x W^T + bias: G conj(W), sum G^T conj(x), sum G.
-
-    Args:
-        self: x, (*, in).
-        grad_output: G, (*, out).
-        weight: W, (out, in).
 
     Returns:
         (*, in), (out, in), (out,).
@@ -58,9 +58,6 @@ def linear_double_backward(
         grad_grad_input: h, (*, in). None for zero.
         grad_grad_weight: H, (out, in). None for zero.
         grad_grad_bias: c, (out,). None for zero.
-        self: x, (*, in).
-        grad_output: G, (*, out).
-        weight: W, (out, in).
 
     Returns:
         The shapes of x, G and W.

@@ -15,6 +15,15 @@ The residuals L = sum_i |R_i|^2 of each column exist at full column rank only, w
 
 Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P has the
 derivative of pinv_truncated.py.
+
+Args:
+    rank: what linalg.lstsq returned, see `lstsq_pinv`.
+    rcond: the tolerance that it was given.
+    self: A, (*, m, n).
+    b: B, (*, m, k), or (*, m) with one dim less than A.
+    solution: X, (*, n, k) or (*, n).
+    self_t: tangent of A, (*, m, n). None for zero.
+    b_t: tangent of B, its shape. None for zero.
 """
 
 from __future__ import annotations
@@ -141,11 +150,6 @@ def linalg_lstsq_backward(
     Args:
         grad_solution: cotangent of the solution, (*, n, k) or (*, n). None for zero.
         grad_residuals: cotangent of the residuals, (*, k), real; anything empty where there are none. None for zero.
-        self: A, (*, m, n).
-        b: B, (*, m, k), or (*, m) with one dim less than A.
-        solution: X, (*, n, k) or (*, n).
-        rank: what linalg.lstsq returned, see `lstsq_pinv`.
-        rcond: the tolerance that it was given.
 
     Returns:
         gA and gB, of the shapes of ``self`` and ``b``.
@@ -188,15 +192,6 @@ def linalg_lstsq_solution_jvp(
 ) -> Tensor:
     """Tangent of the least-squares solution: P (dB - dA X) + (I - P A) dA^H P^H X + P P^H dA^H R.
 
-    Args:
-        self: A, (*, m, n).
-        b: B, (*, m, k), or (*, m) with one dim less than A.
-        self_t: tangent of A, (*, m, n). None for zero.
-        b_t: tangent of B, its shape. None for zero.
-        solution: X, (*, n, k) or (*, n).
-        rank: what linalg.lstsq returned, see `lstsq_pinv`.
-        rcond: the tolerance that it was given.
-
     Returns:
         The shape of ``solution``.
 
@@ -227,8 +222,6 @@ def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Te
     """Tangent of the least-squares solution, found anew: `linalg_lstsq_solution_jvp`.
 
     Args:
-        self: A, (*, m, n).
-        b: B, (*, m, k), or (*, m) with one dim less than A.
         self_t: tangent of A, (*, m, n).
         b_t: tangent of B, its shape.
 
@@ -252,11 +245,6 @@ def linalg_lstsq_residuals_jvp(
     """Tangent of the residuals L = sum_i |R_i|^2, R = B - A X: 2 Re sum_i conj(R_i) (dB - dA X)_i.
 
     Args:
-        self: A, (*, m, n).
-        b: B, (*, m, k), or (*, m) with one dim less than A.
-        self_t: tangent of A, (*, m, n). None for zero.
-        b_t: tangent of B, its shape. None for zero.
-        solution: X, (*, n, k) or (*, n).
         residuals: L, (*, k), real; empty where the operator gives none, as is their tangent then.
 
     Returns:

@@ -8,6 +8,12 @@ with X^H, B^H, A^H: it is A X = B if ``left`` is not ``adjoint``, else A^H X = B
 
 For the cotangents, gB = A^-H gX for A X = B, and A^-1 gX for A^H X = B. The cotangent of P^T A is -E, with E = P^T gB X^H
 or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H E)).
+
+Args:
+    LU: the packed factors, (*b, n, n); the batch is broadcast to that of X.
+    pivots: those of the factorization, (*b, n), int32.
+    result: the solution X, (*, n, r), or (*, r, n) if not ``left``.
+    left, adjoint: the solution is that of A X = B, A^H X = B (adjoint), X A = B (not left), X A^H = B (both).
 """
 
 from __future__ import annotations
@@ -66,16 +72,9 @@ def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor,
 
     Args:
         grad: cotangent of the solution, its shape.
-        LU: the packed factors, (*b, n, n); the batch is broadcast to that of X.
-        pivots: those of the factorization, (*b, n), int32.
-        result: the solution X, (*, n, r), or (*, r, n) if not ``left``.
-        left, adjoint: the solution is that of A X = B, A^H X = B (adjoint), X A = B (not left), X A^H = B (both).
 
     Returns:
         The shape of ``LU``.
-
-    References:
-        ATen linalg_lu_solve_LU.
     """
     return _lu_solve_backward(grad, LU, pivots, result, left, adjoint, False)[0]
 
@@ -87,15 +86,11 @@ def linalg_lu_solve_jvp(
     """Tangent of the solution of A X = B or of one of the three other cases: A^-1 (dB - dA X), dA = P (dL U + L dU).
 
     Args:
-        result, LU, pivots, left, adjoint: see `linalg_lu_solve_LU`.
         LU_t: tangent of the packed factors, (*, n, n). None for zero.
         B_t: tangent of B, whose batch is broadcast to that of X. None for zero.
 
     Returns:
         The shape of ``result``.
-
-    References:
-        ATen linalg_lu_solve_jvp.
     """
     R = torch.zeros_like(result) if B_t is None else B_t.expand(result.shape)
     X, R = (result, R) if left else (result.mH, R.mH)

@@ -2,6 +2,11 @@
 
 Each is linear in each factor: a tangent takes the place of its factor, and the cotangent of a factor is the product of
 the cotangent of the result with the conjugates of the other factors, summed over the dims that this factor lacks.
+
+Args:
+    grad: G, (*, m, n).
+    alpha: a Python number, real or complex.
+    offs: where the groups end, int32; None for 3d factors.
 """
 
 from __future__ import annotations
@@ -33,16 +38,11 @@ def mm_mat1_backward(
     """Cotangent of A, given that of alpha A B: conj(alpha) G B^H.
 
     Args:
-        grad: G, (*, m, n).
         mat2: B, (*, k, n).
         mat1_strides: those of A, one matrix, whose gradient is column-major if A is. None for row-major.
-        alpha: a Python number, real or complex.
 
     Returns:
         (*, m, k).
-
-    References:
-        ATen mm_mat1_backward.
     """
     if mat1_strides is not None and list(mat1_strides) == [1, grad.shape[0]]:
         return scaled((mat2.conj() @ grad.mT).mT, alpha.conjugate())
@@ -56,16 +56,11 @@ def mm_mat2_backward(
     """Cotangent of B, given that of alpha A B: conj(alpha) A^H G.
 
     Args:
-        grad: G, (*, m, n).
         mat1: A, (*, m, k).
         mat2_strides: those of B, one matrix, whose gradient is column-major if B is. None for row-major.
-        alpha: a Python number, real or complex.
 
     Returns:
         (*, k, n).
-
-    References:
-        ATen mm_mat2_backward.
     """
     if mat2_strides is not None and list(mat2_strides) == [1, mat1.shape[1]]:
         return scaled((grad.mT @ mat1.conj()).mT, alpha.conjugate())
@@ -217,7 +212,6 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
     Args:
         grad: G, (m, n) or (g, m, n).
         mat2: B, (k, l) or (g, k, l).
-        offs: where the groups end, int32; None for 3d factors.
 
     Returns:
         The shape of A, row-major. What lies beyond the last offset is undefined, as in the result.
@@ -225,9 +219,6 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
     Raises:
         RuntimeError: what _grouped_mm refuses: dtypes other than float32, bfloat16 and float16, and rows that are not a
             multiple of 16 bytes.
-
-    References:
-        ATen _grouped_mm_mat1_backward.
     """
     return torch.ops.aten._grouped_mm(grad.contiguous(), mat2.mT, offs)
 
@@ -239,16 +230,12 @@ def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = 
     Args:
         grad: G, (m, n) or (g, m, n).
         self: A, (l, k) or (g, l, k).
-        offs: where the groups end, int32; None for 3d factors.
 
     Returns:
         The shape of B, row-major. What lies beyond the last offset is undefined, as in the result.
 
     Raises:
         RuntimeError: see `_grouped_mm_mat1_backward`.
-
-    References:
-        ATen _grouped_mm_mat2_backward.
     """
     return torch.ops.aten._grouped_mm(self.mT, grad.contiguous(), offs)
 

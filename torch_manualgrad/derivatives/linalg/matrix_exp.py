@@ -123,9 +123,6 @@ def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) ->
     Raises:
         RuntimeError: matrices that are not square, integers, or a ``grad`` unlike ``self``.
 
-    Note:
-        Where not differentiable: nowhere.
-
     References:
         ATen linalg_matrix_exp_differential; Mathias, A chain rule for matrix functions and applications, 1996,
         doi:10.1137/S0895479895283409, theorem 2.1; for the kernel, Al-Mohy and Higham, Computing the Frechet derivative

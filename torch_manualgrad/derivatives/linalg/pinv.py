@@ -7,6 +7,12 @@ Where the rank of A is constant, its pseudo-inverse P has the derivative
 
 Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, values that
 are not zero may be dropped: see pinv_truncated.py.
+
+Args:
+    grad: cotangent of P, (*, n, m).
+    result: P, (*, n, m).
+    self: A, (*, m, n), real or complex.
+    self_t: tangent of A, (*, m, n).
 """
 
 from __future__ import annotations
@@ -22,11 +28,6 @@ from .pinv_truncated import pinv_differential
 @formula
 def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
     """Cotangent of A, given that of its pseudo-inverse P: gA of the module's docstring.
-
-    Args:
-        grad: cotangent of P, (*, n, m).
-        result: P, (*, n, m).
-        self: A, (*, m, n), real or complex.
 
     Returns:
         (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
@@ -49,11 +50,6 @@ def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
 @formula
 def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
     """Tangent of the pseudo-inverse P: dP of the module's docstring.
-
-    Args:
-        self: A, (*, m, n), real or complex.
-        result: P, (*, n, m).
-        self_t: tangent of A, (*, m, n).
 
     Returns:
         (*, n, m).
@@ -99,11 +95,6 @@ def _full_rank_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor | Non
 def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
     """Cotangent of A, given that of its pseudo-inverse P, also where nonzero singular values are dropped.
 
-    Args:
-        grad: cotangent of P, (*, n, m).
-        result: P, (*, n, m).
-        self: A, (*, m, n), real or complex.
-
     Returns:
         (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
 
@@ -119,11 +110,6 @@ def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tenso
 @formula(kernels=Kernel("cpu", python=_full_rank_jvp, tracked=True))
 def pinv_truncated_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
     """Tangent of the pseudo-inverse P, also where nonzero singular values are dropped.
-
-    Args:
-        self: A, (*, m, n), real or complex.
-        result: P, (*, n, m).
-        self_t: tangent of A, (*, m, n).
 
     Returns:
         (*, n, m).

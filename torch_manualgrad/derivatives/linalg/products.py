@@ -1,6 +1,10 @@
 """More products: bmm, baddbmm, addbmm of batches of matrices, mv, addmv, addr, dot, vdot of vectors.
 
 The mathematics is that of `matmul`: a product is linear in each factor.
+
+Args:
+    grad: g, (m,).
+    alpha: a Python number, real or complex.
 """
 
 from __future__ import annotations
@@ -60,9 +64,7 @@ def mv_mat_backward(grad: Tensor, vec: Tensor, alpha: Number = 1) -> Tensor:
     """Cotangent of A, given that of alpha A x: conj(alpha) g x^H.
 
     Args:
-        grad: g, (m,).
         vec: x, (n,).
-        alpha: a Python number, real or complex.
 
     Returns:
         (m, n).
@@ -78,9 +80,7 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
     """Cotangent of x, given that of alpha A x: conj(alpha) A^H g.
 
     Args:
-        grad: g, (m,).
         mat: A, (m, n).
-        alpha: a Python number, real or complex.
 
     Returns:
         (n,).

@@ -28,6 +28,11 @@ depends on them through their span only, as Q_2 Q_2^H. A loss that depends on th
 and is reported (see gauge.py).
 With mode "r" the forward keeps no Q; it is computed anew.
 
+Args:
+    Q: what the forward returned, (*, m, w), or (0,) with mode "r".
+    R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
+    mode: "reduced", "complete" or "r".
+
 References:
     ATen linalg_qr_backward and linalg_qr_jvp, which have neither mode "r" nor the last columns.
 """
@@ -144,9 +149,6 @@ def linalg_qr_backward(
         grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", where it is not used; None for zero.
         grad_R: cotangent of R, (*, w, n); None for zero. What is below its diagonal has no effect.
         A: (*, m, n), real or complex.
-        Q: what the forward returned, (*, m, w), or (0,) with mode "r".
-        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
-        mode: "reduced", "complete" or "r".
 
     Returns:
         (*, m, n), column-major.
@@ -188,9 +190,6 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     Args:
         A_t: tangent of A, (*, m, n).
         A_p: A, (*, m, n), real or complex.
-        Q: what the forward returned, (*, m, w), or (0,) with mode "r".
-        R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
-        mode: "reduced", "complete" or "r".
 
     Returns:
         The tangents, of the shapes of ``Q`` and ``R``, row-major. With mode "r" the first is zero.

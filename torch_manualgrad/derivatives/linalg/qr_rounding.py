@@ -12,6 +12,11 @@ diagonal only. So the cotangents do not determine G in column j, and it is nan.
 A tangent cannot tell one loss from the other. It is what the formulas give, with a GaugeWarning.
 
 A second derivative divides by R_jj twice, and has no digit. It is nan.
+
+Args:
+    Q: (*, m, w), with orthonormal columns.
+    R: (*, w, n), upper triangular.
+    c: how many columns of A determine Q.
 """
 
 from __future__ import annotations
@@ -119,9 +124,6 @@ def qr_rounding_backward(
     Args:
         grad_Q: cotangent of Q, (*, m, w); None for zero.
         grad_R: cotangent of R, (*, w, n); None for zero.
-        Q: (*, m, w), with orthonormal columns.
-        R: (*, w, n), upper triangular.
-        c: how many columns of A determine Q.
 
     Returns:
         (*, m, n), and a bool, (*), for which matrices that is the cotangent.
@@ -168,9 +170,6 @@ def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, 
 
     Args:
         A_t: tangent of A, (*, m, n).
-        Q: as in `qr_rounding_backward`.
-        R: as in `qr_rounding_backward`.
-        c: as in `qr_rounding_backward`.
 
     Returns:
         The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): for which columns of Q and rows of R.

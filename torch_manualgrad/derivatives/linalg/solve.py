@@ -9,6 +9,14 @@ back to the shape of its input.
 
 The LU factors that _linalg_solve_ex saves are not differentiable outputs, but constants to every derivative: what uses
 them is `solve_again`, whose own derivative is that of a solve with A.
+
+Args:
+    A: (*, n, n).
+    LU: the packed factors of A, (*b, n, n); constants to higher derivatives, which solve with A again.
+    pivots: those of the factorization, (*b, n), int32.
+    left: whether A X = B, else X A = B.
+    dA: tangent of A, (*, n, n); None for zero.
+    dB: tangent of B, its shape; None for zero. One of the two is given.
 """
 
 from __future__ import annotations
@@ -60,9 +68,7 @@ def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, ad
     """A^-1 B from the factors of A that a solve left behind; the derivative is that of the solve with A.
 
     Args:
-        A: (*, n, n).
         LU: the packed factors of A, (*b, n, n), as linalg_lu_factor returns them.
-        pivots: those of the factorization, (*b, n), int32.
         B: (*, n, k), or (*, k, n) if not ``left``; with all batch dims.
         left: False for B A^-1.
         adjoint: A^H in place of A.
@@ -101,10 +107,6 @@ def linalg_solve_backward(
     Args:
         grad_result: gX, cotangent of the solution, the shape of ``result``.
         result: X, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
-        A: (*, n, n).
-        LU: the packed factors of A, (*b, n, n); constants to higher derivatives, which solve with A again.
-        pivots: those of the factorization, (*b, n), int32.
-        left: whether A X = B, else X A = B.
 
     Returns:
         gA, with all batch dims of ``result``, and gB, the shape of ``result``: what was broadcast is not summed.
@@ -112,9 +114,6 @@ def linalg_solve_backward(
     Note:
         Where not differentiable: where A is singular; the gradients of that matrix are inf or nan, those of the others
         in the batch are not affected, and nothing is raised.
-
-    References:
-        ATen linalg_solve_backward.
     """
     if _is_vector(A, result):
         gA, gB = linalg_solve_backward(grad_result.unsqueeze(-1), result.unsqueeze(-1), A, LU, pivots, left)
@@ -136,18 +135,13 @@ def linalg_solve_jvp(
     """Tangent of the solution: dX = A^-1 (dB - dA X), or (dB - X dA) A^-1.
 
     Args:
-        dA: tangent of A, (*, n, n); None for zero.
-        dB: tangent of B, its shape; None for zero. One of the two is given.
-        X, A, LU, pivots, left: see `linalg_solve_backward`.
+        X: see `linalg_solve_backward`.
 
     Returns:
         The shape of ``X``.
 
     Note:
         Where not differentiable: see `linalg_solve_backward`.
-
-    References:
-        ATen linalg_solve_jvp.
     """
     return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, left, False), X, A, dA, dB, left)
 
@@ -158,18 +152,12 @@ def solve_jvp(X: Tensor, A: Tensor, dA: Tensor | None, dB: Tensor | None) -> Ten
 
     Args:
         X: the solution, (*, n, k) or (*, n).
-        A: (*, n, n).
-        dA: tangent of A, (*, n, n); None for zero.
-        dB: tangent of B, its shape; None for zero. One of the two is given.
 
     Returns:
         The shape of ``X``.
 
     Raises:
         LinAlgError: A is singular.
-
-    References:
-        ATen solve_jvp.
     """
     return generic_solve_jvp(lambda R: torch.linalg.solve(_aligned(A, R), R), X, A, dA, dB)
 
@@ -181,7 +169,6 @@ def solve_backward_self(grad: Tensor, self: Tensor, A: Tensor) -> Tensor:
     Args:
         grad: cotangent of the solution, (*, n, k) or (*, n).
         self: B, (*, n, k) or (*, n).
-        A: (*, n, n).
 
     Returns:
         The shape of ``self``.
@@ -206,7 +193,6 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
     Args:
         grad: cotangent of the solution, its shape.
         self: B, which is not used.
-        A: (*, n, n).
         solution: X, (*, n, k) or (*, n).
 
     Returns:

@@ -16,6 +16,11 @@ degeneracy.py. The common phase of a pair of complex vectors is left unchanged. 
 the orthogonal complement of U; their derivative is taken orthogonal to their span: dU2 = -U dU^H U2, right for every
 loss of U2 U2^H, and likewise V2; a loss that depends on the choice of their basis is reported.
 
+Args:
+    U: what the decomposition returned, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
+    S: (*, k), real.
+    Vh: (*, k, n), or in full (*, n, n).
+
 References:
     Townsend, Differentiating the singular value decomposition (2016); Wan and Zhang, arXiv:1909.02659, for complex
     matrices; ATen svd_backward and linalg_svd_jvp, whose single denominator s_j^2 - s_i^2 is split here.
@@ -129,9 +134,6 @@ def svd_backward(
         grad_U: cotangent of U, the shape of ``U``; None for zero.
         grad_S: cotangent of S, (*, k), real; None for zero.
         grad_Vh: cotangent of V^H, the shape of ``Vh``; None for zero.
-        U: what the decomposition returned, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
-        S: (*, k), real.
-        Vh: (*, k, n), or in full (*, n, n).
         rtol, atol, broadening: see `Degeneracy`.
         gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
 
@@ -215,9 +217,6 @@ def linalg_svd_jvp(
 
     Args:
         A_t: tangent of A, (*, m, n), the dtype of ``U``.
-        U: as in `svd_backward`.
-        S: as in `svd_backward`.
-        Vh: as in `svd_backward`.
         rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
 
     Returns:

@@ -6,6 +6,14 @@ one triangle of A, without the diagonal if that counts as ones, and dA and gA ar
     dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H in the triangle,
 
 and mirrored for X A = B. Batch dims broadcast; a gradient is summed back to the shape of its input.
+
+Args:
+    A: (*, n, n), of which one triangle is read.
+    upper: which triangle is read.
+    left: whether A X = B, else X A = B.
+    unitriangular: whether the diagonal counts as ones.
+    solution: X, (*, n, k), with all batch dims.
+    transpose: A^T (not A^H) in place of A.
 """
 
 from __future__ import annotations
@@ -48,20 +56,13 @@ def linalg_solve_triangular_backward(
 
     Args:
         grad: cotangent of the solution, the shape of ``X``.
-        A: (*, n, n), of which one triangle is read.
         X: the solution, (*, n, k), or (*, k, n) if not ``left``.
-        upper: which triangle is read.
-        left: whether A X = B, else X A = B.
-        unitriangular: whether the diagonal counts as ones.
 
     Returns:
         gA, with all batch dims of X and zero outside of what is read, and gB, the shape of ``X``.
 
     Note:
         Where not differentiable: where A is singular; the gradients are inf or nan, and nothing is raised.
-
-    References:
-        ATen linalg_solve_triangular_backward.
     """
     gB = solve_triangular_adjoint(A, grad, upper, left, unitriangular)
     gA = gB @ -X.mH if left else -X.mH @ gB
@@ -85,16 +86,12 @@ def linalg_solve_triangular_forward_AD(
         B_t: tangent of B, its shape; None for zero. One of the two is given.
         self: A, (*, n, n).
         result: X, (*, n, k), or (*, k, n) if not ``left``.
-        upper, left, unitriangular: see `linalg_solve_triangular_backward`.
 
     Returns:
         The shape of ``result``.
 
     Note:
         Where not differentiable: see `linalg_solve_triangular_backward`.
-
-    References:
-        ATen linalg_solve_triangular_forward_AD.
     """
     if self_t is not None:
         self_t = _read(self_t, upper, unitriangular)
@@ -138,20 +135,12 @@ def triangular_solve_backward(
         grad_solution: cotangent of the solution, the shape of ``solution``; None for zero.
         grad_cloned_coefficient: cotangent of the copy, (*, n, n); None for zero. It is added in both triangles.
         self: B, (*, n, k).
-        A: (*, n, n), of which one triangle is read.
-        solution: X, (*, n, k), with all batch dims.
-        upper: which triangle is read.
-        transpose: A^T (not A^H) in place of A.
-        unitriangular: whether the diagonal counts as ones.
 
     Returns:
         The shapes of ``self`` and ``A``.
 
     Note:
         Where not differentiable: see `linalg_solve_triangular_backward`.
-
-    References:
-        ATen triangular_solve_backward.
     """
     if grad_solution is None:
         gA = torch.zeros_like(A) if grad_cloned_coefficient is None else summed_to(grad_cloned_coefficient, A.shape)
@@ -177,11 +166,8 @@ def triangular_solve_jvp(
     """Tangent of the solution of A X = B: that of linalg_solve_triangular, for A or its transpose.
 
     Args:
-        solution: X, (*, n, k), with all batch dims.
-        A: (*, n, n), of which one triangle is read.
         A_t: tangent of A, (*, n, n); None for zero.
         self_t: tangent of B, its shape; None for zero. One of the two is given.
-        upper, transpose, unitriangular: see `triangular_solve_backward`.
 
     Returns:
         The shape of ``solution``.

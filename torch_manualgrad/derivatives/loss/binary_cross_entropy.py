@@ -8,6 +8,14 @@ With g the cotangent times the weight, divided by the number n of entries where 
                  for x: g ((1 - t) s(x) - p t s(-x)), for t: g (log s(-x) - p log s(x)).
 
 PyTorch's derivative for x takes max(x (1 - x), 1e-12) for x (1 - x), and so do these rules.
+
+Args:
+    grad: h, (*).
+    target: t, (*).
+    weight: of the losses, or None.
+    reduction: 0, 1 or 2 for none, mean, sum.
+    grad_output: cotangent of the loss, (*) or a number.
+    pos_weight: p, or None for 1.
 """
 
 from __future__ import annotations
@@ -49,9 +57,6 @@ def binary_cross_entropy_target_backward(
     Args:
         grad: cotangent of the loss, (*) or a number.
         self: x, (*), from 0 to 1.
-        target: t, (*).
-        weight: of the losses, or None.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``self``.
@@ -76,12 +81,7 @@ def binary_cross_entropy_double_backward(
     """Cotangent of x, given h, that of its gradient: h g (t / x^2 + (1 - t) / (1 - x)^2).
 
     Args:
-        grad_output: cotangent of the loss, (*) or a number.
-        grad: h, (*).
         input: x, (*), from 0 to 1; x and 1 - x count as 1e-12 where they are below it.
-        target: t, (*).
-        weight: of the losses, or None.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``input``.
@@ -100,18 +100,10 @@ def binary_cross_entropy_double_backward_target(
     """Cotangent of t, given h, that of the gradient of x: -h g / (x (1 - x)).
 
     Args:
-        grad: h, (*).
-        grad_output: cotangent of the loss, (*) or a number.
         self: x, (*), from 0 to 1; x (1 - x) counts as 1e-12 where it is below it.
-        target: t, (*).
-        weight: of the losses, or None.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``self``.
-
-    References:
-        ATen binary_cross_entropy_double_backward_target.
     """
     return -_spread(grad * grad_output, self, weight, reduction) / (self * (1 - self)).clamp(min=_EPS)
 
@@ -123,17 +115,10 @@ def binary_cross_entropy_double_backward_grad_output(
     """Cotangent of that of the loss, given h, that of the gradient of x: h (x - t) / (x (1 - x)), reduced as the loss.
 
     Args:
-        grad: h, (*).
         input: x, (*), from 0 to 1.
-        target: t, (*).
-        weight: of the losses, or None.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of the loss.
-
-    References:
-        ATen binary_cross_entropy_double_backward_grad_output.
     """
     return reduced(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
 
@@ -147,16 +132,9 @@ def binary_cross_entropy_with_logits_backward(
     Args:
         grad: cotangent of the loss, (*) or a number.
         input: x, (*), real.
-        target: t, (*).
-        weight: of the losses, or None.
-        pos_weight: p, or None for 1.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``input``.
-
-    References:
-        ATen binary_cross_entropy_with_logits_backward.
     """
     slope = (1 - target) * logistic(input) - _weighted(target, pos_weight) * logistic(-input)
     return _spread(grad, input, weight, reduction) * slope
@@ -169,18 +147,10 @@ def binary_cross_entropy_with_logits_target_backward(
     """Cotangent of t, given that of the loss of the logit x: g (log s(-x) - p log s(x)), which is -g x for p = 1.
 
     Args:
-        grad_output: cotangent of the loss, (*) or a number.
         self: x, (*), real.
-        target: t, (*).
-        weight: of the losses, or None.
-        pos_weight: p, or None for 1.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``target``.
-
-    References:
-        ATen binary_cross_entropy_with_logits_target_backward.
     """
     slope = -self if pos_weight is None else logsigmoid(-self) - pos_weight * logsigmoid(self)
     return _spread(grad_output, self, weight, reduction) * slope

@@ -153,7 +153,8 @@ def ctc_loss_gradient(
         targets: the labels, integers, (N, S), or one after the other, (L,).
         input_lengths: (N,), integers; may be on the CPU.
         target_lengths: (N,), integers; may be on the CPU.
-        neg_log_likelihood: -log Z, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is differentiated.
+        neg_log_likelihood: -log Z, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is
+            differentiated.
         log_alpha: a, (N, T, A); likewise. A is 2 S + 1 for the longest labels.
         blank: the index of the blank.
 

@@ -14,6 +14,15 @@ the mean,
 PyTorch refuses such a target that requires grad, so that the operator database has the samples of it.
 
 PyTorch computes these in the forward and takes them for constants. They are used where nobody differentiates them again.
+
+Args:
+    grad: of the loss, a number, or (N,) without reduction.
+    input: x, (N, F), real.
+    linear_weight: W, (C, F).
+    linear_bias: b, (C,), or None.
+    weight: of the classes, (C,), or None for 1.
+    reduction: "none", "mean" or "sum".
+    ignore_index: the class that is ignored; it means nothing where there are probabilities.
 """
 
 from __future__ import annotations
@@ -72,9 +81,6 @@ def linear_cross_entropy_target_backward(
 ) -> Tensor:
     """Cotangent of the probabilities p of the classes, given that of the cross entropy: -g_n w log s.
 
-    Args:
-        grad, input, linear_weight, linear_bias, weight, reduction: see `linear_cross_entropy_backward`.
-
     Returns:
         The shape of p, (N, C).
 
@@ -99,14 +105,7 @@ def linear_cross_entropy_backward(
     """Cotangents of x, W and b, given that of the cross entropy of x W^T + b: G W, G^T x and the sum of the rows of G.
 
     Args:
-        grad: of the loss, a number, or (N,) without reduction.
-        input: x, (N, F), real.
-        linear_weight: W, (C, F).
         target: y, (N,), the classes; or p, (N, C), their probabilities.
-        linear_bias: b, (C,), or None.
-        weight: of the classes, (C,), or None for 1.
-        reduction: "none", "mean" or "sum".
-        ignore_index: the class that is ignored; it means nothing where there are probabilities.
 
     Returns:
         The shapes of x, W and b.
@@ -143,9 +142,6 @@ def linear_cross_entropy_jvp(
         input_t, linear_weight_t, linear_bias_t: their tangents; None for zero.
         target_p: y, (N,), the classes; or p, (N, C), their probabilities.
         target_t: the tangent of p, or None.
-        weight: of the classes, (C,), or None for 1.
-        reduction: "none", "mean" or "sum".
-        ignore_index: the class that is ignored; it means nothing where there are probabilities.
 
     Returns:
         A number, or (N,) without reduction.

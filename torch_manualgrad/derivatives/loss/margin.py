@@ -2,6 +2,12 @@
 
 With s the sigmoid and u = y x the derivatives for x are -y s(-u) and y^2 s(u) s(-u). PyTorch's are quotients of exp(-u), nan
 where that overflows: beyond u = -88 in single precision.
+
+Args:
+    target: y, (*).
+    reduction: 0, 1 or 2 for none, mean, sum.
+    grad: h, (*), real.
+    input: x, (*).
 """
 
 from __future__ import annotations
@@ -22,8 +28,6 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
     Args:
         grad_output: g, (*), or a number for all where they are reduced.
         self: x, (*), real.
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``self``.
@@ -38,17 +42,8 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
 def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
     """Cotangent of x, given the product of that of the gradient and of that of the loss: h y^2 s(y x) s(-y x).
 
-    Args:
-        grad: h, (*), real.
-        input: x, (*).
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
-
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen soft_margin_loss_double_backward.
     """
     return scaled(grad * (target * target * logistic_slope(target * input)), reduction, input)
 
@@ -60,17 +55,10 @@ def soft_margin_loss_double_backward_grad_output(
     """Cotangent of g, given h, that of the gradient: -h y s(-y x), reduced as the loss.
 
     Args:
-        grad: h, (*), real.
         grad_output: g, of which only the shape is read.
-        input: x, (*).
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``grad_output``.
-
-    References:
-        ATen soft_margin_loss_double_backward_grad_output.
     """
     return fitted(soft_margin_loss_backward(grad, input, target, reduction), grad_output)
 

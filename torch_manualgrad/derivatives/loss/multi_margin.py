@@ -7,6 +7,15 @@ j != k = y for the first, and all labels k and all j that are none for the secon
     double backward  g sum w phi''(z) (h_j - h_k) (e_j - e_k) / C, given h, the cotangent of that.
 
 For p = 1, and with labels, phi'' is zero.
+
+Args:
+    grad_output: g, (N,), or a number where the losses are reduced.
+    self: x, (N, C) or (C,), real.
+    target: y, (N,) or ().
+    p: 1 or 2.
+    margin: m.
+    weight: w of each class, (C,), or None for 1.
+    reduction: 0, 1 or 2 for none, mean, sum.
 """
 
 from __future__ import annotations
@@ -64,13 +73,7 @@ def multi_margin_loss_gradient(
     """Cotangent of x, given that of multi_margin_loss: g w sum over j of phi'(m - x_y + x_j) (e_j - e_y) / C.
 
     Args:
-        grad_output: g, (N,), or a number where the losses are reduced.
-        self: x, (N, C) or (C,), real.
         target: y, (N,) or (): the class of each row.
-        p: 1 or 2.
-        margin: m.
-        weight: w of each class, (C,), or None for 1.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``self``.
@@ -114,11 +117,6 @@ def multi_margin_loss_jvp(
     Args:
         self_p: x, (N, C) or (C,), real.
         self_t: t, the shape of x.
-        target: y, (N,) or ().
-        p: 1 or 2.
-        margin: m.
-        weight: w of each class, (C,), or None for 1.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of the loss.
@@ -150,12 +148,6 @@ def multi_margin_loss_double_backward(
     Args:
         grad: h, the shape of ``self``.
         grad_output: cotangent of the loss, (N,), or a number.
-        self: x, (N, C) or (C,), real.
-        target: y, (N,) or ().
-        p: 1 or 2.
-        margin: m.
-        weight: w of each class, (C,), or None for 1.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``self``.
@@ -181,10 +173,7 @@ def multilabel_margin_loss_gradient(
     """Cotangent of x, given that of multilabel_margin_loss: g sum of e_j - e_k, over the pairs with x_k < 1 + x_j, over C.
 
     Args:
-        grad_output: g, (N,), or a number where the losses are reduced.
-        self: x, (N, C) or (C,), real.
         target: the labels k of each row up to the first -1, the shape of ``self``.
-        reduction: 0, 1 or 2 for none, mean, sum.
         is_target: whether a class is a label, as multilabel_margin_loss_forward returns it.
 
     Returns:

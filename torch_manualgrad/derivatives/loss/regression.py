@@ -4,6 +4,13 @@ With f the loss of one entry, g the cotangent, and n the number of entries where
 
     backward         g f'(d) / n for x, its negative for y,
     double backward  h g f''(d) / n for x, given h, the cotangent of that for x.
+
+Args:
+    grad: h, (*), real.
+    input: x, (*).
+    reduction: 0, 1 or 2 for none, mean, sum.
+    target: y, (*).
+    delta: b, up to which the loss is d^2 / 2, and above it b (|d| - b / 2).
 """
 
 from __future__ import annotations
@@ -26,15 +33,10 @@ def mse_loss_double_backward(grad: Tensor, input: Tensor, reduction: int) -> Ten
     """Cotangent of x, given the product of that of the gradient and of that of the loss (x - y)^2: 2 h / n.
 
     Args:
-        grad: h, (*), real.
         input: x, of which the entries are counted.
-        reduction: 0, 1 or 2 for none, mean, sum.
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen mse_loss_double_backward.
     """
     return scaled(2 * grad, reduction, input)
 
@@ -44,10 +46,6 @@ def smooth_l1_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, 
     """Cotangent of x, given the product of that of the gradient and of that of the loss: h / (b n) where |x - y| < b.
 
     Args:
-        grad: h, (*), real.
-        input: x, (*).
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
         beta: b, up to which the loss is d^2 / (2 b), and above it |d| - b / 2.
 
     Returns:
@@ -55,9 +53,6 @@ def smooth_l1_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, 
 
     Note:
         Where not differentiable: at |x - y| = b, where the result is 0.
-
-    References:
-        ATen smooth_l1_loss_double_backward.
     """
     inside = (input - target).abs() < beta
     return scaled(torch.where(inside, grad / (beta or 1), 0), reduction, input)
@@ -70,9 +65,6 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
     Args:
         grad_output: g, (*), or a number for all where they are reduced.
         self: x, (*), real.
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
-        delta: b, up to which the loss is d^2 / 2, and above it b (|d| - b / 2).
 
     Returns:
         The shape of ``self``.
@@ -89,21 +81,11 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
 def huber_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
     """Cotangent of x, given the product of that of the gradient and of that of the loss: h / n where |x - y| < b.
 
-    Args:
-        grad: h, (*), real.
-        input: x, (*).
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
-        delta: b, up to which the loss is d^2 / 2, and above it b (|d| - b / 2).
-
     Returns:
         The shape of ``grad``.
 
     Note:
         Where not differentiable: at |x - y| = b, where the result is 0.
-
-    References:
-        ATen huber_loss_double_backward.
     """
     return scaled(torch.where((input - target).abs() < delta, grad, 0), reduction, input)
 
@@ -115,18 +97,10 @@ def huber_loss_double_backward_grad_output(
     """Cotangent of g, given h, that of the gradient: h min(max(d, -b), b) / n, summed where losses are reduced.
 
     Args:
-        grad: h, (*), real.
         grad_output: g, of which only the shape is read.
-        input: x, (*).
-        target: y, (*).
-        reduction: 0, 1 or 2 for none, mean, sum.
-        delta: b, see `huber_loss_backward`.
 
     Returns:
         The shape of ``grad_output``.
-
-    References:
-        ATen huber_loss_double_backward_grad_output.
     """
     return _double_of_g(huber_loss_backward, grad, grad_output, input, target, reduction, delta)
 

@@ -1,6 +1,11 @@
 """Dropout, rrelu and masked softmax: elementwise maps and a softmax whose mask or noise the operator is given, or returns.
 
 What is drawn at random is a constant of the derivatives: dropout is mask * x / (1 - p), rrelu is noise * x.
+
+Args:
+    grad: cotangent of the result, or tangent of the input.
+    mask: what was kept, the shape of ``grad``.
+    scale: 1 / (1 - p), or 1 where nothing was dropped.
 """
 
 from __future__ import annotations
@@ -20,16 +25,8 @@ __all__ = ["FUSED_DROPOUT"]
 def infinitely_differentiable_native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Cotangent of the input of dropout, or tangent of the result: grad * mask * scale.
 
-    Args:
-        grad: cotangent of the result, or tangent of the input.
-        mask: what was kept, the shape of ``grad``.
-        scale: 1 / (1 - p), or 1 where nothing was dropped.
-
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen infinitely_differentiable_native_dropout_backward.
     """
     return grad * mask * scale
 
@@ -41,13 +38,9 @@ def native_dropout_double_backward(ggI: Tensor, grad: Tensor, mask: Tensor, scal
     Args:
         ggI: cotangent of the result.
         grad: for its dtype.
-        mask, scale: see `infinitely_differentiable_native_dropout_backward`.
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen native_dropout_double_backward.
     """
     return (ggI * mask * scale).to(grad.dtype)
 
@@ -57,15 +50,10 @@ def _fused_dropout_backward(grad: Tensor, mask: Tensor, p1m: float) -> Tensor:
     """Cotangent of the input of _fused_dropout, or tangent of the result: grad * mask / p.
 
     Args:
-        grad: cotangent of the result, or tangent of the input.
-        mask: what was kept, the shape of ``grad``.
         p1m: p, the probability to be kept.
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen _fused_dropout_backward.
     """
     return grad * mask.to(grad.dtype) * (1 / p1m)
 
@@ -88,9 +76,6 @@ def rrelu_with_noise_backward(
 
     Note:
         Where not differentiable: at x = 0, where the derivative is that of x < 0.
-
-    References:
-        ATen rrelu_with_noise_backward.
     """
     if training:
         return grad_output * noise

@@ -10,6 +10,13 @@ The latter is a gradient, and so its derivative in v and g is symmetric: tangent
 
 The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are functions of v,
 where the saved ones are the scale at which nothing overflows.
+
+Args:
+    saved_norms: |v| as _weight_norm_interface returns it; a function of v here.
+    dim: the dim along which there is no norm.
+    grad_w: G, the shape of ``saved_v``.
+    saved_v: the direction, real.
+    saved_g: the norm of w, of size 1 along all dims but ``dim``.
 """
 
 from __future__ import annotations
@@ -56,8 +63,6 @@ def weight_norm_jvp(
         v: the direction, real.
         g: the norm of w, of size 1 along all dims but ``dim``.
         v_t, g_t: tangents; None for zero.
-        saved_norms: |v| as _weight_norm_interface returns it; a function of v here.
-        dim: the dim along which there is no norm.
 
     Returns:
         The shape of v.
@@ -90,10 +95,6 @@ def weight_norm_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of v and g, given that of w: g (G - u <G u>) / |v|, and <G u>.
-
-    Args:
-        grad_w: G, the shape of ``saved_v``.
-        saved_v, saved_g, saved_norms, dim: see `weight_norm_jvp`.
 
     Returns:
         The shapes of v and g.
@@ -135,7 +136,6 @@ def weight_norm_backward_jvp(
     """Tangents of the two gradients; without ``grad_w_t`` also cotangents of v and g, given those of the gradients.
 
     Args:
-        grad_w, saved_v, saved_g, saved_norms, dim: see `weight_norm_backward`.
         grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
 
     Returns:

@@ -4,6 +4,9 @@ The gates are sums of a part of the input and a part of the hidden state, each w
 
     LSTM: i, f, o = s(.), g = tanh(.) of the gates in the order i, f, g, o;  c' = f c + i g,  h' = o tanh(c').
     GRU:  r, z = s(input gates + hidden gates), n = tanh(input gate + r hidden gate) in the order r, z, n;  h' = n + z (h - n).
+
+Args:
+    input_gates_t, hidden_gates_t, input_bias_t, hidden_bias_t: tangents; None for zero.
 """
 
 from __future__ import annotations
@@ -111,8 +114,10 @@ def _thnn_fused_lstm_cell_jvp(
     """Tangents of the new h and c.
 
     Args:
-        input_gates_p, hidden_gates_p, cx_p, input_bias_p, hidden_bias_p: see `_thnn_differentiable_lstm_cell_backward`.
-        input_gates_t, hidden_gates_t, cx_t, input_bias_t, hidden_bias_t: tangents; None for zero.
+        input_gates_p, hidden_gates_p: the parts, (b, 4 n).
+        cx_p: the old c, (b, n).
+        input_bias_p, hidden_bias_p: (4 n,), or both None.
+        cx_t: tangents; None for zero.
 
     Returns:
         (b, n) twice.
@@ -202,8 +207,10 @@ def _thnn_fused_gru_cell_jvp(
     """Tangent of the new h.
 
     Args:
-        input_gates_p, hidden_gates_p, hx_p, input_bias_p, hidden_bias_p: see `_thnn_differentiable_gru_cell_backward`.
-        input_gates_t, hidden_gates_t, hx_t, input_bias_t, hidden_bias_t: tangents; None for zero.
+        input_gates_p, hidden_gates_p: the parts, (b, 3 n).
+        hx_p: the old h, (b, n).
+        input_bias_p, hidden_bias_p: (3 n,), or both None.
+        hx_t: tangents; None for zero.
 
     Returns:
         (b, n).

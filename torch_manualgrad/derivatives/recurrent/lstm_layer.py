@@ -2,6 +2,12 @@
 
 With x the input over time, and h and c the states, of which h is the output: the gates a_t = W x_t + U h_(t-1) + b of all
 times are products of matrices; the rest is a step of `cells` after the other.
+
+Args:
+    reverse: whether time runs backward.
+    mode: 2, for an LSTM.
+    has_biases: whether there are biases.
+    batch_sizes: empty.
 """
 
 from __future__ import annotations
@@ -72,10 +78,6 @@ def mkldnn_rnn_layer_differentiable_backward(
         output: h after each step, (t, b, n).
         grad_output_r_opt: cotangent of the output. None for zero.
         grad_hy_r_opt, grad_cy_r_opt: cotangents of the last states. None for zero.
-        reverse: whether time runs backward.
-        mode: 2, for an LSTM.
-        has_biases: whether there are biases.
-        batch_sizes: empty.
 
     Returns:
         The shapes of the first seven arguments.
@@ -133,8 +135,12 @@ def mkldnn_rnn_layer_jvp(
     """Tangents of the output and of the last states.
 
     Args:
-        input_p, weight0_p, weight1_p, weight2_p, weight3_p, hx__p, cx__p, reverse, mode, has_biases, batch_sizes:
-            see `mkldnn_rnn_layer_differentiable_backward`.
+        input_p: x, (t, b, m).
+        weight0_p: W, (4 n, m), and U, (4 n, n).
+        weight1_p: W, (4 n, m), and U, (4 n, n).
+        weight2_p, weight3_p: the biases, (4 n,); anything without biases.
+        hx__p: the first states, (b, n) or (1, b, n).
+        cx__p: see `mkldnn_rnn_layer_differentiable_backward`.
         input_t, weight0_t, weight1_t, weight2_t, weight3_t, hx__t, cx__t: tangents; None for zero.
         result0: the output, (t, b, n).
 

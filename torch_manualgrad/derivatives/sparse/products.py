@@ -118,9 +118,6 @@ def sparse_sampled_addmm_backward(
 
     Returns:
         (m, n), with the entries of S; (m, k); (k, n).
-
-    References:
-        ATen sparse_sampled_addmm_backward.
     """
     S = as_coo(self)
     rows, columns = entries(S)

@@ -2,6 +2,9 @@
 
 For a mean the entries of row i are divided by their number. A maximum is one product of an entry and its row of the dense matrix,
 and has the derivative of that product; the first of several that are equal counts.
+
+Args:
+    reduce: "sum", "mean", "amax" or "amin".
 """
 
 from __future__ import annotations
@@ -53,7 +56,6 @@ def sparse_mm_reduce_backward(
         self: A, (m, k), CSR, real.
         grad: cotangent, (m, n).
         other: B, (k, n).
-        reduce: "sum", "mean", "amax" or "amin".
         output_mask: which of the two are wanted; the first comes back empty where it is not.
 
     Returns:
@@ -89,7 +91,8 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
     """Tangent of the reduced products A B, for a tangent of B.
 
     Args:
-        self_p, other_p, reduce: see `sparse_mm_reduce_backward`.
+        self_p: A, (m, k), CSR, real.
+        other_p: B, (k, n).
         other_t: tangent of B, (k, n).
 
     Returns:

@@ -1,6 +1,10 @@
 """_sparse_sum.dim, _sparse_softmax, _sparse_log_softmax, _sparse_sparse_matmul: functions of sparse (COO) tensors alone.
 
 Entries that are not stored are left out of a softmax, as if they were -inf.
+
+Args:
+    grad: g, sparse or dense.
+    output: y, sparse (COO).
 """
 
 from __future__ import annotations
@@ -59,8 +63,6 @@ def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
     """Cotangent of x, given that g of y = softmax(x): y (g - sum y g).
 
     Args:
-        grad: g, sparse or dense.
-        output: y, sparse (COO).
         dim: the dim over which y sums to 1.
 
     Returns:
@@ -79,8 +81,6 @@ def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tens
     """Cotangent of x, given that g of y = log_softmax(x): g - exp(y) sum g.
 
     Args:
-        grad: g, sparse or dense.
-        output: y, sparse (COO).
         dim: the dim over which exp(y) sums to 1.
 
     Returns:

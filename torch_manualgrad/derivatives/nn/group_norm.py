@@ -1,22 +1,34 @@
-"""Group normalization; the rules are in `normalization_group_rules`, the mathematics is in `normalization`.
+"""Group normalization: native_group_norm and its backward. The mathematics is in `normalization`.
 
 The mean and the rstd that native_group_norm returns are differentiable, as in PyTorch. native_group_norm_backward has no
 derivative in PyTorch; here it is a function of the cotangent, the input and the weight, with the statistics those of the
 input.
+
+Args:
+    N, C, HxW: the sizes of x, where HxW is the product of those that follow.
+    group: the number of groups.
+    eps: added to the variance.
+    input, input_p: x, (N, C, *), real.
+    weight, weight_p: w, (C,), or None for 1.
+    grad_out: the cotangent of group_norm that the backward was given, the shape of x.
+    rstd: as native_group_norm returns it, (N, group); where this is differentiated it is a function of x.
+    grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula
+from torch_manualgrad.core.rule import formula, is_sharded, rule
 
 from .normalization import (
     Standardized,
+    gradient_format,
     norm_backward,
     norm_backward_jvp,
     norm_double_backward,
@@ -78,15 +90,12 @@ def infinitely_differentiable_native_group_norm_backward(
         dmean, drstd: (N, group); None for zero.
         X: x, (N, C, *), real.
         gamma: w, (C,), or None for 1.
-        N, C, HxW: the sizes of x, where HxW is the product of those that follow.
-        group: the number of groups.
-        eps: added to the variance.
 
     Returns:
         The shapes of x, (C,) and (C,).
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where a group is constant, the result is nan.
+        Where not differentiable: with eps = 0, where a group is constant. The result is nan.
 
     References:
         ATen infinitely_differentiable_native_group_norm_backward; Wu, He, Group Normalization, arXiv:1803.08494.
@@ -116,12 +125,7 @@ def group_norm_double_backward(
     """Cotangents of input, weight and grad_out of the backward, given those of its three results.
 
     Args:
-        input: x, (N, C, *), real.
-        weight: (C,), or None.
         ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
-        grad_out: the cotangent of group_norm that the backward was given, the shape of x.
-        rstd: as native_group_norm returns it, (N, group); a function of x here.
-        N, C, HxW, group: see `infinitely_differentiable_native_group_norm_backward`.
 
     Returns:
         The shapes of x, (C,), and of x.
@@ -162,10 +166,6 @@ def group_norm_backward_jvp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tangents of the three results of the backward of group_norm.
 
-    Args:
-        grad_out, input, weight, rstd, N, C, HxW, group: see `group_norm_double_backward`.
-        grad_out_t, input_t, weight_t: tangents; None for zero.
-
     Returns:
         The shapes of ``input``, (C,) and (C,).
 
@@ -196,22 +196,11 @@ def group_norm_jvp(
 ) -> Tensor:
     """Tangent of group_norm: (P dx) w + x^ dw + db.
 
-    Args:
-        input_p: x, (N, C, *), real.
-        input_t: tangent of x; None for zero.
-        weight_p: w, (C,), or None.
-        weight_t, bias_t: tangents of the parameters; None for zero.
-        group: the number of groups.
-        eps: added to the variance.
-
     Returns:
         The shape of x.
 
     Note:
         Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
-
-    References:
-        ATen group_norm_jvp.
     """
     sizes = (*_sizes(input_p), group)
     s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
@@ -226,13 +215,9 @@ def group_norm_mean_jvp(input_t: Tensor, mean_p: Tensor, group: int) -> Tensor:
     Args:
         input_t: tangent of the input, (N, C, *).
         mean_p: the mean, (N, group).
-        group: the number of groups.
 
     Returns:
         (N, group), in the dtype of the mean.
-
-    References:
-        ATen group_norm_mean_jvp.
     """
     return _grouped(input_t, *_sizes(input_t), group).mean(_DIMS).to(mean_p.dtype)
 
@@ -242,22 +227,93 @@ def group_norm_invstd_jvp(input_p: Tensor, input_t: Tensor, invstd_p: Tensor, gr
     """Tangent of the rstd of each group: -r^2 <x^ dx>.
 
     Args:
-        input_p: x, (N, C, *), real.
         input_t: tangent of x.
         invstd_p: r, (N, group); for its dtype.
-        group: the number of groups.
-        eps: added to the variance.
 
     Returns:
         (N, group).
 
     Note:
         Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
-
-    References:
-        ATen group_norm_invstd_jvp.
     """
     sizes = (*_sizes(input_p), group)
     s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
     found = -s.rstd.square() * s.mean(s.values * _grouped(input_t, *sizes))
     return found.reshape(invstd_p.shape).to(invstd_p.dtype)
+
+
+def _vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_result2: Tensor | None,
+    input: Tensor,
+    result1: Tensor,
+    result2: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    mask, sizes = list(output_mask), (N, C, HxW, group)
+    of_others = grad_result0 is None or grad_result1 is not None or grad_result2 is not None
+    # PyTorch's own fails for a bias without a weight, gives nan for the weight where there is nothing to normalize, and on
+    # a rank's part of a distributed tensor is given the sizes of the whole
+    if torch.is_grad_enabled() or of_others or mask[1] != mask[2] or input.numel() == 0 or is_sharded(input):
+        given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
+        found = infinitely_differentiable_native_group_norm_backward(*given)
+    else:  # the compiler fuses it
+        assert grad_result0 is not None
+        kept = gradient_format(input) if input.device.type == "cpu" else torch.contiguous_format
+        g, x = (t.contiguous(memory_format=kept) for t in (grad_result0, input))
+        found = torch.ops.aten.native_group_norm_backward(g, x, result1, result2, weight, *sizes, mask)
+    return tuple(f if yes else None for f, yes in zip(found, mask))
+
+
+def _double_vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_result2: Tensor | None,
+    grad_out: Tensor,
+    input: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+) -> tuple[Tensor | None, ...]:
+    of_x, of_weight, of_g = group_norm_double_backward(
+        input, weight, grad_result0, grad_result1, grad_result2, grad_out, rstd, N, C, HxW, group
+    )
+    return of_x, None if weight is None else of_weight, of_g
+
+
+def _mean_jvp(input_t: Tensor | None, result1: Tensor, group: int) -> Tensor | None:
+    return None if input_t is None else group_norm_mean_jvp(input_t, result1, group)
+
+
+def _invstd_jvp(input: Tensor, input_t: Tensor | None, result2: Tensor, group: int, eps: float) -> Tensor | None:
+    return None if input_t is None else group_norm_invstd_jvp(input, input_t, result2, group, eps)
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+_SOURCE = "Wu, He, Group Normalization, arXiv:1803.08494"
+
+rule(
+    "aten::native_group_norm",
+    vjp={("input", "weight", "bias"): _vjp},
+    jvp={"result0": group_norm_jvp, "result1": _mean_jvp, "result2": _invstd_jvp},
+    source=f"ATen infinitely_differentiable_native_group_norm_backward, group_norm_jvp; {_SOURCE}",
+)
+rule(
+    "aten::native_group_norm_backward",
+    vjp={("input", "weight", "grad_out"): _double_vjp, ("mean", "rstd"): lambda grad_result0: (None, None)},
+    jvp={("result0", "result1", "result2"): group_norm_backward_jvp},
+    improves="missing",
+    source=f"ATen has none; {_SOURCE}",
+)

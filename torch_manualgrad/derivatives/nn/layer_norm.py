@@ -3,6 +3,15 @@
 The mean and the rstd that the operators return are constants to every derivative, as in PyTorch; what is differentiated is a
 function of the input. Plain calls in reverse mode stay with PyTorch, whose first order is right; the rule of the backward
 operator gives the higher ones.
+
+Args:
+    grad_out: g, the shape of ``input``.
+    input, input_p: x, (*rows, *normalized_shape), real.
+    normalized_shape: the sizes of the last dims.
+    mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions of
+        ``input``.
+    weight, weight_p: w, of shape ``normalized_shape``, or None for 1.
+    grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 """
 
 from __future__ import annotations
@@ -27,12 +36,12 @@ from .normalization import (
 
 
 def _dims(normalized_shape: Sequence[int]) -> list[int]:
-    """The last ones."""
+    """The dims that are normalized."""
     return list(range(-len(normalized_shape), 0))
 
 
 def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
-    """The first ones, over which gradients of the parameters are summed."""
+    """The other dims, over which gradients of the parameters are summed."""
     return list(range(input.dim() - len(normalized_shape)))
 
 
@@ -54,11 +63,6 @@ def native_layer_norm_backward(
     """Cotangents of input, weight and bias, given that of layer_norm: P(g w), sum g x^, sum g.
 
     Args:
-        grad_out: g, the shape of ``input``.
-        input: x, (*rows, *normalized_shape), real.
-        normalized_shape: the sizes of the last dims.
-        mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions of ``input``.
-        weight: w, of shape ``normalized_shape``, or None for 1.
         bias: for its dtype, or None.
         output_mask: which of the three are wanted; the others come back empty.
 
@@ -66,7 +70,7 @@ def native_layer_norm_backward(
         The gradients, of the shape of ``input`` and of ``normalized_shape`` twice; contiguous.
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are equal, the result is nan.
+        Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
 
     References:
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
@@ -84,8 +88,8 @@ def native_layer_norm_backward(
 def _(*given: Any) -> tuple[Tensor, ...]:
     grad, input, shape, mean, rstd, weight, bias, output_mask = given
     if (weight is None and output_mask[1]) or (bias is None and output_mask[2]):
-        return native_layer_norm_backward.reference(*given)  # PyTorch's returns no tensor for these
-    # PyTorch's reads the statistics as if they were contiguous
+        return native_layer_norm_backward.reference(*given)  # PyTorch's kernel returns no tensor for these
+    # PyTorch's kernel reads the statistics as if they were contiguous
     found = torch.ops.aten.native_layer_norm_backward(
         grad, input, shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask
     )
@@ -112,7 +116,6 @@ def layer_norm_double_backward(
         ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
         gO_t: the cotangent of layer_norm that the backward was given, the shape of x.
         save_mean_t, save_invstd_t: as native_layer_norm returns them; functions of x here.
-        normalized_shape: the sizes of the last dims.
 
     Returns:
         The shapes of x, of ``normalized_shape``, and of x.
@@ -143,10 +146,6 @@ def layer_norm_backward_jvp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tangents of the three results of the backward of layer_norm.
 
-    Args:
-        grad_out, input, weight, normalized_shape, rstd: see `native_layer_norm_backward`.
-        grad_out_t, input_t, weight_t: tangents; None for zero.
-
     Returns:
         The shape of ``input``, and twice ``normalized_shape``.
 
@@ -176,18 +175,13 @@ def layer_norm_jvp(
     """Tangent of layer_norm: (P dx) w + x^ dw + db.
 
     Args:
-        input_p: x, (*, *normalized_shape), real.
-        input_t: tangent of x; None for zero.
-        weight_p: w, of shape ``normalized_shape``, or None.
-        weight_t, bias_t: tangents of the parameters; None for zero.
-        normalized_shape: the sizes of the last dims.
         eps: added to the variance.
 
     Returns:
         The shape of x.
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are equal, the result is nan.
+        Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
 
     References:
         ATen layer_norm_jvp, which takes the statistics for constants.
@@ -206,7 +200,7 @@ def _vjp(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    # PyTorch's own, which the compiler fuses, where nobody differentiates it again
+    # PyTorch's own, which the compiler fuses, if no further derivative follows
     again = torch.is_grad_enabled()
     backward = native_layer_norm_backward if again else torch.ops.aten.native_layer_norm_backward
     found = backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, list(output_mask))

@@ -1,7 +1,17 @@
-"""RMS normalization, x r w with r = (<x^2> + eps)^-1/2: the formulas of _fused_rms_norm, which only GPUs have.
+"""RMS normalization, x r w with r = (<x^2> + eps)^-1/2: the formulas of _fused_rms_norm, an operator of GPUs.
 
-On the CPU `torch.nn.functional.rms_norm` is made of other operators, and so right in every derivative. The mathematics is in
-`normalization`, with m = 0. The rstd that the operator returns is differentiable, as in PyTorch.
+On the CPU `torch.nn.functional.rms_norm` is composed of other operators, and so right in every derivative. The mathematics
+is in `normalization`, with m = 0. The rstd that the operator returns is differentiable, as in PyTorch. _fused_rms_norm
+itself cannot have a rule, as PyTorch declares it composite; its backward has one, which is in the registry on a machine with
+a GPU, and an entry of the catalogue elsewhere.
+
+Args:
+    input, input_p: x, (*rows, *normalized_shape), real.
+    normalized_shape: the sizes of the last dims, whose product is n.
+    rstd, saved_rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a function of
+        x.
+    weight, weight_opt, weight_p: w, of shape ``normalized_shape``, or None for 1.
+    input_t, weight_t: tangents; None for zero.
 """
 
 from __future__ import annotations
@@ -11,7 +21,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula
+from torch_manualgrad.core.rule import exists, formula, rule, rules
+from torch_manualgrad.core.rule.catalogue import gap
 
 from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide
 
@@ -42,16 +53,12 @@ def infinitely_differentiable_native_rms_norm_backward(
     Args:
         dY: g, the shape of ``input``; None for zero.
         drstd: gr, (*rows, 1, ..., 1); None for zero.
-        input: x, (*rows, *normalized_shape), real.
-        normalized_shape: the sizes of the last dims, whose product is n.
-        rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a function of ``input``.
-        weight_opt: w, of shape ``normalized_shape``, or None for 1.
 
     Returns:
         The shapes of ``input`` and ``normalized_shape``.
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where all entries are zero, the result is nan.
+        Where not differentiable: with eps = 0, where all entries are zero. The result is nan.
 
     References:
         ATen infinitely_differentiable_native_rms_norm_backward; Zhang, Sennrich, Root Mean Square Layer Normalization,
@@ -79,7 +86,6 @@ def rms_norm_double_backward(
     """Cotangents of input, weight and grad_out of the backward, given those of its two results.
 
     Args:
-        input, weight, normalized_shape, rstd: see `infinitely_differentiable_native_rms_norm_backward`.
         ggI, ggG: cotangents of the gradients of input and weight; None for zero.
         grad_out: the cotangent of rms_norm that the backward was given, the shape of x.
 
@@ -112,22 +118,11 @@ def rms_norm_jvp(
 ) -> Tensor:
     """Tangent of rms_norm: (P dx) w + x^ dw.
 
-    Args:
-        input_p: x, (*rows, *normalized_shape), real.
-        input_t: tangent of x; None for zero.
-        weight_p: w, of shape ``normalized_shape``, or None.
-        weight_t: tangent of the weight; None for zero.
-        saved_rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); a function of x here.
-        normalized_shape: the sizes of the last dims.
-
     Returns:
         The shape of x.
 
     Note:
         Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
-
-    References:
-        ATen rms_norm_jvp.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
     return norm_jvp(s, _wide(input_t), _wide(weight_p), _wide(weight_t), None).to(input_p.dtype)
@@ -138,7 +133,6 @@ def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, norm
     """Tangent of the rstd: -r^2 <x^ dx>.
 
     Args:
-        input_p, saved_rstd, normalized_shape: see `rms_norm_jvp`.
         input_t: tangent of x.
 
     Returns:
@@ -146,9 +140,40 @@ def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, norm
 
     Note:
         Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
-
-    References:
-        ATen rms_norm_rstd_jvp.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
     return (-s.rstd.square() * s.mean(s.values * wide(input_t))).reshape(saved_rstd.shape).to(saved_rstd.dtype)
+
+
+def _double_vjp(
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    of_x, of_weight, of_g = rms_norm_double_backward(
+        input, weight, grad_result0, grad_result1, grad_out, normalized_shape, rstd
+    )
+    return of_x, None if weight is None else of_weight, of_g
+
+
+# -- the rule, of an operator that only GPUs have ---------------------------------------------------------------------
+
+GPU_RULES = []
+if exists("aten::_fused_rms_norm_backward"):
+    GPU_RULES.append(
+        rule(
+            "aten::_fused_rms_norm_backward",
+            vjp={("input", "weight", "grad_out"): _double_vjp, "rstd": lambda grad_result0: None},
+            improves="missing",
+            source="ATen has none; Zhang, Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467",
+            register=torch.cuda.is_available(),
+        )
+    )
+
+for _rule in GPU_RULES:
+    if _rule not in rules.entered():
+        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")

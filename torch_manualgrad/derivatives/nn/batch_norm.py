@@ -1,0 +1,422 @@
+"""Batch normalization. The mathematics is in `normalization`.
+
+In training, the statistics are those of the batch, functions of the input; the running ones are not read. In evaluation
+they are the running ones, which have tangents in forward mode and are constants in reverse mode: a gradient of them raises.
+The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch.
+
+Plain calls in reverse mode stay with PyTorch, whose first order is right; the rules of the backward operators give the
+higher ones.
+
+_native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have functional
+forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to them although its
+schema does not say so. The operators for evaluation only, _native_batch_norm_legit_no_training and _batch_norm_no_update,
+have no rule: they are affine in each input. The operators of cuDNN and MIOpen have rules in the registry on a machine with
+such a GPU, and entries of the catalogue elsewhere.
+
+Args:
+    grad_out: g, the shape of ``input``.
+    input: x, (N, C, *), real.
+    weight: w, (C,), or None for 1.
+    running_mean, running_var: the statistics in evaluation, (C,); not read in training, and constants.
+    train: whether the statistics are those of the batch.
+    eps: added to the variance.
+    input_p: x, (N, C, *), real.
+    weight_p: w, (C,), or None for 1.
+    grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
+    running_mean_t, running_var_t: tangents of the statistics in evaluation; None for zero. Not read in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.rule import always, formula, rule, rules
+from torch_manualgrad.core.rule.catalogue import gap
+
+from .normalization import (
+    Standardized,
+    gradient_format,
+    norm_backward,
+    norm_backward_jvp,
+    norm_double_backward,
+    norm_jvp,
+    standardized,
+    wide,
+)
+
+
+def _dims(input: Tensor) -> list[int]:
+    """All dims but the channels."""
+    return [d for d in range(input.dim()) if d != 1]
+
+
+def _by_channel(x: Tensor | None, input: Tensor) -> Any:
+    """One entry for each channel, wide, for broadcasting."""
+    return None if x is None else wide(x).reshape(-1, *[1] * (input.dim() - 2))
+
+
+def _standardized(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float
+) -> Standardized:
+    if training:
+        return standardized(input, _dims(input), eps)
+    mean, variance = _by_channel(running_mean, input), _by_channel(running_var, input)
+    rstd = (variance + eps).rsqrt()
+    return Standardized((wide(input) - mean) * rstd, rstd, None)
+
+
+def _statistics_fit(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+) -> str:
+    """Why the statistics do not fit, which the kernel does not check; empty if they fit."""
+    saved = {"save_mean": save_mean, "save_invstd": save_invstd}
+    running = {"running_mean": running_mean, "running_var": running_var}
+    for name, x in (saved if train else running).items():
+        if x is None or list(x.shape) != [input.shape[1]]:
+            got = None if x is None else list(x.shape)
+            return f"{name}: expected shape [{input.shape[1]}], as train is {train}, got {got}"
+    return ""
+
+
+@formula(kernel=("default",), requires=_statistics_fit)
+def native_batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and bias, given that of batch_norm: P(g w), sum g x^, sum g; in evaluation r g w.
+
+    Args:
+        save_mean, save_invstd: as native_batch_norm returns them in training; where this is differentiated they are
+            functions of ``input``.
+        output_mask: which of the three are wanted; the others come back empty.
+
+    Returns:
+        The gradients, of the shapes of ``input``, (C,) and (C,); the first has its layout.
+
+    Note:
+        Where not differentiable: with eps = 0, where a channel is constant. The result is nan.
+
+    References:
+        ATen native_batch_norm_backward; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167.
+    """
+    s = _standardized(input, running_mean, running_var, train, eps)
+    found = norm_backward(s, wide(grad_out), _by_channel(weight, input), summed=_dims(input))
+    dtype = input.dtype if weight is None else weight.dtype
+    of_x, *parameters = [f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask)]
+    return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]
+
+
+def _zeros(input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]) -> tuple[Tensor, ...]:
+    """The results for an input without elements; for any other their shapes, dtypes and strides."""
+    of_x = torch.zeros_like(input, memory_format=gradient_format(input))
+    of_channels = (input if weight is None else weight).new_zeros(input.shape[1])
+    return tuple(
+        f if yes else input.new_zeros(0) for f, yes in zip((of_x, of_channels, of_channels.clone()), output_mask)
+    )
+
+
+@native_batch_norm_backward.impl("default")
+def _(*given: Any) -> tuple[Tensor, ...]:
+    grad, input, weight, *statistics, train, eps, output_mask = given
+    if not input.numel():  # PyTorch's kernel would end the process
+        return _zeros(input, weight, output_mask)
+    # PyTorch's kernel reads vectors as if they were contiguous
+    weight, *statistics = (x if x is None else x.contiguous() for x in (weight, *statistics))
+    found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
+    return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
+
+
+@native_batch_norm_backward.impl_fake
+def _(*given: Any) -> tuple[Tensor, ...]:
+    _, input, weight, *_, output_mask = given
+    return _zeros(input, weight, output_mask)
+
+
+@formula
+def batchnorm_double_backward(
+    input: Tensor,
+    gamma: Tensor | None,
+    ggI: Tensor | None,
+    ggG: Tensor | None,
+    ggB: Tensor | None,
+    gO: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of input, weight and grad_out of the backward, given those of its three results.
+
+    Args:
+        gamma: the weight, (C,), or None.
+        ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
+        gO: the cotangent of batch_norm that the backward was given, the shape of x.
+        training: whether the statistics are those of the batch.
+
+    Returns:
+        The shapes of x, (C,), and of x.
+
+    Note:
+        Where not differentiable: as `native_batch_norm_backward`.
+
+    References:
+        ATen batchnorm_double_backward, which takes the statistics for constants.
+    """
+    s = _standardized(input, running_mean, running_var, training, eps)
+    given = (None if ggI is None else wide(ggI), *[_by_channel(x, input) for x in (ggG, ggB)])
+    of_x, of_weight, of_g = norm_double_backward(s, wide(gO), _by_channel(gamma, input), *given, summed=_dims(input))
+    return of_x.to(input.dtype), of_weight.to(input.dtype if gamma is None else gamma.dtype), of_g.to(gO.dtype)
+
+
+def _moved(
+    s: Standardized, input: Tensor, input_t: Tensor | None, mean_t: Tensor | None, var_t: Tensor | None
+) -> Tensor | None:
+    """Tangent of x with the same effect on x^ as dx and, in evaluation, dm and dv together: dx - dm - x^ r dv / 2."""
+    found = None if input_t is None else wide(input_t)
+    if s.dims is None and mean_t is not None:
+        found = (torch.zeros_like(s.values) if found is None else found) - _by_channel(mean_t, input)
+    if s.dims is None and var_t is not None:
+        found = torch.zeros_like(s.values) if found is None else found
+        found = found - s.values * s.rstd * _by_channel(var_t, input) / 2
+    return found
+
+
+@formula
+def batch_norm_backward_jvp(
+    grad_out: Tensor,
+    grad_out_t: Tensor | None,
+    input: Tensor,
+    input_t: Tensor | None,
+    weight: Tensor | None,
+    weight_t: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    train: bool,
+    eps: float,
+    running_mean_t: Tensor | None = None,
+    running_var_t: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of the three results of the backward of batch_norm.
+
+    Returns:
+        The shapes of ``input``, (C,) and (C,).
+
+    Note:
+        Where not differentiable: as `native_batch_norm_backward`.
+
+    References:
+        The transpose of ATen batchnorm_double_backward.
+    """
+    s = _standardized(input, running_mean, running_var, train, eps)
+    of_x, *parameters = norm_backward_jvp(
+        s,
+        wide(grad_out),
+        _by_channel(weight, input),
+        None if grad_out_t is None else wide(grad_out_t),
+        _moved(s, input, input_t, running_mean_t, running_var_t),
+        _by_channel(weight_t, input),
+        summed=_dims(input),
+    )
+    if not train and running_var_t is not None:  # of r in r g w
+        g = wide(grad_out) if weight is None else wide(grad_out) * _by_channel(weight, input)
+        of_x = of_x - g * s.rstd**3 * _by_channel(running_var_t, input) / 2
+    dtype = input.dtype if weight is None else weight.dtype
+    return (of_x.to(input.dtype), *[p.to(dtype) for p in parameters])  # type: ignore[return-value]
+
+
+@formula
+def batch_norm_jvp(
+    input_p: Tensor,
+    input_t: Tensor | None,
+    weight_p: Tensor | None,
+    weight_t: Tensor | None,
+    bias_t: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    train: bool,
+    eps: float,
+    running_mean_t: Tensor | None = None,
+    running_var_t: Tensor | None = None,
+) -> Tensor:
+    """Tangent of batch_norm: (P dx) w + x^ dw + db; in evaluation r dx w + x^ dw + db.
+
+    Returns:
+        The shape of x.
+
+    Note:
+        Where not differentiable: as `native_batch_norm_backward`.
+
+    References:
+        ATen batch_norm_jvp, which takes the statistics for constants in evaluation.
+    """
+    s = _standardized(input_p, running_mean, running_var, train, eps)
+    affine = [_by_channel(x, input_p) for x in (weight_p, weight_t, bias_t)]
+    return norm_jvp(s, _moved(s, input_p, input_t, running_mean_t, running_var_t), *affine).to(input_p.dtype)
+
+
+_PARAMETERS = ("input", "weight", "bias")
+_INPUTS = ("input", "weight", "grad_out")
+_GRADIENTS = ("result0", "result1", "result2")
+# The saved statistics are functions of the input: their part is in the derivative of the input.
+_SAVED: Any = lambda: (None, None)  # noqa: E731
+
+
+def _vjp(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor,
+    save_invstd: Tensor,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    # PyTorch's own, which the compiler fuses, if no further derivative follows. On empty inputs it would end the process
+    ours = torch.is_grad_enabled() or not input.numel()
+    backward = native_batch_norm_backward if ours else torch.ops.aten.native_batch_norm_backward
+    mask = list(output_mask)
+    found = backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
+    return tuple(g if yes else None for g, yes in zip(found, mask))
+
+
+def _double_vjp(input: Tensor, weight: Tensor | None, *others: Any) -> tuple[Tensor | None, ...]:
+    of_x, of_weight, of_g = batchnorm_double_backward(input, weight, *others)
+    return of_x, None if weight is None else of_weight, of_g
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _defer_to_stock(input: Tensor, *_: Any) -> bool:
+    """PyTorch's backward of an empty batch ends the process."""
+    return input.numel() > 0
+
+
+_ABOUT: dict[str, Any] = {
+    "defer_to_stock": _defer_to_stock,
+    "improves": "values",
+    "source": "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167",
+}
+_STATISTICS = ("running_mean_out", "running_var_out")
+_NO_BATCHES = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator")
+_ABOUT_BACKWARD: dict[str, Any] = {
+    "improves": "values",
+    "source": "ATen batchnorm_double_backward",
+}
+
+# fmt: off
+rule(
+    "aten::native_batch_norm",
+    vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
+         _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
+    jvp={"result0": batch_norm_jvp.bind(train="training")},
+    not_differentiable=("result1", "result2"),
+    **_ABOUT,
+)
+rule(
+    "aten::_native_batch_norm_legit.no_stats",
+    vjp={_PARAMETERS: lambda grad_result0, input, weight, result1, result2, eps, output_mask:
+         _vjp(grad_result0, input, weight, None, None, result1, result2, True, eps, output_mask)},
+    jvp={"result0": batch_norm_jvp.bind(running_mean=None, running_var=None, train=True)},
+    not_differentiable=("result1", "result2"),
+    **_ABOUT,
+)
+rule(
+    "aten::native_batch_norm_backward",
+    vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, train, eps:
+         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps),
+         ("save_mean", "save_invstd"): _SAVED},
+    jvp={_GRADIENTS: batch_norm_backward_jvp},
+    **_ABOUT_BACKWARD,
+)
+rule(
+    "aten::batch_norm_backward",
+    vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, update, eps:
+         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps),
+         ("save_mean", "save_var"): _SAVED},
+    jvp={_GRADIENTS: batch_norm_backward_jvp.bind(train="update")},
+    **_ABOUT_BACKWARD,
+)
+for _name, _statistics in (("_native_batch_norm_legit", ()), ("_native_batch_norm_legit_functional", _STATISTICS)):
+    rule(
+        f"aten::{_name}",
+        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
+             _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
+        jvp={"result0": batch_norm_jvp.bind(train="training")},
+        not_differentiable=("result1", "result2", *_statistics),
+        **_ABOUT,
+    )
+for _name, _statistics in (("_batch_norm_with_update", ()), ("_batch_norm_with_update_functional", _STATISTICS)):
+    rule(
+        f"aten::{_name}",
+        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
+             _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, True, eps, output_mask)},
+        jvp={"result0": batch_norm_jvp.bind(train=True)},
+        not_differentiable=("result1", "result2", "result3", *_statistics),
+        gaps={} if _statistics else _NO_BATCHES,
+        **_ABOUT,
+    )
+# fmt: on
+
+# -- the rules of cuDNN and MIOpen ------------------------------------------------------------------------------------
+
+_HERE = {
+    "cudnn": torch.backends.cudnn.is_available() and torch.cuda.is_available(),
+    "miopen": torch.version.hip is not None,
+}
+
+
+def _gpu_rules(library: str) -> list[Any]:
+    """The rules of one library's forward and backward."""
+    reserve = ("result3",) if library == "cudnn" else ()
+    # fmt: off
+    return [
+        rule(
+            f"aten::{library}_batch_norm",
+            vjp={("input", "weight", "bias"): lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask:
+                 _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask)},
+            jvp={"result0": batch_norm_jvp.bind(train="training", eps="epsilon")},
+            not_differentiable=("result1", "result2", *reserve),
+            defer_to_stock=always,
+            improves="values",
+            source="ATen batch_norm_jvp",
+            register=_HERE[library],
+        ),
+        rule(
+            f"aten::{library}_batch_norm_backward",
+            vjp={("input", "weight", "grad_output"): lambda grad_result0, grad_result1, grad_result2, grad_output, input, weight, epsilon:
+                 _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_output, None, None, True, epsilon)},
+            jvp={("result0", "result1", "result2"): batch_norm_backward_jvp.bind(
+                grad_out="grad_output", grad_out_t="grad_output_t", running_mean=None, running_var=None, train=True, eps="epsilon")},
+            improves="values",
+            source="ATen batchnorm_double_backward",
+            register=_HERE[library],
+        ),
+    ]
+    # fmt: on
+
+
+GPU_RULES = [*_gpu_rules("cudnn"), *_gpu_rules("miopen")]
+
+for _rule in GPU_RULES:
+    if _rule not in rules.entered():
+        gap(_rule.name, reason="only GPUs have the operator; its rule is in the registry where there is one")
