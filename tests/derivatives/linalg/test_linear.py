@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torch_manualgrad.derivatives.samples.drawing import random
 from torch_manualgrad.derivatives.linalg.linear import linear_backward, linear_double_backward
+from torch_manualgrad.derivatives.samples.drawing import random
 
 F64, C128 = torch.float64, torch.complex128
 same = torch.testing.assert_close

@@ -7,8 +7,8 @@ import torch
 from torch.func import grad, jacfwd, jacrev, jvp
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.derivatives.linalg.lstsq import linalg_lstsq_jvp, lstsq_pinv
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.testing import Sample, check
 
 F64, C128 = torch.float64, torch.complex128

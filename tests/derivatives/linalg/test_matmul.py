@@ -5,8 +5,8 @@ import torch
 from torch.func import jvp
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.samples.drawing import random
 from torch_manualgrad.derivatives.linalg.matmul import mm_mat1_backward, mm_mat2_backward
+from torch_manualgrad.derivatives.samples.drawing import random
 
 F32, F64, C128 = torch.float32, torch.float64, torch.complex128
 same = torch.testing.assert_close

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.derivatives.linalg.pinv import (
     pinv_backward,
     pinv_jvp,
     pinv_truncated_backward,
     pinv_truncated_jvp,
 )
+from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned
 from torch_manualgrad.testing import Sample, check
 
 F64, C128 = torch.float64, torch.complex128

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .common import eye_like
 
-# How many of the smallest singular values may vanish in `adjugate`: with a block of this order it divides by no
-# function of them. A block of 4 is right for second derivatives at rank n - 2 and fourth derivatives at rank n - 4.
+# The number of smallest singular values that may vanish in `adjugate`, which does not divide by them. A block of 4 is right
+# for second derivatives at rank n - 2 and for fourth derivatives at rank n - 4.
 _BLOCK = 4
 
 
@@ -43,7 +43,7 @@ def small_adjugate(S: Tensor) -> Tensor:
     places, *signs = _minors(n)
     factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long).to(S.device)].unbind(-1)
     products = math.prod(factors[1:], start=factors[0]) if factors else S.new_ones(*S.shape[:-2], n * n, 1)
-    # moved after it is made: torch.func refuses to make a tensor on "meta" from numbers
+    # moved afterwards: torch.func cannot make a tensor on "meta" from numbers
     of_products, of_cofactors = (torch.tensor(x, dtype=S.dtype).to(S.device) for x in signs)
     cofactors = (products * of_products).sum(-1) * of_cofactors
     return cofactors.unflatten(-1, (n, n)).mT

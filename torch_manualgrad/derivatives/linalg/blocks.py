@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def serve(L: Tensor, columns: int) -> bool:
-    """Whether blocks are faster, by measurement: on the CPU, from this number of columns on."""
+    """Whether blocks are faster: on the CPU, from this number of columns on, by measurement."""
     return L.is_cpu and L.shape[-1] >= columns
 
 
@@ -31,10 +31,9 @@ def coupled(
     """W, of the module's docstring.
 
     Args:
-        grad_L: cotangent of L, (*, k, k), of which what is below the diagonal is read, and the diagonal if X has one.
-            None for zero.
-        grad_U: cotangent of U, (*, k, n), n >= k, of which the upper triangle is read. None for zero. One of the two is
-            given.
+        grad_L: cotangent of L, (*, k, k). Entries below the diagonal are read, and the diagonal if X has one. None for
+            zero.
+        grad_U: cotangent of U, (*, k, n), n >= k. The upper triangle is read. None for zero. One of the two is given.
         L: (*, k, k).
         U: (*, k, n).
         with_diagonal: whether X has a diagonal; grad_U is then None.

@@ -7,8 +7,8 @@ With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L d
 A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: only the Hermitian part of dA matters,
 and gA is Hermitian.
 
-The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored, and
-the gradient is zero. PyTorch's is not: it differentiates L L^H along any matrix dL. For the inverse X = (L L^H)^-1, and
+The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored,
+and the gradient is zero. PyTorch's is not zero: it differentiates L L^H along any matrix dL. For the inverse X = (L L^H)^-1, and
 for the solution of L L^H X = B with Z = L^-1 B = L^H X:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
@@ -16,10 +16,12 @@ for the solution of L L^H X = B with Z = L^-1 B = L^H X:
 
 An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
 
+Where not differentiable: where the factorization failed. The derivatives are then inf or nan.
+
 Args:
     L: the factor, (*, n, n), real or complex.
-    upper: whether that is the upper triangle, of U in U^H U.
-    self, input2: the factor, (*, n, n), of which one triangle is read.
+    upper: whether the factor is U = L^H, so that the upper triangle is read.
+    self, input2: the factor, (*, n, n). One triangle is read.
     result: X, (*, n, n).
 """
 
@@ -74,21 +76,17 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
 
     Args:
         grad_L: cotangent of the factor, (*, n, n); its other triangle is ignored.
-        upper: whether it is U = L^H.
 
     Returns:
         Hermitian, (*, n, n).
-
-    Note:
-        Where not differentiable: where the factorization failed; the result is inf or nan.
 
     References:
         ATen cholesky_backward; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527.
     """
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
     half = _over(_phi(L.mH @ grad_L, 0.5), L, False)  # phi(L^H gL) L^-1 / 2
-    # The Hermitian part is made here, and for small matrices at the end of csrc/math/cholesky.h. Both quotients are from the
-    # right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
+    # This line makes the Hermitian part; for small matrices csrc/math/cholesky.h does, at its end. Both solves are from
+    # the right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
     return sym(_over(half.mH, L, False).mH)
 
 
@@ -97,14 +95,10 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
     """Tangent of the Cholesky factor: L phi(L^-1 dA L^-H).
 
     Args:
-        self_t: tangent of A, (*, n, n), of which the Hermitian part is taken.
-        upper: whether it is U = L^H.
+        self_t: tangent of A, (*, n, n). Its Hermitian part is taken.
 
     Returns:
         Triangular, (*, n, n).
-
-    Note:
-        Where not differentiable: where the factorization failed; the result is inf or nan.
 
     References:
         ATen cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527.
@@ -120,7 +114,6 @@ def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: T
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
-        upper: whether that is the upper one, of U in U^H U.
 
     Returns:
         (*, n, n), zero in the triangle that is not read.
@@ -137,7 +130,7 @@ def cholesky_inverse_jvp(self: Tensor, self_t: Tensor, result: Tensor, upper: bo
     """Tangent of the inverse X of L L^H: -(Y + Y^H) with Y = X dL L^-1.
 
     Args:
-        self_t: tangent of the factor, (*, n, n), of which the same triangle is read.
+        self_t: tangent of the factor, (*, n, n). The same triangle is read.
 
     Returns:
         Hermitian, (*, n, n).
@@ -183,7 +176,7 @@ def cholesky_solve_jvp(
 
     Args:
         result: the solution, (*, n, k), with all batch dims.
-        input2_t: tangent of the factor, (*, n, n), of which the same triangle is read; None for zero.
+        input2_t: tangent of the factor, (*, n, n). The same triangle is read. None for zero.
         self_t: tangent of B, (*, n, k); None for zero. One of the two is given.
 
     Returns:
@@ -194,7 +187,7 @@ def cholesky_solve_jvp(
     """
     L = _lower(input2, upper)
     if input2_t is None:
-        assert self_t is not None  # nobody asks for a tangent where no input has one
+        assert self_t is not None  # the jvp is called only if some input has a tangent
         return solve_triangular_adjoint(L, solve_triangular_adjoint(L.mH, self_t.expand(result.shape), True), False)
     dL = _lower(input2_t, upper).tril()
     R = -dL @ (L.tril().mH @ result)
@@ -225,8 +218,8 @@ rule(
 )
 rule(
     "aten::cholesky",
-    vjp={"self": lambda grad, upper, result: cholesky_backward(grad, result, upper)},
-    jvp={"result": lambda self_t, result, upper: cholesky_jvp(self_t, result, upper)},
+    vjp={"self": cholesky_backward.bind(grad_L="grad", L="result")},
+    jvp={"result": cholesky_jvp.bind(L="result")},
     improves="missing",
     compiled_vjp=CompiledVjp("self", cholesky_backward, {"grad_L": "grad", "L": "result"}, LARGEST),
     source="ATen cholesky_backward, cholesky_jvp; Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527",

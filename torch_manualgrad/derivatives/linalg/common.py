@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
 
-# What the kernels for the derivatives of small matrices take, by order and dtype; 0 where there are no kernels.
+# The largest order that the kernels for derivatives of small matrices take; 0 where there are no kernels.
 LARGEST = kernel_limit("lane_order")
 _DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 
@@ -77,7 +77,7 @@ def eye_like(X: Tensor) -> Tensor:
 
 
 def pivots_fit(LU: Tensor, pivots: Tensor) -> str:
-    """What is wrong with pivots, which LAPACK reads as places in memory; for the ``requires`` of a formula."""
+    """Why pivots do not fit, which LAPACK reads as places in memory; for the ``requires`` of a formula."""
     n = LU.shape[-2] if LU.dim() > 1 else 0
     if pivots.numel() and not 1 <= int(pivots.min()) <= int(pivots.max()) <= n:
         return f"pivots: expected numbers from 1 to {n}, got {int(pivots.min())} to {int(pivots.max())}"

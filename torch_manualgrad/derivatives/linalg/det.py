@@ -5,15 +5,15 @@ With the adjugate adj(A) = det(A) A^-1, a polynomial in A that exists for every 
     d det(A) = tr(adj(A) dA),        vjp: g adj(A)^H;
     d log|det(A)| + i d arg det(A) = tr(A^-1 dA),        vjp: h A^-H, h = g_logabsdet - i Im(conj(g_sign) sign).
 
-The forward returns its LU factorization as constants: of A^T if A is real and contiguous, else of A. It serves first
-derivatives only; what is differentiated again is a function of A alone.
+The forward returns its LU factorization as constants: of A^T if A is real and contiguous, else of A. Only first
+derivatives use it; higher ones are derivatives of functions of A alone.
 
 Where not differentiable: det is differentiable everywhere. log|det| is -inf at a singular matrix: the gradient and the
 tangents of that matrix are nan, those of the others in the batch are not affected, and nothing is raised.
 
 Args:
     A: (*, n, n), real or complex; n may be 0.
-    result: the determinant, (*); like its factors, a constant to every derivative.
+    result: the determinant, (*); like the factors, a constant to every derivative.
     LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n).
     pivots: those of the factorization, (*b, n), int32.
     A_t: tangent of A, (*, n, n).
@@ -36,11 +36,11 @@ from .common import LARGEST, eye_like, pivots_fit, small
 
 _IN_CACHE = kernel_limit("cached_det")
 
-# -- what the factors of the forward give -----------------------------------------------------------------------------
+# -- with the factors of the forward ----------------------------------------------------------------------------------
 
 
 def _is_of_transpose(A: Tensor) -> bool:
-    """Whether the forward factorized A^T and not A; what it got of a tensor with a neg bit is a copy."""
+    """Whether the forward factorized A^T and not A. It copied a tensor with a neg bit first."""
     return (A.resolve_neg() if A.is_neg() else A).is_contiguous() and not A.is_complex()
 
 
@@ -57,12 +57,12 @@ def _inverse(c: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool) ->
 
 
 def _without_zeros(x: Tensor) -> bool:
-    """Whether no entry of x is zero, where asking does not synchronize a device; False is no answer."""
+    """Whether x is known to have no zero entry. False on other devices than the CPU, as reading them would synchronize."""
     return x.is_cpu and bool(x.all())
 
 
 def _underflowed(det: Tensor, LU: Tensor) -> bool:
-    """Whether some determinant is zero and none of its pivots is, where asking does not synchronize a device."""
+    """Whether some determinant is known to be zero without a zero pivot; False on other devices, too."""
     return det.is_cpu and not det.all() and bool(((det == 0) & (LU.diagonal(dim1=-2, dim2=-1) != 0).all(-1)).any())
 
 
@@ -79,12 +79,7 @@ def _is_small(A: Tensor) -> bool:
 
 @formula(kernel=("default",), requires=pivots_fit)
 def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """adj(A) from the factors that a determinant left behind; the derivative is that of `adjugate`.
-
-    Args:
-        result: the determinant, (*).
-        LU: the packed factors of the forward, (*b, n, n).
-        pivots: (*b, n), int32.
+    """adj(A) from the factors of the forward; its derivative is that of `adjugate`.
 
     Returns:
         (*, n, n), column-major if A is real and contiguous, else row-major.
@@ -206,8 +201,6 @@ def slogdet_backward(
     Args:
         grad_sign: cotangent of the sign, (*), or None for zero; without effect for a real A.
         grad_logabsdet: cotangent of log|det|, real, (*), or None for zero.
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every
-            derivative.
 
     Returns:
         (*, n, n), row-major if A is real and contiguous, else column-major.
@@ -224,10 +217,6 @@ def slogdet_backward(
 @formula(requires=pivots_fit)
 def slogdet_jvp(A_t: Tensor, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
     """Tangents of sign and log|det|: with r = tr(A^-1 dA), i Im(r) sign and Re(r).
-
-    Args:
-        LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n); a constant to every
-            derivative.
 
     Returns:
         The two tangents, (*); that of a real sign is zero.

@@ -8,8 +8,8 @@ The columns of V keep norm 1, so dV loses V diag Re(V^H dV), and V^H gV loses V^
 is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
-    L: what the decomposition returned, (*, n), complex.
-    V: what the decomposition returned, (*, n, n), complex.
+    L: eigenvalues, as the decomposition returned them, (*, n), complex.
+    V: eigenvectors, as the decomposition returned them, (*, n, n), complex.
 
 References:
     Giles, An extended collection of matrix derivative results (2008), 3.1; Boeddeker et al., arXiv:1701.00392, eq. 4.60
@@ -78,7 +78,7 @@ def linalg_eig_backward(
         grad_V: cotangent of V, (*, n, n); None for zero.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_backward`.
         rtol, atol, broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+        gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
     Returns:
         (*, n, n), the dtype of ``V``.
@@ -129,7 +129,7 @@ def linalg_eig_jvp(
     Args:
         A_t: tangent of A, (*, n, n), real or complex.
         is_hermitian: whether A is Hermitian: this is then `linalg_eigh_jvp`.
-        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``L`` and ``V``.

@@ -8,8 +8,8 @@ with w = (X - X^H) / 2 for X = V^H gV: only the anti-Hermitian part counts, as V
 vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
-    L: what the decomposition returned, (*, n), real.
-    V: what the decomposition returned, (*, n, n), real or complex.
+    L: eigenvalues, as the decomposition returned them, (*, n), real.
+    V: eigenvectors, as the decomposition returned them, (*, n, n), real or complex.
 
 References:
     Giles, An extended collection of matrix derivative results (2008), 3.1; ATen linalg_eig_backward and linalg_eig_jvp
@@ -72,7 +72,7 @@ def linalg_eigh_backward(
         grad_L: cotangent of L, (*, n), real; None for zero.
         grad_V: cotangent of V, (*, n, n); None for zero.
         rtol, atol, broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+        gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
     Returns:
         Hermitian, (*, n, n), the dtype of ``V``.
@@ -123,7 +123,7 @@ def linalg_eigh_jvp(
 
     Args:
         A_t: tangent of A, (*, n, n); its Hermitian part is taken.
-        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``L`` and ``V``.

@@ -1,4 +1,4 @@
-"""What is done about a loss, or a direction, that depends on the choice of a basis or of a phase: it is reported."""
+"""Reports a loss, or a direction, that depends on the choice of a basis or of a phase."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def gauge_independent(like: Tensor) -> Tensor:
 def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
     """Whether a loss depends on which orthonormal basis of its span this one is.
 
-    To turn the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: nothing where
-    X^H G is Hermitian, up to rounding: of G, whose columns may be small differences, half of the digits count.
+    Turning the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: by nothing where
+    X^H G is Hermitian. That is compared with the square root of rounding errors, as columns of G may be small differences.
 
     Args:
         basis: X, (*, m, k).
@@ -126,12 +126,12 @@ def _as_compiled(compiled: Callable[..., tuple[Tensor, ...]], *args: Any) -> tup
 
 
 def reported(what: str, compute: Callable[..., tuple[Tensor, ...]] = _as_compiled) -> Callable[..., Any]:
-    """The Python kernel of a formula whose last argument is ``gauge``: gives its results, and reports.
+    """The Python kernel of a formula whose last argument is ``gauge``: returns its results, and reports.
 
     Args:
         what: as in `report`.
-        compute: takes what the kernel is given but ``gauge``; returns the formula's results and the flag for `report`.
-            Without it, the compiled kernel does.
+        compute: takes the kernel's arguments without ``gauge``, and returns the formula's results and the flag for
+            `report`. By default the compiled kernel.
 
     Returns:
         The kernel.

@@ -1,20 +1,21 @@
-"""Derivatives of geqrf, which keeps Q of A = Q R as Householder reflectors V and numbers tau.
+"""geqrf, which returns Q of A = Q R as Householder reflectors V and numbers tau.
 
-Where Q is made of as many reflectors as it has columns, it determines them: by the compact form of the product (see
-householder.py), with the leading rows V_1 of V,
+A Q with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with the
+leading rows V_1 of V,
 
     Q - I = V U,      U = -T V_1^H,      diag(U) = -tau,
 
-and V is unit lower trapezoidal, and U upper triangular, so that this is an LU factorization without pivoting. The
-derivative is that of the QR factorization of A, and of the LU factorization of Q - I after it. No pivot tau_i is small,
-as LAPACK chooses the sign of R_ii.
+where V is unit lower trapezoidal and U upper triangular: an LU factorization without pivoting. The derivative is that of
+the QR factorization of A, followed by that of the LU factorization of Q - I. No pivot tau_i is small, as LAPACK chooses the
+sign of R_ii.
 
 Args:
-    a, tau: what the forward returned.
+    a, tau: the packed factors and tau, as the forward returned them.
 
 Note:
-    Where not differentiable: at a zero pivot of R (see qr.py), and where tau_i = 0 before the last, that is, where the column
-    that a reflector is for is zero below the diagonal already: there LAPACK takes none, and close by one of tau_i = 2. Tangents of V are inf or nan.
+    Where not differentiable: at a zero pivot of R (see qr.py), and at a tau_i = 0 before the last. There the column of
+    the reflector is zero below the diagonal already: LAPACK makes no reflector, and nearby one with tau_i = 2. Tangents
+    of V are inf or nan.
 
 References:
     Ballard, Demmel, Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from tall-skinny QR,
@@ -99,5 +100,4 @@ rule(
     jvp={("a", "tau"): geqrf_jvp},
     improves="missing",
     source="the derivatives of linalg_qr and linalg_lu; Ballard et al. 2015, section 5",
-    # opcheck needs a fake kernel, which PyTorch lacks
 )

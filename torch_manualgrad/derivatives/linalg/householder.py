@@ -1,4 +1,4 @@
-"""Derivatives of products of Householder reflectors.
+"""Products of Householder reflectors: linalg_householder_product and ormqr.
 
 With the columns v_i of V, unit lower trapezoidal (*, m, k), and any numbers tau_i, real or complex, the product
 Q = H_1 ... H_k of H_i = I - tau_i v_i v_i^H has a compact form (Schreiber and Van Loan): with D = diag(tau) and
@@ -15,15 +15,16 @@ The cotangents of V and tau in Re tr(L^H Q X) are, with a = A^H V^H L and S = tr
 
     gtau_i = -sum_j a_ij conj(b_ij),      gV = V (S + S^H) - L (D b)^H - X (conj(D) a)^H,
 
-of which everything on and above the diagonal is dropped, where V is constant. The operators below are this with L and
-X: householder_product is Q [I; 0], and ormqr multiplies by Q or Q^H from either side. So every derivative is a handful
-of matrix products and two triangular solves, in place of some k small operations, one after another.
+without the entries of gV on and above the diagonal, where V is constant. householder_product is Q [I; 0], and ormqr
+multiplies by Q or Q^H from either side. Every derivative is a few matrix products and two triangular solves, instead of a
+sequence of k small operations.
 
 Args:
     tau_t: tangent of tau, (*, k); None for zero.
     tau_p: (*, k), any values.
-    left: whether Q stands left of C.
-    transpose: whether it is Q^H.
+    left: whether Q multiplies C from the left.
+    transpose: whether the factor is Q^H.
+    tau: (*, k), any values; the reflectors need not be orthogonal.
 
 References:
     Schreiber and Van Loan, SIAM J. Sci. Stat. Comput. 10 (1989) 53; ATen householder_product_backward,
@@ -44,7 +45,7 @@ from .common import leading
 
 
 def _below(input: Tensor, tau: Tensor) -> Tensor:
-    """What is read of the input: its first columns, below the diagonal."""
+    """The part of the input that is read: its first columns, below the diagonal."""
     return leading(input, columns=tau.shape[-1]).tril(-1)
 
 
@@ -116,13 +117,12 @@ def householder_product_backward(grad: Tensor, input: Tensor, tau: Tensor) -> tu
     Args:
         grad: cotangent of the product, (*, m, n).
         input: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
-        tau: (*, k), any values; the reflectors need not be orthogonal.
 
     Returns:
         (*, m, n), zero outside of the reflectors; and (*, k).
 
     Note:
-        Where not differentiable: nowhere, the product is a polynomial.
+        Where not differentiable: nowhere. The product is a polynomial.
 
     References:
         ATen householder_product_backward, which needs every reflector to have an inverse; its ``result`` and
@@ -147,7 +147,7 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
         (*, m, n).
 
     References:
-        ATen householder_product_jvp, whose ``prod`` is not needed here, as it would have to be differentiated, too.
+        ATen householder_product_jvp, whose ``prod`` is not needed here: it would have to be differentiated too.
     """
     V = _reflectors(input_p, tau_p)
     V_t = None if input_t is None else _below(input_t, tau_p)
@@ -166,7 +166,6 @@ def ormqr_backward(
     Args:
         grad: cotangent of the result, the shape of ``other``.
         self: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
-        tau: (*, k), any values.
         other: C, (*, m, n).
 
     Returns:

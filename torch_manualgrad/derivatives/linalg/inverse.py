@@ -31,7 +31,7 @@ _DEFERRED = ButManySmall(order=_IN_CACHE, complex_order=_SMALL, entries=4096)
 
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
-    # elsewhere BLAS multiplies larger batches of larger matrices faster, by measurement
+    # for others BLAS multiplies larger batches of larger matrices faster, by measurement
     fast = n <= _SMALL or inverse.is_cpu and not inverse.is_complex()
     return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < 16 * n * n)
 

@@ -13,12 +13,12 @@ The residuals L = sum_i |R_i|^2 of each column exist at full column rank only, w
 
     dL = 2 Re sum_i conj(R_i) (dB - dA X)_i,    gB = 2 R gL,    gA = -gB X^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P has the
-derivative of pinv_truncated.py.
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P has
+the derivative of a truncated pseudo-inverse (see pinv.py).
 
 Args:
-    rank: what linalg.lstsq returned, see `lstsq_pinv`.
-    rcond: the tolerance that it was given.
+    rank: as linalg.lstsq returned it; see `lstsq_pinv`.
+    rcond: the tolerance of the call.
     self: A, (*, m, n).
     b: B, (*, m, k), or (*, m) with one dim less than A.
     solution: X, (*, n, k) or (*, n).
@@ -51,7 +51,7 @@ def _pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
 
 @formula(kernel=("default",))
 def lstsq_pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
-    """The pseudo-inverse of A, of which linalg.lstsq has found the rank; its derivatives are those of linalg.pinv.
+    """The pseudo-inverse of A, whose rank linalg.lstsq has found; its derivatives are those of linalg.pinv.
 
     A matrix of full rank needs no singular values: with A = Q R (or A^H = Q R if A is wide) the pseudo-inverse is
     (Q R^-H)^H (or Q R^-H).
@@ -156,7 +156,7 @@ def linalg_lstsq_backward(
 
     Note:
         Where not differentiable: where the rank of a matrix changes; the result is the derivative at constant rank.
-        Directions that raise the rank are left out as the SVD leaves them out, also for gelsy, whose forward goes by
+        Directions that raise the rank are left out as the SVD leaves them out, also for gelsy, whose forward follows
         the order of its pivots there.
 
     References:
@@ -166,7 +166,7 @@ def linalg_lstsq_backward(
     if grad_solution is not None:
         size, A_1, B_1 = _normalized(A, b)
         G, P = _matrix(A, grad_solution), lstsq_pinv(A_1, rank, rcond)
-        X, Y = P @ B_1, P.mH @ G  # not the X of the forward, whose last bits gelsy draws by chance
+        X, Y = P @ B_1, P.mH @ G  # not the X of the forward, whose last bits vary with gelsy
         if _drops(rank, rcond):
             gA = pinv_truncated_backward(G @ B_1.mH, P, A_1)
         elif G.shape[-1] > min(A.shape[-2:]):  # fewer products, since X = P B
@@ -245,7 +245,7 @@ def linalg_lstsq_residuals_jvp(
     """Tangent of the residuals L = sum_i |R_i|^2, R = B - A X: 2 Re sum_i conj(R_i) (dB - dA X)_i.
 
     Args:
-        residuals: L, (*, k), real; empty where the operator gives none, as is their tangent then.
+        residuals: L, (*, k), real; empty, like their tangent, if the operator returns none.
 
     Returns:
         The shape of ``residuals``, real.

@@ -1,7 +1,7 @@
 """Solves with LU factors: linalg_lu_solve.
 
-With A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is the one from the left
-with X^H, B^H, A^H: it is A X = B if ``left`` is not ``adjoint``, else A^H X = B. There
+A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is one from the left with X^H,
+B^H and A^H: A X = B if ``left`` is not ``adjoint``, else A^H X = B. For these
 
     A X = B:     dX = A^-1 (dB - P (dL U + L dU) X),
     A^H X = B:   dX = A^-H (dB - (dL U + L dU)^H P^T X).
@@ -34,8 +34,8 @@ def _lu_solve_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Cotangents of the packed factors and, if wanted, of B.
 
-    For few right-hand sides the triangles are formed from products with columns, for many from the product of matrices
-    that is at hand.
+    For few right-hand sides the triangles are formed from products with columns, for many from the product of matrices,
+    which exists already.
     """
     P, L, U = torch.lu_unpack(LU, pivots)
     gX, X = (grad, result) if left else (grad.mH, result.mH)
@@ -114,7 +114,7 @@ def _lu_solve_vjp(
         return None, torch.linalg.lu_solve(LU, pivots, grad, left=left, adjoint=not adjoint)
     if not output_mask[1]:
         return linalg_lu_solve_LU(grad, LU, pivots, result, left, adjoint), None
-    # autograd itself sums a gradient to the batch of B
+    # autograd sums a gradient to the batch of B
     return _lu_solve_backward(grad, LU, pivots, result, left, adjoint, True)
 
 

@@ -1,12 +1,12 @@
 """Matrix products: mm, addmm, _trilinear, _grouped_mm.
 
-Each is linear in each factor: a tangent takes the place of its factor, and the cotangent of a factor is the product of
-the cotangent of the result with the conjugates of the other factors, summed over the dims that this factor lacks.
+Each is linear in each factor. A tangent replaces its factor. The cotangent of a factor is the product of the cotangent of
+the result with the conjugates of the other factors, summed over the dims that this factor lacks.
 
 Args:
     grad: G, (*, m, n).
     alpha: a Python number, real or complex.
-    offs: where the groups end, int32; None for 3d factors.
+    offs: the ends of the groups, int32; None for 3d factors.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _addmm_jvp(
     tangent = total(
         None if product is None else scaled(product, alpha), None if self_t is None else scaled(self_t, beta)
     )
-    assert tangent is not None  # nobody asks for a tangent where no input has one
+    assert tangent is not None  # the jvp is called only if some input has a tangent
     return tangent.expand(result.shape)
 
 
@@ -110,7 +110,7 @@ def _trilinear_backward(
 
     Args:
         grad_out: cotangent of the result, its shape.
-        i1, i2, i3: the factors, of which exactly one is None.
+        i1, i2, i3: the factors. Exactly one is None.
         expand1, expand2, expand3: the dims of the full product that each factor lacks.
         sumdim: the dims of the full product that are summed over.
         unroll_dim: the dim of the full product over which the operator loops.
@@ -182,7 +182,7 @@ def _product_of_three(
 
 
 def _offsets_fit(offs: Tensor | None, divided: int, is_summed: bool) -> str:
-    """What is wrong with offsets that divide so many rows or columns; the product leaves what they leave out unwritten."""
+    """Why the offsets do not divide so many rows or columns; empty if they do. The product does not write the others."""
     if offs is None:
         return ""
     if offs.dim() != 1 or not offs.numel() or bool((offs.diff() < 0).any()) or int(offs[0]) < 0:
@@ -214,11 +214,11 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
         mat2: B, (k, l) or (g, k, l).
 
     Returns:
-        The shape of A, row-major. What lies beyond the last offset is undefined, as in the result.
+        The shape of A, row-major. Entries beyond the last offset are undefined, as in the result.
 
     Raises:
-        RuntimeError: what _grouped_mm refuses: dtypes other than float32, bfloat16 and float16, and rows that are not a
-            multiple of 16 bytes.
+        RuntimeError: as _grouped_mm does, for dtypes other than float32, bfloat16 and float16, and for rows that are not
+            a multiple of 16 bytes.
     """
     return torch.ops.aten._grouped_mm(grad.contiguous(), mat2.mT, offs)
 
@@ -232,7 +232,7 @@ def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = 
         self: A, (l, k) or (g, l, k).
 
     Returns:
-        The shape of B, row-major. What lies beyond the last offset is undefined, as in the result.
+        The shape of B, row-major. Entries beyond the last offset are undefined, as in the result.
 
     Raises:
         RuntimeError: see `_grouped_mm_mat1_backward`.
@@ -258,8 +258,8 @@ def _grouped_mm_jvp(
 rule(
     "aten::mm",
     vjp={
-        "self": lambda grad, self_strides, mat2: mm_mat1_backward(grad, mat2, self_strides),
-        "mat2": lambda grad, self, mat2_strides: mm_mat2_backward(grad, self, mat2_strides),
+        "self": mm_mat1_backward.bind(mat1_strides="self_strides", alpha=1),
+        "mat2": mm_mat2_backward.bind(mat1="self", alpha=1),
     },
     jvp={"result": _mm_jvp},
     source="ATen mm_mat1_backward, mm_mat2_backward",
@@ -276,17 +276,11 @@ rule(
 )
 rule(
     "aten::_trilinear",
-    # one by one, so that a factor is kept only for the gradient of another
+    # one by one, so that a factor is saved only for the gradient of another
     vjp={
-        "i1": lambda grad, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
-            grad, None, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim
-        ),
-        "i2": lambda grad, i1, i3, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
-            grad, i1, None, i3, expand1, expand2, expand3, sumdim, unroll_dim
-        ),
-        "i3": lambda grad, i1, i2, expand1, expand2, expand3, sumdim, unroll_dim: _trilinear_backward(
-            grad, i1, i2, None, expand1, expand2, expand3, sumdim, unroll_dim
-        ),
+        "i1": _trilinear_backward.bind(grad_out="grad", i1=None),
+        "i2": _trilinear_backward.bind(grad_out="grad", i2=None),
+        "i3": _trilinear_backward.bind(grad_out="grad", i3=None),
     },
     jvp={"result": _trilinear_jvp},
     improves="missing",

@@ -7,7 +7,7 @@ exp is analytic, so its derivative in the direction E is a block of an exponenti
 exact, and differentiable again to any order. It is linear in E, and E is first divided by its own norm: with a large E
 the exponential would scale the block matrix down until the digits of A are lost. On the CPU the pair (exp A, L(A, E)) is
 computed as a dual number instead, every product X Y with its derivative dX Y + X dY, by scaling and squaring with a
-Taylor polynomial: three products for one, where the block matrix takes eight.
+Taylor polynomial: three products instead of one, while the block matrix takes eight.
 
 Where not differentiable: nowhere.
 """
@@ -149,8 +149,8 @@ def _differential_kernel(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
 by_matrix(linalg_matrix_exp_differential.op)
 rule(
     "aten::linalg_matrix_exp",
-    vjp={"self": lambda grad, self: linalg_matrix_exp_differential(self, grad, True)},
-    jvp={"result": lambda self_p, self_t: linalg_matrix_exp_differential(self_p, self_t, False)},
+    vjp={"self": linalg_matrix_exp_differential.bind(adjoint=True)},
+    jvp={"result": linalg_matrix_exp_differential.bind(grad="self_t", adjoint=False)},
     improves=("values", "speed"),
     source="ATen linalg_matrix_exp_differential",
 )

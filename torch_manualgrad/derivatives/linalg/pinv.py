@@ -5,24 +5,47 @@ Where the rank of A is constant, its pseudo-inverse P has the derivative
     dP = -P dA P + (I - P A) dA^H P^H P + P P^H dA^H (I - A P),
     gA = -P^H gP P^H + P^H P gP^H (I - P A) + (I - A P) gP^H P P^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, values that
-are not zero may be dropped: see pinv_truncated.py.
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With a
+tolerance, singular values that are not zero may be dropped. P is then the block of f(H) for the Hermitian
+H = [[0, A], [A^H, 0]], whose eigenvalues are +-s_i and zeros, with f(x) = 1 / x for values that are kept and 0 for the
+others. Its derivatives are sums over divided differences of f. Between nodes that are all kept,
+f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k); between nodes that are all dropped, it is 0; otherwise, for a kept node p and a
+dropped node q,
+
+    f[all] = (f[all but q] - f[all but p]) / (p - q).
+
+For a kept i and a dropped j, the first derivative has 1 / (s_i^2 - s_j^2) where the formula at constant rank has 1 / s_i^2.
+As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
+
+Where not differentiable: where the rank changes P is not continuous, and the result is the derivative at constant rank;
+with a tolerance, where a kept singular value equals a dropped one.
 
 Args:
     grad: cotangent of P, (*, n, m).
     result: P, (*, n, m).
     self: A, (*, m, n), real or complex.
     self_t: tangent of A, (*, m, n).
+
+References:
+    Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
+    separate, 1973, doi:10.1137/0710036; Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices
+    (SIAM 2008), section 3.2; Noferini, SIAM J. Matrix Anal. Appl. 38 (2017) 434, for functions of singular values.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import Kernel, formula, rule
 
-from .pinv_truncated import pinv_differential
+from .divided_differences import contract
+from .smooth import replaced, smooth, with_direction
+
+# -- at constant rank -------------------------------------------------------------------------------------------------
 
 
 @formula
@@ -67,6 +90,96 @@ def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
     return dAK.mH + (D.mH - D - result @ (self @ D.mH) - dAK.mH @ self) @ result
 
 
+# -- with a tolerance -------------------------------------------------------------------------------------------------
+
+
+def _difference(at: Sequence[Tensor], L: Tensor, kept: Tensor) -> Tensor:
+    """f[l_a, l_b, ...] for index tensors a <= b <= ...: eigenvalues that are kept have the smaller indices."""
+    x = torch.stack([L[..., a] for a in at])
+    inverse = torch.where(kept[..., at[-1]], 1 / x, 0).prod(0)
+    if len(at) == 1:
+        return inverse
+    mixed = kept[..., at[0]] & ~kept[..., at[-1]]
+    gap = torch.where(mixed, x[0] - x[-1], 1)
+    quotient = (_difference(at[:-1], L, kept) - _difference(at[1:], L, kept)) / gap
+    return torch.where(mixed, quotient, inverse if len(at) % 2 else -inverse)
+
+
+def _differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
+    (m, n), order = A.shape[-2:], E.shape[-3]
+    if m < n:
+        return _differential(A.mH, rank, E.mH).mH
+    batch = torch.broadcast_shapes(A.shape[:-2], E.shape[:-3])
+    A, E = A.expand(*batch, m, n), E.expand(*batch, order, m, n)
+    if m > (order + 1) * n:  # all acts in the span of the columns of A and E
+        basis = torch.linalg.qr(torch.cat([A, *E.unbind(-3)], -1))[0]
+        return _differential(basis.mH @ A, rank, basis.mH.unsqueeze(-3) @ E) @ basis.mH
+    U, S, Vh = torch.linalg.svd(A)
+    L = torch.cat([torch.stack([S, -S], -1).flatten(-2), S.new_zeros(*batch, m - n)], -1)
+    kept = torch.arange(m + n, device=A.device) < 2 * rank.unsqueeze(-1)
+    # eigenvectors of H: (u, v) and (u, -v), over the root of 2, and (u, 0) for the rest of U
+    paired, signs = U[..., :n].repeat_interleave(2, -1), torch.tensor([1, -1], device=A.device).repeat(n)
+    upper = torch.cat([paired * 0.5**0.5, U[..., n:]], -1)
+    lower = torch.cat([Vh.mH.repeat_interleave(2, -1) * signs * 0.5**0.5, U.new_zeros(*batch, n, m - n)], -1)
+    rotated = upper.mH.unsqueeze(-3) @ E @ lower.unsqueeze(-3)
+    X = contract(lambda at: _difference(at, L, kept), L.numel(), rotated + rotated.mH)
+    return lower @ X @ upper.mH
+
+
+def _vjp(needed: dict[str, bool], inputs: Any, output: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    A, rank, E = inputs
+    found = {}
+    if needed["A"]:
+        found["A"] = pinv_differential(A, rank, with_direction(E, grad.mH)).mH
+    if needed["E"]:
+        parts = [pinv_differential(A, rank, replaced(E, s, grad.mH)).mH for s in range(E.shape[-3])]
+        found["E"] = torch.stack(parts, -3)
+    return found
+
+
+def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
+    A, rank, E = inputs
+    found = None
+    if tangents.A is not None:
+        found = pinv_differential(A, rank, with_direction(E, tangents.A))
+    if tangents.E is not None:
+        for s in range(E.shape[-3]):
+            part = pinv_differential(A, rank, replaced(E, s, tangents.E[..., s, :, :]))
+            found = part if found is None else found + part
+    return found
+
+
+def _fake(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
+    return A.new_empty(*torch.broadcast_shapes(A.shape[:-2], E.shape[:-3]), A.shape[-1], A.shape[-2])
+
+
+def _some_direction(E: Tensor) -> str:
+    return "" if E.shape[-3] else f"E: expected at least one direction, got shape {list(E.shape)}"
+
+
+@smooth(vjp=_vjp, jvp=_jvp, fake=_fake, requires=_some_direction)
+def pinv_differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
+    """The k-th derivative of the pseudo-inverse of A, truncated to its largest singular values, in the k directions E.
+
+    Args:
+        A: (*, m, n), real or complex.
+        rank: (*), the number of singular values that are kept, which are not zero; a constant to every derivative.
+        E: (*, k, m, n), the directions, k >= 1.
+
+    Returns:
+        (*, n, m).
+
+    Note:
+        Where not differentiable: where a kept singular value equals a dropped one.
+
+    References:
+        Daleckii and Krein, AMS Translations 47 (1965) 1; Noferini, SIAM J. Matrix Anal. Appl. 38 (2017) 434.
+    """
+    if 0 in A.shape[-2:]:
+        return _fake(A, rank, E).zero_()
+    return _differential(A, rank, E).resolve_conj().contiguous()
+
+
 def _rank(A: Tensor, P: Tensor) -> Tensor:
     """The number of singular values that P keeps: the trace of the projector P A."""
     A, P = A.detach(), P.detach()
@@ -75,7 +188,7 @@ def _rank(A: Tensor, P: Tensor) -> Tensor:
 
 
 def _has_full_rank(A: Tensor, P: Tensor) -> bool:
-    """Whether nothing is dropped, where this can be asked without synchronizing."""
+    """Whether no singular value is known to be dropped; False on other devices than the CPU, as reading would synchronize."""
     return A.is_cpu and bool((_rank(A, P) == min(A.shape[-2:])).all())
 
 
@@ -102,7 +215,7 @@ def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tenso
         Where not differentiable: where a kept singular value equals a dropped one.
 
     References:
-        See pinv_truncated.py; ATen pinv_backward has the derivative at constant rank, as if the dropped values were zero.
+        `pinv_differential`; ATen pinv_backward has the derivative at constant rank, as if the dropped values were zero.
     """
     return pinv_differential(self, _rank(self, result), grad.mH.unsqueeze(-3)).mH.resolve_conj().contiguous()
 
@@ -123,6 +236,9 @@ def pinv_truncated_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
     return pinv_differential(self, _rank(self, result), self_t.unsqueeze(-3))
 
 
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
 def _pinv_backward(grad: Tensor, result: Tensor, self: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
     backward = pinv_backward if atol is None and rtol is None else pinv_truncated_backward
     return backward(grad, result, self)
@@ -133,9 +249,6 @@ def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None, atol: Tensor 
         return torch.zeros_like(result)
     jvp = pinv_jvp if atol is None and rtol is None else pinv_truncated_jvp
     return jvp(self, result, self_t)
-
-
-# -- the rule ---------------------------------------------------------------------------------------------------------
 
 
 rule(

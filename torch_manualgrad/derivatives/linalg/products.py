@@ -1,4 +1,4 @@
-"""More products: bmm, baddbmm, addbmm of batches of matrices, mv, addmv, addr, dot, vdot of vectors.
+"""Products of batches of matrices, bmm, baddbmm, addbmm, and of vectors, mv, addmv, addr, dot, vdot.
 
 The mathematics is that of `matmul`: a product is linear in each factor.
 
@@ -50,12 +50,12 @@ def _added(self_t: Tensor | None, product_t: Tensor | None, beta: Number, alpha:
     tangent = total(
         None if product_t is None else scaled(product_t, alpha), None if self_t is None else scaled(self_t, beta)
     )
-    assert tangent is not None  # nobody asks for a tangent where no input has one
+    assert tangent is not None  # the jvp is called only if some input has a tangent
     return tangent.expand(result.shape)
 
 
 def _of_added(grad: Tensor, self_sizes: Sequence[int], beta: Number) -> Tensor:
-    """Cotangent of what was added, times beta."""
+    """Cotangent of the term that is added, beta self."""
     return summed_to(scaled(grad, beta.conjugate()), self_sizes)
 
 
@@ -89,9 +89,6 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
         ATen derivatives.yaml, addmv.
     """
     return scaled(torch.mv(mat.mH, grad), alpha.conjugate())
-
-
-# -- samples ----------------------------------------------------------------------------------------------------------
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------

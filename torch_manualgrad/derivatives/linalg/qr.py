@@ -1,37 +1,46 @@
-"""Derivatives of the QR factorisation A = Q R.
+"""The QR factorization A = Q R: linalg_qr.
 
 A is (*, m, n), Q is (*, m, w) with orthonormal columns, R is (*, w, n) upper triangular; LAPACK makes its diagonal real.
 Write Omega = Q^H dQ, skew-Hermitian, and N = Q^H dA_c R_c^-1, where the index c stands for the leading columns that
-determine Q: min(m, n) of them, or m - 1 if A is real and m <= n, as the last column of Q is then known but for its
-sign, which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular; a phase of a
-column of Q that would make R's diagonal complex is not allowed, so that with phi(N) = tril(N) with half of the diagonal
+determine Q: min(m, n) of them, or m - 1 if A is real and m <= n, as the last column of Q is then known up to its sign,
+which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular. A phase of a column of Q
+that would make R's diagonal complex is not allowed, so with phi(N) = tril(N) with half of the diagonal
 
-    Omega = phi(N) - phi(N)^H                                  (what N does not reach is zero),
+    Omega = phi(N) - phi(N)^H                                  (zero in the columns that N lacks),
     dQ = (dA_c R_c^-1 - Q N) + Q Omega,      dR = triu(dQ^H A + Q^H dA).
 
 Pulled back, with G = gQ + A gR^H, K = Q^H G and W = phi(K - K^H):
 
     gA = Q gR,      gA_c += (G - Q (K - W))_c R_c^-H.
 
-The products with A, where Q and R would do, keep both right to every order at a matrix without full rank: they hold of
-the leading columns of Q and rows of R by themselves, which are all that is left there (next paragraph).
+The products contain A and not Q R, so that both are right to every order at a matrix without full rank: they hold for the
+leading columns of Q and rows of R alone, which are all that is left there (next paragraph). With full rank Q R replaces A,
+W - K does not need all of K, and the formulas are shorter.
 
-Undefined derivatives. If R_jj is zero to rounding, beside the norm of column j, and j is one of the columns c, then
-the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan;
-so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are
-right. Where all that the leading columns leave of A are rounding errors, a loss of Q R is smooth, too: see qr_rounding.py. Traced
-graphs, and sharded matrices in second order, have nan there.
+Undefined derivatives. If R_jj is zero to rounding, compared with the norm of column j, and j is one of the columns c, then
+the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan; so is
+the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are right.
 
-With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
-The derivative is that of the basis which turns no more than it must (Q_2^H dQ_2 = 0): right for every loss that
-depends on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative,
-and is reported (see gauge.py).
-With mode "r" the forward keeps no Q; it is computed anew.
+Rank p < n with p independent leading columns: the rows of R from p on are rounding errors, and the columns of Q from p on
+belong to them. A loss of Q R, such as a reconstruction, is smooth there. Its cotangent of column j of Q is proportional to
+R_jj, so the quotient has all of its digits although R_jj has none, if nothing of another scale is added: the formulas for
+full rank keep the scales apart. A loss that depends on these columns alone has a quotient as large as 1 / R_jj and no
+derivative, and nan is left. Where R_jj is exactly zero, the cotangent of column j of Q, G R^H with G the gradient, is zero,
+and R has the rest of G down to its diagonal only. The cotangents do not determine G in column j, and it is nan. A tangent
+cannot tell one loss from the other: it is the result of the formulas, with a GaugeWarning. A second derivative divides by
+R_jj twice, has no digit, and is nan. Traced graphs, and sharded matrices in second order, have nan in all these cases.
+
+With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others. The
+derivative is that of the basis that turns as little as possible (Q_2^H dQ_2 = 0): right for every loss that depends on
+them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative, and is
+reported (see gauge.py). With mode "r" the forward returns no Q; it is computed again.
 
 Args:
-    Q: what the forward returned, (*, m, w), or (0,) with mode "r".
-    R: (*, w, n), what the forward returned; w = min(m, n), or m with mode "complete".
+    Q: as the forward returned it, (*, m, w), or (0,) with mode "r".
+    R: (*, w, n), as the forward returned it; w = min(m, n), or m with mode "complete".
     mode: "reduced", "complete" or "r".
+    c: the number of columns of A that determine Q.
+    A_t: tangent of A, (*, m, n).
 
 References:
     ATen linalg_qr_backward and linalg_qr_jvp, which have neither mode "r" nor the last columns.
@@ -41,36 +50,350 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from ...core.libraries import kernel_limit
-from ...core.rule import CompiledVjp, Kernel, formula, rule
-from .common import LARGEST, eye_like, phi, small
+from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, is_sharded, readable, rule
+
+from .common import LARGEST, eye_like, phi, skew, small, sym, total
 from .gauge import depends_on_basis, report
-from .qr_full_rank import full_rank_backward, full_rank_jvp, leading, vanishing, where_deficient
-from .qr_rounding import may_be_left_by_rounding, qr_rounding_backward, qr_rounding_jvp
-from .undefined import nan_unless_zero
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
 
+# -- with full rank ---------------------------------------------------------------------------------------------------
+
+# From which order on products with triangles are computed by blocks, by measurement.
+_BLOCK = 128
+
+
+def _determining(A: Tensor) -> int:
+    """The number of columns of A that determine Q."""
+    m, n = A.shape[-2:]
+    return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
+
+
+def _vanishing(order: int, R: Tensor) -> Tensor:
+    """Which pivots of a leading part of R are zero to rounding, compared with a sum of moduli: one of squares may overflow.
+
+    Args:
+        order: the larger dimension of A.
+    """
+    rounding = order * torch.finfo(R.dtype).eps
+    return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
+
+
+def _where_deficient(
+    results: tuple[Tensor, ...],
+    A: Tensor,
+    R: Tensor,
+    again: Callable[..., tuple[Tensor, ...]],
+    *tensors: Tensor | None,
+) -> tuple[Tensor, ...] | None:
+    """The results, with those of ``again`` for matrices with a vanishing pivot; None if all matrices have one."""
+    c = _determining(A)
+    deficient = _vanishing(max(A.shape[-2:]), R[..., :c, :c]).any(-1)
+    if not deficient.any():
+        return results
+    if deficient.all():
+        return None
+    for result, right in zip(results, again(*[x if x is None else x[deficient] for x in tensors])):
+        result[deficient] = right
+    return results
+
+
+def _subtract_outer(M: Tensor, S: Tensor, R: Tensor) -> None:
+    """M -= S R^H for the upper triangles S and R, (*, m, n), in place."""
+    m, n = R.shape[-2:]
+    step = max(_BLOCK, -(-m // 4))
+    for begin in range(0, m, step):
+        end = min(begin + step, m)
+        columns = slice(begin, end if end < m else n)
+        M[..., :end, :end].sub_(S[..., :end, columns] @ R[..., :end, columns].mH)
+
+
+def _divide(W: Tensor, R: Tensor) -> None:
+    """W := W R^-H, for a lower triangular W, in place."""
+    n = R.shape[-1]
+    if n < 2 * _BLOCK:
+        W.copy_(solve_triangular(R.mH, W, upper=False, left=False))
+        return
+    half = n // 2
+    lower = W[..., half:, half:]
+    _divide(lower, R[..., half:, half:])
+    W[..., half:, :half].sub_(lower @ R[..., :half, half:].mH)
+    _divide(W[..., :half], R[..., :half, :half])
+
+
+def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int) -> Tensor:
+    """`linalg_qr_backward` with a cotangent: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
+
+    The result for a matrix without full rank has no meaning.
+
+    Args:
+        c: the number of columns of A that determine Q.
+    """
+    M = Q.new_zeros(*Q.shape[:-2], Q.shape[-1], Q.shape[-1]) if grad_Q is None else Q.mH @ grad_Q
+    upper = torch.zeros_like(R) if grad_R is None else grad_R.triu()
+    if grad_R is not None:
+        _subtract_outer(M, upper, R)
+    if Q.shape[-1] < Q.shape[-2]:
+        # G - Q (K - W) = gQ - Q (M - W), and M - W is Hermitian, with the upper triangle of M
+        G = Q @ sym(phi(M.mH))
+        return solve_triangular(R.mH, -G if grad_Q is None else grad_Q - G, upper=False, left=False)
+    # Q is square, and G - Q K is zero
+    W = phi(skew(M)) if M.is_complex() else skew(M).tril(-1)
+    inner = W[..., :c]
+    _divide(inner, R[..., :c, :c])
+    upper[..., :c].add_(inner)
+    return (upper.mT @ Q.mT).mT
+
+
+def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """`linalg_qr_jvp` without A: dR = (N - Omega) R, or Q^H dA - Omega R if Q is square."""
+    m, p = Q.shape[-2], min(A_t.shape[-2:])
+    R_1 = R[..., :p, :p]
+    if Q.shape[-1] < m:
+        Y = solve_triangular(R_1, A_t, upper=True, left=False)
+        upper = phi(sym(Q.mH @ Y)).mH
+        return (Y - Q @ upper).contiguous(), upper @ R
+    QhA_t = Q.mH @ A_t
+    N = solve_triangular(R_1, QhA_t[..., :p], upper=True, left=False)
+    omega = skew(phi(pad(N, (0, m - p))) if N.is_complex() else pad(N, (0, m - p)).tril(-1))
+    return Q @ omega, (QhA_t - omega @ R).triu()
+
+
+# -- where rounding errors are left -----------------------------------------------------------------------------------
+
+
+@formula(kernel=("default",))
+def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
+    """x, with nan in its undefined entries that are not zero: a derivative that does not exist, unless the loss ignores it.
+
+    The function is linear, and its own adjoint and derivative.
+
+    Args:
+        x: any shape and dtype.
+        undefined: bool, broadcasts to ``x``.
+
+    Returns:
+        The shape and dtype of ``x``.
+
+    Note:
+        Where not differentiable: nowhere. A product with nan would make a cotangent of zero nan.
+
+    References:
+        The derivative of what has none, in a loss that does not depend on it.
+    """
+    return x * torch.where(undefined & (x != 0), math.nan, 1)
+
+
+nan_unless_zero.impl_save_for_backward(lambda inputs, output: inputs.undefined)
+nan_unless_zero.impl_backward(
+    lambda ctx, undefined, grad: {"x": nan_unless_zero(grad, undefined), "undefined": None},
+)
+nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangents.x, inputs.undefined))
+
+
+_WHAT = "derivative of the QR factorization of a matrix without full rank"
+
+# The largest ratio of the gradient in a dependent column to the others.
+_LARGEST = 1e3
+# The largest ratio of rounding errors in R to those that make a pivot zero.
+_NOISE = 16
+
+
+def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
+    """Which matrices have rounding errors left, (*), and which of their rows of R and columns of Q these are, (*, w)."""
+    order = max(Q.shape[-2], R.shape[-1])
+    after = _vanishing(order, R[..., :c, :c]).cumsum(-1) > 0
+    dependent = after[..., -1] if c else after.any(-1)
+    after = torch.cat([after, dependent.unsqueeze(-1).expand(*after.shape[:-1], R.shape[-2] - c)], -1)
+    size = R.triu().abs()
+    small = (size <= size.sum(-2, keepdim=True) * (_NOISE * order * torch.finfo(R.dtype).eps)).all(-1)
+    nonzero = (R.diagonal(dim1=-2, dim2=-1)[..., :c] != 0).all(-1)
+    return dependent & nonzero & (small | ~after).all(-1), after
+
+
+def _may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
+    """Whether some matrix may have rounding errors left; False if distributed, and in traced graphs, which would compute both."""
+    known = readable(R)
+    if known is False or is_sharded(R):
+        return False
+    return known is None or bool(_vanishing(max(Q.shape[-2], R.shape[-1]), R[..., :c, :c]).any())
+
+
+def _is_needed(grad_Q: Tensor | None, grad_R: Tensor | None, after: Tensor) -> Tensor:
+    """Whether the loss depends on undefined rows or columns, (*)."""
+    needed = torch.zeros_like(after[..., 0])
+    if grad_Q is not None:
+        needed = needed | ((grad_Q != 0) & after.unsqueeze(-2)).any(-1).any(-1)
+    if grad_R is not None:
+        needed = needed | ((grad_R.triu() != 0) & after.unsqueeze(-1)).any(-1).any(-1)
+    return needed
+
+
+def _moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: Tensor, after: Tensor) -> Tensor:
+    """Whether the gradient in the dependent columns is no larger than the other cotangents explain, (*)."""
+    columns = grad_A.abs().amax(-2)
+    dependent = pad(after, (0, max(0, columns.shape[-1] - after.shape[-1])), value=True)[..., : columns.shape[-1]]
+    size = torch.zeros_like(columns[..., 0])
+    if grad_R is not None:
+        size = size + grad_R.triu().abs().amax((-2, -1))
+    if grad_Q is not None:
+        k = min(R.shape[-2:])
+        pivots = torch.where(after[..., :k], math.inf, R.diagonal(dim1=-2, dim2=-1).abs())
+        size = size + (grad_Q[..., :k].abs().amax(-2) / pivots).amax(-1)
+    return torch.where(dependent, columns, 0).amax(-1) <= _LARGEST * size
+
+
+def _undefined(settled: Tensor, given: Tensor, shape: torch.Size) -> Tensor:
+    """nan for the matrices that are settled, unless ``given`` is zero; linear in ``given``."""
+    settled = settled[..., None, None]
+    return nan_unless_zero(torch.where(settled, given, 0), settled).sum((-2, -1), keepdim=True).expand(shape)
+
+
+def _vmap(op: Any) -> Any:
+    """The batching rule: the batch is one more leading dim."""
+
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        front = [
+            x
+            if not isinstance(x, Tensor)
+            else x.unsqueeze(0).expand(info.batch_size, *x.shape)
+            if d is None
+            else x.movedim(d, 0)
+            for x, d in zip(args, in_dims)
+        ]
+        found = op(*front)
+        return found, (0,) * len(found)
+
+    return vmap
+
+
+@formula(kernel=("default",))
+def qr_rounding_backward(
+    grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int
+) -> tuple[Tensor, Tensor]:
+    """Cotangent of A, given those of Q and R, where the loss is smooth although A does not have full rank.
+
+    Args:
+        Q: (*, m, w), with orthonormal columns.
+        grad_Q: cotangent of Q, (*, m, w); None for zero.
+        grad_R: cotangent of R, (*, w, n); None for zero.
+
+    Returns:
+        (*, m, n), and a bool, (*): the matrices whose cotangent that is.
+
+    Note:
+        Where not differentiable: everywhere; a derivative of it is nan.
+
+    References:
+        See the module.
+    """
+    settled, after = _left_by_rounding(Q, R, c)
+    settled = settled & _is_needed(grad_Q, grad_R, after)
+    grad_A = _full_rank_backward(grad_Q, grad_R, Q, R, c)
+    return grad_A.contiguous(), settled & _moderate(grad_A, grad_Q, grad_R, R, after)
+
+
+@qr_rounding_backward.impl("default")
+def _(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
+    if Q.is_cpu and not (settled := _left_by_rounding(Q, R, c)[0]).any():
+        return Q.new_zeros(*Q.shape[:-1], R.shape[-1]), settled
+    return qr_rounding_backward.reference(grad_Q, grad_R, Q, R, c)
+
+
+qr_rounding_backward.impl_vmap(_vmap(qr_rounding_backward))
+qr_rounding_backward.impl_save_for_backward(lambda inputs, output: (inputs, output[1]))
+
+
+@qr_rounding_backward.impl_backward
+def _(ctx: Any, saved: Any, grad: Tensor | None, _: Tensor | None) -> dict[str, Tensor | None]:
+    inputs, settled = saved
+    given = {name: getattr(inputs, name) for name in ("grad_Q", "grad_R", "Q", "R")}
+    return {n: None if x is None or grad is None else _undefined(settled, grad, x.shape) for n, x in given.items()}
+
+
+@qr_rounding_backward.impl_jvp
+def _(inputs: Any, output: tuple[Tensor, Tensor], tangents: Any) -> tuple[Tensor | None, None]:
+    given = (tangents.grad_Q, tangents.grad_R, tangents.Q, tangents.R)
+    return total(*[_undefined(output[1], x, output[0].shape) for x in given if x is not None]), None
+
+
+@formula(kernel=("default",))
+def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tangents of Q and R where A does not have full rank, and rounding errors are left.
+
+    Args:
+        Q: (*, m, w), with orthonormal columns.
+
+    Returns:
+        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of Q and rows of R that they are for.
+
+    Note:
+        Where not differentiable: everywhere; a derivative of it is nan.
+
+    References:
+        See the module.
+    """
+    settled, after = _left_by_rounding(Q, R, c)
+    return (*_full_rank_jvp(A_t, Q, R), settled.unsqueeze(-1) & after)
+
+
+@qr_rounding_jvp.impl("default")
+def _(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor, Tensor]:
+    settled, after = _left_by_rounding(Q, R, c)
+    settled = settled.unsqueeze(-1) & after
+    if Q.is_cpu and not settled.any():
+        return torch.zeros_like(Q).contiguous(), torch.zeros_like(R).contiguous(), settled
+    report(settled.any(), "warn", _WHAT)
+    Q_t, R_t = _full_rank_jvp(A_t, Q, R)
+    return Q_t.contiguous(), R_t.contiguous(), settled
+
+
+qr_rounding_jvp.impl_vmap(_vmap(qr_rounding_jvp))
+qr_rounding_jvp.impl_save_for_backward(lambda inputs, output: (inputs, output[2].any(-1)))
+
+
+@qr_rounding_jvp.impl_backward
+def _(ctx: Any, saved: Any, grad_Q: Tensor | None, grad_R: Tensor | None, _: Any) -> dict[str, Tensor | None]:
+    inputs, settled = saved
+    given = [x for x in (grad_Q, grad_R) if x is not None]
+    return {
+        name: total(*[_undefined(settled, g, x.shape) for g in given])
+        for name, x in (("A_t", inputs.A_t), ("Q", inputs.Q), ("R", inputs.R))
+    }
+
+
+@qr_rounding_jvp.impl_jvp
+def _(inputs: Any, output: tuple[Tensor, ...], tangents: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    given = [x for x in (tangents.A_t, tangents.Q, tangents.R) if x is not None]
+    settled = output[2].any(-1)
+    Q_t, R_t = (total(*[_undefined(settled, g, x.shape) for g in given]) for x in output[:2])
+    return Q_t, R_t, None
+
+
+# -- Q and R ----------------------------------------------------------------------------------------------------------
+
 
 def _with_Q(A: Tensor, Q: Tensor, mode: str) -> Tensor:
-    """Q, computed anew where the forward keeps none."""
+    """Q, computed again if the forward returned none."""
     if mode not in ("reduced", "complete", "r"):
         raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
     return torch.linalg.qr(A)[0] if mode == "r" else Q
 
 
 def _well_defined(A: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(which columns of Q are undefined, Q with zeros there, R_c with the identity there)."""
-    c = leading(A)
+    """Which columns of Q are undefined, Q with zeros there, and R_c with the identity there."""
+    c = _determining(A)
     R = R[..., :c, :c]
-    undefined = pad(vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
+    undefined = pad(_vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
     columns = undefined.unsqueeze(-2)
     return undefined, torch.where(columns, 0, Q), torch.where(columns[..., :c], eye_like(R), R)
 
@@ -81,7 +404,7 @@ def _nan(x: Tensor, undefined: Tensor) -> Tensor:
 
 
 def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor) -> Tensor:
-    """gA of the module's docstring: nan, unless every cotangent of what is undefined is zero."""
+    """gA of the module's docstring: nan, unless every undefined entry has a cotangent of zero."""
     undefined, Q, R_c = _well_defined(A, Q, R)
     c = R_c.shape[-1]
     G = torch.zeros_like(Q) if grad_Q is None else nan_unless_zero(grad_Q, undefined.unsqueeze(-2))
@@ -115,8 +438,8 @@ def _backward_by_rank(
     """`linalg_qr_backward` by the kernel, or by the shorter formula where the rank is full; and what it reports."""
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
-        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorisation")
-    if not A.is_cpu:  # to ask for the rank would synchronize
+        report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorization")
+    if not A.is_cpu:  # reading the rank would synchronize
         return None
     if Q.shape[-1] == n and small(Q, m, in_cache=_IN_CACHE):
         grad_A, undefined = compiled(grad_Q, grad_R, Q, R)
@@ -126,8 +449,8 @@ def _backward_by_rank(
     def again(*tensors: Tensor | None) -> tuple[Tensor]:
         return (linalg_qr_backward.reference(*tensors, mode),)
 
-    full = full_rank_backward(grad_Q, grad_R, Q, R, leading(A))
-    found = where_deficient((full,), A, R, again, grad_Q, grad_R, A, Q, R)
+    full = _full_rank_backward(grad_Q, grad_R, Q, R, _determining(A))
+    found = _where_deficient((full,), A, R, again, grad_Q, grad_R, A, Q, R)
     return found if found is None else found[0]
 
 
@@ -147,7 +470,7 @@ def linalg_qr_backward(
 
     Args:
         grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", where it is not used; None for zero.
-        grad_R: cotangent of R, (*, w, n); None for zero. What is below its diagonal has no effect.
+        grad_R: cotangent of R, (*, w, n); None for zero. Its entries below the diagonal have no effect.
         A: (*, m, n), real or complex.
 
     Returns:
@@ -157,10 +480,10 @@ def linalg_qr_backward(
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: zero pivots: nan, unless every cotangent of what is undefined is zero, or the loss is one of
-        Q R and rounding errors are all that the leading columns leave. With mode
-        "complete" and m > n, the derivative of the span of the last columns of Q; with a GaugeWarning if the loss
-        depends on more.
+        Where not differentiable: at zero pivots. The result is nan, unless every undefined entry has a cotangent of
+        zero, or the loss is one of Q R and the leading columns leave rounding errors only. With mode "complete" and
+        m > n, the result is the derivative of the span of the last columns of Q, with a GaugeWarning if the loss depends
+        on more.
 
     References:
         ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
@@ -168,8 +491,8 @@ def linalg_qr_backward(
     Q = _with_Q(A, Q, mode)
     grad_Q = None if mode == "r" else grad_Q
     grad_A = _where_defined(grad_Q, grad_R, A, Q, R)
-    if (grad_Q is not None or grad_R is not None) and may_be_left_by_rounding(Q, R, leading(A)):
-        of_product, settled = qr_rounding_backward(grad_Q, grad_R, Q, R, leading(A))
+    if (grad_Q is not None or grad_R is not None) and _may_be_left_by_rounding(Q, R, _determining(A)):
+        of_product, settled = qr_rounding_backward(grad_Q, grad_R, Q, R, _determining(A))
         grad_A = torch.where(settled[..., None, None], of_product, grad_A)
     return grad_A.mT.contiguous().mT
 
@@ -180,7 +503,7 @@ def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> t
     def again(*tensors: Tensor | None) -> tuple[Tensor, ...]:
         return linalg_qr_jvp.reference(*tensors, mode)
 
-    return where_deficient(full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
+    return _where_deficient(_full_rank_jvp(A_t, Q, R), A_p, R, again, A_t, A_p, Q, R)
 
 
 @formula(kernels=Kernel("cpu", when=lambda mode: mode in ("reduced", "complete"), python=_jvp_by_rank))
@@ -188,7 +511,6 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     """Tangents of Q and R: dQ = dA_c R_c^-1 - Q (N - Omega), dR = triu(dQ^H A + Q^H dA) (see the module).
 
     Args:
-        A_t: tangent of A, (*, m, n).
         A_p: A, (*, m, n), real or complex.
 
     Returns:
@@ -198,9 +520,9 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: zero pivots: nan from there on, in the columns of Q and the rows of R; with a GaugeWarning if
-        rounding errors are all that the leading columns leave, as the tangent of Q R is then right. With mode
-        "complete" and m > n, the last columns of Q do not turn within their span.
+        Where not differentiable: at zero pivots. The columns of Q and the rows of R are nan from there on. If the leading
+        columns leave rounding errors only, the tangent of Q R is right, and there is a GaugeWarning. With mode "complete"
+        and m > n, the last columns of Q do not turn within their span.
 
     References:
         ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
@@ -221,6 +543,8 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
     Q_t = torch.zeros_like(Q) if mode == "r" else Q_t
     return Q_t.contiguous(), R_t.contiguous()
 
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
 
 rule(
     "aten::linalg_qr",

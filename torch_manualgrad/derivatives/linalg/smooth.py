@@ -1,8 +1,8 @@
 """Operators whose derivative is written in terms of the same operators, so that every order is exact.
 
 Such an operator takes a matrix and its decomposition, which is computed once and without history. Its values are
-computed from the decomposition; its derivatives are given with respect to the matrix. Nothing is ever differentiated
-through singular vectors or eigenvectors, which have no derivative at degenerate values.
+computed from the decomposition, and its derivatives are derivatives with respect to the matrix. No derivative passes
+through singular vectors or eigenvectors, which have none at degenerate values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def smooth(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function an opaque formula with these derivatives; the decorated name is its operator.
 
-    All tensors of a call have the same number of batch dims, in front, and these broadcast: vmap adds one to each.
+    All tensors of a call have the same number of leading batch dims, which broadcast: vmap adds one to each.
 
     Args:
         vjp: ``(needed, inputs, output, *grads) -> {input: gradient}``; an input that is not in it is a constant.
@@ -81,7 +81,7 @@ def with_direction(E: Tensor, direction: Tensor) -> Tensor:
 
 
 def replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
-    """Another direction in place of one; it comes last, as the order of directions has no meaning."""
+    """The directions with one replaced. The new one comes last, as the order of directions has no meaning."""
     return with_direction(torch.cat([E[..., :slot, :, :], E[..., slot + 1 :, :, :]], -3), direction)
 
 

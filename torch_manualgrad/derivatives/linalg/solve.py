@@ -7,14 +7,15 @@ For A X = B, differentiated, A dX + dA X = dB, so that
 and mirrored for X A = B: dX = (dB - X dA) A^-1, gB = gX A^-H, gA = -X^H gB. Batch dims broadcast; a gradient is summed
 back to the shape of its input.
 
-The LU factors that _linalg_solve_ex saves are not differentiable outputs, but constants to every derivative: what uses
-them is `solve_again`, whose own derivative is that of a solve with A.
+The LU factors that _linalg_solve_ex returns are not differentiable: they are constants to every derivative. Only
+`solve_again` uses them, and its own derivative is that of a solve with A.
 
 Args:
     A: (*, n, n).
     LU: the packed factors of A, (*b, n, n); constants to higher derivatives, which solve with A again.
     pivots: those of the factorization, (*b, n), int32.
     left: whether A X = B, else X A = B.
+    X, solution: the solution, (*, n, k) or (*, n).
     dA: tangent of A, (*, n, n); None for zero.
     dB: tangent of B, its shape; None for zero. One of the two is given.
 """
@@ -58,20 +59,19 @@ def generic_solve_jvp(
     if dA is not None:
         product = dA @ X if left else X @ dA
         R = -product if R is None else R - product
-    assert R is not None  # nobody asks for a tangent where no input has one
+    assert R is not None  # the jvp is called only if some input has a tangent
     dX = solve(R)
     return dX.squeeze(-1) if vector else dX
 
 
 @formula(kernel=("default",), requires=pivots_fit)
 def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: bool) -> Tensor:
-    """A^-1 B from the factors of A that a solve left behind; the derivative is that of the solve with A.
+    """A^-1 B from the saved factors of A; its derivative is that of the solve with A.
 
     Args:
-        LU: the packed factors of A, (*b, n, n), as linalg_lu_factor returns them.
         B: (*, n, k), or (*, k, n) if not ``left``; with all batch dims.
         left: False for B A^-1.
-        adjoint: A^H in place of A.
+        adjoint: whether to solve with A^H instead of A.
 
     Returns:
         The shape of ``B``.
@@ -109,7 +109,7 @@ def linalg_solve_backward(
         result: X, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
 
     Returns:
-        gA, with all batch dims of ``result``, and gB, the shape of ``result``: what was broadcast is not summed.
+        gA, with all batch dims of ``result``, and gB, the shape of ``result``: no broadcast dim is summed.
 
     Note:
         Where not differentiable: where A is singular; the gradients of that matrix are inf or nan, those of the others
@@ -135,7 +135,7 @@ def linalg_solve_jvp(
     """Tangent of the solution: dX = A^-1 (dB - dA X), or (dB - X dA) A^-1.
 
     Args:
-        X: see `linalg_solve_backward`.
+        X: the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
 
     Returns:
         The shape of ``X``.
@@ -148,10 +148,7 @@ def linalg_solve_jvp(
 
 @formula
 def solve_jvp(X: Tensor, A: Tensor, dA: Tensor | None, dB: Tensor | None) -> Tensor:
-    """Tangent of X = A^-1 B where no factors were saved: A^-1 (dB - dA X).
-
-    Args:
-        X: the solution, (*, n, k) or (*, n).
+    """Tangent of X = A^-1 B without saved factors: A^-1 (dB - dA X).
 
     Returns:
         The shape of ``X``.
@@ -192,8 +189,7 @@ def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) ->
 
     Args:
         grad: cotangent of the solution, its shape.
-        self: B, which is not used.
-        solution: X, (*, n, k) or (*, n).
+        self: B, which is not read.
 
     Returns:
         The shape of ``A``.

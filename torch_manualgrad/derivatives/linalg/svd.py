@@ -17,7 +17,7 @@ the orthogonal complement of U; their derivative is taken orthogonal to their sp
 loss of U2 U2^H, and likewise V2; a loss that depends on the choice of their basis is reported.
 
 Args:
-    U: what the decomposition returned, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
+    U: as the decomposition returned it, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
     S: (*, k), real.
     Vh: (*, k, n), or in full (*, n, n).
 
@@ -135,7 +135,7 @@ def svd_backward(
         grad_S: cotangent of S, (*, k), real; None for zero.
         grad_Vh: cotangent of V^H, the shape of ``Vh``; None for zero.
         rtol, atol, broadening: see `Degeneracy`.
-        gauge: "warn", "error" or "ignore": about a loss that depends on the choice of basis.
+        gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
     Returns:
         (*, m, n), the dtype of ``U``.
@@ -160,7 +160,7 @@ def _pushforward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`linalg_svd_jvp` of thin factors, and a bool without dims: whether the direction splits a group of values."""
     k = S.shape[-1]
-    if 0 in (U.numel(), Vh.numel()):  # with no singular value there is nothing to move
+    if 0 in (U.numel(), Vh.numel()):  # no singular values
         return U * 0, S * 0, Vh * 0, gauge_independent(U)
     right, left = A_t @ Vh.mH, U.mH @ A_t
     P = U.mH @ right
@@ -217,7 +217,7 @@ def linalg_svd_jvp(
 
     Args:
         A_t: tangent of A, (*, m, n), the dtype of ``U``.
-        rtol, atol, broadening, gauge: as in `svd_backward`, about a direction that splits a group of equal values.
+        rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
         Tangents of the shapes of ``U``, ``S`` and ``Vh``. That of a pair of complex vectors leaves their common phase

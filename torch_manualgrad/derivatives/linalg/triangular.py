@@ -1,19 +1,19 @@
 """Triangular solves: linalg_solve_triangular, triangular_solve.
 
-The derivatives are those of a solve with any matrix (see solve.py), restricted to what is read: a triangular solve reads
-one triangle of A, without the diagonal if that counts as ones, and dA and gA are zero elsewhere. For A X = B,
+The derivatives are those of a solve with any matrix (see solve.py), restricted to the entries that are read: one triangle
+of A, without the diagonal if that counts as ones. dA and gA are zero elsewhere. For A X = B,
 
     dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H in the triangle,
 
 and mirrored for X A = B. Batch dims broadcast; a gradient is summed back to the shape of its input.
 
 Args:
-    A: (*, n, n), of which one triangle is read.
-    upper: which triangle is read.
+    A: (*, n, n). One triangle is read.
+    upper: whether the upper triangle is read.
     left: whether A X = B, else X A = B.
     unitriangular: whether the diagonal counts as ones.
     solution: X, (*, n, k), with all batch dims.
-    transpose: A^T (not A^H) in place of A.
+    transpose: whether to solve with A^T (not A^H) instead of A.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def solve_triangular_adjoint(
 
 
 def _read(A: Tensor, upper: bool, unitriangular: bool) -> Tensor:
-    """What a triangular solve reads of A; zero elsewhere."""
+    """The entries of A that a triangular solve reads, with zeros elsewhere."""
     return A.triu(int(unitriangular)) if upper else A.tril(-int(unitriangular))
 
 
@@ -59,7 +59,7 @@ def linalg_solve_triangular_backward(
         X: the solution, (*, n, k), or (*, k, n) if not ``left``.
 
     Returns:
-        gA, with all batch dims of X and zero outside of what is read, and gB, the shape of ``X``.
+        gA, with all batch dims of X and zero in entries that are not read, and gB, the shape of ``X``.
 
     Note:
         Where not differentiable: where A is singular; the gradients are inf or nan, and nothing is raised.
@@ -79,7 +79,7 @@ def linalg_solve_triangular_forward_AD(
     left: bool,
     unitriangular: bool,
 ) -> Tensor:
-    """Tangent of the solution: A^-1 (dB - dA X), or (dB - X dA) A^-1, with dA restricted to what is read of A.
+    """Tangent of the solution: A^-1 (dB - dA X), or (dB - X dA) A^-1, with dA restricted to the entries that are read.
 
     Args:
         self_t: tangent of A, (*, n, n); None for zero.

@@ -1,12 +1,14 @@
 """One step of an LSTM and of a GRU: _thnn_fused_lstm_cell, _thnn_fused_gru_cell.
 
-The gates are sums of a part of the input and a part of the hidden state, each with a bias. s is the logistic function:
+The gates are sums of an input part and a hidden part, each with a bias. s is the logistic function:
 
     LSTM: i, f, o = s(.), g = tanh(.) of the gates in the order i, f, g, o;  c' = f c + i g,  h' = o tanh(c').
     GRU:  r, z = s(input gates + hidden gates), n = tanh(input gate + r hidden gate) in the order r, z, n;  h' = n + z (h - n).
 
 Args:
-    input_gates_t, hidden_gates_t, input_bias_t, hidden_bias_t: tangents; None for zero.
+    cx, cx_p: the old c, (b, n).
+    hx, hx_p: the old h, (b, n).
+    input_gates_t, hidden_gates_t, input_bias_t, hidden_bias_t, cx_t, hx_t: tangents; None for zero.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ __all__ = ["RULES", "gru_cell", "lstm_cell", "lstm_cell_backward", "lstm_cell_jv
 
 
 def _sum(*terms: Tensor | None) -> Tensor:
-    """The sum of the terms that are not None, of which there is one."""
+    """The sum of the terms that are not None. At least one is not."""
     given = [term for term in terms if term is not None]
     return sum(given[1:], given[0])
 
@@ -84,7 +86,6 @@ def _thnn_differentiable_lstm_cell_backward(
         grad_hy, grad_cy: cotangents of the new h and c, (b, n). None for zero.
         input_gates, hidden_gates: the parts, (b, 4 n).
         input_bias, hidden_bias: (4 n,), or both None.
-        cx: the old c, (b, n).
 
     Returns:
         (b, 4 n), (b, 4 n), (b, n), (4 n,), (4 n,).
@@ -115,9 +116,7 @@ def _thnn_fused_lstm_cell_jvp(
 
     Args:
         input_gates_p, hidden_gates_p: the parts, (b, 4 n).
-        cx_p: the old c, (b, n).
         input_bias_p, hidden_bias_p: (4 n,), or both None.
-        cx_t: tangents; None for zero.
 
     Returns:
         (b, n) twice.
@@ -173,7 +172,6 @@ def _thnn_differentiable_gru_cell_backward(
     Args:
         grad_hy: cotangent of the new h, (b, n).
         input_gates, hidden_gates: the parts, (b, 3 n).
-        hx: the old h, (b, n).
         input_bias, hidden_bias: (3 n,), or both None.
 
     Returns:
@@ -208,9 +206,7 @@ def _thnn_fused_gru_cell_jvp(
 
     Args:
         input_gates_p, hidden_gates_p: the parts, (b, 3 n).
-        hx_p: the old h, (b, n).
         input_bias_p, hidden_bias_p: (3 n,), or both None.
-        hx_t: tangents; None for zero.
 
     Returns:
         (b, n).

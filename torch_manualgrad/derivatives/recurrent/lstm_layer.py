@@ -1,7 +1,7 @@
 """One layer of an LSTM in one direction: mkldnn_rnn_layer, which torch.nn.LSTM calls on the CPU in single precision.
 
-With x the input over time, and h and c the states, of which h is the output: the gates a_t = W x_t + U h_(t-1) + b of all
-times are products of matrices; the rest is a step of `cells` after the other.
+x is the input over time; h, the output, and c are the states. The gates a_t = W x_t + U h_(t-1) + b of all times are two
+products of matrices. The rest is one step of `cells` after the other.
 
 Args:
     reverse: whether time runs backward.
@@ -22,7 +22,7 @@ from torch_manualgrad.core.rule import always, formula, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 
-LSTM = 2  # among the numbers that PyTorch gives to kinds of recurrent layers
+LSTM = 2  # PyTorch's number of this kind of recurrent layer
 
 
 def _check(mode: int, batch_sizes: Sequence[int]) -> None:
@@ -33,14 +33,14 @@ def _check(mode: int, batch_sizes: Sequence[int]) -> None:
 
 
 def in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
-    """In the order in which they are met; a second call undoes it."""
+    """The tensors in the order of the steps, which is reversed if ``reverse``; a second call undoes it."""
     return tuple(x.flip(0) if reverse and x is not None else x for x in tensors)
 
 
 def _steps(
     input: Tensor, weights: Sequence[Tensor], has_biases: bool, hx: Tensor, cx: Tensor, output: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The gates of each step and the c that it starts from, as lists, and the h that each starts from."""
+    """The gates of each step and the c that it starts from, as lists, and the h that the steps start from, as a tensor."""
     h = torch.cat((hx.reshape(1, *output.shape[1:]), output.narrow(0, 0, output.shape[0] - 1)))
     a = input @ weights[0].mT + h @ weights[1].mT
     gates = (a + (weights[2] + weights[3]) if has_biases else a).unbind(0)
@@ -83,7 +83,7 @@ def mkldnn_rnn_layer_differentiable_backward(
         The shapes of the first seven arguments.
 
     Raises:
-        NotImplementedError: it is no LSTM, or sequences are packed.
+        NotImplementedError: the layer is not an LSTM, or the sequences are packed.
 
     References:
         ATen mkldnn_rnn_layer_differentiable_backward; Hochreiter, Schmidhuber, doi:10.1162/neco.1997.9.8.1735.
@@ -136,8 +136,8 @@ def mkldnn_rnn_layer_jvp(
 
     Args:
         input_p: x, (t, b, m).
-        weight0_p: W, (4 n, m), and U, (4 n, n).
-        weight1_p: W, (4 n, m), and U, (4 n, n).
+        weight0_p: W, (4 n, m).
+        weight1_p: U, (4 n, n).
         weight2_p, weight3_p: the biases, (4 n,); anything without biases.
         hx__p: the first states, (b, n) or (1, b, n).
         cx__p: see `mkldnn_rnn_layer_differentiable_backward`.
@@ -160,7 +160,7 @@ def mkldnn_rnn_layer_jvp(
     terms += [] if x_t is None else [x_t @ weight0_p.mT]
     terms += [term @ w_t.mT for term, w_t in ((x, weight0_t), (h, weight1_t)) if w_t is not None]
     terms += [b_t for b_t in (weight2_t, weight3_t) if has_biases and b_t is not None]
-    fixed = sum(terms[1:], terms[0])  # what does not depend on the tangent of h
+    fixed = sum(terms[1:], terms[0])  # all terms but that of the tangent of h
     states = output.shape[1:]
     h_t, c_t = (None if s is None else s.reshape(states) for s in (hx__t, cx__t))
     found = []
