@@ -83,7 +83,7 @@ def their_span(A, weights):
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 def test_a_loss_of_the_choice_of_the_last_columns_is_reported(dtype, batch, override):
     A = random(*batch, 6, 3, dtype=dtype)
-    with pytest.warns(mg.linalg.GaugeWarning, match="QR factorisation"):
+    with pytest.warns(mg.linalg.GaugeWarning, match="QR factorization"):
         grad(last_columns)(A, random(6, 3, dtype=dtype, seed=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -27,7 +27,7 @@ def reduced(x: Tensor, reduction: int) -> Tensor:
 
 
 def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
-    """x, divided by the number of losses where their mean is taken."""
+    """x, divided by the number of losses if the reduction is their mean."""
     return x / like.numel() if reduction == MEAN else x
 
 
@@ -40,7 +40,7 @@ def of_all(grad: Tensor, like: Tensor, reduction: int) -> tuple[Tensor, int]:
 
 
 def fitted(x: Tensor, like: Tensor) -> Tensor:
-    """A gradient, in the shape and dtype of what was broadcast."""
+    """A gradient, in the shape and dtype of the input that was broadcast."""
     return x.sum_to_size(like.shape).to(like.dtype)
 
 

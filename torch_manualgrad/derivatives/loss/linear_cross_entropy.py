@@ -11,9 +11,9 @@ the mean,
 
     G = g_n (s <w, p_n> - w p_n),               and -g_n w log s for p.
 
-PyTorch refuses such a target that requires grad, so that the operator database has the samples of it.
+PyTorch raises if such a target requires grad, so the operator database has its samples.
 
-PyTorch computes these in the forward and takes them for constants. They are used where nobody differentiates them again.
+PyTorch computes the gradients in the forward, and they are constants to it. They are used if no further derivative follows.
 
 Args:
     grad: of the loss, a number, or (N,) without reduction.
@@ -65,7 +65,7 @@ def _logit_gradient(
 
 
 def _scaled(x: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
-    """What belongs to probabilities of classes, (N, C), times the weights of these, and 1 / N where the mean is taken."""
+    """Entries for classes, (N, C), times the weights of the classes, and times 1 / N for the mean."""
     x = x if weight is None else x * weight
     return x / x.shape[0] if reduction == "mean" else x
 
@@ -85,7 +85,7 @@ def linear_cross_entropy_target_backward(
         The shape of p, (N, C).
 
     References:
-        torch.nn.modules.linear_cross_entropy, which refuses it.
+        torch.nn.modules.linear_cross_entropy, which raises.
     """
     losses = torch.nn.functional.linear(input, linear_weight, linear_bias).log_softmax(1)
     return -grad.reshape(-1, 1) * _scaled(losses, weight, reduction)

@@ -7,6 +7,7 @@ Args:
     target: y, (*).
     reduction: 0, 1 or 2 for none, mean, sum.
     grad: h, (*), real.
+    grad_output: g, (*), or a number for all if they are reduced.
     input: x, (*).
 """
 
@@ -26,7 +27,6 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
     """Cotangent of x, given that of log(1 + exp(-y x)): -g y s(-y x), with s the sigmoid.
 
     Args:
-        grad_output: g, (*), or a number for all where they are reduced.
         self: x, (*), real.
 
     Returns:
@@ -55,7 +55,7 @@ def soft_margin_loss_double_backward_grad_output(
     """Cotangent of g, given h, that of the gradient: -h y s(-y x), reduced as the loss.
 
     Args:
-        grad_output: g, of which only the shape is read.
+        grad_output: g. Only its shape is read.
 
     Returns:
         The shape of ``grad_output``.
@@ -82,7 +82,7 @@ def _backward_jvp(
     target_t: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """For y, of -y s(-u) with u = y x: -s(-u) + u s(u) s(-u)."""
+    """The derivative of -y s(-u), u = y x, with respect to y is -s(-u) + u s(u) s(-u)."""
     found = torch.zeros_like(self_p)
     if grad_output_t is not None:
         found = found + soft_margin_loss_backward(grad_output_t, self_p, target_p, reduction)

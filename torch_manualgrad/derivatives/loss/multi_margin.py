@@ -1,7 +1,8 @@
 """Hinge losses over classes: multi_margin_loss and multilabel_margin_loss.
 
-Each row of x has the loss sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p, over all
-j != k = y for the first, and all labels k and all j that are none for the second. For one row, with z the arguments,
+The loss of a row of x is a sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p: over
+all j != k = y for the first, and over all labels k and all other classes j for the second. For one row, with z the
+arguments,
 
     backward         g sum w phi'(z) (e_j - e_k) / C,
     double backward  g sum w phi''(z) (h_j - h_k) (e_j - e_k) / C, given h, the cotangent of that.
@@ -9,9 +10,9 @@ j != k = y for the first, and all labels k and all j that are none for the secon
 For p = 1, and with labels, phi'' is zero.
 
 Args:
-    grad_output: g, (N,), or a number where the losses are reduced.
+    grad_output: g, (N,), or a number if the losses are reduced.
     self: x, (N, C) or (C,), real.
-    target: y, (N,) or ().
+    target: y, (N,) or (): the class of each row.
     p: 1 or 2.
     margin: m.
     weight: w of each class, (C,), or None for 1.
@@ -72,14 +73,11 @@ def multi_margin_loss_gradient(
 ) -> Tensor:
     """Cotangent of x, given that of multi_margin_loss: g w sum over j of phi'(m - x_y + x_j) (e_j - e_y) / C.
 
-    Args:
-        target: y, (N,) or (): the class of each row.
-
     Returns:
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at z = 0 for p = 1, where the derivative of max(z, 0) is 0.
+        Where not differentiable: at z = 0 for p = 1. The derivative of max(z, 0) is 0 there.
 
     References:
         ATen multi_margin_loss_backward, which has no derivative.
@@ -147,13 +145,12 @@ def multi_margin_loss_double_backward(
 
     Args:
         grad: h, the shape of ``self``.
-        grad_output: cotangent of the loss, (N,), or a number.
 
     Returns:
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at z = 0, where the second derivative of max(z, 0)^2 is 0.
+        Where not differentiable: at z = 0. The second derivative of max(z, 0)^2 is 0 there.
 
     References:
         The derivative of ATen multi_margin_loss_backward.
@@ -180,7 +177,7 @@ def multilabel_margin_loss_gradient(
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at 1 - x_k + x_j = 0, where the derivative of max(z, 0) is 0.
+        Where not differentiable: at 1 - x_k + x_j = 0. The derivative of max(z, 0) is 0 there.
 
     References:
         ATen multilabel_margin_loss_backward, which has no derivative.
@@ -260,7 +257,7 @@ def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction
 
 
 def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    """Of two terms; None is zero."""
+    """x + y, where None is zero."""
     return y if x is None else x if y is None else x + y
 
 

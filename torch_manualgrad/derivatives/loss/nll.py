@@ -1,7 +1,7 @@
 """The negative log likelihood of given classes: linear in the log-probabilities.
 
-What the operators return beside the loss, the sum of the weights, depends on the classes only. PyTorch's backward in two
-dimensions refuses log-probabilities that are not contiguous.
+The second output of the operators, the sum of the weights, depends on the classes only. PyTorch's backward in two
+dimensions raises for log-probabilities that are not contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """-w x and w at the class of each target, or 0 where it is the class that is ignored; x is (N, C, *) or (C,)."""
+    """-w x and w at the class of each target, or 0 for the ignored class; x is (N, C, *) or (C,)."""
     counted = target != ignored
     classes = target.where(counted, 0)
     of_class = weight[classes].where(counted, 0)
@@ -53,7 +53,7 @@ def _weight_backward_jvp(
 
 
 def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    """Of two terms; None is zero."""
+    """x + y, where None is zero."""
     return y if x is None else x if y is None else x + y
 
 
@@ -103,7 +103,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
                 grad, target, weight, reduction, ignore_index
             )[0],
             "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
-            "total_weight": lambda: None,  # a function of the weights, in whose derivative it is
+            "total_weight": lambda: None,  # a function of the weights: their derivative includes it
         },
         jvp={"result": backward_jvp},
         improves="values",  # in forward mode the weights are constants to PyTorch

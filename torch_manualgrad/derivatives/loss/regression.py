@@ -1,12 +1,13 @@
 """Losses of d = x - y, one for each entry, which are then reduced: mse_loss, smooth_l1_loss and huber_loss.
 
-With f the loss of one entry, g the cotangent, and n the number of entries where the mean is taken, else 1:
+With f the loss of one entry, g the cotangent, and n the number of entries for a mean, else 1:
 
     backward         g f'(d) / n for x, its negative for y,
     double backward  h g f''(d) / n for x, given h, the cotangent of that for x.
 
 Args:
     grad: h, (*), real.
+    grad_output: g, (*), or a number for all if they are reduced.
     input: x, (*).
     reduction: 0, 1 or 2 for none, mean, sum.
     target: y, (*).
@@ -17,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import bound_to, formula, rule
 
 from .common import NONE, fitted, of_all, paired, reduced, scaled
 
@@ -33,7 +35,7 @@ def mse_loss_double_backward(grad: Tensor, input: Tensor, reduction: int) -> Ten
     """Cotangent of x, given the product of that of the gradient and of that of the loss (x - y)^2: 2 h / n.
 
     Args:
-        input: x, of which the entries are counted.
+        input: x. Its entries are counted.
 
     Returns:
         The shape of ``grad``.
@@ -63,7 +65,6 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
     """Cotangent of x, given that of the Huber loss of d = x - y: g min(max(d, -b), b) / n.
 
     Args:
-        grad_output: g, (*), or a number for all where they are reduced.
         self: x, (*), real.
 
     Returns:
@@ -97,7 +98,7 @@ def huber_loss_double_backward_grad_output(
     """Cotangent of g, given h, that of the gradient: h min(max(d, -b), b) / n, summed where losses are reduced.
 
     Args:
-        grad_output: g, of which only the shape is read.
+        grad_output: g. Only its shape is read.
 
     Returns:
         The shape of ``grad_output``.
@@ -107,8 +108,8 @@ def huber_loss_double_backward_grad_output(
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-# f is the backward of a loss, (g, x, y, reduction, limit); the limit is its beta or delta. ff is its double backward, and of_g
-# gives the cotangent of g.
+# In the helpers, f is the backward of a loss, (g, x, y, reduction, limit), where the limit is its beta or delta. ff is its
+# double backward, and of_g gives the cotangent of g.
 Slope = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
 
@@ -145,7 +146,7 @@ def _jvp(
 def _double_of_g(
     f: Slope, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *limit: float
 ) -> Tensor:
-    """Cotangent of the cotangent of a loss whose backward is f."""
+    """Cotangent of g, the cotangent of a loss with the backward f."""
     return fitted(f(grad, self, target, reduction, *limit), grad_output)
 
 
@@ -200,59 +201,48 @@ _mse_of_g = partial(_double_of_g, aten.mse_loss_backward)
 _smooth_l1_of_g = partial(_double_of_g, aten.smooth_l1_loss_backward)
 
 
-# fmt: off
-rule(
-    "aten::mse_loss",
-    vjp={("self", "target"): lambda grad, self, target, reduction, output_mask:
-         _vjp(aten.mse_loss_backward, output_mask, grad, self, target, reduction)},
-    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction:
-         _jvp(aten.mse_loss_backward, self_p, self_t, target_p, target_t, reduction)},
-    source="ATen mse_loss_backward",
-)
-rule(
-    "aten::mse_loss_backward",
-    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, output_mask:
-         _double_vjp(_mse_of_g, _mse, output_mask, grad, grad_output, self, target, reduction)},
-    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction:
-         _backward_jvp(aten.mse_loss_backward, _mse, grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction)},
+def _loss(name: str, f: Slope, ff: Slope, of_g: Slope, *limit: str, improves: str = "") -> None:
+    """The rules of a loss and of its backward operator.
+
+    Args:
+        name: of the loss, without ``aten::``.
+        f: its backward.
+        ff: the backward of that for x.
+        of_g: the backward of that for g.
+        limit: the name of the parameter, beta or delta.
+        improves: what the rule of the backward operator improves on PyTorch.
+    """
+    values = ["self", "target", "reduction", *limit]
+    pairs = ["self_p", "self_t", "target_p", "target_t", "reduction", *limit]
+    about: dict[str, Any] = {"improves": improves} if improves else {}
+    rule(
+        f"aten::{name}",
+        vjp={("self", "target"): bound_to(lambda *given: _vjp(f, *given), ["output_mask", "grad", *values])},
+        jvp={"result": bound_to(lambda *given: _jvp(f, *given), pairs)},
+        source=f"ATen {name}_backward",
+    )
+    rule(
+        f"aten::{name}_backward",
+        vjp={
+            ("grad_output", "self", "target"): bound_to(
+                lambda *given: _double_vjp(of_g, ff, *given), ["output_mask", "grad", "grad_output", *values]
+            )
+        },
+        jvp={
+            "result": bound_to(lambda *given: _backward_jvp(f, ff, *given), ["grad_output_p", "grad_output_t", *pairs])
+        },
+        source=f"ATen {name}_double_backward",
+        **about,
+    )
+
+
+_loss("mse_loss", aten.mse_loss_backward, _mse, _mse_of_g, improves="missing")
+_loss("smooth_l1_loss", aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, _smooth_l1_of_g, "beta")
+_loss(
+    "huber_loss",
+    huber_loss_backward,
+    huber_loss_double_backward,
+    huber_loss_double_backward_grad_output,
+    "delta",
     improves="missing",
-    source="ATen mse_loss_double_backward",
 )
-rule(
-    "aten::smooth_l1_loss",
-    vjp={("self", "target"): lambda grad, self, target, reduction, beta, output_mask:
-         _vjp(aten.smooth_l1_loss_backward, output_mask, grad, self, target, reduction, beta)},
-    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, beta:
-         _jvp(aten.smooth_l1_loss_backward, self_p, self_t, target_p, target_t, reduction, beta)},
-    source="ATen smooth_l1_loss_backward",
-)
-rule(
-    "aten::smooth_l1_loss_backward",
-    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, beta, output_mask:
-         _double_vjp(_smooth_l1_of_g, smooth_l1_loss_double_backward, output_mask, grad, grad_output, self, target,
-                     reduction, beta)},
-    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, beta:
-         _backward_jvp(aten.smooth_l1_loss_backward, smooth_l1_loss_double_backward, grad_output_p, grad_output_t, self_p,
-                       self_t, target_p, target_t, reduction, beta)},
-    source="ATen smooth_l1_loss_double_backward",
-)
-rule(
-    "aten::huber_loss",
-    vjp={("self", "target"): lambda grad, self, target, reduction, delta, output_mask:
-         _vjp(huber_loss_backward, output_mask, grad, self, target, reduction, delta)},
-    jvp={"result": lambda self_p, self_t, target_p, target_t, reduction, delta:
-         _jvp(huber_loss_backward, self_p, self_t, target_p, target_t, reduction, delta)},
-    source="ATen huber_loss_backward",
-)
-rule(
-    "aten::huber_loss_backward",
-    vjp={("grad_output", "self", "target"): lambda grad, grad_output, self, target, reduction, delta, output_mask:
-         _double_vjp(huber_loss_double_backward_grad_output, huber_loss_double_backward, output_mask, grad, grad_output,
-                     self, target, reduction, delta)},
-    jvp={"result": lambda grad_output_p, grad_output_t, self_p, self_t, target_p, target_t, reduction, delta:
-         _backward_jvp(huber_loss_backward, huber_loss_double_backward, grad_output_p, grad_output_t, self_p, self_t,
-                       target_p, target_t, reduction, delta)},
-    improves="missing",
-    source="ATen huber_loss_double_backward",
-)
-# fmt: on
