@@ -1,4 +1,4 @@
-"""Operators without a rule, and why: views, and what has no derivative. See `torch_manualgrad.core.rule.catalogue`.
+"""Operators without a rule, and why: views, composites, and operators without a derivative.
 
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
@@ -42,7 +42,7 @@ view(
     "aten::view_as_real",
 )
 
-# What is true or false, and what is counted or drawn, jumps or is constant.
+# Booleans, counts and random numbers jump or are constant.
 nondifferentiable(
     "aten::_is_all_true",
     "aten::_is_any_true",
@@ -219,7 +219,7 @@ gap(
     reason="how many values there are jumps where two become equal; PyTorch has no derivative either",
 )
 
-# What is drawn at random.
+# Random numbers.
 nondifferentiable(
     "aten::bernoulli",
     "aten::bernoulli.Tensor",

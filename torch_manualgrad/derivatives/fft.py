@@ -1,8 +1,8 @@
 """Discrete Fourier transforms: _fft_c2c, _fft_r2c, _fft_c2r.
 
 F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform in
-the other direction with the same s. What maps from or to real signals has half of a spectrum in the last of its dims. Dims
-are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
+the other direction with the same s. A transform from or to real signals has half of a spectrum in the last of its dims.
+Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
 
 Args:
     normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
@@ -19,14 +19,14 @@ from torch_manualgrad.core.rule import formula, linear_in
 
 
 def _dims_fit(grad: Tensor, dim: Sequence[int]) -> str:
-    """What is wrong with the dims of a transform: the operators write out of bounds for those that do not exist."""
+    """Why the dims of a transform do not fit: the operators write out of bounds for dims that do not exist."""
     if not dim or len(set(dim)) < len(dim) or not all(0 <= d < grad.dim() for d in dim):
         return f"dim: expected different dims of grad, from 0 to {grad.dim() - 1}, at least one, got {list(dim)}"
     return ""
 
 
 def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_size: int) -> str:
-    """What is wrong with the sizes of a spectrum."""
+    """Why the sizes of a spectrum do not fit."""
     if wrong := _dims_fit(grad, dim):
         return wrong
     expected = last_dim_size // 2 + 1 if onesided else last_dim_size
@@ -39,7 +39,7 @@ def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_si
 def fft_r2c_backward(
     grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
 ) -> Tensor:
-    """Cotangent of a real signal, given that of its spectrum: Re F^H G, where G has zeros for the half left out.
+    """Cotangent of a real signal, given that of its spectrum: Re F^H G, where G has zeros for the half that is left out.
 
     Args:
         grad: G, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where n is in the last of ``dim``.
@@ -72,7 +72,7 @@ def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Te
     last = dim[-1]
     n, half = grad.shape[last], found.shape[last]
     frequency = torch.arange(half, device=grad.device)
-    times = torch.where((frequency > 0) & (frequency <= n - half), 2, 1)  # all but 0, and n / 2 where n is even
+    times = torch.where((frequency > 0) & (frequency <= n - half), 2, 1)  # all but 0, and n / 2 if n is even
     return found * times.reshape([-1] + [1] * (grad.dim() - last - 1))
 
 

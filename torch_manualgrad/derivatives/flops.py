@@ -1,6 +1,6 @@
-"""What the formulas with kernels count for in ``torch.utils.flop_counter``, which sees matrix products, and not kernels.
+"""Flops of formulas with kernels for ``torch.utils.flop_counter``, which counts matrix products and not kernels.
 
-A kernel counts as the body of its formula would: the products of the body, run on tensors without data.
+A kernel counts as the products in the body of its formula, which is run on tensors without data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _register(formula: Formula) -> None:
     register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
 
 
-# Their kernels do what PyTorch does not count: they solve with the factors of the forward, where their bodies decompose
-# anew, or are PyTorch's own for attention, which only some releases count.
+# PyTorch does not count the work of these kernels: they solve with the factors of the forward, where their bodies decompose
+# again, or are PyTorch's own attention, which only some releases count.
 _UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
 if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward not in flop_registry:
     _UNCOUNTED.add("attention_backward")

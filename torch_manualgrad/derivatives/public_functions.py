@@ -1,8 +1,8 @@
-"""Which operators with a rule a public function of PyTorch's reaches, so that ``override("linalg.svd")`` knows what is meant.
+"""The operators with a rule that a public function of PyTorch reaches, for names such as ``override("linalg.svd")``.
 
-``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. What is elementwise or linear is
-left out: such operators are in everything, and are called by their own names. ``tests/core/test_names.py`` runs all
-functions and compares.
+``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. Elementwise and linear operators
+are left out: most functions call some, and they are named directly. ``tests/core/test_names.py`` runs all functions and
+compares.
 """
 
 from torch_manualgrad.core.rule import reached

@@ -1,13 +1,13 @@
 """Binary cross entropy of a probability x, or of a logit, and a target t, one loss for each entry, weighted and reduced.
 
-With g the cotangent times the weight, divided by the number n of entries where the mean is taken:
+With g the cotangent times the weight, divided by the number n of entries for a mean:
 
     probability  -t log x - (1 - t) log(1 - x), where a logarithm is at least -100,
                  for x: g (x - t) / (x (1 - x)), for t: g (log(1 - x) - log x);
-    logit        -p t log s(x) - (1 - t) log s(-x), with s the sigmoid and p the weight of what is true,
+    logit        -p t log s(x) - (1 - t) log s(-x), with s the sigmoid and p the weight of positive targets,
                  for x: g ((1 - t) s(x) - p t s(-x)), for t: g (log s(-x) - p log s(x)).
 
-PyTorch's derivative for x takes max(x (1 - x), 1e-12) for x (1 - x), and so do these rules.
+PyTorch's derivative for x has max(x (1 - x), 1e-12) instead of x (1 - x), and so do these rules.
 
 Args:
     grad: h, (*).
@@ -62,7 +62,7 @@ def binary_cross_entropy_target_backward(
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at x = 0 and x = 1, and where a logarithm is -100; the derivative there is 0.
+        Where not differentiable: at x = 0 and x = 1, and where a logarithm is -100. The derivative is 0 there.
 
     References:
         ATen binary_cross_entropy_target_backward, which is infinite at x = 0 and x = 1.
@@ -81,7 +81,7 @@ def binary_cross_entropy_double_backward(
     """Cotangent of x, given h, that of its gradient: h g (t / x^2 + (1 - t) / (1 - x)^2).
 
     Args:
-        input: x, (*), from 0 to 1; x and 1 - x count as 1e-12 where they are below it.
+        input: x, (*), from 0 to 1; x and 1 - x count as 1e-12 if they are smaller.
 
     Returns:
         The shape of ``input``.
@@ -100,7 +100,7 @@ def binary_cross_entropy_double_backward_target(
     """Cotangent of t, given h, that of the gradient of x: -h g / (x (1 - x)).
 
     Args:
-        self: x, (*), from 0 to 1; x (1 - x) counts as 1e-12 where it is below it.
+        self: x, (*), from 0 to 1; x (1 - x) counts as 1e-12 if it is smaller.
 
     Returns:
         The shape of ``self``.

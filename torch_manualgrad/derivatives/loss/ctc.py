@@ -5,12 +5,12 @@ The states s = 0 .. 2 S are the labels with blanks around them, and m(s) the sym
     a_t(s) = lp_t(m(s)) + log(exp a_{t-1}(s) + exp a_{t-1}(s - 1) + [m(s) != m(s - 2)] exp a_{t-1}(s - 2)),
 
 from a_{-1} = log [s = 0]; b_t is the same from the end, without lp_t, and log Z the sum over the last two states. The
-derivative is that of a sum of products, at any lp, normalised or not:
+derivative is that of a sum of products, at any lp, normalized or not:
 
     d(-log Z) / d lp_t(c) = -sum over m(s) = c of exp(a_t(s) + b_t(s) - log Z).
 
-PyTorch adds exp(lp_t(c)) to it, the derivative of a log_softmax that it takes to stand before; what comes out of that
-log_softmax's own derivative is the same with and without.
+PyTorch adds exp(lp_t(c)) to it, for a log_softmax that it assumes before the loss. The derivative of such a log_softmax gives
+the same with and without this term.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 
 def _log_sum(terms: Sequence[Tensor]) -> Tensor:
-    """log sum exp of tensors; where all are -inf, -inf with derivatives that are zero."""
+    """log sum exp of tensors; where all are -inf, it is -inf and its derivatives are zero."""
     stacked = torch.stack(tuple(terms))
     largest = stacked.detach().amax(0)
     impossible = largest == -inf
@@ -40,9 +40,9 @@ def _log_sum(terms: Sequence[Tensor]) -> Tensor:
 
 
 def _labels(targets: Tensor, target_lengths: Tensor, longest: int, blank: int) -> Tensor:
-    """The symbols of the states, (N, 2 S + 1); those behind the end of a sequence are blanks."""
+    """The symbols of the states, (N, 2 S + 1); those after the end of a sequence are blanks."""
     steps = torch.arange(longest, device=targets.device)
-    if targets.dim() == 1:  # one sequence after the other
+    if targets.dim() == 1:  # the sequences are concatenated
         starts = target_lengths.cumsum(0) - target_lengths
         places = (starts[:, None] + steps).clamp(max=max(targets.numel() - 1, 0))
         given = targets[places] if targets.numel() else places
@@ -54,7 +54,7 @@ def _labels(targets: Tensor, target_lengths: Tensor, longest: int, blank: int) -
 
 
 def _moved(x: Tensor, steps: int) -> Tensor:
-    """x by so many states to the right, or to the left, with -inf for what comes in."""
+    """x, moved by this number of states to the right, or to the left if negative, and filled with -inf."""
     if steps > 0:
         return torch.nn.functional.pad(x, (steps, 0), value=-inf)[:, : x.shape[1]]
     return torch.nn.functional.pad(x, (0, -steps), value=-inf)[:, -steps:]
@@ -67,13 +67,13 @@ def occupancies(
 
     Args:
         log_probs: lp, (T, N, C).
-        targets: the labels, (N, S) or one after the other.
+        targets: the labels, (N, S) or concatenated.
         input_lengths, target_lengths: (N,).
         longest: S, the largest of the target lengths, or more.
         blank: the index of the blank.
 
     Returns:
-        (T, N, C), zero behind the end of an input.
+        (T, N, C), zero after the end of an input.
     """
     states = _labels(targets, target_lengths, longest, blank)
     place = torch.arange(2 * longest + 1, device=log_probs.device)
@@ -115,7 +115,7 @@ def _alignments_fit(
     log_alpha: Tensor,
     blank: int,
 ) -> str:
-    """What is wrong with labels and lengths, which the kernel reads as places in memory."""
+    """Why labels or lengths do not fit, which the kernel reads as places in memory."""
     T, N, C = log_probs.shape
     longest = (log_alpha.shape[-1] - 1) // 2
     if not 0 <= blank < C:
@@ -150,7 +150,7 @@ def ctc_loss_gradient(
     Args:
         grad: g, (N,).
         log_probs: lp, (T, N, C).
-        targets: the labels, integers, (N, S), or one after the other, (L,).
+        targets: the labels, integers, (N, S), or concatenated, (L,).
         input_lengths: (N,), integers; may be on the CPU.
         target_lengths: (N,), integers; may be on the CPU.
         neg_log_likelihood: -log Z, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is
@@ -162,7 +162,7 @@ def ctc_loss_gradient(
         The shape of ``log_probs``.
 
     Note:
-        Where not differentiable: where no alignment is possible the loss is infinite, and the result 0.
+        Where not differentiable: where no alignment is possible. The loss is infinite, and the result 0.
 
     References:
         Graves, Fernandez, Gomez, Schmidhuber, Connectionist temporal classification, doi:10.1145/1143844.1143891, equations
@@ -183,9 +183,9 @@ def _(
     log_alpha: Tensor,
     blank: int,
 ) -> Tensor:
-    # PyTorch's reads these as if they were contiguous
+    # PyTorch's kernel reads these as if they were contiguous
     targets, input_lengths, target_lengths = (x.contiguous() for x in (targets, input_lengths, target_lengths))
-    # of lp less its largest entry at each time, so that the exp(lp) that PyTorch adds is at most 1, and can be taken away
+    # lp without its largest entry at each time: then the exp(lp) that PyTorch adds is at most 1, and can be subtracted
     times = torch.arange(log_probs.shape[0], device=log_probs.device)
     inside = times[:, None] < input_lengths.to(log_probs.device)
     top = log_probs.amax(2)
@@ -203,22 +203,8 @@ def _(
 
 
 def lengths(given: Any, like: Tensor) -> Tensor:
-    """Lengths as a tensor, where the operator has a list."""
+    """Lengths as a tensor, also if the operator has a list."""
     return given.to(like.device) if isinstance(given, Tensor) else torch.tensor(given, device=like.device)
-
-
-def _gradient(
-    grad: Tensor,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    result0: Tensor,
-    result1: Tensor,
-    blank: int,
-) -> Tensor:
-    sizes = (lengths(n, log_probs) for n in (input_lengths, target_lengths))
-    return ctc_loss_gradient(grad, log_probs, targets, *sizes, result0, result1, blank)
 
 
 def _vjp(
@@ -231,7 +217,8 @@ def _vjp(
     result1: Tensor,
     blank: int,
 ) -> Tensor:
-    return _gradient(grad_result0, log_probs, targets, input_lengths, target_lengths, result0, result1, blank)
+    sizes = (lengths(n, log_probs) for n in (input_lengths, target_lengths))
+    return ctc_loss_gradient(grad_result0, log_probs, targets, *sizes, result0, result1, blank)
 
 
 def _jvp(
@@ -245,7 +232,7 @@ def _jvp(
     blank: int,
 ) -> Tensor:
     ones = torch.ones_like(result0)
-    slope = _gradient(ones, log_probs_p, targets, input_lengths, target_lengths, result0, result1, blank)
+    slope = _vjp(ones, log_probs_p, targets, input_lengths, target_lengths, result0, result1, blank)
     return (slope * log_probs_t).sum((0, 2))
 
 

@@ -1,11 +1,11 @@
-"""Dropout, rrelu and masked softmax: elementwise maps and a softmax whose mask or noise the operator is given, or returns.
+"""Dropout, rrelu and masked softmax: operators that take or return a mask or noise.
 
-What is drawn at random is a constant of the derivatives: dropout is mask * x / (1 - p), rrelu is noise * x.
+Random numbers are constants of the derivatives: dropout is mask * x / (1 - p), rrelu is noise * x.
 
 Args:
     grad: cotangent of the result, or tangent of the input.
-    mask: what was kept, the shape of ``grad``.
-    scale: 1 / (1 - p), or 1 where nothing was dropped.
+    mask: the entries that were kept, the shape of ``grad``.
+    scale: 1 / (1 - p), or 1 if no entry was dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _fused_dropout_backward(grad: Tensor, mask: Tensor, p1m: float) -> Tensor:
     """Cotangent of the input of _fused_dropout, or tangent of the result: grad * mask / p.
 
     Args:
-        p1m: p, the probability to be kept.
+        p1m: p, the probability that an entry is kept.
 
     Returns:
         The shape of ``grad``.
@@ -67,15 +67,15 @@ def rrelu_with_noise_backward(
     Args:
         grad_output: cotangent of the result, or tangent of x.
         self: x, real; not read in training.
-        noise: what x was multiplied by in training: 1 where x > 0.
-        lower, upper: between which the noise was drawn; their mean is the slope in evaluation.
-        training: which of the two.
+        noise: the factor of x in training: 1 where x > 0.
+        lower, upper: the interval that the noise was drawn from. Their mean is the slope in evaluation.
+        training: whether the noise is the factor, and not the slope of evaluation.
 
     Returns:
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at x = 0, where the derivative is that of x < 0.
+        Where not differentiable: at x = 0. The derivative is that of x < 0.
     """
     if training:
         return grad_output * noise
@@ -91,8 +91,8 @@ def masked_softmax_differential(
     Args:
         x: cotangent of y, or tangent of the input.
         output: y, real.
-        mask: what is left out, bool: (L, L) for mask_type 0, (B, L) for 1, else the shape of y.
-        dim: along which y sums to 1; None for the last.
+        mask: the entries that are left out, bool: (L, L) for mask_type 0, (B, L) for 1, else the shape of y.
+        dim: the dim along which y sums to 1; None for the last.
         mask_type: 0, 1, 2 or None, as _masked_softmax takes it.
 
     Returns:
@@ -110,7 +110,7 @@ def masked_softmax_differential(
 
 
 def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
-    """Without ``train``, PyTorch drops as in training. It returns an empty input as it is, which asks for a view."""
+    """Without ``train``, PyTorch drops as in training. It returns an empty input itself, whose derivative is a view."""
     if x.numel() == 0:
         return x.view_as(x)
     scale = 1.0 if train is False else 0.0 if p == 1 else 1 / (1 - p)
@@ -121,7 +121,7 @@ rule(
     "aten::native_dropout",
     vjp={"input": lambda grad_result0, result1, p, train: _dropout(grad_result0, result1, p, train)},
     jvp={"result0": lambda input_t, result1, p, train: _dropout(input_t, result1, p, train)},
-    defer_to_stock=lambda _, p, train: train is not None,  # without it PyTorch forgets the scale
+    defer_to_stock=lambda _, p, train: train is not None,  # without ``train`` PyTorch's derivative lacks the scale
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
     finite=True,
@@ -132,11 +132,7 @@ rule(
         "grad_output": native_dropout_double_backward.bind(ggI="grad", grad="grad_output"),
         "mask": lambda grad, grad_output, scale: grad * grad_output * scale,
     },
-    jvp={
-        "result": lambda grad_output_t, mask, scale: infinitely_differentiable_native_dropout_backward(
-            grad_output_t, mask, scale
-        )
-    },
+    jvp={"result": infinitely_differentiable_native_dropout_backward.bind(grad="grad_output_t")},
     improves="missing",
     source="ATen native_dropout_double_backward",
 )
@@ -144,8 +140,8 @@ rule(
 
 FUSED_DROPOUT = rule(
     "aten::_fused_dropout",
-    vjp={"self": lambda grad_result0, result1, p: _fused_dropout_backward(grad_result0, result1, p)},
-    jvp={"result0": lambda self_t, result1, p: _fused_dropout_backward(self_t, result1, p)},
+    vjp={"self": _fused_dropout_backward.bind(grad="grad_result0", mask="result1", p1m="p")},
+    jvp={"result0": _fused_dropout_backward.bind(grad="self_t", mask="result1", p1m="p")},
     source="ATen _fused_dropout_backward",
     register=torch.cuda.is_available(),
 )
@@ -189,7 +185,7 @@ rule(
             None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
         )
     },
-    # PyTorch packs the noise before it is drawn: hooks that copy, those of checkpoint too, keep what was in memory
+    # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized memory
     improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),

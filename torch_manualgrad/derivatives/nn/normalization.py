@@ -1,4 +1,4 @@
-"""What the normalizations share: the derivatives of x -> x^ = (x - m) r, where r = (var + eps)^-1/2, along some dims.
+"""The derivatives that all normalizations share: of x -> x^ = (x - m) r, where r = (var + eps)^-1/2, along some dims.
 
 With <v> the mean of v along these dims, the derivative of x^ is the self-adjoint map
 
@@ -13,8 +13,8 @@ Each is differentiated again with x^, m and r as functions of x. With a = <h x^>
     cotangent of x, given v, that of P h:    P(-r (a v + b h)) - r^2 (c - a b) x^,
     tangent of P h along dx = t:             -r (a P t + x^ <h P t> + <t x^> P h).
 
-Saved statistics are constants to autograd. A formula that takes them for constants, as PyTorch's do, is right where it is
-evaluated and wrong where it is differentiated.
+Saved statistics are constants to autograd. A formula that treats them as constants, as PyTorch's do, has right values and
+wrong derivatives.
 
 RMS normalization is the same with m = 0 and without <v> in P, and <h> <v> in c. With given statistics (batch
 normalization in evaluation) P v = r v, and the last two are zero.
@@ -54,7 +54,7 @@ class Standardized:
     Attributes:
         values: x^, in the shape of x.
         rstd: r, of size 1 along ``dims``.
-        dims: along which the statistics were taken; None where they were given.
+        dims: the dims that the statistics were taken along; None if they were given.
         centered: whether m was subtracted.
     """
 
@@ -94,7 +94,7 @@ class Standardized:
 
 
 def gradient_format(input: Tensor) -> torch.memory_format:
-    """That of the gradient: channels last where the strides of images grow from the channels on, else contiguous."""
+    """The memory format of the gradient: channels last if the strides of images grow from the channels on, else contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if input.dim() not in formats:
         return torch.contiguous_format
@@ -159,9 +159,9 @@ def standardized(x: Tensor, dims: Sequence[int], eps: float, centered: bool = Tr
 
 
 def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool = True) -> Standardized:
-    """The same where eps is not known, but what r is: of any shape with as many entries.
+    """`standardized` with a known r, of any shape with as many entries, instead of eps.
 
-    With r0 that value, and q = r0^2 var, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
+    With r0 that value, and q = r0^2 var, whose value is q0, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
     """
     rest = _rest(x, dims, centered)
     given = constant(wide(rstd)).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
@@ -170,7 +170,7 @@ def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool
     return Standardized(rest * rstd, rstd, dims, centered)
 
 
-# In the following the weight and its cotangents and tangents have size 1, or none, along the dims that are summed.
+# Below, the weight and its cotangents and tangents have size 1, or no dim, along the dims that are summed.
 
 
 def norm_backward(
@@ -191,7 +191,7 @@ def norm_backward_jvp(
     *,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tangents of what `norm_backward` gives."""
+    """Tangents of the results of `norm_backward`."""
     h = g if weight is None else g * weight
     of_x = of_weight = of_bias = torch.zeros_like(s.values)
     if g_t is not None:
@@ -215,7 +215,7 @@ def norm_double_backward(
     *,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, the weight and g, given those of what `norm_backward` gives."""
+    """Cotangents of x, the weight and g, given those of the results of `norm_backward`."""
     h = g if weight is None else g * weight
     of_x = of_g = torch.zeros_like(s.values)
     of_weight = _sum(of_x, summed)

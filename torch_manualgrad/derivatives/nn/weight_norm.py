@@ -4,19 +4,20 @@ With u = v / |v| and <.> the sum along these dims, and a cotangent G of w:
 
     dw = dg u + g du,    du = (dv - u <u dv>) / |v|;        gg = <G u>,    gv = g A / |v|,    A = G - u <G u>.
 
-The latter is a gradient, and so its derivative in v and g is symmetric: tangents of the two are cotangents of them too,
+(gv, gg) is a gradient, so its derivative in v and g is symmetric: tangents of the two are also their cotangents,
 
     dgg = <dG u> + <G du>,    dgv = (dg - g <u dv> / |v|) A / |v| + g (dG - du <G u> - u dgg) / |v|.
 
-The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are functions of v,
-where the saved ones are the scale at which nothing overflows.
+The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are functions
+of v, and the saved norms are a scale at which nothing overflows.
 
 Args:
+    v, saved_v: the direction, real.
+    g, saved_g: the norm of w, of size 1 along all dims but ``dim``.
     saved_norms: |v| as _weight_norm_interface returns it; a function of v here.
-    dim: the dim along which there is no norm.
+    dim: the dim that the norm is not taken along.
     grad_w: G, the shape of ``saved_v``.
-    saved_v: the direction, real.
-    saved_g: the norm of w, of size 1 along all dims but ``dim``.
+    v_t, g_t, grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
 """
 
 from __future__ import annotations
@@ -59,16 +60,11 @@ def weight_norm_jvp(
 ) -> Tensor:
     """Tangent of w: dg u + g du.
 
-    Args:
-        v: the direction, real.
-        g: the norm of w, of size 1 along all dims but ``dim``.
-        v_t, g_t: tangents; None for zero.
-
     Returns:
         The shape of v.
 
     Note:
-        Where not differentiable: at v = 0, where the result is nan.
+        Where not differentiable: at v = 0. The result is nan.
 
     References:
         Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
@@ -80,7 +76,7 @@ def weight_norm_jvp(
 
 
 def _sizes_fit(saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> str:
-    """What is wrong with the arguments of `weight_norm_backward`, whose kernel trusts them."""
+    """Why the arguments of `weight_norm_backward` do not fit, which its kernel does not check; empty if they fit."""
     if not saved_v.dim() or dim not in (0, saved_v.dim() - 1):
         return f"dim: expected the first or the last of the {saved_v.dim()} dims of saved_v, got {dim}"
     sizes = [n if i == dim else 1 for i, n in enumerate(saved_v.shape)]
@@ -114,7 +110,7 @@ def weight_norm_backward(
 
 @weight_norm_backward.impl("default")
 def _(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> tuple[Tensor, ...]:
-    if not saved_v.numel():  # on which PyTorch's ends the process
+    if not saved_v.numel():  # PyTorch's kernel would end the process
         return torch.zeros_like(saved_v).contiguous(), torch.zeros_like(saved_g).contiguous()
     found = torch.ops.aten._weight_norm_interface_backward(
         *(x.contiguous() for x in (grad_w, saved_v, saved_g, saved_norms)), dim
@@ -134,9 +130,6 @@ def weight_norm_backward_jvp(
     dim: int,
 ) -> tuple[Tensor, Tensor]:
     """Tangents of the two gradients; without ``grad_w_t`` also cotangents of v and g, given those of the gradients.
-
-    Args:
-        grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
 
     Returns:
         The shapes of v and g.

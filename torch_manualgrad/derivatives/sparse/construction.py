@@ -1,4 +1,4 @@
-"""What makes sparse tensors of dense ones: of values with their indices, and of the entries that are not zero."""
+"""Constructors of sparse tensors: from values with their indices, and from the nonzero entries of a dense tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .entries import (
 
 @formula
 def sparse_coo_tensor_values_backward(grad: Tensor, indices: Tensor) -> Tensor:
-    """Cotangent of the values, given that of the sparse tensor that they were stored in: what it has at the indices.
+    """Cotangent of the values, given that of the sparse tensor that stores them: its entries at the indices.
 
     Args:
         grad: cotangent, sparse (COO) or dense.
@@ -37,9 +37,9 @@ def sparse_coo_tensor_values_backward(grad: Tensor, indices: Tensor) -> Tensor:
 
 
 def to_sparse_backward(grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor:
-    """Cotangent of a tensor, given that of the same in another layout (ATen to_sparse_backward).
+    """Cotangent of a tensor, given that of the tensor in another layout (ATen to_sparse_backward).
 
-    No formula: a schema has no type for a layout.
+    It is not a formula, as a schema has no type for a layout.
     """
     if grad.layout is self_layout and blocksize(grad) == self_blocksize:
         return grad

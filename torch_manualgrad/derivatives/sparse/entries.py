@@ -1,8 +1,8 @@
-"""The stored entries of sparse tensors: where they are, and what another tensor has there.
+"""The stored entries of sparse tensors: their indices, and the entries of other tensors at these indices.
 
-A derivative with respect to the values of a sparse tensor is the cotangent at its entries. All of it is made of differentiable
-operators on dense tensors, so that it has derivatives of every order in reverse mode. Forward mode ends where a result is
-sparse: PyTorch's dual tensors have storage, and a sparse tensor has none.
+A derivative with respect to the values of a sparse tensor is the cotangent at its entries. It is composed of differentiable
+operators on dense tensors, and so has derivatives of every order in reverse mode. Forward mode ends at a sparse result:
+PyTorch's dual tensors have storage, and a sparse tensor has none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "with_values",
 ]
 
-# What cannot work, by the names of modes and checks.
+# The modes and checks that cannot work, with the reason.
 OF_SPARSE_RESULTS = {
     **dict.fromkeys(
         ("fwd", "fwd-rev", "fwd-fwd", "rev-fwd"), "the result is sparse, and PyTorch's dual tensors cannot be"
@@ -57,7 +57,7 @@ def no_tangent(result: Tensor) -> Tensor:
 
 
 def wanted(found: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """The gradients, with None for those that are not."""
+    """The gradients in the mask, and None for the others."""
     return tuple(x if yes else None for x, yes in zip(found, mask))
 
 
@@ -76,7 +76,7 @@ def entries(x: Tensor) -> tuple[Tensor, ...]:
 def compressed_entries(
     compressed: Tensor, plain: Tensor, sizes: Sequence[int], layout: torch.layout
 ) -> tuple[Tensor, ...]:
-    """The same of a compressed sparse tensor's parts, whose values have these sizes; batches have the index of the batch before the others."""
+    """`entries` of a compressed sparse tensor, from its parts and the sizes of its values. The indices of batch dims come first."""
     lengths = compressed.diff(dim=-1)
     at = torch.arange(lengths.shape[-1], device=plain.device)
     outer = torch.repeat_interleave(
@@ -107,7 +107,7 @@ def as_coo(x: Tensor) -> Tensor:
 
 
 def _positions(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Row-major numbers of the entries."""
+    """The row-major positions of the entries."""
     found: Any = 0
     for i, n in zip(indices, sizes):
         found = found * n + i
@@ -115,15 +115,15 @@ def _positions(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def entries_at(x: Tensor, indices: tuple[Tensor, ...], count: int = 1) -> Tensor:
-    """What a tensor, sparse or dense, has at the entries with these indices; zero where nothing is stored.
+    """The entries of a tensor, sparse or dense, at these indices; zero where nothing is stored.
 
     Args:
         x: (*); if it is sparse, ``indices`` are those of its sparse dims.
         indices: one tensor for each of the first dims.
-        count: the number of entries, which no index has where there are no sparse dims. Each is all of x then.
+        count: the number of entries if there are no sparse dims. Each entry is then the whole of x.
 
     Returns:
-        The shape to which ``indices`` broadcast, and the dims of x that they do not index.
+        The shape to which ``indices`` broadcast, followed by the dims of x that they do not index.
     """
     if x.layout in _BLOCKS or x.layout is not torch.sparse_coo and len(indices) > 2:
         x = x.to_dense(masked_grad=False)
@@ -143,23 +143,23 @@ def entries_at(x: Tensor, indices: tuple[Tensor, ...], count: int = 1) -> Tensor
 
 
 def to_dense_at(values: Tensor, indices: tuple[Tensor, ...], sizes: Sequence[int]) -> Tensor:
-    """A dense tensor with these values at these indices, added up where there are several, and zeros elsewhere."""
+    """A dense tensor with these values at these indices, and zeros elsewhere. Values at the same index are added."""
     if not indices:
         return values.sum(0)
-    # index_put adds up in an order that depends on the threads
+    # not index_put, which adds in an order that depends on the threads
     rest = math.prod(sizes[len(indices) :])
     at = _positions(indices, sizes).reshape(-1, 1) * rest + torch.arange(rest, device=values.device)
     return values.new_zeros(math.prod(sizes)).index_add(0, at.reshape(-1), values.reshape(-1)).reshape(sizes)
 
 
 def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Tensor, height: int) -> Tensor:
-    """The product of the sparse matrix of these entries, of that height, and a dense matrix."""
+    """The product of a sparse matrix, given by its entries and its height, and a dense matrix."""
     return dense.new_zeros(height, dense.shape[1]).index_add(
         0, rows, values.unsqueeze(-1) * dense.index_select(0, columns)
     )
 
 
 def with_values(x: Tensor, values: Tensor, layout: torch.layout = torch.sparse_coo) -> Tensor:
-    """A sparse tensor with the entries of another (COO), and these values."""
+    """A sparse tensor with the indices of another (COO), and these values."""
     found = torch.sparse_coo_tensor(x._indices(), values, x.shape, is_coalesced=x.is_coalesced())
     return found if layout is torch.sparse_coo else found.to_sparse(layout=layout)

@@ -21,7 +21,7 @@ from .entries import (
 
 
 def _sizes_fit(mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> str:
-    """What is wrong with the sizes: the gradient has a place for each entry of the mask."""
+    """Why the sizes do not fit: the gradient has a place for each entry of the mask."""
     if sparse or list(mask.shape) == list(self_sizes):
         return ""
     return f"self_sizes: expected {list(mask.shape)}, the shape of mask, got {list(self_sizes)}"
@@ -29,7 +29,7 @@ def _sizes_fit(mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> str:
 
 @formula(requires=_sizes_fit)
 def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> Tensor:
-    """Cotangent of x, given that of its entries at those of a mask: the cotangent there, zero elsewhere.
+    """Cotangent of x, given that of its entries in a mask: the cotangent there, zero elsewhere.
 
     Args:
         grad: cotangent, sparse or dense.

@@ -1,7 +1,11 @@
 """Products with a sparse matrix: _sparse_addmm, sparse_sampled_addmm. See `reduced` for other reductions than the sum.
 
-The cotangent of the sparse matrix is that of its entries: the product of two dense rows for each. A tangent of a dense factor
-works where the result is dense.
+The cotangent of the sparse matrix is that of its entries: each is the product of two dense rows. A tangent of a dense
+factor works where the result is dense.
+
+Args:
+    mat1: A, (m, k).
+    mat2: B, (k, n).
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ def _sparse_addmm_jvp(
         None if mat2_t is None else scaled(torch.sparse.mm(mat1_p, mat2_t), alpha),
         None if self_t is None else scaled(self_t, beta),
     )
-    assert tangent is not None  # nobody asks for a tangent where no input has one
+    assert tangent is not None  # the jvp is called only if some input has a tangent
     return tangent.expand(result.shape)
 
 
@@ -111,10 +115,8 @@ def sparse_sampled_addmm_backward(
     Args:
         grad: cotangent, (m, n), sparse or dense.
         self: S, (m, n), sparse (CSR).
-        mat1: A, (m, k).
-        mat2: B, (k, n).
         alpha, beta: Python numbers.
-        grad_input_mask: which of the three are wanted; the first comes back empty where it is not.
+        grad_input_mask: which of the three are wanted. The first is empty if it is not.
 
     Returns:
         (m, n), with the entries of S; (m, k); (k, n).

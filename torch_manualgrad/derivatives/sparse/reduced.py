@@ -1,9 +1,11 @@
-"""_sparse_mm_reduce_impl: the product of a sparse matrix and a dense one, with a mean, maximum or minimum for the sum.
+"""_sparse_mm_reduce_impl: the product of a sparse and a dense matrix, with a mean, maximum or minimum instead of the sum.
 
-For a mean the entries of row i are divided by their number. A maximum is one product of an entry and its row of the dense matrix,
-and has the derivative of that product; the first of several that are equal counts.
+For a mean the entries of row i are divided by their number. A maximum is the product of one entry and its row of the dense
+matrix, and has the derivative of that product. Of several that are equal, the first counts.
 
 Args:
+    self, self_p: A, (m, k), CSR, real.
+    other, other_p: B, (k, n).
     reduce: "sum", "mean", "amax" or "amin".
 """
 
@@ -21,18 +23,18 @@ from .products import products_at
 
 
 def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
-    """By what the entries are multiplied: 1, or 1 / n for the mean of n."""
+    """The factor of each entry: 1, or 1 / n for the mean of n."""
     count = rows.bincount(minlength=self.shape[0])[rows] if reduce == "mean" else torch.ones_like(rows)
     return 1 / count.to(self.dtype)
 
 
 def _csr(A: Tensor, values: Tensor | None) -> Tensor:
-    """The gradient of A with these values; empty without."""
+    """The gradient of A with these values; empty if they are None."""
     return torch.zeros(0) if values is None else with_values(A, values, torch.sparse_csr)
 
 
 def _chosen(A: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
-    """The entry that each result is of, and whether there is one."""
+    """The entry that each result comes from, and whether there is one."""
     rows, columns = entries(A)
     with torch.no_grad():
         products = A.values().detach().unsqueeze(-1) * other.detach()[columns]
@@ -53,16 +55,14 @@ def sparse_mm_reduce_backward(
     """Cotangents of a sparse A and of B, given that of the reduced products.
 
     Args:
-        self: A, (m, k), CSR, real.
         grad: cotangent, (m, n).
-        other: B, (k, n).
-        output_mask: which of the two are wanted; the first comes back empty where it is not.
+        output_mask: which of the two are wanted. The first is empty if it is not.
 
     Returns:
         (m, k), with the entries of A; (k, n).
 
     Note:
-        Where not differentiable: where products are equal, of which the first has all of the cotangent.
+        Where not differentiable: where products are equal. The first of them has all of the cotangent.
 
     References:
         ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
@@ -91,8 +91,6 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
     """Tangent of the reduced products A B, for a tangent of B.
 
     Args:
-        self_p: A, (m, k), CSR, real.
-        other_p: B, (k, n).
         other_t: tangent of B, (k, n).
 
     Returns:

@@ -23,7 +23,7 @@ from .entries import OF_SPARSE_RESULTS, as_coo, entries, entries_at, no_tangent,
 
 @formula
 def _sparse_sum_backward(grad: Tensor, self: Tensor, dim: Sequence[int]) -> Tensor:
-    """Cotangent of a sparse tensor, given that of its sum over some dims: the same for all that were added.
+    """Cotangent of a sparse tensor, given that of its sum over some dims: the same for all terms of a sum.
 
     Args:
         grad: cotangent, dense if all sparse dims are summed over, else sparse or dense.
@@ -50,7 +50,7 @@ def _sparse_sum_backward(grad: Tensor, self: Tensor, dim: Sequence[int]) -> Tens
 
 
 def _sums_over(x: Tensor, values: Tensor, dim: int) -> Tensor:
-    """For each entry, the sum of the values of all that differ from it in the index ``dim`` only."""
+    """For each entry, the sum of the values of all entries that differ from it in the index ``dim`` only."""
     if dim >= x.sparse_dim():
         return values.sum(dim - x.sparse_dim() + 1, keepdim=True)
     others = torch.stack([i for d, i in enumerate(entries(x)) if d != dim] or [torch.zeros_like(entries(x)[0])])
@@ -105,7 +105,7 @@ def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order
         grad: G, (m, n), sparse or dense.
         a: A, (m, k), sparse (COO).
         b: B, (k, n), sparse (COO).
-        grad_order: which of the two.
+        grad_order: 0 for A, 1 for B.
 
     Returns:
         The shape and the entries of A or of B.
