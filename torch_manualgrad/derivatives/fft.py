@@ -1,8 +1,8 @@
 """Discrete Fourier transforms: _fft_c2c, _fft_r2c, _fft_c2r.
 
-F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform in
-the other direction with the same s. A transform from or to real signals has half of a spectrum in the last of its dims.
-Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
+F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform
+in the other direction with the same s. A transform from or to real signals has half of a spectrum in the last of its
+dims. Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
 
 Args:
     normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
@@ -39,7 +39,7 @@ def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_si
 def fft_r2c_backward(
     grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
 ) -> Tensor:
-    """Cotangent of a real signal, given that of its spectrum: Re F^H G, where G has zeros for the half that is left out.
+    """Cotangent of a real signal, given that of its spectrum: Re F^H G, with zeros for the missing half of G.
 
     Args:
         grad: G, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where n is in the last of ``dim``.

@@ -27,8 +27,8 @@ def _register(formula: Formula) -> None:
     register_flop_formula(getattr(torch.ops.manualgrad, formula.__name__), get_raw=True)(flops)
 
 
-# PyTorch does not count the work of these kernels: they solve with the factors of the forward, where their bodies decompose
-# again, or are PyTorch's own attention, which only some releases count.
+# PyTorch does not count the work of these kernels: they solve with the factors of the forward, where their bodies
+# decompose again, or are PyTorch's own attention, which only some releases count.
 _UNCOUNTED = {"linalg_det_backward", "slogdet_backward", "adjugate_again"}
 if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward not in flop_registry:
     _UNCOUNTED.add("attention_backward")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .common import eye_like
 
-# The number of smallest singular values that may vanish in `adjugate`, which does not divide by them. A block of 4 is right
-# for second derivatives at rank n - 2 and for fourth derivatives at rank n - 4.
+# The number of smallest singular values that may vanish in `adjugate`, which does not divide by them. A block of 4 is
+# right for second derivatives at rank n - 2 and for fourth derivatives at rank n - 4.
 _BLOCK = 4
 
 
@@ -59,7 +59,7 @@ def adjugate(A: Tensor) -> Tensor:
         det M = det M1 det S,        adj M = det M1 ( det S [[M1^-1, 0], [0, 0]] + [[-X], [I]] adj(S) [-Y, I] ).
 
     Only M1 is inverted. Where its value diag(s1) is singular, the derivatives of det up to the fourth are zero; so is
-    what is returned, with a nan for each higher order.
+    the result, with a nan for each higher order.
 
     Args:
         A: (*, n, n), real or complex, n >= 1.

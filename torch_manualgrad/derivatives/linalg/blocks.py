@@ -1,12 +1,13 @@
 """The matrix that couples the cotangents of two triangular factors, for large matrices: by blocks of columns.
 
-With full matrices, most of the arithmetic in T = tril(L^H gL - triu(gU) U^H, -1) and X = T U^-H (see lu.py) is on zeros.
-Write W for triu(gU) with X below the diagonal. Column j of X depends on the columns after it:
+With full matrices, most of the arithmetic in T = tril(L^H gL - triu(gU) U^H, -1) and X = T U^-H (see lu.py) is on
+zeros. Write W for triu(gU) with X below the diagonal. Column j of X depends on the columns after it:
 
     X_j conj(u_jj) = tril(L^H gL, -1)_j - sum over c > j of W_c conj(u_jc),
 
-so blocks of columns are computed from the last to the first, each with two products and a small triangular solve. In the
-Cholesky factorization (see cholesky.py) U is L^H, without a cotangent of its own, and X has a diagonal: T = phi(L^H gL).
+so blocks of columns are computed from the last to the first, each with two products and a small triangular solve. In
+the Cholesky factorization (see cholesky.py) U is L^H, without a cotangent of its own, and X has a diagonal:
+T = phi(L^H gL).
 """
 
 from __future__ import annotations

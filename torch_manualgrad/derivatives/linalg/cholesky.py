@@ -7,9 +7,9 @@ With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L d
 A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: only the Hermitian part of dA matters,
 and gA is Hermitian.
 
-The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are ignored,
-and the gradient is zero. PyTorch's is not zero: it differentiates L L^H along any matrix dL. For the inverse X = (L L^H)^-1, and
-for the solution of L L^H X = B with Z = L^-1 B = L^H X:
+The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are
+ignored, and the gradient is zero. PyTorch's is not zero: it differentiates L L^H along any matrix dL. For the inverse
+X = (L L^H)^-1, and for the solution of L L^H X = B with Z = L^-1 B = L^H X:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.

@@ -57,8 +57,8 @@ def phi(X: Tensor) -> Tensor:
 
 
 def leading(X: Tensor, *, rows: int | None = None, columns: int | None = None) -> Tensor:
-    """The first rows and columns. Not ``X[..., :columns]``: if these are all of them it is an alias, which PyTorch's vmap
-    of batched gradients refuses."""
+    """The first rows and columns. Not ``X[..., :columns]``: of all columns that is an alias, for which PyTorch's vmap of
+    batched gradients raises."""
     X = X if rows is None else X.narrow(-2, 0, rows)
     return X if columns is None else X.narrow(-1, 0, columns)
 

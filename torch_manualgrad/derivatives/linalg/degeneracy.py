@@ -8,8 +8,8 @@ vanishes with d_ij. The quotient is then taken from what is known:
    projector onto the group, a polar factor).
 2. N_ij agrees, within its rounding error, with d_ij h_ij, where h_ij is what a function of the matrix (U f(S) V^H, any
    f) has for a quotient: h = c H, with H the symmetric part belonging to N and c = f'/f, read off the diagonal, where
-   the cotangent of s_i is c H_ii. Then it is h_ij: a reconstruction, whitening, any one spectral function. Where H_ii = H_jj = 0
-   the diagonal leaves c open: h is 0, and at equal values it is reported.
+   the cotangent of s_i is c H_ii. Then it is h_ij: a reconstruction, whitening, any one spectral function. Where
+   H_ii = H_jj = 0 the diagonal leaves c open: h is 0, and at equal values it is reported.
 3. Otherwise the pair is divided if d_ij is above the tolerance, or if the quotient is no larger than the gradient
    elsewhere (values that are rounding errors themselves, such as those of a null space, are still separate).
 4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported (see gauge.py).
@@ -80,7 +80,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor, size: int, rtol: float | None, atol: float, broadening: float) -> Scale:
-        """That of ``values`` (*, k), of matrices whose larger dimension is ``size``, under the options of `Degeneracy`."""
+        """The scale of ``values`` (*, k), of matrices of the larger dimension ``size``, with the options of `Degeneracy`."""
         largest = values.detach().abs().amax(-1)[..., None, None]
         eps = torch.finfo(largest.dtype).eps
         tolerance = (largest * (4 * size * eps if rtol is None else rtol)).clamp(min=atol)
@@ -211,7 +211,7 @@ class Resolved:
 
 
 def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The quotients h of rule 2, and where the diagonal contradicts there being one function, or leaves open which: (*, k, k)."""
+    """The quotients h of rule 2, and where the diagonal rules out one function, or leaves it open: (*, k, k)."""
     H, g = H.detach(), cotangent.detach()
     d = H.diagonal(dim1=-2, dim2=-1)
     d = d.real if d.is_complex() else d

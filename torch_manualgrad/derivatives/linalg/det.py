@@ -57,12 +57,12 @@ def _inverse(c: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool) ->
 
 
 def _without_zeros(x: Tensor) -> bool:
-    """Whether x is known to have no zero entry. False on other devices than the CPU, as reading them would synchronize."""
+    """Whether x is known to have no zero entry. False on devices, as reading it would synchronize."""
     return x.is_cpu and bool(x.all())
 
 
 def _underflowed(det: Tensor, LU: Tensor) -> bool:
-    """Whether some determinant is known to be zero without a zero pivot; False on other devices, too."""
+    """Whether some determinant is known to be zero without a zero pivot. False on devices, too."""
     return det.is_cpu and not det.all() and bool(((det == 0) & (LU.diagonal(dim1=-2, dim2=-1) != 0).all(-1)).any())
 
 
@@ -101,7 +101,7 @@ def _(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 
 
 def _det_of_small(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """grad conj(adj(B)), row-major: `linalg_det_backward` for B^T in place of A, where B = P L U."""
+    """grad conj(adj(B)), row-major: `linalg_det_backward` for A = B^T, B = P L U."""
     return (grad[..., None, None] * adjugate_from_lu(LU, pivots).conj()).contiguous()
 
 
@@ -165,7 +165,7 @@ def _slogdet_factor(grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: 
 
 
 def _slogdet_of_small(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """h conj(B^-1), row-major, nan where a pivot is zero: `slogdet_backward` for B^T in place of A, where B = P L U."""
+    """h conj(B^-1), row-major, nan where a pivot is zero: `slogdet_backward` for A = B^T, B = P L U."""
     singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)[..., None, None]
     right = torch.diag_embed(h.conj().unsqueeze(-1).expand(pivots.shape))
     return torch.linalg.lu_solve(LU, pivots, right).conj().masked_fill(singular, math.nan)

@@ -1,7 +1,7 @@
 """The sum over divided differences that is the derivative of a function of a Hermitian matrix.
 
-For A = V diag(l) V^H and F(A) = V diag(f(l)) V^H, the derivative of order k in the directions E_1, ..., E_k is V X V^H with
-E~ = V^H E V and
+For A = V diag(l) V^H and F(A) = V diag(f(l)) V^H, the derivative of order k in the directions E_1, ..., E_k is V X V^H
+with E~ = V^H E V and
 
     X_(i0 ik) = sum over the orders of E_1, ..., E_k and over i1, ..., i(k-1) of
                 f[l_i0, ..., l_ik] E~_1(i0 i1) E~_2(i1 i2) ... E~_k(i(k-1) ik).

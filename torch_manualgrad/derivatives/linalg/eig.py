@@ -4,8 +4,8 @@ With P = V^-1 dA V and the quotients by differences of eigenvalues taken entry b
 
     dL = diag P,    dV = V (P / (L_j - L_i)),    gA = V^-H [V^H gV / conj(L_j - L_i) + diag gL] V^H.
 
-The columns of V keep norm 1, so dV loses V diag Re(V^H dV), and V^H gV loses V^H V diag Re(V^H gV). The phase of a vector
-is left unchanged. At equal eigenvalues: see degeneracy.py.
+The columns of V keep norm 1, so dV loses V diag Re(V^H dV), and V^H gV loses V^H V diag Re(V^H gV). The phase of a
+vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
     L: eigenvalues, as the decomposition returned them, (*, n), complex.
@@ -138,8 +138,8 @@ def linalg_eig_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^-1 dA V, and V
-        does not turn.
+        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^-1 dA V, and
+        V does not turn.
 
     References:
         ATen linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.60 to 4.77.

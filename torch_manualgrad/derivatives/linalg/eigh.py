@@ -132,8 +132,8 @@ def linalg_eigh_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^H dA V, and V
-        does not turn.
+        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^H dA V, and
+        V does not turn.
 
     References:
         ATen linalg_eig_jvp with is_hermitian; Giles (2008), 3.1.

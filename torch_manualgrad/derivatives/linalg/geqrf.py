@@ -1,13 +1,13 @@
 """geqrf, which returns Q of A = Q R as Householder reflectors V and numbers tau.
 
-A Q with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with the
-leading rows V_1 of V,
+A Q with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with
+the leading rows V_1 of V,
 
     Q - I = V U,      U = -T V_1^H,      diag(U) = -tau,
 
-where V is unit lower trapezoidal and U upper triangular: an LU factorization without pivoting. The derivative is that of
-the QR factorization of A, followed by that of the LU factorization of Q - I. No pivot tau_i is small, as LAPACK chooses the
-sign of R_ii.
+where V is unit lower trapezoidal and U upper triangular: an LU factorization without pivoting. The derivative is that
+of the QR factorization of A, followed by that of the LU factorization of Q - I. No pivot tau_i is small, as LAPACK
+chooses the sign of R_ii.
 
 Args:
     a, tau: the packed factors and tau, as the forward returned them.

@@ -16,8 +16,8 @@ The cotangents of V and tau in Re tr(L^H Q X) are, with a = A^H V^H L and S = tr
     gtau_i = -sum_j a_ij conj(b_ij),      gV = V (S + S^H) - L (D b)^H - X (conj(D) a)^H,
 
 without the entries of gV on and above the diagonal, where V is constant. householder_product is Q [I; 0], and ormqr
-multiplies by Q or Q^H from either side. Every derivative is a few matrix products and two triangular solves, instead of a
-sequence of k small operations.
+multiplies by Q or Q^H from either side. Every derivative is a few matrix products and two triangular solves, instead of
+a sequence of k small operations.
 
 Args:
     tau_t: tangent of tau, (*, k); None for zero.

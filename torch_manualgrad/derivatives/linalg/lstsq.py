@@ -13,8 +13,8 @@ The residuals L = sum_i |R_i|^2 of each column exist at full column rank only, w
 
     dL = 2 Re sum_i conj(R_i) (dB - dA X)_i,    gB = 2 R gL,    gA = -gB X^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P has
-the derivative of a truncated pseudo-inverse (see pinv.py).
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P
+has the derivative of a truncated pseudo-inverse (see pinv.py).
 
 Args:
     rank: as linalg.lstsq returned it; see `lstsq_pinv`.
@@ -115,13 +115,13 @@ def _matrix(A: Tensor, B: Tensor) -> Tensor:
 
 
 def _normalized(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(c, A / c, B / c), whose solution is the same: a product of two pseudo-inverses neither overflows nor vanishes."""
+    """c, A / c and B / c, with the same solution: products of two pseudo-inverses neither overflow nor vanish."""
     size = magnitude(A)
     return size, A / size, _matrix(A, B) / size
 
 
 def _residuals_backward(grad_residuals: Tensor | None, A: Tensor, B: Tensor, X: Tensor) -> Tensor | None:
-    """The cotangent 2 R gL of B, given that of the residuals; None where there are no residuals."""
+    """The cotangent 2 R gL of B, given that of the residuals; None if there are no residuals."""
     if grad_residuals is None or grad_residuals.numel() == 0:
         return None
     return 2 * grad_residuals.unsqueeze(-2) * (_matrix(A, B) - A @ _matrix(A, X))
@@ -219,7 +219,7 @@ def linalg_lstsq_solution_jvp(
 
 @formula
 def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Tensor:
-    """Tangent of the least-squares solution, found anew: `linalg_lstsq_solution_jvp`.
+    """Tangent of the least-squares solution, which is computed again: `linalg_lstsq_solution_jvp`.
 
     Args:
         self_t: tangent of A, (*, m, n).

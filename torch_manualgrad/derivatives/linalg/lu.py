@@ -1,23 +1,24 @@
 """The LU factorization: linalg_lu, linalg_lu_factor_ex, lu_unpack.
 
 A = P L U, A of shape (m, n), k = min(m, n), with P constant: it does not change where the factors are differentiable.
-Write B = P^T dA, and a subscript 1 for the first k rows or columns. Multiply B = dL U + L dU from the left by L1^-1: the
-first k rows are the sum of a strictly lower and an upper triangle,
+Write B = P^T dA, and a subscript 1 for the first k rows or columns. Multiply B = dL U + L dU from the left by L1^-1:
+the first k rows are the sum of a strictly lower and an upper triangle,
 
     Y = L1^-1 B_1 = S U + dU,   S = L1^-1 dL_1 = tril(Y U_1^-1, -1),   dL_1 = L1 S,   dU = Y - S U,
 
-and for m > n the other rows follow: dL_2 = (B_2 - L_2 dU) U^-1. The last column of S is zero, and its other columns need
-only the leading (k-1) x (k-1) block U' of U: nothing is divided by the last pivot, except in dL_2. The adjoint of all
-this, for cotangents gL and gU, with R = gL_2 U^-H and with gU reduced by L_2^H R if m > n:
+and for m > n the other rows follow: dL_2 = (B_2 - L_2 dU) U^-1. The last column of S is zero, and its other columns
+need only the leading (k-1) x (k-1) block U' of U: nothing is divided by the last pivot, except in dL_2. The adjoint of
+all this, for cotangents gL and gU, with R = gL_2 U^-H and with gU reduced by L_2^H R if m > n:
 
     gA = P [L1^-H (triu(gU) + T U'^-H); R],   T = tril(L1^H gL_1 - triu(gU) U^H, -1).
 
 Where not differentiable: at a pivot of zero before the last; for m > n, if L has a cotangent, at any pivot of zero. The
-result is then inf or nan. At a last pivot of zero the factors are smooth if m <= n and the other pivots are not zero, and
-so is U alone if m > n. The points where the pivoting changes are not marked: the derivative is that of the P that was
-chosen.
+result is then inf or nan. At a last pivot of zero the factors are smooth if m <= n and the other pivots are not zero,
+and so is U alone if m > n. The points where the pivoting changes are not marked: the derivative is that of the P that
+was chosen.
 
-Solving from the right is twice as fast as from the left in a batch of row-major matrices, so every formula here does that.
+Solving from the right is twice as fast as from the left in a batch of row-major matrices, so every formula here does
+that.
 
 Args:
     grad_L: cotangent of L, (*, m, k). The entries below the diagonal are read. None for zero.

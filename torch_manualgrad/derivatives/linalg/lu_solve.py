@@ -1,13 +1,13 @@
 """Solves with LU factors: linalg_lu_solve.
 
-A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is one from the left with X^H,
-B^H and A^H: A X = B if ``left`` is not ``adjoint``, else A^H X = B. For these
+A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is one from the left with
+X^H, B^H and A^H: A X = B if ``left`` is not ``adjoint``, else A^H X = B. For these
 
     A X = B:     dX = A^-1 (dB - P (dL U + L dU) X),
     A^H X = B:   dX = A^-H (dB - (dL U + L dU)^H P^T X).
 
-For the cotangents, gB = A^-H gX for A X = B, and A^-1 gX for A^H X = B. The cotangent of P^T A is -E, with E = P^T gB X^H
-or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H E)).
+For the cotangents, gB = A^-H gX for A X = B, and A^-1 gX for A^H X = B. The cotangent of P^T A is -E, with
+E = P^T gB X^H or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H E)).
 
 Args:
     LU: the packed factors, (*b, n, n); the batch is broadcast to that of X.

@@ -1,7 +1,7 @@
 """Matrix products: mm, addmm, _trilinear, _grouped_mm.
 
-Each is linear in each factor. A tangent replaces its factor. The cotangent of a factor is the product of the cotangent of
-the result with the conjugates of the other factors, summed over the dims that this factor lacks.
+Each is linear in each factor. A tangent replaces its factor. The cotangent of a factor is the product of the cotangent
+of the result with the conjugates of the other factors, summed over the dims that this factor lacks.
 
 Args:
     grad: G, (*, m, n).
@@ -106,7 +106,7 @@ def _trilinear_backward(
 ) -> Tensor:
     """Cotangent of the factor that is None, given that of the product of three factors, summed over ``sumdim``.
 
-    It is a product of the same kind, in which the roles of ``sumdim`` and of the factor's own ``expand`` are exchanged.
+    It is a product of the same kind, with the roles of ``sumdim`` and of the factor's own ``expand`` exchanged.
 
     Args:
         grad_out: cotangent of the result, its shape.
@@ -182,7 +182,7 @@ def _product_of_three(
 
 
 def _offsets_fit(offs: Tensor | None, divided: int, is_summed: bool) -> str:
-    """Why the offsets do not divide so many rows or columns; empty if they do. The product does not write the others."""
+    """Why the offsets do not divide ``divided`` rows or columns, or "". The product does not write the others."""
     if offs is None:
         return ""
     if offs.dim() != 1 or not offs.numel() or bool((offs.diff() < 0).any()) or int(offs[0]) < 0:
@@ -217,8 +217,8 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
         The shape of A, row-major. Entries beyond the last offset are undefined, as in the result.
 
     Raises:
-        RuntimeError: as _grouped_mm does, for dtypes other than float32, bfloat16 and float16, and for rows that are not
-            a multiple of 16 bytes.
+        RuntimeError: as _grouped_mm does, for dtypes other than float32, bfloat16 and float16, and for rows that are
+            not a multiple of 16 bytes.
     """
     return torch.ops.aten._grouped_mm(grad.contiguous(), mat2.mT, offs)
 

@@ -5,8 +5,8 @@ exp is analytic, so its derivative in the direction E is a block of an exponenti
     exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]],        jvp: L(A, E),        vjp: L(A^H, G),
 
 exact, and differentiable again to any order. It is linear in E, and E is first divided by its own norm: with a large E
-the exponential would scale the block matrix down until the digits of A are lost. On the CPU the pair (exp A, L(A, E)) is
-computed as a dual number instead, every product X Y with its derivative dX Y + X dY, by scaling and squaring with a
+the exponential would scale the block matrix down until the digits of A are lost. On the CPU the pair (exp A, L(A, E))
+is computed as a dual number instead, every product X Y with its derivative dX Y + X dY, by scaling and squaring with a
 Taylor polynomial: three products instead of one, while the block matrix takes eight.
 
 Where not differentiable: nowhere.
@@ -37,10 +37,10 @@ def differential_analytic_matrix_function(
     return matrix_function(block)[..., :n, n:] * size
 
 
-# exp(X) is computed as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; a larger matrix is halved until
-# it is within them. With log(e^-x T(x)) = sum c_k x^k, the bound is where sum k |c_k| x^(k-1) reaches the unit roundoff:
-# up to there T and its derivative are those of exp at a matrix that differs from X by rounding (Al-Mohy and Higham,
-# section 4).
+# exp(X) is computed as its Taylor polynomial T of degree 16 for |X|_1 up to these bounds; a larger matrix is halved
+# until it is within them. With log(e^-x T(x)) = sum c_k x^k, the bound is where sum k |c_k| x^(k-1) reaches the unit
+# roundoff: up to there T and its derivative are those of exp at a matrix that differs from X by rounding (Al-Mohy and
+# Higham, section 4).
 _DEGREE = 16
 _BOUNDS = {torch.float32: 2.1, torch.float64: 0.65}
 

@@ -7,15 +7,14 @@ Where the rank of A is constant, its pseudo-inverse P has the derivative
 
 Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With a
 tolerance, singular values that are not zero may be dropped. P is then the block of f(H) for the Hermitian
-H = [[0, A], [A^H, 0]], whose eigenvalues are +-s_i and zeros, with f(x) = 1 / x for values that are kept and 0 for the
-others. Its derivatives are sums over divided differences of f. Between nodes that are all kept,
-f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k); between nodes that are all dropped, it is 0; otherwise, for a kept node p and a
-dropped node q,
+H = [[0, A], [A^H, 0]], whose eigenvalues are +-s_i and zeros, with f(x) = 1 / x for values that are kept and 0 for the others. Its
+derivatives are sums over divided differences of f. Between nodes that are all kept,
+f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k); between nodes that are all dropped, it is 0; otherwise, for a kept node p and a dropped node q,
 
     f[all] = (f[all but q] - f[all but p]) / (p - q).
 
-For a kept i and a dropped j, the first derivative has 1 / (s_i^2 - s_j^2) where the formula at constant rank has 1 / s_i^2.
-As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
+For a kept i and a dropped j, the first derivative has 1 / (s_i^2 - s_j^2) where the formula at constant rank has
+1 / s_i^2. As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
 
 Where not differentiable: where the rank changes P is not continuous, and the result is the derivative at constant rank;
 with a tolerance, where a kept singular value equals a dropped one.
@@ -188,7 +187,7 @@ def _rank(A: Tensor, P: Tensor) -> Tensor:
 
 
 def _has_full_rank(A: Tensor, P: Tensor) -> bool:
-    """Whether no singular value is known to be dropped; False on other devices than the CPU, as reading would synchronize."""
+    """Whether no singular value is dropped; False on devices, as reading the values would synchronize."""
     return A.is_cpu and bool((_rank(A, P) == min(A.shape[-2:])).all())
 
 

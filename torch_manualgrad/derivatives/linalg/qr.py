@@ -1,10 +1,10 @@
 """The QR factorization A = Q R: linalg_qr.
 
-A is (*, m, n), Q is (*, m, w) with orthonormal columns, R is (*, w, n) upper triangular; LAPACK makes its diagonal real.
-Write Omega = Q^H dQ, skew-Hermitian, and N = Q^H dA_c R_c^-1, where the index c stands for the leading columns that
+A is (*, m, n), Q is (*, m, w) with orthonormal columns, R is (*, w, n) upper triangular; LAPACK makes its diagonal
+real. Write Omega = Q^H dQ, skew-Hermitian, and N = Q^H dA_c R_c^-1, where the index c denotes the leading columns that
 determine Q: min(m, n) of them, or m - 1 if A is real and m <= n, as the last column of Q is then known up to its sign,
-which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular. A phase of a column of Q
-that would make R's diagonal complex is not allowed, so with phi(N) = tril(N) with half of the diagonal
+which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular. A phase of a column
+of Q that would make R's diagonal complex is not allowed, so with phi(N) = tril(N) with half of the diagonal
 
     Omega = phi(N) - phi(N)^H                                  (zero in the columns that N lacks),
     dQ = (dA_c R_c^-1 - Q N) + Q Omega,      dR = triu(dQ^H A + Q^H dA).
@@ -13,26 +13,28 @@ Pulled back, with G = gQ + A gR^H, K = Q^H G and W = phi(K - K^H):
 
     gA = Q gR,      gA_c += (G - Q (K - W))_c R_c^-H.
 
-The products contain A and not Q R, so that both are right to every order at a matrix without full rank: they hold for the
-leading columns of Q and rows of R alone, which are all that is left there (next paragraph). With full rank Q R replaces A,
-W - K does not need all of K, and the formulas are shorter.
+The products contain A and not Q R, so that both are right to every order at a matrix without full rank: they hold for
+the leading columns of Q and rows of R alone, which are all that is left there (next paragraph). With full rank Q R
+replaces A, W - K does not need all of K, and the formulas are shorter.
 
-Undefined derivatives. If R_jj is zero to rounding, compared with the norm of column j, and j is one of the columns c, then
-the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are nan; so is
-the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives are right.
+Undefined derivatives. If R_jj is zero to rounding, compared with the norm of column j, and j is one of the columns c,
+then the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are
+nan; so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives
+are right.
 
-Rank p < n with p independent leading columns: the rows of R from p on are rounding errors, and the columns of Q from p on
-belong to them. A loss of Q R, such as a reconstruction, is smooth there. Its cotangent of column j of Q is proportional to
-R_jj, so the quotient has all of its digits although R_jj has none, if nothing of another scale is added: the formulas for
-full rank keep the scales apart. A loss that depends on these columns alone has a quotient as large as 1 / R_jj and no
-derivative, and nan is left. Where R_jj is exactly zero, the cotangent of column j of Q, G R^H with G the gradient, is zero,
-and R has the rest of G down to its diagonal only. The cotangents do not determine G in column j, and it is nan. A tangent
-cannot tell one loss from the other: it is the result of the formulas, with a GaugeWarning. A second derivative divides by
-R_jj twice, has no digit, and is nan. Traced graphs, and sharded matrices in second order, have nan in all these cases.
+Rank p < n with p independent leading columns: the rows of R from p on are rounding errors, and the columns of Q from p
+on belong to them. A loss of Q R, such as a reconstruction, is smooth there. Its cotangent of column j of Q is
+proportional to R_jj, so the quotient has all of its digits although R_jj has none, if nothing of another scale is
+added: the formulas for full rank keep the scales apart. A loss that depends on these columns alone has a quotient as
+large as 1 / R_jj and no derivative, and nan is left. Where R_jj is exactly zero, the cotangent of column j of Q, G R^H
+with G the gradient, is zero, and R has the rest of G down to its diagonal only. The cotangents do not determine G in
+column j, and it is nan. A tangent cannot tell one loss from the other: it is the result of the formulas, with a
+GaugeWarning. A second derivative divides by R_jj twice, has no digit, and is nan. Traced graphs, and sharded matrices
+in second order, have nan in all these cases.
 
-With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others. The
-derivative is that of the basis that turns as little as possible (Q_2^H dQ_2 = 0): right for every loss that depends on
-them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative, and is
+With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
+The derivative is that of the basis that turns as little as possible (Q_2^H dQ_2 = 0): right for every loss that depends
+on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative, and is
 reported (see gauge.py). With mode "r" the forward returns no Q; it is computed again.
 
 Args:
@@ -79,7 +81,7 @@ def _determining(A: Tensor) -> int:
 
 
 def _vanishing(order: int, R: Tensor) -> Tensor:
-    """Which pivots of a leading part of R are zero to rounding, compared with a sum of moduli: one of squares may overflow.
+    """Which pivots of a leading part of R are zero to rounding, relative to a sum of moduli: squares may overflow.
 
     Args:
         order: the larger dimension of A.
@@ -173,7 +175,7 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
-    """x, with nan in its undefined entries that are not zero: a derivative that does not exist, unless the loss ignores it.
+    """x, with nan in its undefined entries that are not zero: a derivative that the loss may only ignore.
 
     The function is linear, and its own adjoint and derivative.
 
@@ -209,7 +211,7 @@ _NOISE = 16
 
 
 def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
-    """Which matrices have rounding errors left, (*), and which of their rows of R and columns of Q these are, (*, w)."""
+    """Which matrices have rounding errors left, (*), and in which rows of R and columns of Q, (*, w)."""
     order = max(Q.shape[-2], R.shape[-1])
     after = _vanishing(order, R[..., :c, :c]).cumsum(-1) > 0
     dependent = after[..., -1] if c else after.any(-1)
@@ -221,7 +223,7 @@ def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
 
 
 def _may_be_left_by_rounding(Q: Tensor, R: Tensor, c: int) -> bool:
-    """Whether some matrix may have rounding errors left; False if distributed, and in traced graphs, which would compute both."""
+    """Whether some matrix may have rounding errors left; False if distributed or traced: a graph would compute both."""
     known = readable(R)
     if known is False or is_sharded(R):
         return False
@@ -334,7 +336,8 @@ def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, 
         Q: (*, m, w), with orthonormal columns.
 
     Returns:
-        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of Q and rows of R that they are for.
+        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of Q and rows of R that they are
+        for.
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
@@ -435,7 +438,7 @@ def _backward_by_rank(
     R: Tensor,
     mode: str,
 ) -> Tensor | None:
-    """`linalg_qr_backward` by the kernel, or by the shorter formula where the rank is full; and what it reports."""
+    """`linalg_qr_backward` by the kernel, or by the shorter formula if the rank is full, with its report."""
     m, n = A.shape[-2:]
     if mode == "complete" and m > n and grad_Q is not None:
         report(depends_on_basis(Q[..., n:], grad_Q[..., n:]), "warn", "derivative of the QR factorization")
@@ -466,10 +469,10 @@ def _backward_by_rank(
 def linalg_qr_backward(
     grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
 ) -> Tensor:
-    """Cotangent of A, given those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns (see the module).
+    """Cotangent of A, given those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns.
 
     Args:
-        grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", where it is not used; None for zero.
+        grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", and not used then; None for zero.
         grad_R: cotangent of R, (*, w, n); None for zero. Its entries below the diagonal have no effect.
         A: (*, m, n), real or complex.
 
@@ -481,9 +484,9 @@ def linalg_qr_backward(
 
     Note:
         Where not differentiable: at zero pivots. The result is nan, unless every undefined entry has a cotangent of
-        zero, or the loss is one of Q R and the leading columns leave rounding errors only. With mode "complete" and
-        m > n, the result is the derivative of the span of the last columns of Q, with a GaugeWarning if the loss depends
-        on more.
+        zero, or the loss is one of Q R and the leading columns leave rounding errors only. With mode "complete"
+        and m > n, the result is the derivative of the span of the last columns of Q, with a GaugeWarning if the loss depends on
+        more.
 
     References:
         ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
@@ -498,7 +501,7 @@ def linalg_qr_backward(
 
 
 def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, ...] | None:
-    """`linalg_qr_jvp` by the shorter formula where the rank is full."""
+    """`linalg_qr_jvp` by the shorter formula if the rank is full."""
 
     def again(*tensors: Tensor | None) -> tuple[Tensor, ...]:
         return linalg_qr_jvp.reference(*tensors, mode)
@@ -520,9 +523,9 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: at zero pivots. The columns of Q and the rows of R are nan from there on. If the leading
-        columns leave rounding errors only, the tangent of Q R is right, and there is a GaugeWarning. With mode "complete"
-        and m > n, the last columns of Q do not turn within their span.
+        Where not differentiable: at zero pivots. The columns of Q and the rows of R are nan from there on. If the
+        leading columns leave rounding errors only, the tangent of Q R is right, and there is a GaugeWarning. With mode
+        "complete" and m > n, the last columns of Q do not turn within their span.
 
     References:
         ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.

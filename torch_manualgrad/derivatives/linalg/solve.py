@@ -210,7 +210,7 @@ _GIVES_FACTORS_OF_A = torch.__version__ >= "2.13"
 
 
 def _factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A, given what the forward returned."""
+    """The factors of A, given the outputs of the forward."""
     if _GIVES_FACTORS_OF_A:
         return LU, pivots
     factors = torch.linalg.lu_factor_ex(A.detach())

@@ -1,7 +1,7 @@
 """Triangular solves: linalg_solve_triangular, triangular_solve.
 
-The derivatives are those of a solve with any matrix (see solve.py), restricted to the entries that are read: one triangle
-of A, without the diagonal if that counts as ones. dA and gA are zero elsewhere. For A X = B,
+The derivatives are those of a solve with any matrix (see solve.py), restricted to the entries that are read: one
+triangle of A, without the diagonal if that counts as ones. dA and gA are zero elsewhere. For A X = B,
 
     dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H in the triangle,
 

@@ -1,4 +1,4 @@
-"""Binary cross entropy of a probability x, or of a logit, and a target t, one loss for each entry, weighted and reduced.
+"""Binary cross entropy of a probability or a logit x and a target t, one loss for each entry, weighted and reduced.
 
 With g the cotangent times the weight, divided by the number n of entries for a mean:
 

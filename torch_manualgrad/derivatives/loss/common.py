@@ -32,8 +32,8 @@ def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
 
 
 def of_all(grad: Tensor, like: Tensor, reduction: int) -> tuple[Tensor, int]:
-    """Cotangent and reduction for an operator of PyTorch. The mean of a distributed tensor is divided here: a rank would
-    divide by the number of losses in its own shard."""
+    """Cotangent and reduction for an operator of PyTorch. For a distributed tensor the division of a mean is done here: a
+    rank would divide by the number of losses in its own shard."""
     if reduction == MEAN and is_sharded(like):
         return grad / like.numel(), SUM
     return grad, reduction

@@ -1,6 +1,7 @@
 """Connectionist temporal classification: -log Z, with Z the probability of all alignments of a sequence of labels.
 
-The states s = 0 .. 2 S are the labels with blanks around them, and m(s) the symbol of a state. With lp the log-probabilities,
+The states s = 0 .. 2 S are the labels with blanks around them, and m(s) the symbol of a state. With lp the
+log-probabilities,
 
     a_t(s) = lp_t(m(s)) + log(exp a_{t-1}(s) + exp a_{t-1}(s - 1) + [m(s) != m(s - 2)] exp a_{t-1}(s - 2)),
 
@@ -9,8 +10,8 @@ derivative is that of a sum of products, at any lp, normalized or not:
 
     d(-log Z) / d lp_t(c) = -sum over m(s) = c of exp(a_t(s) + b_t(s) - log Z).
 
-PyTorch adds exp(lp_t(c)) to it, for a log_softmax that it assumes before the loss. The derivative of such a log_softmax gives
-the same with and without this term.
+PyTorch adds exp(lp_t(c)) to it, for a log_softmax that it assumes before the loss. The derivative of such a log_softmax
+gives the same with and without this term.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ def ctc_loss_gradient(
         Where not differentiable: where no alignment is possible. The loss is infinite, and the result 0.
 
     References:
-        Graves, Fernandez, Gomez, Schmidhuber, Connectionist temporal classification, doi:10.1145/1143844.1143891, equations
-        5 to 14. ATen _ctc_loss_backward adds exp(lp), as equation 16 does.
+        Graves, Fernandez, Gomez, Schmidhuber, Connectionist temporal classification, doi:10.1145/1143844.1143891,
+        equations 5 to 14. ATen _ctc_loss_backward adds exp(lp), as equation 16 does.
     """
     longest = (log_alpha.shape[-1] - 1) // 2
     return -grad[:, None] * occupancies(log_probs, targets, input_lengths, target_lengths, longest, blank)

@@ -1,19 +1,20 @@
 """Cross entropy of a linear layer, by chunks of rows: two operators of torch.nn.functional.linear_cross_entropy.
 
-With the logits z = x W^T + b, s their softmax along a row, and r_n the weight of the class of row n, divided by the sum of
-all r where the mean is taken, and zero where the class is ignored,
+With the logits z = x W^T + b, s their softmax along a row, and r_n the weight of the class of row n, divided by the sum
+of all r where the mean is taken, and zero where the class is ignored,
 
     cotangent of z, given that of the losses:  G = g_n r_n (s - e_y),
     from which:                                G W for x, G^T x for W, and the sum of the rows of G for b.
 
-From torch 2.15 on the target may be a probability p of each class instead: with a weight w_c of each class, and 1 / N for
-the mean,
+From torch 2.15 on the target may be a probability p of each class instead: with a weight w_c of each class, and 1 / N
+for the mean,
 
     G = g_n (s <w, p_n> - w p_n),               and -g_n w log s for p.
 
 PyTorch raises if such a target requires grad, so the operator database has its samples.
 
-PyTorch computes the gradients in the forward, and they are constants to it. They are used if no further derivative follows.
+PyTorch computes the gradients in the forward, and they are constants to it. They are used if no further derivative
+follows.
 
 Args:
     grad: of the loss, a number, or (N,) without reduction.

@@ -1,7 +1,7 @@
 """soft_margin_loss: log(1 + exp(-y x)) for x and y = 1 or -1, one for each entry, which are then reduced.
 
-With s the sigmoid and u = y x the derivatives for x are -y s(-u) and y^2 s(u) s(-u). PyTorch's are quotients of exp(-u), nan
-where that overflows: beyond u = -88 in single precision.
+With s the sigmoid and u = y x the derivatives for x are -y s(-u) and y^2 s(u) s(-u). PyTorch's are quotients of
+exp(-u), nan where that overflows: beyond u = -88 in single precision.
 
 Args:
     target: y, (*).

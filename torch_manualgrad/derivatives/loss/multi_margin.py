@@ -1,7 +1,7 @@
 """Hinge losses over classes: multi_margin_loss and multilabel_margin_loss.
 
-The loss of a row of x is a sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p: over
-all j != k = y for the first, and over all labels k and all other classes j for the second. For one row, with z the
+The loss of a row of x is a sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p:
+over all j != k = y for the first, and over all labels k and all other classes j for the second. For one row, with z the
 arguments,
 
     backward         g sum w phi'(z) (e_j - e_k) / C,
@@ -20,6 +20,8 @@ Args:
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,16 +90,8 @@ def multi_margin_loss_gradient(
 
 
 @multi_margin_loss_gradient.impl("default")
-def _(
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    p: Number,
-    margin: Number,
-    weight: Tensor | None,
-    reduction: int,
-) -> Tensor:
-    return aten.multi_margin_loss_backward(grad_output, self, target, p, margin, weight, reduction)
+def _(*given: Any) -> Tensor:
+    return aten.multi_margin_loss_backward(*given)
 
 
 @formula
@@ -167,7 +161,7 @@ def multi_margin_loss_double_backward(
 def multilabel_margin_loss_gradient(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """Cotangent of x, given that of multilabel_margin_loss: g sum of e_j - e_k, over the pairs with x_k < 1 + x_j, over C.
+    """Cotangent of x, given that of multilabel_margin_loss: g sum (e_j - e_k) / C over pairs with x_k < 1 + x_j.
 
     Args:
         target: the labels k of each row up to the first -1, the shape of ``self``.
@@ -193,8 +187,8 @@ def multilabel_margin_loss_gradient(
 
 
 @multilabel_margin_loss_gradient.impl("default")
-def _(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
-    return aten.multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target)
+def _(*given: Any) -> Tensor:
+    return aten.multilabel_margin_loss_backward(*given)
 
 
 def _multilabel_jvp(self_p: Tensor, self_t: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def smooth_l1_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, 
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at |x - y| = b, where the result is 0.
+        Where not differentiable: at |x - y| = b. The result is 0.
     """
     inside = (input - target).abs() < beta
     return scaled(torch.where(inside, grad / (beta or 1), 0), reduction, input)
@@ -86,7 +86,7 @@ def huber_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, redu
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at |x - y| = b, where the result is 0.
+        Where not differentiable: at |x - y| = b. The result is 0.
     """
     return scaled(torch.where((input - target).abs() < delta, grad, 0), reduction, input)
 
@@ -108,8 +108,8 @@ def huber_loss_double_backward_grad_output(
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-# In the helpers, f is the backward of a loss, (g, x, y, reduction, limit), where the limit is its beta or delta. ff is its
-# double backward, and of_g gives the cotangent of g.
+# In the helpers, f is the backward of a loss, (g, x, y, reduction, limit), where the limit is its beta or delta. ff is
+# its double backward, and of_g gives the cotangent of g.
 Slope = Callable[..., Tensor]
 Gradients = tuple[Tensor | None, ...]
 

@@ -8,14 +8,14 @@ and for a cotangent g of o,
 
     G = g v^T,    D = P (G - <P G>):     gq = s D k,    gk = s D^T q,    gv = P^T g,    gM = D.
 
-These are the gradients of <g, o>, so their derivative in q, k, v and M is symmetric: tangents of the four are also their
-cotangents. With dG = dg v^T + g dv^T,
+These are the gradients of <g, o>, so their derivative in q, k, v and M is symmetric: tangents of the four are also
+their cotangents. With dG = dg v^T + g dv^T,
 
     dD = dP (G - <P G>) + P (dG - <dP G> - <P dG>):
     dgq = s (dD k + D dk),    dgk = s (dD^T q + D^T dq),    dgv = dP^T g + P^T dg,    dgM = dD.
 
-As a function of g, the gradient is the transpose of do. With U the same as T for other tangents u, W the tangent of T along
-u, and uP = P (U - <P U>), the tangent of do is
+As a function of g, the gradient is the transpose of do. With U the same as T for other tangents u, W the tangent of T
+along u, and uP = P (U - <P U>), the tangent of do is
 
     E v + dP uv + uP dv + P duv,        E = uP (T - <P T>) + P (W - <uP T> - <P W>).
 
@@ -23,14 +23,15 @@ None of this reads a saved output or log sum exp, which would be constants to th
 block of `ROWS` queries at a time, so that a few blocks of scores are in memory. In the second derivatives a block is an
 opaque formula of its own: autograd saves its inputs and computes it again.
 
-PyTorch has the first order in reverse mode only, and plain calls are left to it; the rule of the backward gives the higher
-orders. The log sum exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is added to
-the scores has derivatives too, which PyTorch has for unfused attention only. The operator has no dropout: attention with
-dropout is composed of other operators.
+PyTorch has the first order in reverse mode only, and plain calls are left to it; the rule of the backward gives the
+higher orders. The log sum exp that attention returns is a constant to every derivative, as in PyTorch. The mask that is
+added to the scores has derivatives too, which PyTorch has for unfused attention only. The operator has no dropout:
+attention with dropout is composed of other operators.
 
 Args:
     query: q, (N, H, L, d), real.
-    key, value: k and v, (N, h, S, d), where h divides H: each of their heads serves H / h adjacent heads of the queries.
+    key, value: k and v, (N, h, S, d), where h divides H: each of their heads serves H / h adjacent heads of the
+        queries.
     attn_mask: M, which is added to the scores, (L, S) or (N, H, L, S), or broadcast to it; None for 0.
     is_causal: whether query i attends to the keys 0 to i only.
     scale: s; None for d^(-1/2).
@@ -125,7 +126,7 @@ def _scores_jvp(
 
 
 def _like_mask(D: Any, mask: Tensor) -> Tensor:
-    """A block of the mask's cotangent, summed over the dims, other than rows, in which the mask has size 1."""
+    """A block of the mask's cotangent, summed over the dims, other than rows, that have size 1 in the mask."""
     return D.sum_to_size(*mask.shape[:-2], D.shape[-2], mask.shape[-1])
 
 
@@ -350,8 +351,8 @@ def attention_backward_jvp_of_block(
         key, value: all rows, and as many heads as ``query`` has, as have their tangents.
 
     Returns:
-        The shape of ``query``; the block's terms for ``key`` and ``value``; and the block's rows for the mask, for all heads,
-        or an empty tensor.
+        The shape of ``query``; the block's terms for ``key`` and ``value``; and the block's rows for the mask, for all
+        heads, or an empty tensor.
 
     References:
         See `attention_backward_jvp`.

@@ -1,17 +1,17 @@
 """Batch normalization. The mathematics is in `normalization`.
 
 In training, the statistics are those of the batch, functions of the input; the running ones are not read. In evaluation
-they are the running ones, which have tangents in forward mode and are constants in reverse mode: a gradient of them raises.
-The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch.
+they are the running ones, which have tangents in forward mode and are constants in reverse mode: a gradient of them
+raises. The mean and the inverse deviation that the operators return are constants to every derivative, as in PyTorch.
 
 Plain calls in reverse mode stay with PyTorch, whose first order is right; the rules of the backward operators give the
 higher ones.
 
-_native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have functional
-forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to them although its
-schema does not say so. The operators for evaluation only, _native_batch_norm_legit_no_training and _batch_norm_no_update,
-have no rule: they are affine in each input. The operators of cuDNN and MIOpen have rules in the registry on a machine with
-such a GPU, and entries of the catalogue elsewhere.
+_native_batch_norm_legit and _batch_norm_with_update write to the running statistics by their schema, and have
+functional forms that return the new ones. `torch.nn.functional.batch_norm` calls native_batch_norm, which writes to
+them although its schema does not say so. The operators for evaluation only, _native_batch_norm_legit_no_training and
+_batch_norm_no_update, have no rule: they are affine in each input. The operators of cuDNN and MIOpen have rules in the
+registry on a machine with such a GPU, and entries of the catalogue elsewhere.
 
 Args:
     grad_out: g, the shape of ``input``.
@@ -290,7 +290,8 @@ def _vjp(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    # PyTorch's own, which the compiler fuses, if no further derivative follows. On empty inputs it would end the process
+    # PyTorch's own, which the compiler fuses, if no further derivative follows. On empty inputs it would end the
+    # process
     ours = torch.is_grad_enabled() or not input.numel()
     backward = native_batch_norm_backward if ours else torch.ops.aten.native_batch_norm_backward
     mask = list(output_mask)

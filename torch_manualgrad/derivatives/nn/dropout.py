@@ -185,7 +185,8 @@ rule(
             None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
         )
     },
-    # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized memory
+    # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized
+    # memory
     improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),

@@ -1,8 +1,8 @@
 """Group normalization: native_group_norm and its backward. The mathematics is in `normalization`.
 
-The mean and the rstd that native_group_norm returns are differentiable, as in PyTorch. native_group_norm_backward has no
-derivative in PyTorch; here it is a function of the cotangent, the input and the weight, with the statistics those of the
-input.
+The mean and the rstd that native_group_norm returns are differentiable, as in PyTorch. native_group_norm_backward has
+no derivative in PyTorch; here it is a function of the cotangent, the input and the weight, with the statistics those of
+the input.
 
 Args:
     N, C, HxW: the sizes of x, where HxW is the product of those that follow.
@@ -259,8 +259,8 @@ def _vjp(
 ) -> tuple[Tensor | None, ...]:
     mask, sizes = list(output_mask), (N, C, HxW, group)
     of_others = grad_result0 is None or grad_result1 is not None or grad_result2 is not None
-    # PyTorch's own fails for a bias without a weight, gives nan for the weight where there is nothing to normalize, and on
-    # a rank's part of a distributed tensor is given the sizes of the whole
+    # PyTorch's own fails for a bias without a weight, gives nan for the weight where there is nothing to normalize, and
+    # on a rank's part of a distributed tensor is given the sizes of the whole
     if torch.is_grad_enabled() or of_others or mask[1] != mask[2] or input.numel() == 0 or is_sharded(input):
         given = (grad_result0, grad_result1, grad_result2, input, weight, *sizes, eps)
         found = infinitely_differentiable_native_group_norm_backward(*given)

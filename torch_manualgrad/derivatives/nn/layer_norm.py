@@ -1,15 +1,15 @@
 """Layer normalization: native_layer_norm and its backward. The mathematics is in `normalization`.
 
-The mean and the rstd that the operators return are constants to every derivative, as in PyTorch; what is differentiated is a
-function of the input. Plain calls in reverse mode stay with PyTorch, whose first order is right; the rule of the backward
-operator gives the higher ones.
+The mean and the rstd that the operators return are constants to every derivative, as in PyTorch; the formulas
+differentiate functions of the input. Plain calls in reverse mode stay with PyTorch, whose first order is right; the
+rule of the backward operator gives the higher ones.
 
 Args:
     grad_out: g, the shape of ``input``.
     input, input_p: x, (*rows, *normalized_shape), real.
     normalized_shape: the sizes of the last dims.
-    mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions of
-        ``input``.
+    mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions
+        of ``input``.
     weight, weight_p: w, of shape ``normalized_shape``, or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 """

@@ -13,8 +13,8 @@ Each is differentiated again with x^, m and r as functions of x. With a = <h x^>
     cotangent of x, given v, that of P h:    P(-r (a v + b h)) - r^2 (c - a b) x^,
     tangent of P h along dx = t:             -r (a P t + x^ <h P t> + <t x^> P h).
 
-Saved statistics are constants to autograd. A formula that treats them as constants, as PyTorch's do, has right values and
-wrong derivatives.
+Saved statistics are constants to autograd. A formula that treats them as constants, as PyTorch's do, has right values
+and wrong derivatives.
 
 RMS normalization is the same with m = 0 and without <v> in P, and <h> <v> in c. With given statistics (batch
 normalization in evaluation) P v = r v, and the last two are zero.
@@ -94,7 +94,7 @@ class Standardized:
 
 
 def gradient_format(input: Tensor) -> torch.memory_format:
-    """The memory format of the gradient: channels last if the strides of images grow from the channels on, else contiguous."""
+    """The memory format of the gradient: channels last if the strides grow from the channels on, else contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if input.dim() not in formats:
         return torch.contiguous_format
@@ -105,7 +105,7 @@ def gradient_format(input: Tensor) -> torch.memory_format:
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the precision in which PyTorch normalizes it: at least float32."""
+    """x in the precision that PyTorch uses to normalize it: at least float32."""
     return x.float() if x.dtype in _HALF else x
 
 

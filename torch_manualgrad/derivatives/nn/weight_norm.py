@@ -8,8 +8,8 @@ With u = v / |v| and <.> the sum along these dims, and a cotangent G of w:
 
     dgg = <dG u> + <G du>,    dgv = (dg - g <u dv> / |v|) A / |v| + g (dG - du <G u> - u dgg) / |v|.
 
-The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are functions
-of v, and the saved norms are a scale at which nothing overflows.
+The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are
+functions of v, and the saved norms are a scale at which nothing overflows.
 
 Args:
     v, saved_v: the direction, real.
@@ -138,7 +138,8 @@ def weight_norm_backward_jvp(
         Where not differentiable: as `weight_norm_jvp`.
 
     References:
-        The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for constants.
+        The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for
+        constants.
     """
     w = _Weight(saved_v, saved_norms, dim)
     G, G_t, v_t, g, g_t = _wide(grad_w, grad_w_t, saved_v_t, saved_g, saved_g_t)

@@ -3,7 +3,8 @@
 The gates are sums of an input part and a hidden part, each with a bias. s is the logistic function:
 
     LSTM: i, f, o = s(.), g = tanh(.) of the gates in the order i, f, g, o;  c' = f c + i g,  h' = o tanh(c').
-    GRU:  r, z = s(input gates + hidden gates), n = tanh(input gate + r hidden gate) in the order r, z, n;  h' = n + z (h - n).
+    GRU:  r, z = s(input gates + hidden gates), n = tanh(input gate + r hidden gate) in the order r, z, n;  h' = n + z
+        (h - n).
 
 Args:
     cx, cx_p: the old c, (b, n).

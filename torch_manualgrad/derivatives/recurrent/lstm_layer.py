@@ -1,7 +1,7 @@
 """One layer of an LSTM in one direction: mkldnn_rnn_layer, which torch.nn.LSTM calls on the CPU in single precision.
 
-x is the input over time; h, the output, and c are the states. The gates a_t = W x_t + U h_(t-1) + b of all times are two
-products of matrices. The rest is one step of `cells` after the other.
+x is the input over time; h, the output, and c are the states. The gates a_t = W x_t + U h_(t-1) + b of all times are
+two products of matrices. The rest is one step of `cells` after the other.
 
 Args:
     reverse: whether time runs backward.
@@ -40,7 +40,7 @@ def in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
 def _steps(
     input: Tensor, weights: Sequence[Tensor], has_biases: bool, hx: Tensor, cx: Tensor, output: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The gates of each step and the c that it starts from, as lists, and the h that the steps start from, as a tensor."""
+    """The gates of each step and its initial c, as lists, and the initial h of all steps, as a tensor."""
     h = torch.cat((hx.reshape(1, *output.shape[1:]), output.narrow(0, 0, output.shape[0] - 1)))
     a = input @ weights[0].mT + h @ weights[1].mT
     gates = (a + (weights[2] + weights[3]) if has_biases else a).unbind(0)
@@ -68,7 +68,7 @@ def mkldnn_rnn_layer_differentiable_backward(
     has_biases: bool,
     batch_sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cotangents of the input, the weights, the biases and the first states, given those of the output and the last states.
+    """Cotangents of the input, weights, biases and first states, given those of the output and the last states.
 
     Args:
         input: x, (t, b, m).

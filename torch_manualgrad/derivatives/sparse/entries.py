@@ -1,8 +1,8 @@
 """The stored entries of sparse tensors: their indices, and the entries of other tensors at these indices.
 
-A derivative with respect to the values of a sparse tensor is the cotangent at its entries. It is composed of differentiable
-operators on dense tensors, and so has derivatives of every order in reverse mode. Forward mode ends at a sparse result:
-PyTorch's dual tensors have storage, and a sparse tensor has none.
+A derivative with respect to the values of a sparse tensor is the cotangent at its entries. It is composed of
+differentiable operators on dense tensors, and so has derivatives of every order in reverse mode. Forward mode ends at a
+sparse result: PyTorch's dual tensors have storage, and a sparse tensor has none.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def entries(x: Tensor) -> tuple[Tensor, ...]:
 def compressed_entries(
     compressed: Tensor, plain: Tensor, sizes: Sequence[int], layout: torch.layout
 ) -> tuple[Tensor, ...]:
-    """`entries` of a compressed sparse tensor, from its parts and the sizes of its values. The indices of batch dims come first."""
+    """`entries` of a compressed sparse tensor, from its parts and the sizes of its values; batch dims come first."""
     lengths = compressed.diff(dim=-1)
     at = torch.arange(lengths.shape[-1], device=plain.device)
     outer = torch.repeat_interleave(

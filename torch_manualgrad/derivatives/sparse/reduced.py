@@ -1,7 +1,7 @@
-"""_sparse_mm_reduce_impl: the product of a sparse and a dense matrix, with a mean, maximum or minimum instead of the sum.
+"""_sparse_mm_reduce_impl: products of a sparse and a dense matrix, with a mean, maximum or minimum for the sum.
 
-For a mean the entries of row i are divided by their number. A maximum is the product of one entry and its row of the dense
-matrix, and has the derivative of that product. Of several that are equal, the first counts.
+For a mean the entries of row i are divided by their number. A maximum is the product of one entry and its row of the
+dense matrix, and has the derivative of that product. Of several that are equal, the first counts.
 
 Args:
     self, self_p: A, (m, k), CSR, real.

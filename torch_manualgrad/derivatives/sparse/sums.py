@@ -1,4 +1,4 @@
-"""_sparse_sum.dim, _sparse_softmax, _sparse_log_softmax, _sparse_sparse_matmul: functions of sparse (COO) tensors alone.
+"""_sparse_sum.dim, _sparse_softmax, _sparse_log_softmax, _sparse_sparse_matmul: functions of sparse tensors (COO).
 
 Entries that are not stored are left out of a softmax, as if they were -inf.
 

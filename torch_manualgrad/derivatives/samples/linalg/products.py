@@ -25,7 +25,7 @@ def _samples(*shapes: Sequence[Sequence[int]]) -> Callable[..., Iterable[Sample]
 
 
 def _added_samples(added: Sequence[int], *factors: Sequence[int]) -> Callable[..., Iterable[Sample]]:
-    """What is added in its full shape and broadcast, with numbers that are 0 and 1 and others."""
+    """A term that is added in its full shape and broadcast, with 0, 1 and other numbers."""
 
     def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
         x = random(*added, dtype=dtype, device=device, seed=9)

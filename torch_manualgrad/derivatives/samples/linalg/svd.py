@@ -24,7 +24,7 @@ def svd(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
 
 @probe_for("aten::_linalg_svd")
 def svd_probe(A: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """What does not depend on the phases: products of paired vectors, and projectors onto the complements."""
+    """Functions that do not depend on the phases: products of paired vectors, and projectors onto the complements."""
     U, S, Vh = torch.ops.aten._linalg_svd(A, *args, **kwargs)
     k = S.shape[-1]
     pairs = U[..., :k].mT.unsqueeze(-1) * Vh[..., :k, :].unsqueeze(-2)

@@ -54,7 +54,7 @@ def _samples_of_update(dtype: torch.dtype, device: torch.device | str) -> Iterab
 
 
 def _probe_with_statistics(operator_name: str) -> Callable[..., Tensor]:
-    """`batch_norm_probe` for an operator that needs running statistics and writes to them. Under vmap they are batched."""
+    """The first output of an operator that writes to running statistics. Under vmap they are batched."""
 
     def probe(*args: Any) -> Tensor:
         batched = torch.zeros_like(args[0]).sum()
@@ -81,7 +81,7 @@ def without_statistics(dtype: torch.dtype, device: torch.device | str) -> Iterab
 
 @probe_for("aten::native_batch_norm")
 def batch_norm_probe(*args: Any) -> Tensor:
-    """The first output, with fixed running statistics: there is no derivative in them."""
+    """The first output, with fixed running statistics, as it has no derivative with respect to them."""
     running = args[3:5] if args[3] is None else _running(args[0])
     return first_of("native_batch_norm")(*args[:3], *running, *args[5:])
 

@@ -18,7 +18,7 @@ def first_of(operator: str, overload: str = "default") -> Callable[..., Tensor]:
 
 
 def uneven(*found: Tensor) -> list[Tensor]:
-    """The results of a backward, times different numbers: at equal cotangents its derivatives are zero up to rounding."""
+    """The results times different numbers: at equal cotangents the derivatives of a backward are zero to rounding."""
     return [f * torch.linspace(1, 2, f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape) for f in found]
 
 

@@ -33,7 +33,7 @@ def backward(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]
 
 @probe_for("aten::_weight_norm_interface")
 def weight_norm_probe(v: Tensor, g: Tensor, dim: int) -> Tensor:
-    """The first output, the only one that is differentiable. PyTorch's kernel reads tensors as if they were contiguous."""
+    """The differentiable output, of contiguous tensors: PyTorch's kernel reads others as if they were contiguous."""
     return torch.ops.aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
 
 

@@ -20,6 +20,5 @@ def times_identity(op: Any) -> Callable[..., Tensor]:
 
 
 def made_dense(op: Any) -> Callable[..., Tensor]:
-    """The operator, with its sparse result converted, and contiguous: PyTorch's fake kernels give the dense result other
-    strides."""
+    """The operator, with its result made dense and contiguous: PyTorch's fake kernels give it other strides."""
     return lambda *args, **kwargs: op(*args, **kwargs).to_dense(masked_grad=False).contiguous()
