@@ -9,8 +9,9 @@ from .core.engine.sharding import register_with as _register_sharding_with
 from .core.engine.node import SingleLevelFunction
 from .core.op.custom_op import CustomOp, custom_op
 from .core.op.implementation import BackwardContext
-from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, ops, rule, rules
+from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, rule, rules
 from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, view
+from .typed_ops import ops
 from .core.override.override import Active, Handle, active, install, override, uninstall, unregister
 
 # These define operators, and ``torch.ops.manualgrad`` has all of them from now on.

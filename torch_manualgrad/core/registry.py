@@ -157,6 +157,10 @@ class Registry(Mapping[str, T], Generic[T]):
         self._fill()
         return len(self._entries)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """The names that a notebook offers after ``mg.rules["``."""
+        return list(self)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._entries]
 
