@@ -85,15 +85,16 @@ def show(name: str) -> Any:
 @_command(_importing)
 @click.argument("name", metavar="OP")
 @click.option("--samples", metavar="MODULE:NAME", help="A list of samples, or a function that returns one.")
-def explain(name: str, samples: str | None) -> Any:
+@click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
+def explain(name: str, samples: str | None, dtype: str) -> Any:
     """Explain what happens when OP is differentiated here.
 
-    Says which rule serves it, what a call costs (PyTorch, C++ or Python), what is kept for the backward, in bytes and
-    beside PyTorch's, and which kernels run on the rule's own samples.
+    Prints the rule that serves it, whether a call runs in PyTorch, C++ or Python, the bytes that are saved for the
+    backward next to PyTorch's, and the kernels that run on the rule's own samples.
     """
     from torch_manualgrad.command_line import explaining
 
-    return explaining.explain(name, samples)
+    return explaining.explain(name, samples, dtype)
 
 
 @_command(_importing)

@@ -167,6 +167,22 @@ def test_explain_says_who_serves_a_call_and_what_is_kept(module):
     assert "there is no rule" in printed("explain", "nothing_at_all", status=2)
 
 
+def test_explain_folds_equal_lines_and_takes_a_dtype(module):
+    path = module("cli_folded", 1)
+    path.write_text(path.read_text() + "\n\ndef many():\n    return samples() * 5\n")
+    text = printed("explain", "aten::sin", "--samples", f"{path}:many")
+    assert text.count("(f64[3])") == text.count("(f64[3]) and 4 more") == 1
+    text = printed("explain", "aten::sin", "--dtype", "float32")
+    assert "(f32[3, 4])" in text and "f64" not in text
+    assert "there is no dtype 'float65'" in printed("explain", "dist", "--dtype", "float65", status=2)
+
+
+def test_show_prints_the_compiled_vjp():
+    text = printed("show", "linalg.lu")
+    assert "compiled vjp" in text and "of A: linalg_lu_backward, in C++ on cpu" in text
+    assert "compiled vjp" not in printed("show", "aten::sin")
+
+
 def test_explain_prints_no_lines_of_the_profiler(capfd):
     assert printed("explain", "dist")
     assert capfd.readouterr() == ("", "")

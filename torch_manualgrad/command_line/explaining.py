@@ -1,4 +1,4 @@
-"""`explain`: which rule or kernel serves an operator here, and what it saves."""
+"""`explain`: the rule and the kernels that serve an operator here, and the bytes that are saved for the backward."""
 
 from __future__ import annotations
 
@@ -33,8 +33,14 @@ CLAIMS = {
 HEADER = ["sample", "forward", "backward", "kernels", "bytes kept by PyTorch", "bytes kept by the rule"]
 
 
-def explain(name: str, samples: str | None) -> Answer:
-    """Of each rule of the operator: when it acts, what a call costs, and what its samples keep and run."""
+def explain(name: str, samples: str | None, dtype: str = "float64") -> Answer:
+    """Of each rule of the operator: when it acts, the cost of a call, and what its samples keep and run.
+
+    Args:
+        name: of an operator, or of a function of torch.
+        samples: ``MODULE:NAME`` of samples instead of the rule's own.
+        dtype: of the rule's own samples.
+    """
     full = f"aten::{name.removeprefix('aten::')}".removesuffix(".default")
     if full in catalogue and not rules_named(name):
         entry = catalogue[full]
@@ -42,12 +48,20 @@ def explain(name: str, samples: str | None) -> Answer:
         return Answer([Fields(entry.name, [("operator", entry.name), ("differentiated", why)])])
     parts: list[Part] = []
     for rule in rules_of(name):
-        found = named_samples(samples) if samples else own_samples(rule)
+        found = named_samples(samples) if samples else own_samples(rule, dtype)
         parts += [
             Fields(rule.name, _fields(rule)),
-            Table(f"{rule.name}: samples", HEADER, [_measured(rule, sample) for sample in found]),
+            Table(f"{rule.name}: samples", HEADER, _folded([_measured(rule, sample) for sample in found])),
         ]
     return Answer(parts)
+
+
+def _folded(lines: list[list[str]]) -> list[list[str]]:
+    """Lines that differ in the sample alone as one: the first sample, and the number of the others."""
+    samples: dict[tuple[str, ...], list[str]] = {}
+    for sample, *others in lines:
+        samples.setdefault(tuple(others), []).append(sample)
+    return [[f"{first} and {len(more)} more" if more else first, *others] for others, (first, *more) in samples.items()]
 
 
 def _fields(rule: Rule) -> list[tuple[str, str]]:

@@ -8,13 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.override.names import missing, rules_named
-from ..core.rule import Formula, Rule, ops, parameters, rules
+from ..core.rule import CompiledVjp, Formula, Rule, ops, parameters, rules
 from ..core.rule.catalogue import KINDS, catalogue
 from ..core.rule.formulas import ArgumentBinding
 from .answer import Answer, Fields, Part, Source, Table
 from .targets import Unknown
 
 __all__ = ["ended_claims", "kernels_of", "list_all", "show"]
+
+
+# attributes of `CompiledVjp` that are names of inputs and outputs -> what these must be
+_CONDITIONS = {
+    "contiguous": "contiguous",
+    "one_batch": "equal batch dims of",
+    "square": "square",
+    "nonzero": "no zeros in",
+}
 
 
 def list_all(name: str | None = None, *, everything: bool = False) -> Answer:
@@ -107,6 +116,7 @@ def _fields(rule: Rule) -> Fields:
     if not rule.jvp:
         pairs.append(("jvp", "derived from the vjp by transposition"))
     pairs += [
+        *[("compiled vjp", _compiled(vjp)) for vjp in [rule.compiled_vjp] if vjp is not None],
         ("formulas", ", ".join(f.__name__ for f in rule.formulas) or "none"),
         ("residuals", ", ".join(rule.residuals) or "none"),
         ("improves", ", ".join(rule.improves) or "nothing: override() leaves it off unless it is named"),
@@ -118,6 +128,19 @@ def _fields(rule: Rule) -> Fields:
         pairs.append(("constant", ", ".join(rule.not_differentiable)))
     pairs += [("gap", f"{gap}: {reason}") for gap, reason in rule.gaps.items()]
     return Fields(rule.name, pairs)
+
+
+def _compiled(vjp: CompiledVjp) -> str:
+    """The formula that plain calls run instead of the vjp, without Python, and the calls that it takes."""
+    conditions = [
+        *[f"up to order {vjp.largest}"] * (vjp.largest is not None),
+        *["real"] * vjp.real,
+        *[f"{name} = {value!r}" for name, value in vjp.only.items()],
+        *[f"{what} {', '.join(getattr(vjp, name))}" for name, what in _CONDITIONS.items() if getattr(vjp, name)],
+    ]
+    kernels = ", ".join(device for device in vjp.formula.kernels if device != "default")
+    limits = f"; only {', '.join(conditions)}" if conditions else ""
+    return f"of {', '.join(vjp.names)}: {vjp.formula.__name__}, in C++ on {kernels}{limits}"
 
 
 def _binding(function: Any) -> str:
