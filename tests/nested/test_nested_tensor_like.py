@@ -236,7 +236,7 @@ def test_attention_by_torch():
         (lambda r: torch.ones(3).add_(r), "add_: a Ragged is neither written to .*; use add"),
         (
             lambda r: torch.clamp(r, min=torch.ones(3)),
-            "clamp: expected numbers beside the Ragged, got a Tensor of shape",
+            "clamp: expected numbers as further arguments, got a Tensor of shape",
         ),
         (lambda r: F.softmax(r), "softmax: dim: expected an int, got None"),
     ],

@@ -1,4 +1,4 @@
-"""How each operator is sharded: ours that are opaque, and those of PyTorch that have a rule and would gather.
+"""Strategies of operators: ours that are opaque, and those of PyTorch that have a rule and would gather.
 
 A formula that is transparent is not here: distributed tensors go through its body, operator by operator.
 """
@@ -142,7 +142,7 @@ def _attention(dims: str, wanted: Callable[..., Sequence[bool]] | None = None) -
 
 
 def _as_they_are(tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> Iterator[Placed]:
-    """Of two tensors of one shape: what asks for no values."""
+    """For operators on two tensors of one shape that read no values."""
     one, other = tensors.values()
     for p, q in dict.fromkeys(zip(one.placements, other.placements)):
         if p == q or not (p.is_shard() or q.is_shard()):
@@ -177,7 +177,7 @@ def _loss_backward(tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> 
 
 
 def _elementwise(tensors: Mapping[str, Any], dim: int, shape: Sequence[int]) -> list[Placement] | None:
-    """How tensors go with one that is sharded along a dim; None if that needs more than the rank's part of one."""
+    """The placements of tensors next to one that is sharded along a dim; None if a rank needs more than its part of one."""
     if tensors["target"].shape != shape:
         return None
     return [aligned(x, 0, dim, shape) for x in tensors.values() if x is not None]
@@ -200,7 +200,7 @@ def _margin_loss_backward(tensors: Mapping[str, Any], constants: Mapping[str, An
 
 
 def _of_rows(tensors: Mapping[str, Any]) -> list[Placement]:
-    """All by rows, but for weights of classes, and for the cotangent of a sum."""
+    """All sharded along the rows, except weights of classes and the cotangent of a sum."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     return [REPLICATED if name == "weight" or x.ndim == 0 else 0 for name, x in given]
 
@@ -254,7 +254,7 @@ def _weight_norm(tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> It
 
 
 def _ctc(tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> Iterator[Placed]:
-    if tensors["targets"].ndim == 2:  # else the labels stand one after the other
+    if tensors["targets"].ndim == 2:  # else the labels are concatenated
         yield [1], [1 if name == "log_probs" else 0 for name in tensors]
 
 
@@ -322,7 +322,7 @@ strategies: dict[str, Strategy | Body] = {
     "manualgrad::nested_attention_backward": Batched(
         "tm, td, sd, sm, tm, t, o, o -> td, sd, sm", shared=("q_offsets", "k_offsets")
     ),
-    # PyTorch asks its decomposition, placement by placement, which takes 15 s in each process
+    # PyTorch runs its decomposition for each placement, which takes 15 s in each process
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention("ld, sd, sd, ls -> ld, l"),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention("ld, ld, sd, sd, ld, l, ls -> ld, sd, sd"),
     "manualgrad::attention_backward": _attention("ld, ld, sd, sd, ld, l, ls -> ld, sd, sd"),

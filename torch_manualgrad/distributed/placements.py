@@ -1,4 +1,4 @@
-"""Which dims of an operator's tensors may be sharded alike, so that each rank computes its part alone.
+"""The dims of an operator's tensors that may be sharded alike, so that each rank computes its part alone.
 
 A strategy is a function of the tensors and of the other arguments of a call, each by their names; in the places of tensors
 is what ``DTensor`` has there, with ``shape`` and ``ndim``, or None. It gives ways to place all tensors on one dim of the
@@ -68,7 +68,7 @@ def aligned(x: Any, core: int, dim: int, batch: Sequence[int]) -> Placement:
 class Lines:
     """An operator along some dims of a tensor, as a norm is; every output has the tensor's shape.
 
-    A tensor whose entry stands for all of a line, with one entry in the place of these dims or without them, is sharded
+    A tensor with one entry for a whole line, with size 1 in these dims or without them, is sharded
     with the others.
 
     Args:
@@ -103,7 +103,7 @@ class Lines:
 
 
 def _place(x: Any, dim: int, shape: Sequence[int], lines: set[int]) -> Placement:
-    """How one tensor goes with another of ``shape`` that is sharded along ``dim``."""
+    """The placement of one tensor next to another of ``shape`` that is sharded along ``dim``."""
     if x.ndim == len(shape):
         return dim if x.shape[dim] == shape[dim] else REPLICATED
     if dim in lines or x.ndim == 0:

@@ -83,7 +83,7 @@ def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
         points: (*, N, d).
 
     Returns:
-        The weights in the dtype of the points; nan in place of forbidden weights that cannot be read.
+        The weights in the dtype of the points; nan for invalid weights that cannot be read.
 
     Raises:
         ArgumentError: forbidden weights that can be read, or another device.
@@ -110,7 +110,7 @@ def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:
 
 
 def _on_one_device(x: Tensor, name: str, A: Tensor, other: str) -> None:
-    if x.device != A.device:  # of two tensors, one on meta, PyTorch may return memory that nobody has written
+    if x.device != A.device:  # with one tensor on meta, PyTorch may return uninitialized memory
         raise ArgumentError(f"{name}: expected a tensor on {A.device}, where {other} is, got one on {x.device}")
 
 

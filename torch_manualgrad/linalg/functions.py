@@ -185,7 +185,7 @@ def _integer_power(A: Tensor, p: int) -> Tensor:
         rest >>= 1
     assert power is not None
     most = int(math.log2(torch.finfo(A.dtype).max)) // 2
-    exponent = exponent.clamp(-6 * most, 6 * most)  # in which the range is whole
+    exponent = exponent.clamp(-6 * most, 6 * most)  # within these bounds the range is complete
     for _ in range(6):  # by finite factors, so that 0 stays 0
         step = exponent.clamp(-most, most)
         factor = torch.exp2(step).to(power.real.dtype)[..., None, None]

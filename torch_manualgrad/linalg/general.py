@@ -202,8 +202,8 @@ def _power(T: Tensor, n: int, p: float) -> Tensor:
 # -- powers that overflow ---------------------------------------------------------------------------------------------
 #
 # An infinite complex number times another is nan. So T^p is c^p (T / c)^p with |c| the size of the eigenvalue whose power is
-# the largest. Entries of (T / c)^p whose product with c^p is infinite are kept apart, and so are those of the result in which
-# they take part.
+# the largest. Entries of (T / c)^p whose product with c^p is infinite are kept apart, and so are the entries of
+# the result that they contribute to.
 
 
 def _log_size(T: Tensor, p: float) -> Tensor:

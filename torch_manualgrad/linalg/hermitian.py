@@ -113,7 +113,7 @@ def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> T
 
 
 def _of_eigenvalues(V: Tensor, f: Tensor) -> Tensor:
-    """V diag(f) V^H; where f is infinite, so are the entries in which its eigenvectors take part, and no others."""
+    """V diag(f) V^H; an infinite f makes infinite exactly the entries that its eigenvectors contribute to."""
     infinite = f.isinf()
     if not infinite.any():
         return (V * f.unsqueeze(-2)) @ V.mH

@@ -187,7 +187,7 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
 
     Args:
         A: (*, m, n), real or complex.
-        keepdim: (*, 1, 1) in place of (*).
+        keepdim: return (*, 1, 1) instead of (*).
 
     Returns:
         (*), real. The gradient is the polar factor of A.
@@ -218,7 +218,7 @@ def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
 
     Args:
         A: (*, m, n), real or complex.
-        keepdim: (*, 1, 1) in place of (*).
+        keepdim: return (*, 1, 1) instead of (*).
 
     Returns:
         (*), real; 0 for an empty matrix.

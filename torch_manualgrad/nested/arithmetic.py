@@ -7,8 +7,8 @@ It may be
 - another nested tensor with the same components; dense dims broadcast;
 - a dense tensor that broadcasts to every component, (D,) or (1, D), or one entry per component, (B, 1, D), with size 1
   (or no dim) in the ragged dims;
-- a padded tensor, (B, L, D), of which the first entries are used, as many as the component has: the layout of
-  `Ragged.to_padded`.
+- a padded tensor, (B, L, D), in the layout of `Ragged.to_padded`: each component uses as many of the first entries as it
+  has.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _broadcasts(nested: Ragged, sizes: Sequence[int | None]) -> bool:
 def _long_enough(nested: Ragged, sizes: Sequence[int]) -> bool:
     """Whether a dense tensor of these sizes has an entry for every one of the components; True where none can be read.
 
-    Where they cannot be read, the last entry is repeated in place of those that are missing.
+    Where they cannot be read, the last entry is repeated for the missing ones.
     """
     if not readable(nested.offsets):
         return True
@@ -174,7 +174,7 @@ def mul(x: Operand, other: Operand) -> Ragged:
 
 @on_nested
 def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] | None = None) -> Ragged:
-    """x / other, rounded if asked for.
+    """x / other, with optional rounding.
 
     Args:
         x: as in `elementwise`.
@@ -255,4 +255,4 @@ def _tensor(operand: Operand, other: Operand) -> Operand:
     """A number as a tensor like ``other``'s values, for functions that take no numbers."""
     if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
         return operand
-    return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 beside integers stays 0.5
+    return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 with integers stays 0.5

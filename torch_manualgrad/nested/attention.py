@@ -310,7 +310,7 @@ def scaled_dot_product_attention(
             query.
 
     Returns:
-        The components of ``query`` with m in place of d; 0 for a sequence without keys.
+        The components of ``query`` with m instead of d; 0 for a sequence without keys.
 
     Raises:
         ValueError: shapes that do not fit, a mask, or dropout.
@@ -338,7 +338,7 @@ def scaled_dot_product_attention(
         heads = q.shape[-3]
         if not k.shape[-3] or heads % k.shape[-3] or not v.shape[-3] or heads % v.shape[-3]:
             raise ValueError(
-                f"key and value: {heads} heads of query are no multiple of {k.shape[-3]} and {v.shape[-3]}"
+                f"key and value: {heads} heads of query are not a multiple of {k.shape[-3]} and {v.shape[-3]}"
             )
         k, v = (x.repeat_interleave(heads // x.shape[-3], -3) for x in (k, v))
     if query.batch != key.batch or q.shape[:-2] != k.shape[:-2] or k.shape[:-2] != v.shape[:-2]:

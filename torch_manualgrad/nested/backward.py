@@ -40,13 +40,13 @@ def _silu_backward(grad_output: Ragged, self: Ragged) -> Ragged:
 
 @on_nested
 def _sigmoid(self: Ragged) -> Ragged:
-    """Which PyTorch's node of silu calls, where its backward is tracked by autograd."""
+    """The operator that PyTorch's node of silu calls if autograd tracks its backward."""
     return self.like(self.values.sigmoid())
 
 
 @on_nested
 def _neg(self: Ragged) -> Ragged:
-    """Which PyTorch's nodes of differences and quotients call."""
+    """The operators that PyTorch's nodes of differences and quotients call."""
     return self.like(-self.values)
 
 

@@ -1,4 +1,4 @@
-"""Which of PyTorch's own and our function takes a call on PyTorch's nested tensors."""
+"""Selects PyTorch's own function or ours for a call on PyTorch's nested tensors."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ class _NeedsOffsets(Exception):
 class _WithHoles(Ragged):
     """The full buffer of a jagged tensor, with positions that belong to no component, and without its offsets.
 
-    A function that acts on each position by itself, as most do, never reads the offsets, and acts on all positions as
+    A function that acts on each position separately, as most do, never reads the offsets, and acts on all positions as
     PyTorch's does. A function that reads them is called again with a copy without holes. So is one with a dense argument
-    whose gradient is wanted, which is a sum over positions; the holes are computed by themselves then.
+    whose gradient is wanted, which is a sum over positions; the holes are then computed separately.
     """
 
     __slots__ = ("structure",)
@@ -72,7 +72,7 @@ class _WithHoles(Ragged):
 def on_nested(function: Callable[..., Any] | None = None, *, views: bool = False) -> Callable[..., Any]:
     """Let a function of `Ragged` accept torch nested tensors, strided or jagged, wherever it accepts a Ragged.
 
-    Nested arguments, also in lists and tuples, are converted. Every Ragged in the result (by itself, in a list, a tuple
+    Nested arguments, also in lists and tuples, are converted. Every Ragged in the result (alone, in a list, a tuple
     or a named tuple) is converted back to the kind of the first nested argument. Tensors pass through. The function
     itself checks with `require_same_structure` which arguments must have the same structure.
 
@@ -152,7 +152,7 @@ def _converted_call(
 
 
 def _refuse_some_on_meta(function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> None:
-    """Where a meta tensor is among others, PyTorch returns memory that nobody has written."""
+    """Refuse a meta tensor among others, for which PyTorch returns uninitialized memory."""
     given = {**dict(zip(inspect.signature(function).parameters, args)), **named}
     devices = {n: x.device for n, x in given.items() if isinstance(x, (Tensor, Ragged))}
     if len({d.type for d in devices.values()}) > 1 and (meta := [n for n, d in devices.items() if d.type == "meta"]):

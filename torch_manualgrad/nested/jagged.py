@@ -1,7 +1,7 @@
 """The fast path of a call on a jagged nested tensor: one node of autograd's graph, from buffer to buffer.
 
-It is for calls that need nothing but autograd, and for functions that act on each position along the ragged dim by
-itself. A backward that is tracked, or whose cotangent has another structure, goes by the function itself.
+It is for calls that need only autograd, and for functions that act on each position along the ragged dim separately. A
+backward that is tracked, or whose cotangent has another structure, calls the function itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Call(NamedTuple):
         backward: ``(grad, needed, *residuals) -> gradients`` of values and parameters.
         tracked: ``(grad, needed, x, *residuals) -> gradients`` of nested tensors, with derivatives, by `backward`.
         of_result: whether ``x`` there is the result, not the argument.
-        parameters: dense tensors beside the nested one, or None.
+        parameters: the dense arguments, or None.
     """
 
     forward: Callable[..., tuple[Tensor, tuple[Tensor | None, ...]]]
@@ -58,7 +58,7 @@ class _Call(NamedTuple):
 class _OnBuffer(SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, call: _Call, x: Any, *parameters: Tensor | None) -> Any:
-        ctx.set_materialize_grads(False)  # there are no nested zeros
+        ctx.set_materialize_grads(False)  # nested tensors of zeros do not exist
         structure = jagged_structure(x)
         with below_autograd():
             values, residuals = call.forward(x._values, *parameters)

@@ -160,7 +160,7 @@ def _without_holes(nested: Any) -> Any:
 def reshape(self: Any, size: Sequence[Any]) -> Any:
     """Reshape the dense dims of a jagged tensor with a tangent; for others PyTorch's is right, and returns views."""
     values = dual_jagged(self)
-    symbolic = [d for d, n in enumerate(size) if not isinstance(n, int)]  # the ragged size is no number
+    symbolic = [d for d, n in enumerate(size) if not isinstance(n, int)]  # the ragged size is not a number
     if values is None or len(symbolic) != 1:
         return NotImplemented
     (ragged,), now = symbolic, jagged_dim(self)

@@ -181,8 +181,8 @@ def _differentiate_again(view: Tensor, adjoint: Callable[[Any], Any]) -> None:
     view.grad_fn.register_hook(differentiable)
 
 
-# The two as autograd functions, which save no tensor and serve complex numbers, of which PyTorch has no views with a
-# history. Autograd refuses to change in place what shares memory with an argument of theirs.
+# The two as autograd functions. They save no tensor, and serve complex numbers, for which PyTorch has no views with a
+# history. Autograd refuses in-place changes of tensors that share memory with their arguments.
 
 
 class _Unpack(torch.autograd.Function):
@@ -201,7 +201,7 @@ class _Unpack(torch.autograd.Function):
 class _Pack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, structure: JaggedStructure, view: bool) -> Any:
-        ctx.set_materialize_grads(False)  # there are no nested zeros
+        ctx.set_materialize_grads(False)  # nested tensors of zeros do not exist
         with stock():
             return jagged_view(values.detach(), structure) if view else jagged_result(values, structure)
 

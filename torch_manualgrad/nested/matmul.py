@@ -161,7 +161,7 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
         bias: b, (m,), or None.
 
     Returns:
-        The components with m in place of k.
+        The components with m instead of k.
 
     Raises:
         ValueError: shapes that do not fit.

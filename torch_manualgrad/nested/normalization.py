@@ -1,4 +1,4 @@
-"""What layer_norm and rms_norm share.
+"""Shared parts of layer_norm and rms_norm.
 
 Both norms are x^ = r (x - m) over the last dims, with r = (mean of |x - m|^2 + eps)^(-1/2); m is the mean of x for
 layer_norm and 0 for rms_norm. For a change t of x,

@@ -5,7 +5,7 @@ function has the operator's own parameters. It returns NotImplemented, and PyTor
 represents what `Ragged` does not: strided tensors without components or of numbers, a nested weight, attention with a
 mask or dropout.
 
-`LIMITS` lists what is not supported; it raises.
+`LIMITS` lists the unsupported calls, which raise.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ _ON_VALUES = """
 
 
 def _on_pairs(name: str) -> Callable[..., Any]:
-    """The same for an operator on two arguments, either of which may be dense or a number."""
+    """The same for an operator on two arguments, each of them nested, dense or a number."""
     op = getattr(torch.ops.aten, name.partition(".")[0])
 
     @on_nested
@@ -206,7 +206,7 @@ def _matmul(self: Any, other: Any) -> Any:
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
-    if not train:  # PyTorch's is no view either
+    if not train:  # PyTorch does not return a view either
         return arithmetic.mul(input, 1) if input.layout is torch.jagged else NotImplemented
     if input.layout is torch.jagged:
         return structure.dropout(input, p, train)

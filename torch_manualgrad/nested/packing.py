@@ -97,7 +97,7 @@ def flat_from_packed(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 
 def ragged_shape(sizes: Sequence[Sequence[int]], ragged_dims: Sequence[int] | None) -> list[int | None]:
-    """The shape of components of these sizes, with None in the dims that differ or are asked for."""
+    """The shape of components of these sizes, with None in the dims that differ or are named."""
     differ = [d for d, n in enumerate(zip(*sizes), 1) if len(set(n)) > 1]
     chosen = list(ragged_dims) if ragged_dims is not None else differ or [1]
     dims = len(sizes[0])

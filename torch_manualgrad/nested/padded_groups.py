@@ -14,7 +14,7 @@ from .packing import segments
 
 __all__ = ["Group", "Groups"]
 
-# From so many pairs of positions on, a sequence is a group by itself: padding would cost more than one more call.
+# From so many pairs of positions on, a sequence is a group of its own: padding would cost more than one more call.
 _LARGE = 96 * 96
 
 

@@ -26,7 +26,7 @@ def taken(
     if (lengths is None) == (offsets is None):
         raise ValueError("lengths, offsets: expected one of the two")
     if not -padded.dim() <= ragged_dim < padded.dim() or ragged_dim % padded.dim() == 0:
-        raise IndexError(f"ragged_dim: {ragged_dim} is no component dim of a tensor of shape {list(padded.shape)}")
+        raise IndexError(f"ragged_dim: {ragged_dim} is not a component dim of a tensor of shape {list(padded.shape)}")
     given = offsets if lengths is None else lengths
     assert given is not None
     ragged_dim %= padded.dim()

@@ -9,7 +9,7 @@ Both are bilinear. The vjps, (g w^H, x^H g), are taken component by component: `
 
 On the CPU a loop over the components reads the offsets. Elsewhere the computation does not synchronize: components are
 cut into tiles of one size b, never more than T // b + B of them however the rows are distributed. b is about the mean
-length, so the work is at most three times what is needed.
+length, so the work is at most three times the minimum.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def matmul_backward_nested(
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
-    """Each operand if the other's gradient is wanted: what is not saved may be written to before the backward."""
+    """Each operand if the other's gradient is wanted: an operand that is not saved may be written to before the backward."""
     first, second, offsets = inputs
     return first if second.requires_grad else None, second if first.requires_grad else None, offsets
 

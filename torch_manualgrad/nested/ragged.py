@@ -328,14 +328,14 @@ class Ragged:
 
         Args:
             components: B of them, at least one.
-            ragged_dims: which dims (1 is a component's first) are ragged; by default those in which sizes differ, and
-                dim 1 if none do.
+            ragged_dims: which dims (1 is a component's first) are ragged; by default those whose sizes differ, and
+                dim 1 if none differ.
 
         Returns:
             The batch.
 
         Raises:
-            ValueError: no components, components without dims, or sizes that differ in a dim that is not to be ragged.
+            ValueError: no components, components without dims, or sizes that differ in a dim that may not be ragged.
         """
         if not components:
             raise ValueError("components: expected at least one; with none, give Ragged the values and the shape")

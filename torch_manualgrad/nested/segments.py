@@ -1,4 +1,4 @@
-"""Operators on segments, of which reductions along the ragged dim are composed.
+"""Operators on segments, the parts of reductions along the ragged dim.
 
 ``offsets`` (B + 1 of them, from 0 to T) divide the dim ``dim`` of a tensor, T long, into B segments. Let E be the 0/1
 matrix that repeats a row of B for each position of its segment, and x_s the part of x in segment s:
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the dtype in which sums are accumulated."""
+    """x in the dtype that accumulates sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -145,7 +145,7 @@ def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
         dim: the dim that is divided.
 
     Returns:
-        The shape of ``values`` with B in place of T, its dtype; contiguous.
+        The shape of ``values`` with B instead of T, its dtype; contiguous.
 
     Raises:
         RuntimeError: ``dim`` out of range (IndexError without kernels); offsets that do not start at 0, decrease, or do
@@ -171,7 +171,7 @@ def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) ->
         dim: the dim that is divided.
 
     Returns:
-        The shape of ``grad`` with T in place of B, its dtype; contiguous.
+        The shape of ``grad`` with T instead of B, its dtype; contiguous.
 
     Raises:
         RuntimeError: as `segment_sum`; a grad of another length, a negative count.

@@ -1,4 +1,4 @@
-"""What a reduction of a nested tensor reduces: slices of the buffer along dense dims, or along the dim that offsets divide.
+"""The slices that a reduction of a nested tensor reduces: along dense dims, or along the dim that offsets divide.
 
 `reduce` and `map_along` bring the dims of a call to that form, whatever its ragged dims are, and the results back.
 """
@@ -79,7 +79,7 @@ class Slices:
         return torch.where(m.isfinite(), m, 0)
 
     def expand(self, reduced: Tensor) -> Tensor:
-        """A reduced tensor, repeated at each entry of its slice; dense dims broadcast by themselves."""
+        """A reduced tensor, repeated at each entry of its slice; dense dims broadcast automatically."""
         if self.along is None:
             return reduced
         inexact = reduced.is_floating_point() or reduced.is_complex()

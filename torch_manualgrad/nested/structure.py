@@ -27,12 +27,12 @@ __all__ = [
 
 @on_nested(views=True)
 def split_with_sizes(x: Ragged, split_sizes: Sequence[int], dim: int = 0) -> list[Ragged]:
-    """Pieces of these sizes along a dim in which all components are of one size.
+    """Pieces of these sizes along a dim that has one size in all components.
 
     Args:
         x: the batch.
         split_sizes: not negative; their sum is the size of ``dim``.
-        dim: 0, a dense dim, or a ragged one in which the sizes happen to agree. It synchronizes with a GPU, except on
+        dim: 0, a dense dim, or a ragged one whose sizes happen to agree. It synchronizes with a GPU, except on
             dense dims.
 
     Returns:
@@ -118,7 +118,7 @@ def unbind(x: Ragged, dim: int = 0) -> list[Tensor] | list[Ragged]:
 
     Args:
         x: the batch.
-        dim: 0, which synchronizes with a GPU, or a dim in which all components are of one size.
+        dim: 0, which synchronizes with a GPU, or a dim that has one size in all components.
 
     Returns:
         A list of tensors, or of the kind of ``x``.

@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 def _ragged(values: Tensor, offsets: Tensor, ragged_dim: int) -> Ragged:
     if not 1 <= ragged_dim <= values.dim():
-        raise IndexError(f"ragged_dim: {ragged_dim} is no component dim of values of shape {list(values.shape)}")
+        raise IndexError(f"ragged_dim: {ragged_dim} is not a component dim of values of shape {list(values.shape)}")
     shape: list[int | None] = [offsets.shape[0] - 1, *values.shape]
     shape[ragged_dim] = None
     return Ragged(values, offsets, shape)
@@ -82,7 +82,7 @@ def _nested_select_backward(
 
 
 def _padded_fits(grad: Tensor, input: Tensor, do_transform_0213: bool) -> str:
-    """What is wrong with the dims of a padded tensor."""
+    """An error message about the dims of a padded tensor; empty if they fit."""
     least = 4 if do_transform_0213 else 2
     if input.dim() < least or (do_transform_0213 and input.dim() > 4):
         return (
@@ -102,7 +102,7 @@ def _nested_from_padded_backward(
 
     Args:
         grad: (T, ...), cotangent of the values, whose ragged dim is 1.
-        input: the padded tensor, (B, L, ...); with ``do_transform_0213`` (B, H, L, E), of which (B, L, H E) was taken.
+        input: the padded tensor, (B, L, ...); with ``do_transform_0213`` (B, H, L, E), reshaped to (B, L, H E).
         offsets: (B + 1,), int32 or int64.
         do_transform_0213: see ``input``.
 

@@ -136,7 +136,7 @@ def _of_one(name: str) -> Function:
     def call(x: Ragged, *args: Any, **kwargs: Any) -> Ragged:
         for value in (*args, *kwargs.values()):
             if isinstance(value, (Ragged, Tensor)) and not (isinstance(value, Tensor) and value.dim() == 0):
-                raise TypeError(f"{name}: expected numbers beside the Ragged, got {described(value)}")
+                raise TypeError(f"{name}: expected numbers as further arguments, got {described(value)}")
         return x.like(function(x.values, *args, **kwargs))
 
     call.__name__ = name

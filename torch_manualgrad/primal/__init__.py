@@ -1,4 +1,4 @@
-"""Replacement primals for small matrices: ``override(forward=True)`` and ``mg.linalg`` call them in place of LAPACK.
+"""Replacement primals for small matrices: ``override(forward=True)`` and ``mg.linalg`` call them instead of LAPACK.
 
 LAPACK takes one matrix at a time, and below some order spends its time on everything but arithmetic. The operators here
 take as many matrices at once as a vector register of the processor has lanes: csrc/math/svd.h, eigh.h and elimination.h.

@@ -34,7 +34,7 @@ def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
 
 
 def finite(result: Tensor) -> bool:
-    """Whether there is no inf and no nan. A sum that overflows costs time only."""
+    """Whether all entries are finite. A sum that overflows costs time only."""
     return bool(result.sum().isfinite())
 
 

@@ -17,7 +17,7 @@ _JACOBI = (12, 8, 12)  # the kernel itself takes up to 16
 
 
 def _tridiagonal() -> tuple[int, int, int]:
-    """The same of matrices whose eigenvectors are asked for."""
+    """The same for matrices whose eigenvectors are computed."""
     largest = kernel_limit("tridiagonal_order")
     return largest, 0, largest
 
@@ -76,7 +76,7 @@ def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Ten
     Args:
         A: as in these.
         lower: as in these.
-        vectors: whether eigenvectors are asked for: LAPACK's error depends on it.
+        vectors: whether to compute eigenvectors: LAPACK's error depends on it.
 
     Returns:
         Eigenvalues (*, n) and eigenvectors (*, n, n), these without meaning if not ``vectors``.

@@ -45,7 +45,7 @@ def svd_small(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         A: as in `svd_jacobi`.
-        vectors: whether U and Vh are asked for: LAPACK's error depends on it.
+        vectors: whether to compute U and Vh: LAPACK's error depends on it.
 
     Returns:
         U (*, m, k), S (*, k) and Vh (*, k, n); U and Vh without meaning if not ``vectors``.

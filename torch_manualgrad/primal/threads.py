@@ -27,8 +27,8 @@ from ..core.internals import (
     values_hidden,
 )
 
-# Batches of which the sum of m n min(m, n) is less, with and without vectors, are not worth the threads: by LAPACK on one
-# thread they take a few milliseconds.
+# Batches with a smaller sum of m n min(m, n), with and without vectors, are not worth the threads: LAPACK needs a few
+# milliseconds for them on one thread.
 _LEAST_WORK = {True: 2**20, False: 2**22}
 
 _ALIGNMENT = 64  # bytes, of PyTorch's memory; the last bits of LAPACK's results depend on that of a matrix
@@ -38,7 +38,7 @@ _process = os.getpid()
 
 @functools.cache
 def _workers() -> ThreadPoolExecutor | None:
-    """Threads of which each keeps LAPACK to itself; None where they cannot."""
+    """Threads that each run LAPACK on one thread; None if that is impossible here."""
     workers = ThreadPoolExecutor(os.cpu_count(), "torch_manualgrad", stay_on_this_thread)
     return workers if workers.submit(torch.get_num_threads).result() == 1 else None
 
@@ -62,7 +62,7 @@ def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options
     Args:
         op: the operator, with a variant for each kind of call: ``op(A, *options)``, and with ``names`` given.
         names: of its results, the arguments that they are written to.
-        vectors: whether vectors are asked for.
+        vectors: whether to compute vectors.
         A: (*, m, n).
         options: of the operator.
 
@@ -77,7 +77,7 @@ def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options
     if workers is not None:
         try:
             return _divided(workers, starts, op, names, A, options)
-        # 2.10 asserts what arguments are, where it is asked for shapes alone; the operator itself raises what it should
+        # torch 2.10 asserts the types of arguments when only shapes are needed; the operator itself raises the right error
         except (RuntimeError, AssertionError):
             pass  # a matrix that LAPACK refuses: the error has its number in the whole batch
     found: tuple[Tensor, ...] = op(A, *options)
@@ -105,7 +105,7 @@ def _divided(
     batch = A.shape[:-2]
     matrices = A.reshape(-1, *A.shape[-2:])
     results = tuple(torch.empty_strided(**kind) for kind in _kinds(op, A.shape, A.dtype, options))
-    # a result that is not asked for has no entries
+    # a result that is not requested has no entries
     whole = [x.view(-1, *x.shape[len(batch) :]) if x.numel() else None for x in results]
 
     def decompose(part: slice) -> None:

@@ -1,4 +1,4 @@
-"""Which operators lack forward mode in this torch: as its own table of derivatives says, and of custom ops."""
+"""The operators without forward mode in this torch: by its own table of derivatives, and custom ops."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def recompute_mean_var(
         keepdim: whether these stay, of size 1.
 
     Returns:
-        Mean and inverse deviation, in the precision in which PyTorch normalizes: at least float32.
+        Mean and inverse deviation, in the precision of PyTorch's normalization: at least float32.
 
     Note:
         Where not differentiable: where eps = 0 and all entries are equal, as ``rstd`` is infinite there.
@@ -133,7 +133,7 @@ def native_batch_norm_backward(*given: Any) -> Gradients:
 
 
 def batch_norm_backward(*given: Any) -> Gradients:
-    """`native_batch_norm_backward` but for the reserve; statistics that the forward has updated are those of the batch."""
+    """`native_batch_norm_backward` without the reserve; statistics that the forward has updated are those of the batch."""
     return native_batch_norm_backward(*given[:-1])
 
 
@@ -144,7 +144,7 @@ def miopen_batch_norm_backward(input: Tensor, grad_output: Tensor, *given: Any) 
 
 
 def cudnn_batch_norm_backward(*given: Any) -> Gradients:
-    """`miopen_batch_norm_backward` but for the reserve."""
+    """`miopen_batch_norm_backward` without the reserve."""
     return miopen_batch_norm_backward(*given[:-1])
 
 

@@ -1,8 +1,8 @@
 """Forward mode for operators that lack it, inside of PyTorch's own: dual numbers, torch.func, compiled or not.
 
 An operator without a formula for forward mode raises under `torch.autograd.forward_ad` and `torch.func.jvp`, or, if it
-is one of `torch.library.custom_op`, silently gives a tangent of zero. What stands in `decomposition_table` runs in the
-place of a call in which an input has a tangent; all other calls stay as they are. It is made of differentiable
+is one of `torch.library.custom_op`, silently gives a tangent of zero. An entry of `decomposition_table` runs instead
+of a call with a tangent on an input; all other calls are unchanged. It is made of differentiable
 operators, so that forward mode may be taken over reverse mode, and reverse over forward, to any order.
 
 Whatever is switched on here acts on the whole process, on every thread, as `torch_manualgrad.override` does. A rule that
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
-WAYS = ("decomposition", "rule", "transposition")  # in the order in which `enable` asks
+WAYS = ("decomposition", "rule", "transposition")  # in the order that `enable` tries them
 
 
 class Decomposition:
@@ -75,7 +75,7 @@ def _own(name: str, function: Function, *shares: str) -> None:
     decomposition_table.add(f"aten::{name}", Decomposition(f"aten::{name}", function, shares=shares))
 
 
-# What the package has, and the formulas that the functions share with the rules of the same operators.
+# The package's decompositions, and the formulas that the functions share with the rules of the same operators.
 _own("trace", functions.trace)
 _own("log_sigmoid_forward", functions.log_sigmoid_forward, "constant")
 _own("nll_loss_backward", functions.nll_loss_backward)
@@ -145,7 +145,7 @@ def unregister_decomposition(op: Any) -> None:
 
 
 class Scope(Handle, Block):  # type: ignore[misc]
-    """What `decompositions` and `enable` return: active until `remove`, or until the ``with`` block ends.
+    """The handle of `decompositions` and `enable`: active until `remove`, or until the ``with`` block ends.
 
     Attributes:
         forward_modes: what acts, a `ForwardMode` for each operator.
@@ -207,9 +207,9 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
 def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
 
-    An operator that PyTorch has a formula for is left alone, unless reverse mode over that formula raises, as of softmax and
-    of norms. Another one gets, of what there is, the first: its
-    decomposition; its rule, of which only the derivative along tangents is used; its backward, transposed: u -> vjp(u) is
+    An operator that has a formula in PyTorch keeps it, unless reverse mode over that formula raises, as for softmax and
+    norms. Any other operator gets the first of these that exists: its
+    decomposition; the jvp of its rule; its backward, transposed: u -> vjp(u) is
     linear, and jvp(t) = d/du <vjp(u), t>. That costs two reverse passes, is exact, and is differentiable again as far as
     the backward is. It acts at once and on the whole process, on every thread.
 
@@ -223,7 +223,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
         What takes it away again; its ``forward_modes`` say by which way each operator goes.
 
     Raises:
-        ValueError: the operator writes to an argument, returns a view, or is composite; there is no such way.
+        ValueError: the operator writes to an argument, returns a view, or is composite; ``by`` names an unknown way.
         TypeError: no operator.
         RuntimeError: inside of a compiled function. When the call is made: the backward is not differentiable.
     """
@@ -232,7 +232,7 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
 
     for way in by:
         if way not in WAYS:
-            raise ValueError(f"by: there is no way {way!r} to forward mode; expected some of {WAYS}")
+            raise ValueError(f"by: unknown way {way!r} to forward mode; expected some of {WAYS}")
     known = {_name(one.op): one for one in lacking()}
     if ops:
         chosen = {_name(op): op for op in map(_operator, ops)}

@@ -11,7 +11,7 @@ from torch_manualgrad.arguments import ArgumentError, described
 __all__ = ["ORDERS", "check_at_least", "check_batch_dims", "check_like", "check_numbers", "check_order"]
 
 
-#: The largest order: 171! is no number in float64.
+#: The largest order: 171! is infinite in float64.
 ORDERS = 170
 
 

@@ -258,7 +258,7 @@ def _slogdet(space: Space, A: Any) -> Any:
     return (primal[0], space.jet([primal[1], *[row[0] for row in rows]]), *others)
 
 
-# -- losses, in the arguments in which PyTorch has no derivative ------------------------------------------------------------
+# -- losses, for the arguments without a derivative in PyTorch --------------------------------------------------------
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:

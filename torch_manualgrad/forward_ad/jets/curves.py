@@ -37,8 +37,8 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
         The value, and in its place the list of terms of each tensor in it.
 
     Raises:
-        NotImplementedError: an operator is met of which no Taylor series is known; the message has its name.
-        TypeError: a number is read from a tensor, or a tensor goes to what is no function of torch.
+        NotImplementedError: an operator has no known Taylor series; the message has its name.
+        TypeError: a number is read from a tensor, or a tensor is passed to a function outside torch.
         ValueError: the series do not fit the primals.
     """
     lengths = [len(terms) for terms in series]
@@ -59,7 +59,7 @@ def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Seque
 def series_of(
     space: Space, f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any], batch_dims: int = 0
 ) -> tuple[Any, Any]:
-    """What `jet` returns, in a space; ``batch_dims`` first dimensions of the primals count examples."""
+    """The result of `jet`, in a space; ``batch_dims`` first dimensions of the primals count examples."""
 
     def run() -> tuple[Any, Any]:
         inputs = [start(space, [p, *_coefficients(terms)], batch_dims) for p, terms in zip(primals, series)]

@@ -69,7 +69,7 @@ def aligned(space: Space, x: Any, ndim: int) -> Coefficients:
 def elementwise(function: Callable[..., Coefficients]) -> Callable[..., Any]:
     """The rule of a function of several variables that broadcast, given as ``function(series, series, ...)``.
 
-    Constants that are no tensors go to the function as they are.
+    Constants that are not tensors are passed to the function unchanged.
     """
 
     def rule(space: Space, *args: Any, **others: Any) -> Any:
@@ -166,7 +166,7 @@ def _relu(x: Coefficients) -> Coefficients:
 
 
 def _power(x: Coefficients, exponent: Any) -> Coefficients:
-    """x^y. A constant exponent is no variable: the coefficients in x are binomial ones, right at zero."""
+    """x^y. With a constant exponent the coefficients in x are binomial ones, right at zero."""
     if not isinstance(exponent, list):
         return taylor.power(x, exponent)
     if any(c is not None for c in exponent[1:]):

@@ -28,7 +28,7 @@ _READ = 2**16  # integers of at most so many elements are part of what is found 
 _AT_MOST = 8192
 NONE = -1  # an entry that depends on no example
 
-_examples: list[Tensor] = []  # the numbers of examples, by what stands for them on a jet
+_examples: list[Tensor] = []  # the numbers of examples, by their marks on a jet
 _places: dict[Any, int] = {}
 _found: dict[Any, Any] = {}
 
@@ -55,7 +55,7 @@ class _Like(NamedTuple):
 
 @constant_in_graphs
 def first_examples(shape: tuple[int, ...], batch_dims: int) -> int:
-    """What stands for the examples of an argument whose first dimensions are the batch's."""
+    """The marks of examples for an argument whose first dimensions are the batch's."""
     batch = shape[:batch_dims]
     with apart():
         return _place(torch.arange(math.prod(batch)).reshape(*batch, *[1] * (len(shape) - batch_dims)))
@@ -95,7 +95,7 @@ def follow(
         rule: its rule for jets.
         elementwise: whether it acts on each entry alone.
         args, kwargs: of the call.
-        found: the results, of which the jets are marked.
+        found: the results; jets among them are marked.
 
     Raises:
         ValueError: it mixes examples.
@@ -148,7 +148,7 @@ def _in_graph(name: str, template: Any, likes: Any) -> Any:
 
 
 def _after(name: str, rule: Callable[..., Any], template: Any, likes: Any) -> Any:
-    """What stands for the examples of each result, or what is wrong."""
+    """The marks of examples for each result, or an error message."""
     key = (name, template, likes)
     try:
         known = _found.get(key)
@@ -249,7 +249,7 @@ def _digit(numbers: Tensor, run: int) -> Tensor:
 
 
 def _counts(t: Tensor) -> Tensor:
-    """The entries of a tangent that are no zeros, nor rounding."""
+    """The entries of a tangent that are neither zero nor rounding."""
     size = t.abs()
     finite = size.isfinite()
     largest = torch.where(finite, size, 0).amax() if size.numel() else size.sum()
@@ -275,7 +275,7 @@ def _marked(numbers: Tensor, one: Tensor) -> Tensor:
 
 
 def _compressed(numbers: Tensor, likes: Any) -> Tensor | None:
-    """With one entry for each dimension in which all are equal, or do not depend on any example."""
+    """With one entry for each dimension where all are equal, or do not depend on any example."""
     if not numbers.numel():
         return None
     if (numbers == NONE).all():  # constant where it was tried: as the arguments, if they agree

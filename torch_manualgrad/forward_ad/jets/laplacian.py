@@ -1,7 +1,7 @@
 """Laplacians and their like in one forward pass, by collapsed Taylor series.
 
 A series of second order along each of n directions has the second derivatives of f along these. As the last coefficient
-enters linearly, that of the sum of all directions is carried in place of n of them (Bettencourt et al., Li et al., Dangel et
+enters linearly, that of the sum of all directions is carried instead of n of them (Bettencourt et al., Li et al., Dangel et
 al.): a pass carries the value, the Jacobian and the trace of the Hessian.
 
 References:
@@ -233,7 +233,7 @@ def _batch_of(name: str, batch_dims: int) -> str | None:
 
 
 def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Tensor:
-    """Directions, without copies along the dimensions in which they are the ``same``; in the others a basis, or these."""
+    """Directions, without copies along the dimensions where they are the ``same``; in the others a basis, or these."""
     shape = [1 if d in same else size for d, size in enumerate(x.shape)]
     if vectors is None:
         vectors = torch.eye(math.prod(shape), dtype=x.dtype, device=x.device)

@@ -43,7 +43,7 @@ PIECEWISE = frozenset(
 )
 
 
-# What a forward has saved for a backward: functions of its other arguments, from which the formulas compute them again.
+# Values that a forward has saved for a backward: functions of its other arguments, so the formulas compute them again.
 _SAVED = {
     "aten::native_batch_norm_backward": ("save_mean", "save_invstd"),
     "aten::batch_norm_backward": ("save_mean", "save_var", "reserve"),
@@ -319,7 +319,7 @@ def _resolved(space: Space, self: Any) -> Any:
 
 
 def _in_pairs(space: Space, self: Any) -> Any:
-    """With pairs of numbers beside each other in memory, where the value's are: a coefficient may lie in another order."""
+    """With pairs of numbers adjacent in memory, like those of the value: a coefficient may lie in another order."""
     value, *terms = space.coefficients(self)
     return space.jet([value, *[None if t is None else t.contiguous() for t in terms]])
 
@@ -338,7 +338,7 @@ def _strided(space: Space, self: Any, size: Sequence[int], stride: Sequence[int]
 
 
 def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule whose results are no jets."""
+    """A rule whose results are not jets."""
     rule.constant = True  # type: ignore[attr-defined]
     return rule
 

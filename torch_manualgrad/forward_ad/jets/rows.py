@@ -40,7 +40,7 @@ class RowSpace(Space):
 
     Attributes:
         start: the rows of the argument.
-        apart: the space in which rules run on such jets, as on those of a batch.
+        apart: the space where rules run on such jets, as on those of a batch.
         full: that of jets along the directions of all rows, the row first.
     """
 
@@ -51,7 +51,7 @@ class RowSpace(Space):
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         def inside() -> Any:
-            self.apart.level = self.full.level = self.level - 0.5  # where they meet, a call is of this space
+            self.apart.level = self.full.level = self.level - 0.5  # a call with jets of both belongs to this space
             self.apart.memory = self.full.memory = self.memory
             self.full.batch_of = self.batch_of
             return function(*args)
@@ -167,7 +167,7 @@ def _reshaped(name: str) -> Callable[..., Rows | None]:
 
 
 def _is_split(x: Any, dim: int) -> bool:
-    """Whether ``dim`` is that of the rows, of which each has one entry."""
+    """Whether ``dim`` is that of the rows, with one entry in each."""
     return dim % x.ndim == x.rows.dim % x.ndim and x.rows.inner == 1 and x.shape[dim] == x.rows.number
 
 

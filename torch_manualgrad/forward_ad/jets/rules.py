@@ -1,6 +1,6 @@
-"""How an operator acts on jets: a table from operators to rules, and the run of a trace by it.
+"""Operators on jets: a table from operators to rules, and the execution of a trace.
 
-A rule is called with the space and the operator's arguments, of which some are jets, and returns what the operator returns.
+A rule is called with the space and the operator's arguments, some of them jets, and returns the operator's results.
 What has no entry follows from the operator's rule in ``mg.rules`` (see `fallback`); an operator that has none there
 either raises.
 """
@@ -70,7 +70,7 @@ _SAMPLES = frozenset(f"aten::normal.{overload}" for overload in ("Tensor_Tensor"
 
 
 def _of_values(name: str, *args: Any, **kwargs: Any) -> Any:
-    """An operator of which nothing is known, and which has no derivative if it returns no real or complex numbers."""
+    """An unknown operator. It has no derivative if it returns no real or complex numbers."""
     found = operator(name)(*_values(args), **_values(kwargs))
     for x in found if isinstance(found, (list, tuple)) else [found]:
         if x.is_floating_point() or x.is_complex():
@@ -94,7 +94,7 @@ def _values(x: Any) -> Any:
 
 
 def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:
-    """The calls of a trace on these tensors, of which some are jets of the space."""
+    """The calls of a trace on these tensors, some of them jets of the space."""
     known = {**dict(enumerate(tensors)), **dict(trace.constants)}
     for name, arguments, results in trace.nodes:
         args, kwargs = decode(arguments, known)
@@ -165,7 +165,7 @@ def _in_place(space: Space, name: str, args: Any, kwargs: Any) -> Any:
             f"{name} writes the result of a Taylor series into a tensor that is constant; use its functional form"
         )
     if x.aliases[0] > 1:
-        raise NotImplementedError(f"{name} writes to a tensor of which there are views; use its functional form")
+        raise NotImplementedError(f"{name} writes to a tensor that has views; use its functional form")
     functional = functional_form(name)
     if functional != "aten::copy" and not exists(functional):
         raise NotImplementedError(f"{name}: no Taylor series is known of it: it has no functional form")

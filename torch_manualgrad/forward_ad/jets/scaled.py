@@ -2,8 +2,8 @@
 
 The factors of one elementwise function after another multiply without the Jacobian, and a matrix product multiplies them in for
 a few directions at a time, which stay in the cache. What is never read is never multiplied: at the end of a Laplacian, only the
-trace is. The two are made by the rules for jets, so that nobody writes to them; both are plain tensors, so that it makes no
-difference where they are multiplied.
+trace is. The two are made by the rules for jets, so nothing writes to them; both are plain tensors, so they may be
+multiplied anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_manualgrad.core.internals import only_autograd, values_readable
 
 __all__ = ["BLOCK", "Scaled", "matmul", "reshaped", "times", "whole"]
 
-BLOCK = 2**18  # elements, of which a few such tensors stay in the cache
+BLOCK = 2**18  # elements: a few tensors of this size fit into the cache
 
 
 class Scaled(NamedTuple):
@@ -62,7 +62,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether no mode and no transform asks for more than numbers, of these tensors now and of what they make later."""
+    """Whether no mode and no transform needs more than the numbers of these tensors, now and in later results."""
     return (
         not torch.compiler.is_dynamo_compiling()
         and not any(x.requires_grad for x in tensors)

@@ -33,7 +33,7 @@ def fill(rules: Mapping[str, JetRule], derive: Callable[[str], JetRule], run: Ca
 
 
 def jet_rule(name: str) -> JetRule:
-    """What acts on jets in place of an operator.
+    """The rule that runs instead of an operator on jets.
 
     Raises:
         NotImplementedError: nothing is known of it.

@@ -59,7 +59,7 @@ def shift(x: Coefficients, constant: Any) -> Coefficients:
 
 
 def convolve(x: Sequence[Any], y: Sequence[Any], k: int, start: int = 0, product: Any = None) -> Any:
-    """The sum of x[j] y[k - j] over j from ``start`` to k; ``product`` stands in place of ``*``."""
+    """The sum of x[j] y[k - j] over j from ``start`` to k; ``product`` replaces ``*``."""
     pairs = ((x[j], y[k - j]) for j in range(start, k + 1))
     return sum_of((a * b if product is None else product(a, b)) for a, b in pairs if a is not None and b is not None)
 

@@ -1,7 +1,7 @@
-"""Jets: what stands in place of a tensor while a function runs on truncated Taylor series.
+"""Jets replace tensors while a function runs on truncated Taylor series.
 
-A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that meets
-one comes to `call`, above autograd, vmap, functorch and the compiler, all of which see the arithmetic on the coefficients.
+A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that receives
+one calls `call`, above autograd, vmap, functorch and the compiler. They all see the arithmetic on the coefficients.
 It has no memory: what does not know jets raises, and nothing takes one for a constant.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["Jet", "Space", "call", "is_jet", "refuse_inside", "transforms_seen"]
 
 
 class _Depth(threading.local):
-    """How many spaces are open on this thread, and the torch.func transforms that see jets."""
+    """The number of open spaces on this thread, and the torch.func transforms that see jets."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -63,7 +63,7 @@ def refuse_inside(what: str) -> None:
 
 
 class _Handler(TorchFunctionMode):
-    """What Dynamo asks in place of the jets' own handler, which it does not find in every call."""
+    """The handler for Dynamo, which does not find the jets' own in every call."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors: list[Any] = []
@@ -206,7 +206,7 @@ def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Series(Series):
-    """What both kinds of jet have in common: a value and its Taylor coefficients, None for zero."""
+    """The base of both kinds of jet: a value and its Taylor coefficients, None for zero."""
 
     space: Space
     primal: Any
@@ -268,7 +268,7 @@ class _Series(Series):
 
 
 class Jet(_Series, Tensor):  # type: ignore[misc, override]
-    """A jet, made by `Space.jet`: a tensor without memory, so that functions which ask for tensors take it."""
+    """A jet, made by `Space.jet`: a tensor without memory, so that functions that require tensors accept it."""
 
     @staticmethod
     def __new__(cls, space: Space, primal: Tensor, terms: tuple[Any, ...]) -> Jet:

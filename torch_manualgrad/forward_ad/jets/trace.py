@@ -1,4 +1,4 @@
-"""Which operators a function of torch calls: found once for given shapes, by a run on fake tensors, and kept.
+"""The operators that a function of torch calls: found once for given shapes, by a run on fake tensors, and cached.
 
 The function is one that torch hands to ``__torch_function__``, so that all it depends on are its arguments. What is kept is
 made of plain values, which a compiled graph may hold as constants.
@@ -34,7 +34,7 @@ __all__ = ["Node", "Series", "Trace", "decode", "encode", "functional_form", "is
 
 
 class Series:
-    """What is a tensor to the functions here though it may be none to PyTorch."""
+    """A tensor to the functions here, though perhaps not to PyTorch."""
 
 
 def is_tensor(x: Any) -> bool:
@@ -59,7 +59,7 @@ class Node(NamedTuple):
 class Trace(NamedTuple):
     """The calls in their order, and what the function returns; tensors are numbered, the arguments first.
 
-    Tensors that no call has made, and that are no numbers, are constants.
+    Tensors that no call has made, and that represent no numbers, are constants.
     """
 
     nodes: tuple[Node, ...]
@@ -74,7 +74,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = 
     Args:
         value: tensors, constants, and lists, tuples, dictionaries and slices of them.
         tensors: what is numbered by its place.
-        place: in place of appending; encodes a tensor.
+        place: encodes a tensor, instead of appending it.
     """
     if is_tensor(value):
         if place is not None:
@@ -97,7 +97,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = 
 
 
 def decode(encoded: Any, tensors: Any) -> Any:
-    """What was encoded, with these tensors."""
+    """Decode a tree, with these tensors."""
     kind, content = encoded
     if kind == "tensor":
         return tensors[content]
@@ -179,10 +179,10 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
     constants: list[tuple[int, Tensor]] = []
     kept: list[Any] = []
     own: set[int] = set()  # ids of tensors that calls here have made, and that share memory with no other
-    numbers: dict[int, Any] = {}  # of tensors that stand for them, by the tensors' ids
+    numbers: dict[int, Any] = {}  # by the ids of the tensors that represent them
 
     def number(x: Any) -> Any:
-        """The number that a tensor stands for, which a kernel in Python has made of it; None if it stands for none."""
+        """The number that a kernel in Python has turned into this tensor; None if there is none."""
         value = numbers.get(id(x), value_of_constant(x) if id(x) not in places else None)
         return None if isinstance(value, Tensor) else value
 

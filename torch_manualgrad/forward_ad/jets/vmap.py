@@ -39,7 +39,7 @@ def each_direction(function: Callable[..., Any], *tensors: Any) -> list[Any]:
 
 
 def _take(x: Any, dim: int, parts: list[Any], dims: list[int], examples: Callable[[Any, int], Any]) -> Any:
-    """What to build ``x`` from again: its tensors are appended, with the place of the mapped dimension in each.
+    """The parts that rebuild ``x``: its tensors are appended, with the place of the mapped dimension in each.
 
     ``examples`` computes those of a jet on the other side.
     """

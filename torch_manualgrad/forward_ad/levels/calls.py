@@ -1,4 +1,4 @@
-"""What an operator does inside of dual levels: it computes, and so does the rule that belongs to it."""
+"""Runs an operator inside dual levels: its values, and its tangents by the rule that belongs to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .writes import is_written, write_call
 
 __all__ = ["call"]
 
-# What composite functions ask for only if they find that an input is differentiated, which they cannot find here.
+# Composite functions set these only if an input is differentiated, which they cannot see here.
 _COMPLETE = {"aten::_linalg_svd": "compute_uv", "aten::_linalg_eigh": "compute_v"}
 
 # These let memory be read as another thing, or give a tensor another memory.
@@ -81,7 +81,7 @@ def call(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dual_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Tensor], levels: Levels) -> Any:
-    """The operator on tensors of which one lies in memory that has a tangent."""
+    """The operator on tensors, at least one in memory that has a tangent."""
     name, signature, composite, view, writes = _facts(op)
     level = innermost([x for x in _parts(tensors) if is_differentiable(x)], levels)
     if level is None:  # the others read bits of memory that has a tangent, as integers
@@ -124,7 +124,7 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
     """Raise where a tangent would be lost."""
     if in_functorch():
         raise RuntimeError(
-            f"{name}: a tensor with a tangent at a dual level meets a torch.func transform; call make_dual and unpack_dual "
+            f"{name}: a tensor with a tangent at a dual level is inside a torch.func transform; call make_dual and unpack_dual "
             "outside of it, or differentiate by levels alone"
         )
     if not fwd_grad_is_enabled():
@@ -135,8 +135,8 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
     for x in tensors:
         if x.layout is torch.jagged or hasattr(x, "__tensor_flatten__") and innermost(_parts([x]), levels) is not None:
             raise NotImplementedError(
-                f"{name}: a {type(x).__name__} with layout {x.layout} meets a tensor with a tangent at a dual level, and cannot "
-                "have one itself; for ragged batches take torch_manualgrad.nested.Ragged or the strided layout"
+                f"{name}: a {type(x).__name__} with layout {x.layout} is an argument next to a tensor with a tangent at a dual level, and cannot "
+                "have one itself; for ragged batches use torch_manualgrad.nested.Ragged or the strided layout"
             )
     if name in _REFUSED and innermost(tensors[:1], levels) is not None:
         x = tensors[0]

@@ -88,7 +88,7 @@ def _with_bits_of(x: Tensor, of: Tensor) -> Tensor:
 
 
 def _seen(flat: Tensor, x: Tensor) -> Tensor:
-    """What the vector holds where ``x`` lies in its own storage, read as ``x`` reads it."""
+    """The entries of the vector at the positions of ``x`` in its storage, read as ``x`` reads them."""
     return _with_bits_of(flat.as_strided(x.shape, x.stride(), x.storage_offset()), x)
 
 
@@ -177,7 +177,7 @@ def detached(x: Tensor) -> Tensor:
 
 
 def unexpanded(x: Tensor, like: Tensor) -> Tensor:
-    """``x`` with one element for each dim in which ``like``, of the same sizes, has stride 0."""
+    """``x`` with one element in each dim where ``like``, of the same sizes, has stride 0."""
     for dim, (size, stride) in enumerate(zip(like.shape, like.stride())):
         if size > 1 and not stride:
             x = x.narrow(dim, 0, 1)

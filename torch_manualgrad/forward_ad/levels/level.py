@@ -81,7 +81,7 @@ class Level(tangent_state.Level):
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """A block in which operators on another thread see this level, and those around it.
+        """Let operators on another thread see this level, and those around it, for a block.
 
         Raises:
             RuntimeError: the level is not open, or this thread sees levels already.
@@ -129,7 +129,7 @@ def make_dual(primal: Tensor, tangent: Tensor, *, level: Level | None = None) ->
 
     Raises:
         RuntimeError: no level is open, or ``level`` is not; elements of ``primal`` overlap otherwise than by ``expand``.
-        TypeError: an argument is no tensor, or not real or complex, or the dtypes, devices or layouts differ.
+        TypeError: an argument is not a tensor, or not real or complex, or the dtypes, devices or layouts differ.
         ValueError: the sizes differ; ``primal`` or ``tangent`` has a tangent at this level already; ``primal`` is expanded,
             and ``tangent`` is not.
 
@@ -159,13 +159,13 @@ def unpack_dual(tensor: Tensor, *, level: Level | None = None) -> UnpackedDual:
 
     Raises:
         RuntimeError: no level is open, or ``level`` is not.
-        TypeError: ``tensor`` is no tensor.
+        TypeError: ``tensor`` is not a tensor.
 
     References:
         ``torch.autograd.forward_ad.unpack_dual``.
     """
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"unpack_dual: tensor is to be a tensor, got {type(tensor).__name__}")
+        raise TypeError(f"unpack_dual: expected a tensor, got {type(tensor).__name__}")
     level, levels = _chosen("unpack_dual", level)
     with below_levels():
         nested = tensor.is_nested and tensor.layout is torch.strided
@@ -185,7 +185,7 @@ def _chosen(what: str, level: Level | None) -> tuple[Level, tuple[Level, ...]]:
             raise RuntimeError(f"{what}: no dual level is open on this thread; call it inside of `with dual_level():`")
         return levels[-1], levels
     if not isinstance(level, Level):
-        raise TypeError(f"{what}: level is to be what dual_level() returned, got {level!r}")
+        raise TypeError(f"{what}: level must be the result of dual_level(), got {level!r}")
     if not level.is_open:
         raise RuntimeError(f"{what}: level is {level!r}")
     return level, levels if level in levels else level.all
@@ -194,12 +194,12 @@ def _chosen(what: str, level: Level | None) -> tuple[Level, tuple[Level, ...]]:
 def _check(primal: Any, tangent: Any, level: Level, levels: tuple[Level, ...]) -> None:
     for name, x in (("primal", primal), ("tangent", tangent)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"make_dual: {name} is to be a tensor, got {type(x).__name__}")
+            raise TypeError(f"make_dual: {name} must be a tensor, got {type(x).__name__}")
         if not is_differentiable(x):
-            raise TypeError(f"make_dual: {name} is to be real or complex floating point, got dtype {x.dtype}")
+            raise TypeError(f"make_dual: {name} must be real or complex floating point, got dtype {x.dtype}")
         if in_functorch() or storage_of(x) is None:
             raise TypeError(
-                f"make_dual: {name} is to be a dense or strided nested tensor outside of torch.func transforms, got "
+                f"make_dual: {name} must be a dense or strided nested tensor outside torch.func transforms, got "
                 f"{type(x).__name__} of layout {x.layout}"
             )
     for what in ("dtype", "device", "is_nested"):

@@ -30,7 +30,7 @@ _BY_ELEMENT = ("aten::clone", "aten::_to_copy", "aten::neg")  # linear ones; rul
 
 
 def nested_call(op: Any, name: str, composite: bool, args: Any, kwargs: Any) -> Any:
-    """The operator on arguments of which one is nested and one has a tangent.
+    """The operator on arguments with a nested tensor and a tangent among them.
 
     Raises:
         NotImplementedError: the operator is neither one of `mg.nested` nor elementwise in one argument.

@@ -1,4 +1,4 @@
-"""Which jvp belongs to an operator: that of its rule; of a custom op, its own; else PyTorch's, by torch.func."""
+"""Selects the jvp of an operator: that of its rule; of a custom op, its own; else PyTorch's, through torch.func."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REFERENCES: dict[str, Callable[..., Any]] = {"aten::_linalg_eigvals": lambda se
 
 
 def reference_of(name: str) -> Callable[..., Any] | None:
-    """A function of other operators to be called in place of the operator, where that is how it is differentiated."""
+    """The function of other operators that is called instead of the operator, if its derivative is that function's."""
     derivative = current_derivative(name)
     if isinstance(derivative, ReferenceDerivative):
         return derivative.reference
@@ -55,7 +55,7 @@ def jvp_of(op: Any, name: str, signature: Signature) -> Jvp:
     raise NotImplementedError(f"{name}: an argument has a tangent at a dual level, and {_UNKNOWN}")
 
 
-# Outputs that are constant but for jumps: permutations, masks, what is drawn, and the sum of given weights.
+# Outputs that are constant except for jumps: permutations, masks, random numbers, and the sum of given weights.
 _CONSTANT = ("P", "is_target", "noise_out", "total_weight")
 
 
@@ -65,7 +65,7 @@ def rule_of(name: str) -> Rule | None:
 
 @functools.cache
 def recomputed(rule: Rule | None) -> tuple[int, ...]:
-    """The places of the inputs of which a rule reads no tangent: it computes them from others, or holds them constant."""
+    """The positions of the inputs whose tangents a rule does not read: it computes them from others, or keeps them constant."""
     if rule is None:
         return ()
     read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
@@ -75,7 +75,7 @@ def recomputed(rule: Rule | None) -> tuple[int, ...]:
 
 @functools.cache
 def not_differentiable(rule: Rule | None) -> tuple[int, ...]:
-    """The places of the outputs of which a rule has no tangents, though they depend on the inputs smoothly."""
+    """The positions of the outputs without tangents in a rule, although they depend on the inputs smoothly."""
     if rule is None:
         return ()
     names = [n for n in rule.not_differentiable if n not in _CONSTANT]
@@ -88,8 +88,8 @@ def _by_rule(
     for i in recomputed(rule):  # the derivative in these is not zero, as PyTorch's forward mode has it
         if rule.signature.names[i] in ("weight", "scale") and tangents[i] is not None:
             raise NotImplementedError(
-                f"{rule.name}: its argument {rule.signature.names[i]} has a tangent at a dual level, in which its rule does "
-                "not differentiate; give the argument without one, by detach() or unpack_dual"
+                f"{rule.name}: its argument {rule.signature.names[i]} has a tangent at a dual level, but its rule does "
+                "not differentiate it; pass the argument without a tangent, by detach() or unpack_dual"
             )
     return _by_derivative(derivative_of(rule), values, outputs, tangents, outer)
 

@@ -1,4 +1,4 @@
-"""Which levels a thread sees, and the tangents of a tensor at them.
+"""The levels that a thread sees, and the tangents of a tensor at them.
 
 A value is a polynomial in one epsilon for each level, each with square zero. Its coefficients lie in a tree: a tensor has
 a tangent at each level, and the tangent at a level has tangents at the outer levels of that only. So the coefficient of
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class Level:
-    """What the tangents of one dual level are kept in.
+    """Storage of the tangents of one dual level.
 
     Attributes:
         shadows: the tangents.
@@ -107,13 +107,13 @@ def _having(state: _State) -> Iterator[None]:
 
 
 def opened(levels: Iterable[Level]) -> AbstractContextManager[None]:
-    """A block in which this thread has these levels open."""
+    """Open these levels on this thread, for a block."""
     levels = tuple(levels)
     return _having(_State(levels, levels))
 
 
 def seeing(levels: Iterable[Level]) -> AbstractContextManager[None]:
-    """A block in which operators on this thread see these levels, and no others."""
+    """Let operators on this thread see these levels, and no others, for a block."""
     return _having(_state()._replace(visible=tuple(levels)))
 
 
@@ -124,7 +124,7 @@ def plainly(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def as_packing() -> AbstractContextManager[None]:
-    """A block in which a hook on saved tensors packs one; it is the user's code."""
+    """The block where a hook on saved tensors packs one; it is the user's code."""
     levels = _state().open
     return _having(_State(levels, levels, packing=True))
 
@@ -143,8 +143,8 @@ def tangent(x: Any, level: Level) -> Tensor | None:
         return None
     if shadow.unknown:
         raise NotImplementedError(
-            f"the tangent of a tensor at a dual level is asked for, and is unknown: it is {shadow.unknown}, in which PyTorch's "
-            "table has no derivative. In a backward pass, create_graph=True may do without it."
+            f"the tangent of a tensor at a dual level is needed, and is unknown: the tensor is {shadow.unknown}, and PyTorch's "
+            "table has no derivative for it. In a backward pass, create_graph=True may avoid it."
         )
     return shadow.of(x)
 
@@ -157,7 +157,7 @@ def forget(x: Tensor, level: Level, what: str) -> None:
 
 
 def unknown_as(x: Any, level: Level) -> str:
-    """What `forget` was told of the tangent of ``x``; empty if it is known."""
+    """The reason that `forget` recorded for the tangent of ``x``; empty if the tangent is known."""
     shadow = level.shadows.get(storage_of(x)) if isinstance(x, Tensor) else None
     return shadow.unknown if shadow is not None else ""
 
@@ -284,7 +284,7 @@ def add(x: Tensor, level: Level, t: Tensor, levels: Levels) -> None:
 
 
 def torch_unpacked(unpack: Callable[[Tensor], Any], x: Tensor, levels: Levels) -> tuple[Tensor, Tensor | None]:
-    """What ``unpack``, PyTorch's own, returns of ``x``, with the tangents of each at these levels."""
+    """The results of PyTorch's own ``unpack`` of ``x``, with the tangents of each at these levels."""
     primal, dual = unpack(x)
     parts = [
         (level, torch_unpacked(unpack, t, outside(levels, level)))

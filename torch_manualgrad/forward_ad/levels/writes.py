@@ -24,7 +24,7 @@ def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
     """The operator that returns what ``op`` writes; the places of what it writes to; and whether it reads these too.
 
     ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns what
-    ``rrelu_with_noise`` writes after what this returns. None in place of the operator if there is none.
+    ``rrelu_with_noise`` writes after what this returns. None if there is no operator.
     """
     namespace, _, packet = op._schema.name.partition("::")
     arguments = [(a.name, str(a.type)) for a in op._schema.arguments]
@@ -32,7 +32,7 @@ def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
     out = all(a.kwarg_only for i, a in enumerate(op._schema.arguments) if i in written)
     if out:
         arguments = [a for i, a in enumerate(arguments) if i not in written]
-    beside = not out and not packet.endswith("_")  # what is written is returned beside the results
+    beside = not out and not packet.endswith("_")  # the written values are returned after the results
     name = packet if out else f"{packet}_functional" if beside else packet[:-1]
     found = getattr(getattr(torch.ops, namespace), name, None)
     for overload in found.overloads() if found is not None else ():
@@ -60,7 +60,7 @@ def write_call(op: Any, name: str, signature: Signature, values: list[Any], leve
             "functional form"
         )
     if read:
-        for i in places:  # what is kept of them, for a gradient of the tangent, is not to be what is written to
+        for i in places:  # a tensor that is saved for a gradient of the tangent must not be written to
             values[i] = [x.clone() for x in values[i]] if isinstance(values[i], (list, tuple)) else values[i].clone()
         args, kwargs = signature.split(values)
     else:
