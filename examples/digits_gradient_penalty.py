@@ -1,4 +1,4 @@
-"""A gradient penalty on real digits: PyTorch's own derivatives beside those of torch_manualgrad.
+"""A gradient penalty on real digits: PyTorch's own derivatives, and those of torch_manualgrad.
 
 The network looks at edges. A convolution gives pairs of filter responses, and the length of each pair, a vector norm,
 says how strong an edge is, whichever way it runs. Training adds the penalty of WGAN-GP, (||d score / d image|| - 1)^2.
@@ -6,7 +6,7 @@ The penalty is made of a derivative, so training differentiates every norm in th
 blank, both responses are exactly zero, and the norm is differentiated twice at zero.
 
 The last layer starts at zero, as is common, so at the first step the input gradient is exactly zero too. The norm in
-the penalty is differentiated only once, and there PyTorch's derivative at zero is 0, as ours: no harm comes from it.
+the penalty is differentiated only once. There PyTorch's derivative at zero is 0, like ours, and harmless.
 
 Run it:  python examples/digits_gradient_penalty.py
 """
@@ -56,7 +56,7 @@ def input_gradient_norm(model: nn.Module, images: Tensor, labels: Tensor) -> Ten
 
 
 class Run:
-    """One network in training, and what became of it."""
+    """One network in training, and its record."""
 
     def __init__(self, model: EdgeNetwork, penalty: float) -> None:
         self.model = copy.deepcopy(model)
@@ -125,7 +125,7 @@ def digits() -> list[Tensor]:
 
 
 def report(data: list[Tensor], penalized: dict[str, Run], plain: dict[str, Run]) -> float:
-    """Print what was measured. Returns the largest difference between the losses of the two runs without penalty."""
+    """Print the measurements. Returns the largest difference between the losses of the two runs without penalty."""
     blank = nn.functional.max_pool2d(data[0], 3, stride=1).eq(0).double().mean().item()
     print(f"\nWindows of 3 x 3 pixels that are blank in the training images: {blank:.1%}.")
     for name, run in penalized.items():
@@ -181,7 +181,7 @@ def plot(penalized: dict[str, Run], plain: dict[str, Run], path: Path) -> None:
 
 
 def main(steps: int = 300, penalty: float = 0.1, out: str | Path = "out") -> dict[str, object]:
-    """Train all four, print, plot. Returns what was measured."""
+    """Train all four, print, plot. Returns the measurements."""
     data = digits()
     print("Handwritten digits, 1 x 8 x 8. The same network, seed and batches, with PyTorch's derivatives (stock) and")
     print("under mg.override(); first with the gradient penalty, then without.\n")

@@ -120,7 +120,7 @@ def train(way: str, x: Tensor, y: Tensor, rank: int, size: int, steps: int, batc
 
 
 def main(steps: int = 150, batch: int = 16) -> None:
-    """Train by each way, in all processes that torchrun has started; the first says what it found."""
+    """Train by each way, in all processes that torchrun has started; the first prints the results."""
     if "RANK" not in os.environ:  # not under torchrun
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     dist.init_process_group("gloo")

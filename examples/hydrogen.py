@@ -1,6 +1,6 @@
 """The ground state of the hydrogen molecule by a neural wave function: local energies by the forward Laplacian.
 
-Variational Monte Carlo. A network makes log |psi(x)| of the places x of all electrons. Walkers are drawn from psi^2 by
+Variational Monte Carlo. A network computes log |psi(x)| from the positions x of all electrons. Walkers are drawn from psi^2 by
 Metropolis' algorithm, and the mean of the local energies
 
     E(x) = -1/2 (laplacian of log |psi| + |gradient of log |psi||^2) + V(x)
@@ -29,7 +29,7 @@ import torch_manualgrad as mg
 
 
 class System(NamedTuple):
-    """Nuclei at fixed places, how many electrons have spin up and down, and the known energy of the ground state."""
+    """Nuclei at fixed positions, the numbers of electrons with spin up and down, and the known energy of the ground state."""
 
     nuclei: list[list[float]]
     charges: list[float]
@@ -142,7 +142,7 @@ def kinetic_torch_func(psi: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class Walkers:
-    """Places of electrons, drawn from psi^2 by Metropolis' algorithm; half of the proposals are to be accepted."""
+    """Places of electrons, drawn from psi^2 by Metropolis' algorithm, with a step that accepts half of the proposals."""
 
     def __init__(self, system: System, number: int) -> None:
         nuclei, charges = torch.tensor(system.nuclei), torch.tensor(system.charges)
@@ -200,7 +200,7 @@ def natural_gradient(scores: Tensor, local: Tensor, damping: float) -> Tensor:
 
 
 class Run(NamedTuple):
-    """What was found.
+    """The results.
 
     Attributes:
         energies: the mean local energies, step by step of the training.

@@ -1,4 +1,4 @@
-"""Align a symmetric molecule and learn through the alignment: PyTorch's svd beside torch_manualgrad.
+"""Align a symmetric molecule and learn through the alignment: PyTorch's svd and torch_manualgrad.
 
 The molecule is C60, with the bond lengths measured by Hedberg et al., Science 254 (1991) 410: 1.458 A within a five-ring,
 1.401 A between two. By its symmetry the covariance with any rotated copy of itself has three equal singular values. The
@@ -9,8 +9,8 @@ of the atoms of the cage and of the guest, in the frame of the molecule, are lea
 the cage as it is known so far, and predicted. The frames are made here; only the geometry of the cage is measured.
 
 Where the atoms of the frames are displaced by as much as they are in a warm molecule, some hundredths of an angstrom,
-the singular values differ and both derivatives are right. The closer to symmetry, the worse is stock's: in float32 it is
-nan from 1e-5 A on. A rigid molecule is such a case from the start; and a cage that is learned becomes one.
+the singular values differ and both derivatives are right. Stock's gets worse towards symmetry: in float32 it is
+nan from 1e-5 A on. A rigid molecule is symmetric from the start, and a learned cage becomes so.
 
 Run it:  python examples/kabsch.py
 """
@@ -91,7 +91,7 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def gradient_errors(displacements: list[float]) -> dict[float, dict[tuple[str, torch.dtype], float]]:
-    """Relative errors of the gradient, beside `by_kabsch` in float64."""
+    """Relative errors of the gradient, against `by_kabsch` in float64."""
     found = {}
     for d in displacements:
         exact = cage_gradient(by_kabsch, d, torch.float64)
@@ -133,7 +133,7 @@ def train(align: Align, start: float, steps: int) -> Training:
 def main(
     steps: int = 300,
 ) -> tuple[dict[float, dict[tuple[str, torch.dtype], float]], dict[tuple[str, float], Training]]:
-    """Measure and print both tables; returns what is in them."""
+    """Measure and print both tables; returns their contents."""
     atoms = buckminsterfullerene()
     values = torch.linalg.svdvals(atoms.mT @ atoms)
     print(f"C60: diameter {2 * atoms.norm(dim=1).max():.3f} A, singular values of the covariance {values.tolist()}\n")

@@ -1,6 +1,6 @@
-"""A network that solves differential equations: their operators by Taylor series beside reverse mode over reverse mode.
+"""A network that solves differential equations: their operators by Taylor series, and by nested reverse mode.
 
-A physics-informed network u is trained until an equation holds at random points. What it costs is the operator: PyTorch's
+A physics-informed network u is trained until an equation holds at random points. The operator dominates the cost. PyTorch's
 way is a backward of a backward, once for each order and, for a Laplacian, each dimension; `mg.forward_ad` carries the
 derivatives forward in one pass, and there is one backward, that of training. Two equations with known solutions:
 
@@ -8,7 +8,7 @@ derivatives forward in one pass, and there is one backward, that of training. Tw
 - the steady Kuramoto-Sivashinsky equation with damping, u_xxxx + u_xx + u + u u_x = f on a period, by one series of
   fourth order. Without the damping it has several solutions.
 
-Both ways start from the same weights and see the same points, so that their losses are the same but for rounding.
+Both ways start from the same weights and see the same points, so their losses are the same up to rounding.
 
     python examples/pinn.py [--quick] [--steps N] [--out FOLDER]
 """
@@ -187,7 +187,7 @@ class Cost(NamedTuple):
 
 
 def costs(name: str, batch: int, repeats: int = 30) -> dict[str, Cost]:
-    """Of each way, in turns, so that what else the machine does meets both."""
+    """Times of each way, in turns, so that other load on the machine affects both."""
     equation = EQUATIONS[name]
     u, points = equation.network().double(), equation.points(batch)
     steps = {way: lambda r=r: r(u, points).square().mean().backward() for way, r in equation.by.items()}
@@ -237,7 +237,7 @@ def plot(runs: dict[tuple[str, str], Run], cost: dict[tuple[str, str], Cost], ou
 def main(
     steps: int = 500, batch: int = 256, out: Path | None = None
 ) -> tuple[dict[tuple[str, str], Run], dict[tuple[str, str], Cost]]:
-    """Train both equations by both ways, and print what it costs and how right it is."""
+    """Train both equations by both ways, and print costs and errors."""
     runs = {(name, way): train(name, way, steps, batch) for name in EQUATIONS for way in EQUATIONS[name].by}
     cost = {(name, way): c for name in EQUATIONS for way, c in costs(name, batch).items()}
     print(f"{'equation':22} {'operator by':12} {'loss':>10} {'error of u':>10} {'ms a step':>10} {'MB a step':>10}")

@@ -4,13 +4,13 @@ The text is Python's own reference manual, which comes with Python (pydoc_data.t
 words. One model, a causal transformer that predicts the next word, is written once over a few operations and trained
 twice from the same start on the same batches:
 
-  jagged   on PyTorch's jagged nested tensors under mg.override(): layers see the words that there are, and attention
+  jagged   on PyTorch's jagged nested tensors under mg.override(): layers see real words only, and attention
            stays within each sentence
   padded   on dense tensors (B, longest, ...), as is usual, with the padding left out of the loss
 
-The calls are PyTorch's own, and the same for both but where sentences become tensors and heads are taken apart.
-Both compute the same function, so the loss curves agree to rounding. What differs is the time, and how much is kept for
-the backward.
+The calls are PyTorch's own. They are the same for both, except that sentences become tensors and heads are split in
+different ways. Both compute the same function, so the loss curves agree to rounding. The time differs, and so does the
+memory for the backward.
 
 Run it:  python examples/ragged_attention.py
 """
@@ -44,7 +44,7 @@ def sentences() -> list[Tensor]:
 
 
 class Jagged:
-    """What the model does differently on jagged tensors (B, *, width)."""
+    """The parts of the model that are different for jagged tensors (B, *, width)."""
 
     def begin(self, batch: list[Tensor], embed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         places = [torch.arange(len(s) - 1) for s in batch]
@@ -107,7 +107,7 @@ class Model(nn.Module):
 
 @dataclass
 class Run:
-    """What one training measured."""
+    """The measurements of one training."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -145,7 +145,7 @@ def train(on: Jagged | Padded, batches: list[list[Tensor]]) -> Run:
 
 
 def main(steps: int = 40, size: int = 64) -> dict[str, Run]:
-    """Train both ways, print and return what was measured."""
+    """Train both ways, print and return the measurements."""
     data = sentences()
     generator = torch.Generator().manual_seed(0)
     batches = [[data[i] for i in torch.randint(len(data), (size,), generator=generator)] for _ in range(steps)]

@@ -1,20 +1,20 @@
-"""ZCA whitening inside a network, on real digits: what happens to its gradient where eigenvalues meet.
+"""ZCA whitening inside a network, on real digits: the gradient at equal eigenvalues.
 
 A layer of decorrelated batch normalization multiplies a batch by C^(-1/2), C being its covariance plus eps. A batch of
-fewer samples than the layer has units makes C rank-deficient: eps is an eigenvalue many times over, up to rounding. Of
-eigenvectors within that group there is no derivative; of C^(-1/2) there is. Three ways to compute it are compared:
+fewer samples than the layer has units makes C rank-deficient: eps is an eigenvalue many times over, up to rounding. The
+eigenvectors of that group have no derivative, but C^(-1/2) has one. Three ways to compute it are compared:
 
   stock       V (L + eps)^(-1/2) V^T by torch.linalg.eigh, PyTorch's derivatives
   override    the same line under mg.override()
-  rsqrtm      mg.linalg.rsqrtm, which takes no decomposition apart
+  rsqrtm      mg.linalg.rsqrtm, which differentiates no decomposition
 
 Each trains the same network from the same start. At every tenth step the gradient that arrives at C is compared with a
 reference: the exact derivative of the Newton-Schulz iteration, in the processor's extended precision.
 
-What is seen: stock's gradient at C is not nan but noise, several times its true size, in both precisions, as the null
+Result: stock's gradient at C is not nan but noise, several times its true size, in both precisions, as the null
 eigenvalues differ by rounding only. This network survives it: the noise lies in the block of C that belongs to the null
 space, and what continues to the layer below is multiplied by the centred batch, which has nothing there. The error of
-that product is the second column. A loss that looks at C or at its inverse root by another way gets the first.
+that product is the second column. A loss that depends on C or its inverse root in another way has the first error.
 
 Run it:  python examples/whitening.py
 """
@@ -107,7 +107,7 @@ def relative(found: np.ndarray, exact: np.ndarray) -> float:
 
 @dataclass
 class Run:
-    """What became of one network."""
+    """The record of one network."""
 
     losses: list[float] = field(default_factory=list)
     at_covariance: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ def train(way: Way, dtype: torch.dtype, steps: int) -> Run:
 
 
 def main(steps: int = 150) -> dict[tuple[str, str], Run]:
-    """Train all of them, print the table, and return what it was made of."""
+    """Train all of them, print the table, and return its entries."""
     print(f"{BATCH} digits a batch, {WIDTH} units, eps {EPS:g}, {steps} steps. Relative errors, median and largest:\n")
     print(f"{'dtype':8} {'way':9} {'first nan':>9} {'at C':>18} {'at the layer':>18} {'last loss':>10} {'accuracy':>9}")
     runs = {}

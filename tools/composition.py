@@ -110,7 +110,7 @@ Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python
 
 {table(lines)}
 
-## What failed, and with what
+## Failures
 """
     for column, rows in found:
         reasons: dict[str, list[str]] = {}

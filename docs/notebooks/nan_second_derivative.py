@@ -89,9 +89,9 @@ assert list(report.origins) == ["rev-rev"]
 # derivative is $x / \vert x \vert$, which PyTorch sets to 0 at $x = 0$. It does so after the division, and the derivative of that
 # division is 0 / 0.
 #
-# ## Ask before it happens
+# ## Check before it happens
 #
-# `audit` watches one training step, and says which operators are differentiated in a way that PyTorch is known to have wrong.
+# `audit` observes one training step, and lists the operators that are differentiated in a mode where PyTorch is known to be wrong.
 
 # %%
 network = Lengths()
@@ -102,16 +102,16 @@ for operator in report.doubtful:
 assert "aten::linalg_vector_norm" in [d.operator for d in report.doubtful]
 
 # %% [markdown]
-# ## What does not help
+# ## Remedies that do not help
 #
-# - `torch.where(x == 0, 0, x.norm())` chooses after the norm: its gradient is 0 times nan.
+# - `torch.where(x == 0, 0, x.norm())` selects after the norm: its gradient is 0 times nan.
 # - An eps under the root gives another function, whose second derivative at 0 is 1 / eps.
 # - `torch.nan_to_num` on gradients hides this nan, and the next.
 #
 # ## The way out
 #
 # The rule of the norm has the convention "zero at a kink, in every order". Under `mg.override()` it acts wherever the
-# norm is called, and the forward stays what it was to the last bit.
+# norm is called, and the forward values stay bitwise identical.
 
 # %%
 with mg.override():
@@ -122,5 +122,5 @@ assert all(p.isfinite().all() for p in network.parameters())
 assert mended[-1] < mended[0]
 
 # %% [markdown]
-# The same helps with a norm in a distance, a normalization, or a loss: whatever reaches `linalg.vector_norm`,
+# The same helps with a norm in a distance, a normalization, or a loss, and with every call that reaches `linalg.vector_norm`,
 # `torch.norm`, `cdist`, `dist` or `pdist`.

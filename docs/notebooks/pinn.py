@@ -9,8 +9,8 @@
 # %% [markdown]
 # # A PINN in a quarter of the time
 #
-# A physics-informed network $u$ is trained until a differential equation holds at random points. What it costs are the
-# derivatives of $u$ in $x$: by reverse mode over reverse mode, each order doubles the graph. A truncated Taylor series carries
+# A physics-informed network $u$ is trained until a differential equation holds at random points. The derivatives of $u$ in $x$
+# are expensive: with reverse mode over reverse mode, each order doubles the graph. A truncated Taylor series carries
 # all orders forward in one pass, and there is one backward, that of training.
 #
 # The equation is Kawahara's, which describes waves under surface tension. One implicit step of it in time is, on a period,
@@ -83,8 +83,8 @@ points = 2 * torch.pi * torch.rand(256, 1, dtype=torch.float64)
 assert torch.allclose(by_series(network, points), by_reverse(network, points))
 
 # %% [markdown]
-# Both are the same function to rounding. What one gradient of the loss costs, in time of the processor, as the least of
-# several runs, in turns:
+# Both are the same function to rounding. The cost of one gradient of the loss, in processor time, as the minimum of
+# several runs in turns:
 
 
 # %%
@@ -148,4 +148,4 @@ pyplot.show()
 # equation has order five. At order four, as in the Kuramoto-Sivashinsky equation of `examples/pinn.py`, the series take a
 # third of the time; at order six, less than a tenth. For a Laplacian in two dimensions the two ways take about the same
 # time, as there are only two second derivatives, each cheap in reverse mode; the series need less memory.
-# [Jets and Laplacians](../forward_ad_jets.md) says what each derivative costs.
+# [Jets and Laplacians](../forward_ad_jets.md) lists the cost of each derivative.

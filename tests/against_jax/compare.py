@@ -272,7 +272,7 @@ The first entry of each function and derivative.
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {wrong}
 
-## Where there is no derivative, and conventions differ
+## Points without a derivative, with different conventions
 
 Kinks, ends of domains and poles, where finite differences do not settle.
 

@@ -77,7 +77,7 @@ def page(results: Results, left_out: Sequence[str]) -> tuple[str, str]:
     not_right = "\n".join(f"- {name}: {reason}" for name, reason in NOT_RIGHT.items())
     text = f"""# Mutants
 
-How much does `mg.testing.check` catch? {len(wrong)} wrong derivatives were made by machine from right ones. `check` reports
+How much does `mg.testing.check` catch? {len(wrong)} wrong derivatives were generated from right ones. `check` reports
 {caught["ours"]} of them ({caught["ours"] / len(wrong):.1%}); `gradcheck`, `gradgradcheck` and `torch.library.opcheck` together
 {caught["theirs"]} ({caught["theirs"] / len(wrong):.1%}). Of {len(right)} right functions `check` reports {alarms["ours"]}
 ({alarms["ours"] / len(right):.1%}), they report {alarms["theirs"]} ({alarms["theirs"] / len(right):.1%}).
@@ -85,12 +85,11 @@ How much does `mg.testing.check` catch? {len(wrong)} wrong derivatives were made
 {table_of(results, KINDS)}
 
 - A mutant is a rule of this package with one node of a formula's syntax tree changed, or a formula that is called with
-  other arguments or whose result is changed, active by `mg.override`; or a custom operator (fake kernels, vmap rules, some
-  ties). `tools/mutants/operators.py`, `wrappers.py` and `own.py` have what is done for each kind.
-- Of {len(results.mutants)} candidates {results.count(SAME)} were excluded because no derivative of theirs differs from the right
-  one's at the samples, in random directions (or at ties, in single precision, in third order, in a batch: `proof.py`);
-  {results.count(RAISES)} because they raise in a plain derivative, so that nobody would miss them.
-- Both checkers have the same samples: up to two real ones and a complex one of the rule's own. `check` runs with all of its checks but
+  other arguments or whose result is changed, activated by `mg.override`; or a custom operator (fake kernels, vmap rules, some
+  ties). `tools/mutants/operators.py`, `wrappers.py` and `own.py` have the changes of each kind.
+- Of {len(results.mutants)} candidates {results.count(SAME)} were excluded because all their derivatives equal the right ones at the samples, in random directions (or at ties, in single precision, in third order, in a batch: `proof.py`);
+  {results.count(RAISES)} because they raise in a plain derivative, so any test catches them.
+- Both checkers have the same samples: up to two real ones and a complex one of the rule's own. `check` runs with all of its checks except
   {", ".join(left_out)}; gradcheck with `check_forward_ad`, `check_batched_grad` and `check_batched_forward_grad`,
   gradgradcheck with `check_fwd_over_rev` and `check_batched_grad`, both with default tolerances; opcheck where the function is
   an operator.

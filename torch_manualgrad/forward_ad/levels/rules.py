@@ -28,7 +28,7 @@ _UNKNOWN = (
     "(torch_manualgrad.rule), or make it a torch_manualgrad.custom_op with impl_jvp."
 )
 
-# What composite functions call if they find that no input is differentiated, which they cannot find at dual levels.
+# Called by composite functions that see no differentiated input; at dual levels they cannot see one.
 _REFERENCES: dict[str, Callable[..., Any]] = {"aten::_linalg_eigvals": lambda self: torch.linalg.eig(self)[0]}
 
 
