@@ -62,7 +62,7 @@ class Jagged:
 
 
 class Padded:
-    """The same on (B, longest, width). Padding comes last, so that a causal mask keeps it out of what is before."""
+    """The same on (B, longest, width). Padding comes last, so a causal mask hides it from earlier positions."""
 
     def begin(self, batch: list[Tensor], embed: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         words = nn.utils.rnn.pad_sequence([s[:-1] for s in batch], batch_first=True)

@@ -265,7 +265,7 @@ strategies: dict[str, Strategy | Body] = {
     **{f"aten::{name}": Batched(dims) for name, dims in _ATEN.items()},
     "manualgrad::nan_unless_zero": Batched(", -> ", broadcast=("undefined",)),
     "aten::log_sigmoid_backward": Batched(", , -> ", broadcast=("buffer",)),  # which is empty on a GPU
-    # what autograd calls to attach a tangent
+    # autograd calls these to attach a tangent
     "aten::_has_same_storage_numel": _as_they_are,
     "aten::_new_zeros_with_same_feature_meta": _as_they_are,
     "aten::diagonal": _diagonal,

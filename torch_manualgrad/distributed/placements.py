@@ -112,7 +112,7 @@ def _place(x: Any, dim: int, shape: Sequence[int], lines: set[int]) -> Placement
 
 
 class Body:
-    """In the place of a strategy: distributed tensors are given the operator's body, whose own operators have strategies.
+    """Replaces a strategy: distributed tensors run the operator's body, whose own operators have strategies.
 
-    For what needs a sum in its middle, as the derivative of a batch normalization does.
+    For operators with a sum in the middle, such as the derivative of a batch normalization.
     """

@@ -19,9 +19,9 @@ __all__ = ["register"]
 def register() -> None:
     """Tell ``DTensor`` how the operators of `strategies` and every custom op are sharded.
 
-    `override` calls it where ``torch.distributed.tensor`` has been imported, and so does the first distributed tensor that
-    reaches one of our kernels. An op that has no strategy is replicated: each rank gathers what it lacks, and computes
-    everything.
+    `override` calls it if ``torch.distributed.tensor`` has been imported, and so does the first distributed tensor that
+    reaches one of our dispatcher kernels. An op without a strategy is replicated: each rank gathers the whole tensors and
+    computes everything.
     """
     with lock:
         known = len(registered)

@@ -44,7 +44,7 @@ _EPS = torch.finfo(torch.float64).eps
 _STEPS = 40  # of the QR algorithm, for each row
 _NEAR = 0.25  # |X| up to which log(I + X), and its first derivatives, are the Pade approximant's to rounding
 _NODES = 10  # quadrature nodes of that approximant
-_OVERFLOW = 600.0  # the exponent from which on exp, or what is made of it, may overflow
+_OVERFLOW = 600.0  # the exponent from which on exp, or a function of it, may overflow
 _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 

@@ -225,7 +225,7 @@ class _Conversion:
         return Ragged.trusted(values, offsets, shape)
 
     def convert_back(self, result: Any, rest: Any = None) -> Any:
-        """A result of the function; ``rest`` is what it returned for "unused"."""
+        """Convert a result of the function; ``rest`` is its result for "unused"."""
         if self.kinds[0] is None:
             return result
         if isinstance(result, Ragged):

@@ -63,7 +63,7 @@ class _OnBuffer(SingleLevelFunction):
         with below_autograd():
             values, residuals = call.forward(x._values, *parameters)
         result = jagged_nested(values, structure)
-        # dense ones first: they say what was changed in place, where a nested one fails to
+        # dense ones first: they report an in-place change, which a nested one cannot
         ctx.save_for_backward(*residuals, result if call.of_result else x)
         ctx.call, ctx.structure = call._replace(parameters=()), structure
         return result
@@ -109,9 +109,9 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
 
     Args:
         name: of the aten operator, one of `JAGGED`.
-        x: what it is called with.
-        args: what it is called with.
-        kwargs: what it is called with.
+        x: the nested argument.
+        args: the other arguments.
+        kwargs: the keyword arguments.
 
     Returns:
         The result; None where the fast path does not take the call.

@@ -21,9 +21,9 @@ def stays(name: str, x: Any, *args: Any, **options: Any) -> bool:
 
     Args:
         name: of the aten operator.
-        x: what it is called with.
-        args: what it is called with.
-        options: what it is called with.
+        x: the nested argument.
+        args: the other arguments.
+        options: the keyword arguments.
     """
     if not (CALLS.loaded and has_plain_buffer(x)):
         return False

@@ -120,7 +120,7 @@ def _strided_view(nested: Tensor, dim: int, index: int) -> Tensor:
 
 
 def as_strided(self: Any, found: Any) -> Any:
-    """Make nested what PyTorch's strided class keeps nested: the entries of a tensor (B, ...) as components."""
+    """The entries of a tensor (B, ...) as components of a nested tensor, as in PyTorch's strided class."""
     if self.layout is torch.strided and not found.is_nested:
         return torch.nested.as_nested_tensor(list(found.unbind()))
     return found

@@ -147,12 +147,12 @@ def _nanmean(self: Ragged, dim: Any = None, keepdim: bool = False) -> Any:
 
 @on_nested(views=True)
 def _view_as_real(self: Ragged) -> Ragged:
-    """Of which the backward of a conversion to complex numbers is made."""
+    """Part of the backward of a conversion to complex numbers."""
     return self.like(torch.view_as_real(self.values), (*self.shape, 2))
 
 
 def _on_values(name: str) -> Callable[..., Any]:
-    """The operator on every entry: for what has a rule on dense tensors, which PyTorch's jagged class hides from it."""
+    """The operator on every entry, for operators with a rule on dense tensors, which PyTorch's jagged class bypasses."""
     op = getattr(torch.ops.aten, name)
 
     @on_nested
@@ -326,7 +326,7 @@ def _choose(function: Callable[..., Any], own: Callable[..., Any], args: Any, kw
             if (found := jagged_call(name, *args, **kwargs)) is not None:
                 return found
     except REFUSALS:
-        pass  # what comes now takes the call or says why not
+        pass  # the code below takes the call, or raises the reason
     if _stock_reads_out_of_bounds(function, args):
         return function(*args, **kwargs)
     if function is _FUNCTIONS["nanmean"]:

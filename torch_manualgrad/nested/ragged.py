@@ -501,11 +501,11 @@ class Ragged:
         return Ragged(values, offsets, shape)
 
 
-# -- what the parts have to be -------------------------------------------------------------------------------------------
+# -- checks of the parts -------------------------------------------------------------------------------------------------
 
 
 def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
-    """Whether what a user gives is tensors and sizes. Transforms build batches of other things, by other ways."""
+    """Check that the user's arguments are tensors and sizes. Transforms build batches of other things without this check."""
     for name, x in (("values", values), ("offsets", offsets)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a Tensor, got {described(x)}")

@@ -1,9 +1,9 @@
-"""Reductions of nested tensors: sums, and what is made of them.
+"""Reductions of nested tensors: sums, and functions of sums.
 
 Dims are counted as on the nested tensor: 0 is the batch. Over dense dims, the dense operator acts on the buffer; over
 the ragged dim, or over it and dense ones, the formulas of `segments` do. The batch can be reduced together with the
-ragged dim only. The entries of a batch with several ragged dims are reordered so that those that are reduced together
-are contiguous (`Lines`); it is then a batch with a single ragged dim.
+ragged dim only. The entries of a batch with several ragged dims are reordered so that entries that are reduced together
+are contiguous (`Lines`). It is then a batch with a single ragged dim.
 
 The result over the ragged dim is an ordinary tensor, whose dim 0 is the batch; over dense dims only, and with several
 ragged dims, it is a nested tensor again. Every function takes a `Ragged` or one of torch's nested tensors and returns

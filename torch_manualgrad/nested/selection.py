@@ -1,6 +1,6 @@
 """Parts of nested tensors: select, slice, narrow.
 
-All of it is indexing, whose derivative scatters what was gathered: transparent torch code, linear in the values,
+All of it is indexing, whose derivative scatters the gathered entries: transparent torch code, linear in the values,
 differentiable in every mode. With one ragged dim, dense dims are indexed directly and the ragged one position by
 position; with several, sizes, strides and starts describe the result, as in a strided view, and it is gathered entry by
 entry.

@@ -348,7 +348,7 @@ def _torch_function(cls: type, func: Function, classes: Any, args: Any = (), kwa
 
 
 _PLACES = (torch, torch.nn.functional, torch.linalg, torch.special, torch.nested, Tensor)
-# only what is called: torch.float is a dtype; Tensor.real is an attribute, no key to the compiler of torch 2.10
+# callables only: torch.float is a dtype; Tensor.real is an attribute, which the compiler of torch 2.10 cannot look up
 _BY_TORCH: dict[Any, Function] = {
     getattr(place, name): function
     for name, function in _TABLE.items()

@@ -99,7 +99,7 @@ def recompute_mean_var(
 
     Args:
         input: x, (*), real.
-        rstd: what the forward has saved, with as many entries as ``input`` has outside of the dims.
+        rstd: saved by the forward, with as many entries as ``input`` has outside the dims.
         inner_dim_indices: the dims along which the statistics were taken.
         keepdim: whether these stay, of size 1.
 

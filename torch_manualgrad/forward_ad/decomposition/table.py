@@ -48,8 +48,8 @@ class Decomposition:
 
     Attributes:
         name: the operator, ``"aten::trace"``.
-        function: what runs in its place.
-        replace: whether it does so where PyTorch has a formula of its own, too.
+        function: runs instead of the operator.
+        replace: whether it also replaces a formula of PyTorch.
         shares: the formulas of ``mg.ops`` that the function is made of.
     """
 
@@ -91,25 +91,25 @@ _own("miopen_batch_norm_backward", functions.miopen_batch_norm_backward, "native
 
 @checked
 def register_decomposition(op: Any, *, replace: bool = False) -> Callable[[Function], Function]:
-    """Give an operator forward mode: the decorated function takes its place where an input has a tangent.
+    """Give an operator forward mode: the decorated function runs instead of it if an input has a tangent.
 
     It acts at once, on the whole process, until `unregister_decomposition`. The function takes every argument of the
     operator's schema, those that are keyword-only by name, and returns what the operator returns, None for an output that
-    is not defined. It is ordinary Python of differentiable operators, among which is not the operator itself. A tensor that
-    an earlier call has saved is a constant to forward mode: compute anew what depends on an input.
+    is not defined. It is ordinary Python of differentiable operators, without the operator itself. A tensor that an
+    earlier call has saved is a constant to forward mode: compute values that depend on an input again.
 
     Args:
         op: ``"mylib::wave"``, ``torch.ops.mylib.wave``, or what `torch.library.custom_op` returned. Any operator that
             neither writes to an argument nor returns a view of one.
-        replace: take the place of a formula that PyTorch has, too. Else an operator that has one is left alone.
+        replace: also replace a formula of PyTorch. By default PyTorch's formula is used.
 
     Returns:
         A decorator, which gives back the function.
 
     Raises:
         ValueError: the operator has a decomposition already, writes to an argument, returns a view, or is composite, so
-            that its derivative is that of what it is made of.
-        TypeError: no operator, or no function.
+            that its derivative follows from the operators that it calls.
+        TypeError: not an operator, or not a function.
     """
     overload = _operator(op)
     name = _name(overload)

@@ -24,7 +24,7 @@ from .trace import decode, encode
 __all__ = ["first_examples", "follow", "with_dim", "without_dim"]
 
 _BITS = 3  # of an example's number that one run tells: tangents are scaled by up to 2^7
-_READ = 2**16  # integers of at most so many elements are part of what is found for a call
+_READ = 2**16  # integers of at most this many elements are part of the record of a call
 _AT_MOST = 8192
 NONE = -1  # an entry that depends on no example
 

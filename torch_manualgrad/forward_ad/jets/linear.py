@@ -27,7 +27,7 @@ __all__ = [
     "term_of",
 ]
 
-# Linear where they are differentiable: what they select or where they cut is that of the value.
+# Linear where they are differentiable: the value determines what they select and where they cut.
 PIECEWISE = frozenset(
     f"aten::{name}"
     for name in (

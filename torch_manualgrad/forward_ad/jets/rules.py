@@ -104,7 +104,7 @@ def run(space: Space, trace: Trace, tensors: list[Any]) -> Any:
     except KeyError:
         names = ", ".join(dict.fromkeys(name for name, *_ in trace.nodes)) or "no operator"
         raise NotImplementedError(
-            f"a jet has no series here: the result is made beyond what is seen ({names})"
+            f"a jet has no series here: the result is computed outside the traced operators ({names})"
         ) from None
 
 
@@ -118,7 +118,7 @@ def _keep(found: Any, encoded: Any, known: dict[int, Any]) -> None:
             _keep(one, e, known)
 
 
-# A trace is one of contiguous tensors, and what it calls for is a view of these.
+# A trace is recorded on contiguous tensors, so it records views.
 _RESHAPES = {"aten::view": torch.reshape, "aten::_unsafe_view": torch.reshape, "aten::_reshape_alias": torch.reshape}
 
 

@@ -28,7 +28,7 @@ class Scaled(NamedTuple):
 
 
 def whole(x: Any) -> Any:
-    """The product, of what is one."""
+    """Multiply a `Scaled`; anything else is returned unchanged."""
     return x.factor * x.term if isinstance(x, Scaled) else x
 
 

@@ -11,7 +11,7 @@ JetRule = Callable[..., Any]
 
 
 class _Known:
-    """The rules found so far, by the operators' names; attributes, as Dynamo keeps what a dictionary was when it began.
+    """The rules found so far, by the operators' names; attributes, as Dynamo keeps the first state of a dictionary.
 
     Attributes:
         run: ``(space, trace, tensors) -> result``, a trace on these tensors.

@@ -109,7 +109,7 @@ def compose(outer: Coefficients, x: Coefficients) -> Coefficients:
     order = len(x) - 1
     step = [None, *x[1:]]
     result: Coefficients = [outer[order], *[None] * order]
-    for m in range(order - 1, -1, -1):  # the power of what is multiplied is m, so that order m is enough
+    for m in range(order - 1, -1, -1):  # the factors have power m, so order m is enough
         result = [convolve(step, result, k, start=1) if k <= order - m else None for k in range(order + 1)]
         result[0] = outer[m]
     return result

@@ -2,7 +2,7 @@
 
 A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that receives
 one calls `call`, above autograd, vmap, functorch and the compiler. They all see the arithmetic on the coefficients.
-It has no memory: what does not know jets raises, and nothing takes one for a constant.
+It has no memory: code that does not know jets raises, and cannot treat one as a constant.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class _Series(Series):
     primal: Any
     terms: tuple[Any, ...]
     examples: int | None = None  # that its entries depend on: see `examples`
-    lost: str | None = None  # what it is, of one without a series
+    lost: str | None = None  # describes a tensor without a series
     rows: Any = None  # of a jet with a block-diagonal Jacobian: see `rows`
     aliases: list[int]  # how many jets share memory, as far as views tell; one list for all of them
 

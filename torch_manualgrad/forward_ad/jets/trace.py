@@ -57,7 +57,7 @@ class Node(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The calls in their order, and what the function returns; tensors are numbered, the arguments first.
+    """The calls in their order, and the results of the function; tensors are numbered, the arguments first.
 
     Tensors that no call has made, and that represent no numbers, are constants.
     """
@@ -73,7 +73,7 @@ def encode(value: Any, tensors: list[Any], place: Callable[[Any], Any] | None = 
 
     Args:
         value: tensors, constants, and lists, tuples, dictionaries and slices of them.
-        tensors: what is numbered by its place.
+        tensors: numbered by their positions in this list.
         place: encodes a tensor, instead of appending it.
     """
     if is_tensor(value):
@@ -135,7 +135,7 @@ def traced(func: Callable[..., Any], template: Any, tensors: list[Any]) -> Trace
         (_, (args, kwargs)), place = template, ("tensor", len(tensors))
         return Trace((Node(func.name().removesuffix(".default"), ("tuple", (args, kwargs)), place),), place)
     if any(not isinstance(x, Series) and x.layout is not torch.strided for x in tensors):
-        return _trace(func, template, (), tensors)  # what is called depends on layouts; a jet is strided
+        return _trace(func, template, (), tensors)  # the calls depend on layouts; a jet is strided
     likes = tuple([(tuple(x.shape), x.dtype, x.device) for x in tensors])
     if torch.compiler.is_dynamo_compiling():
         nodes, result = _constant(func, template, likes)
@@ -234,7 +234,7 @@ def _trace(func: Callable[..., Any], template: Any, likes: Any, tensors: list[An
             places[id(x)] = len(known) - 1
         args, kwargs = decode(template, inputs)
         try:
-            # what is kept does not depend on the rules that happen to be active now
+            # the cached trace does not depend on the rules that are active now
             with without_overrides(), calls_seen(see):
                 result = func(*args, **kwargs)
         except ReadsValues:
@@ -259,7 +259,7 @@ def _tensors(x: Any) -> list[Any]:
 
 @functools.cache
 def functional_form(name: str) -> str:
-    """The operator that returns what the one in place writes.
+    """The operator that returns the values that an in-place operator writes.
 
     Its overload may have another name: that of ``pow_.Scalar`` is ``pow.Tensor_Scalar``.
     """

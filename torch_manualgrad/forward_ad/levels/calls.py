@@ -180,7 +180,7 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
 def _running(values: Sequence[Any], level: Level) -> tuple[int, ...]:
     """The places of running statistics whose tangents are not read.
 
-    Batch normalization writes to them in training, and its schema does not tell: no rule has the tangent of what it writes.
+    Batch normalization writes to them in training, but its schema does not say so: no rule has the tangent of the written values.
     """
     for i, what in ((3, "running_mean"), (4, "running_var")):
         if values[i] is None:

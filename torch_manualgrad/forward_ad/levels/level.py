@@ -1,16 +1,15 @@
 """Dual levels: forward mode as PyTorch's ``forward_ad``, nested to any depth, in eager mode.
 
-Inside of a level every operator computes its tangent by the rule in ``mg.rules``, on the tangents of its arguments, and
-the rule's formula is itself seen by the outer levels. So n levels give mixed derivatives of order n.
+Inside a level every operator computes its tangent by the rule in ``mg.rules``, from the tangents of its arguments. The outer
+levels see the rule's formula. So n levels give mixed derivatives of order n.
 
-Where the calls are seen. A ``TorchDispatchMode`` sees them below autograd: tangents computed there have no history, so
-that the gradient of a tangent is lost, and ``x.detach()`` cannot be told from what autograd does to save a tensor. A
-``TorchFunctionMode`` sits above autograd, but sees functions of Python's alone: neither what a composite function calls in
-C++, nor the backward pass. So calls are taken by a fallback of the dispatcher at a key above autograd, which is on for a
-thread while it has a level open: it sees each operator in C++ and Python, forward and backward, and what it computes is
-tracked by autograd as anything else. Composite operators are decomposed. An operator whose derivative is unknown raises.
+How calls are intercepted. A ``TorchDispatchMode`` runs below autograd: tangents computed there have no history, so the
+gradient of a tangent is lost, and ``x.detach()`` looks the same as autograd saving a tensor. A ``TorchFunctionMode`` runs
+above autograd, but receives calls from Python only: neither calls of composite functions in C++, nor the backward pass. So a
+fallback of the dispatcher at a key above autograd takes the calls. It is active on a thread while the thread has a level
+open. It receives each operator from C++ and Python, forward and backward, and autograd tracks its results as usual. Composite operators are decomposed. An operator whose derivative is unknown raises.
 
-Where the tangents are: see `layout`.
+`layout` describes where tangents are stored.
 """
 
 from __future__ import annotations

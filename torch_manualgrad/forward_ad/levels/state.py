@@ -76,7 +76,7 @@ class _State(NamedTuple):
 
     open: tuple[Level, ...] = ()
     visible: tuple[Level, ...] = ()
-    packing: bool = False  # a tensor is saved by a hook: what it detaches it keeps
+    packing: bool = False  # a hook saves a tensor: it keeps the detached one
 
 
 _NONE = _State()

@@ -21,10 +21,10 @@ def is_written(op: Any) -> bool:
 
 @functools.cache
 def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
-    """The operator that returns what ``op`` writes; the places of what it writes to; and whether it reads these too.
+    """The operator that returns the values that ``op`` writes; the positions of its targets; whether it reads them, too.
 
-    ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns what
-    ``rrelu_with_noise`` writes after what this returns. None if there is no operator.
+    ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns the
+    results of ``rrelu_with_noise``, then the values that this writes. None if there is no operator.
     """
     namespace, _, packet = op._schema.name.partition("::")
     arguments = [(a.name, str(a.type)) for a in op._schema.arguments]
@@ -45,7 +45,7 @@ def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
 
 
 def write_call(op: Any, name: str, signature: Signature, values: list[Any], levels: Levels) -> Any:
-    """The operator and its tangents, where an argument has one: the functional operator, and a copy of what it returns."""
+    """The operator, with tangents if an argument has one: runs the functional operator, and copies its results."""
     args, kwargs = signature.split(values)
     if torch.Tag.inplace_view in op.tags:  # x.t_(): no element is written
         return plainly(op, args, kwargs)
