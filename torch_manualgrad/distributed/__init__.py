@@ -1,4 +1,4 @@
-"""Distributed tensors: how the operators are sharded. See docs/distributed.md."""
+"""Distributed tensors: the strategies that shard the operators. See docs/distributed.md."""
 
 from .operators import strategies
 from .placements import Batched, Body, Lines

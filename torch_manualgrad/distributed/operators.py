@@ -1,6 +1,6 @@
 """Strategies of operators: ours that are opaque, and those of PyTorch that have a rule and would gather.
 
-A formula that is transparent is not here: distributed tensors go through its body, operator by operator.
+Transparent formulas have no strategy: their bodies run on distributed tensors, operator by operator.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _loss_backward(tensors: Mapping[str, Any], constants: Mapping[str, Any]) -> 
 
 
 def _elementwise(tensors: Mapping[str, Any], dim: int, shape: Sequence[int]) -> list[Placement] | None:
-    """The placements of tensors next to one that is sharded along a dim; None if a rank needs more than its part of one."""
+    """The placements of tensors next to a sharded one; None if a rank needs more than its part of one."""
     if tensors["target"].shape != shape:
         return None
     return [aligned(x, 0, dim, shape) for x in tensors.values() if x is not None]

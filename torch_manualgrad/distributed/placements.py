@@ -1,8 +1,9 @@
 """The dims of an operator's tensors that may be sharded alike, so that each rank computes its part alone.
 
-A strategy is a function of the tensors and of the other arguments of a call, each by their names; in the places of tensors
-is what ``DTensor`` has there, with ``shape`` and ``ndim``, or None. It gives ways to place all tensors on one dim of the
-mesh: for each the placements of the outputs, and those of the tensors that are given. ``DTensor`` takes what moves least.
+A strategy is a function of the tensors and of the other arguments of a call, by name. A tensor is
+represented by an object of ``DTensor`` with ``shape`` and ``ndim``, or None. The strategy yields ways to place all
+tensors on one dim of the mesh: the placements of the outputs, and those of the given tensors. ``DTensor`` selects the
+one that moves the least data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strategies as ``DTensor`` takes them."""
+"""Registration of strategies with ``DTensor``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def register() -> None:
     """Tell ``DTensor`` how the operators of `strategies` and every custom op are sharded.
 
     `override` calls it if ``torch.distributed.tensor`` has been imported, and so does the first distributed tensor that
-    reaches one of our dispatcher kernels. An op without a strategy is replicated: each rank gathers the whole tensors and
-    computes everything.
+    reaches one of our dispatcher kernels. An op without a strategy is replicated: each rank gathers the whole tensors
+    and computes everything.
     """
     with lock:
         known = len(registered)

@@ -1,6 +1,6 @@
-"""Elementwise activations of nested tensors: PyTorch's own on the packed values where every mode of theirs holds.
+"""Elementwise activations of nested tensors: PyTorch's own, on the packed values, if they are right in every mode.
 
-silu and mish are the exceptions: PyTorch has no reverse over dual numbers for either.
+silu and mish are the exceptions: PyTorch has no reverse mode over dual numbers for them.
 """
 
 from __future__ import annotations

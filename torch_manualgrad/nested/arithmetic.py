@@ -7,7 +7,8 @@ It may be
 - another nested tensor with the same components; dense dims broadcast;
 - a dense tensor that broadcasts to every component, (D,) or (1, D), or one entry per component, (B, 1, D), with size 1
   (or no dim) in the ragged dims;
-- a padded tensor, (B, L, D), in the layout of `Ragged.to_padded`: each component uses as many of the first entries as it
+- a padded tensor, (B, L, D), in the layout of `Ragged.to_padded`: each component uses as many of the first entries as
+it
   has.
 """
 

@@ -1,7 +1,7 @@
 """PyTorch's backward operators on its nested tensors, with derivatives.
 
 Each has the parameters of PyTorch's operator of the same name, which the nodes of PyTorch's graphs call; see `strided`. A
-cotangent may lie in memory in any way.
+cotangent may have any layout in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversion of arguments: functions on `Ragged` take torch's nested tensors too, and return what they were given."""
+"""Conversion of arguments: functions on `Ragged` take torch's nested tensors too, and return the same kind."""
 
 from __future__ import annotations
 

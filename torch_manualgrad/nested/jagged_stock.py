@@ -1,6 +1,6 @@
-"""Calls on jagged nested tensors that stay with PyTorch, as its own graph differentiates them: `strided` says how.
+"""Calls on jagged nested tensors that PyTorch keeps, differentiated in its own graph; `strided` explains this.
 
-These are operators of one pass over the buffer, where one node of ours (`jagged`) takes as long as PyTorch's.
+These are operators with one pass over the buffer, for which a node of ours (`jagged`) is not faster than PyTorch's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversion of torch's nested tensors, strided and jagged, to buffers and back; reverse mode, in any order.
 
 The jagged layout has forward mode too (dual numbers, not torch.func): its tangent is that of its buffer, which torch
-itself ignores. The strided layout has no tangents, as torch refuses them. `Ragged` supports every mode.
+itself ignores. The strided layout has no tangents, because torch refuses them. `Ragged` supports every mode.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def cumsum(x: Ragged, dim: int) -> Ragged:
 
 
 def _dense_softmax(x: Tensor, dim: int, log: bool = False) -> Tensor:
-    """torch.softmax, or log_softmax, without PyTorch's tangent, which overwrites tensors that a backward through it needs."""
+    """torch.softmax, or log_softmax, without PyTorch's tangent, which overwrites tensors that its backward needs."""
     if torch.compiler.is_compiling() or only_autograd() or not x.numel():
         return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
     shifted = wide(x - x.detach().amax(dim, keepdim=True))

@@ -1,8 +1,8 @@
 """PyTorch's own operators on its own nested tensors, as `override` replaces them: the replacement "nested".
 
 One line per operator: the aten name, and the function of `mg.nested` that replaces the call, on both layouts. A
-function has the operator's own parameters. It returns NotImplemented, and PyTorch computes, where PyTorch's class
-represents what `Ragged` does not: strided tensors without components or of numbers, a nested weight, attention with a
+function has the operator's own parameters. It returns NotImplemented, and PyTorch computes, for arguments that
+only PyTorch's class represents: strided tensors without components or of numbers, a nested weight, attention with a
 mask or dropout.
 
 `LIMITS` lists the unsupported calls, which raise.
@@ -152,7 +152,7 @@ def _view_as_real(self: Ragged) -> Ragged:
 
 
 def _on_values(name: str) -> Callable[..., Any]:
-    """The operator on every entry, for operators with a rule on dense tensors, which PyTorch's jagged class bypasses."""
+    """The operator on every entry, by its rule on dense tensors, which PyTorch's jagged class bypasses."""
     op = getattr(torch.ops.aten, name)
 
     @on_nested

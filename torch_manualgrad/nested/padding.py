@@ -1,4 +1,4 @@
-"""Packed values as dense ones that are filled up, and back."""
+"""Conversion of packed values to padded dense ones, and back."""
 
 from __future__ import annotations
 

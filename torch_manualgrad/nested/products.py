@@ -185,7 +185,7 @@ def matmul_backward_nested(
 
 
 def _save(inputs: Any, output: Tensor) -> Any:
-    """Each operand if the other's gradient is wanted: an operand that is not saved may be written to before the backward."""
+    """Each operand whose counterpart needs a gradient; others may be written to before the backward."""
     first, second, offsets = inputs
     return first if second.requires_grad else None, second if first.requires_grad else None, offsets
 

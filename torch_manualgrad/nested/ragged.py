@@ -501,11 +501,12 @@ class Ragged:
         return Ragged(values, offsets, shape)
 
 
-# -- checks of the parts -------------------------------------------------------------------------------------------------
+# -- checks of the parts
+# -------------------------------------------------------------------------------------------------
 
 
 def _check_types(values: Any, offsets: Any, shape: Any, sizes: Any) -> None:
-    """Check that the user's arguments are tensors and sizes. Transforms build batches of other things without this check."""
+    """Check that a user's arguments are tensors and sizes. Transforms build other batches without this check."""
     for name, x in (("values", values), ("offsets", offsets)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a Tensor, got {described(x)}")

@@ -1,8 +1,8 @@
-"""Calls on nested tensors that stay with PyTorch, as its own graph differentiates them: csrc/calls/nested.cpp.
+"""Calls on nested tensors that PyTorch keeps, differentiated in its own graph: csrc/calls/nested.cpp.
 
-PyTorch's nodes for these calls are right in first order where a cotangent lies in memory as PyTorch expects, which a hook
-sees to. They compute by operators that are in our table too (`backward`), and have derivatives there. So a graph that was
-made while ours were active is right in every order, whenever its backward comes.
+PyTorch's nodes for these calls are right in first order if the cotangent has the layout that PyTorch expects. A hook
+ensures this. The nodes call operators that our table has too (`backward`), with derivatives. So a graph that was made
+while ours were active is right in every order, whenever its backward runs.
 """
 
 from __future__ import annotations

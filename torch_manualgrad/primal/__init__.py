@@ -1,9 +1,10 @@
 """Replacement primals for small matrices: ``override(forward=True)`` and ``mg.linalg`` call them instead of LAPACK.
 
-LAPACK takes one matrix at a time, and below some order spends its time on everything but arithmetic. The operators here
-take as many matrices at once as a vector register of the processor has lanes: csrc/math/svd.h, eigh.h and elimination.h.
-Eigenvectors of real symmetric matrices of orders 13 to 128 go one matrix at a time, along rows: csrc/linalg/tridiagonal.h.
-They are as accurate as LAPACK, and more accurate for small singular values of graded matrices. The singular values and
+LAPACK processes one matrix at a time, and for small orders most of its time is overhead. The operators here
+process as many matrices at once as a vector register has lanes: csrc/math/svd.h, eigh.h and elimination.h.
+Eigenvectors of real symmetric matrices of orders 13 to 128 are computed one matrix at a time, along rows:
+csrc/linalg/tridiagonal.h. They are as accurate as LAPACK, and more accurate for small singular values of graded
+matrices. The singular values and
 vectors of a matrix are bitwise identical at every position in a batch. They differ from LAPACK's in three ways:
 
 - Signs and phases: of each right singular vector, and of each eigenvector, the first entry of at least 0.37 of the

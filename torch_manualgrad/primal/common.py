@@ -1,4 +1,4 @@
-"""Helpers of the replacement primals: which matrices they take, and the registration of their derivatives."""
+"""Helpers of the replacement primals: the matrices that they take, and the registration of their derivatives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decompositions of a batch by LAPACK, its matrices divided among threads.
 
-PyTorch passes the matrices to LAPACK one after the other, and LAPACK has little use for several threads in a matrix of
+PyTorch passes the matrices to LAPACK one after the other, and LAPACK gains little from several threads for a matrix of
 order 100. Here each thread passes a part of them, by PyTorch's own operator. The results of a matrix are bitwise
 identical to PyTorch's own on one thread: those on several threads differ from these in the last bits.
 """
@@ -77,7 +77,8 @@ def on_threads(op: Any, names: Sequence[str], vectors: bool, A: Tensor, *options
     if workers is not None:
         try:
             return _divided(workers, starts, op, names, A, options)
-        # torch 2.10 asserts the types of arguments when only shapes are needed; the operator itself raises the right error
+        # torch 2.10 asserts the types of arguments when only shapes are needed; the operator itself raises the right
+        # error
         except (RuntimeError, AssertionError):
             pass  # a matrix that LAPACK refuses: the error has its number in the whole batch
     found: tuple[Tensor, ...] = op(A, *options)

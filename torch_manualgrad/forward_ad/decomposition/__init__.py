@@ -1,1 +1,1 @@
-"""Forward mode for operators that lack it: decompositions, and what takes their place."""
+"""Forward mode for operators that lack it: decompositions and their substitutes."""

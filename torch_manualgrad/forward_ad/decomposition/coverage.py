@@ -12,8 +12,8 @@ from ...testing.database import derivatives_yaml
 
 __all__ = ["FIRST_ORDER_ONLY", "Lacking", "has_formula", "lacking"]
 
-# PyTorch's formula for forward mode raises in reverse mode over it: it calls an operator without a derivative, or writes
-# to a saved tensor.
+# PyTorch's formula for forward mode raises in reverse mode over it: it calls an operator without a derivative, or
+# writes to a saved tensor.
 FIRST_ORDER_ONLY = frozenset(
     f"aten::{name}"
     for name in (

@@ -1,8 +1,8 @@
-"""The decompositions that the package has: operators without a formula for forward mode, as differentiable functions.
+"""The package's decompositions: operators without a formula for forward mode, as differentiable functions.
 
-Each takes what its operator takes; the normalizations take it by place. The normalizations and the softmax are bodies of
-formulas that the rules use, too; there the saved mean and inverse deviation are functions of the input, see
-`recompute_mean_var`. What an output mask leaves out is None, as the operators return it.
+Each has the parameters of its operator; the normalizations take them by position. The normalizations and the softmax
+are bodies of formulas that the rules use, too; there the saved mean and inverse deviation are functions of the input,
+see `recompute_mean_var`. Outputs that a mask excludes are None, as in the operators.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def native_batch_norm_backward(*given: Any) -> Gradients:
 
 
 def batch_norm_backward(*given: Any) -> Gradients:
-    """`native_batch_norm_backward` without the reserve; statistics that the forward has updated are those of the batch."""
+    """`native_batch_norm_backward` without the reserve; statistics updated by the forward are those of the batch."""
     return native_batch_norm_backward(*given[:-1])
 
 

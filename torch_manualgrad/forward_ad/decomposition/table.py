@@ -1,13 +1,13 @@
-"""Forward mode for operators that lack it, inside of PyTorch's own: dual numbers, torch.func, compiled or not.
+"""Forward mode for operators that lack it, inside PyTorch's own: dual numbers, torch.func, compiled or not.
 
 An operator without a formula for forward mode raises under `torch.autograd.forward_ad` and `torch.func.jvp`, or, if it
 is one of `torch.library.custom_op`, silently gives a tangent of zero. An entry of `decomposition_table` runs instead
-of a call with a tangent on an input; all other calls are unchanged. It is made of differentiable
-operators, so that forward mode may be taken over reverse mode, and reverse over forward, to any order.
+of a call with a tangent on an input; all other calls are unchanged. It consists of differentiable operators, so forward
+over reverse mode and reverse over forward mode work, to any order.
 
-Whatever is switched on here acts on the whole process, on every thread, as `torch_manualgrad.override` does. A rule that
-is active on an operator goes before its decomposition. Each set of decompositions gets its own compiled graph. A plain
-call of an operator that something is switched on for costs a few microseconds more.
+Decompositions act on the whole process, on every thread, like `torch_manualgrad.override`. A rule that is active on an
+operator takes precedence over its decomposition. Each set of decompositions has its own compiled graph. Plain calls of
+an operator with an active decomposition cost a few microseconds more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Examples of a batch in one series: an operator that makes one entry of several examples raises.
+"""Examples of a batch in one series: an operator that mixes examples raises.
 
-A Laplacian with ``batch_dims`` moves all examples at once, along the same directions. That is right for a function of each
-example alone. A jet has therefore the number of the example that each of its entries depends on. What an operator does to
-these numbers is found once for given shapes: its rule runs on random numbers, along tangents that are scaled by a power of
-two for each example, so that the ratio of two tangents tells the example, exactly, in any precision.
+A Laplacian with ``batch_dims`` moves all examples at once, along the same directions. That is right only if the
+function treats each example separately. So a jet records the number of the example that each of its entries depends on.
+The effect of an operator on these numbers is found once for given shapes: its rule runs on random numbers, along
+tangents that are scaled by a power of two for each example. The ratio of two tangents then identifies the example,
+exactly, in any precision.
 """
 
 from __future__ import annotations

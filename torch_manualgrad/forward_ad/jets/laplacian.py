@@ -1,8 +1,8 @@
-"""Laplacians and their like in one forward pass, by collapsed Taylor series.
+"""Laplacians and similar operators in one forward pass, by collapsed Taylor series.
 
 A series of second order along each of n directions has the second derivatives of f along these. As the last coefficient
-enters linearly, that of the sum of all directions is carried instead of n of them (Bettencourt et al., Li et al., Dangel et
-al.): a pass carries the value, the Jacobian and the trace of the Hessian.
+enters linearly, that of the sum of all directions is carried instead of n of them (Bettencourt et al., Li et al.,
+Dangel et al.): a pass carries the value, the Jacobian and the trace of the Hessian.
 
 References:
     Li et al., A computational framework for neural network-based variational Monte Carlo with Forward Laplacian,

@@ -1,7 +1,7 @@
 """Block-diagonal Jacobians: jets whose entries depend on one row of the input each, such as one electron.
 
-While rows are apart, all of them run along the same few directions at once, as examples of a batch do. `in_rows` follows
-which row each entry belongs to; the first operator that mixes rows gets jets along the directions of all rows.
+While rows are separate, all of them run along the same few directions at once, like examples of a batch. `in_rows`
+tracks the row of each entry; the first operator that mixes rows gets jets along the directions of all rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Operators on jets: a table from operators to rules, and the execution of a trace.
 
 A rule is called with the space and the operator's arguments, some of them jets, and returns the operator's results.
-What has no entry follows from the operator's rule in ``mg.rules`` (see `fallback`); an operator that has none there
-either raises.
+An operator without an entry uses its rule in ``mg.rules`` (see `fallback`); without a rule it raises.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A Jacobian with a diagonal factor in front, as an elementwise function makes it, kept as the two.
+"""A Jacobian with a diagonal factor in front, from an elementwise function, stored as two tensors.
 
-The factors of one elementwise function after another multiply without the Jacobian, and a matrix product multiplies them in for
-a few directions at a time, which stay in the cache. What is never read is never multiplied: at the end of a Laplacian, only the
-trace is. The two are made by the rules for jets, so nothing writes to them; both are plain tensors, so they may be
-multiplied anywhere.
+The factors of one elementwise function after another multiply without the Jacobian, and a matrix product applies them
+to a few directions at a time, which stay in the cache. Parts that are never read are never multiplied: the end of a
+Laplacian needs the trace only. The two are made by the rules for jets, so nothing writes to them; both are plain
+tensors, so they may be multiplied anywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Jets replace tensors while a function runs on truncated Taylor series.
 
-A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that receives
-one calls `call`, above autograd, vmap, functorch and the compiler. They all see the arithmetic on the coefficients.
-It has no memory: code that does not know jets raises, and cannot treat one as a constant.
+A `Jet` is a value and its Taylor coefficients along a curve. By ``__torch_function__``, every function of torch that
+receives one calls `call`, above autograd, vmap, functorch and the compiler. They all see the arithmetic on the
+coefficients. It has no memory: code that does not know jets raises, and cannot treat one as a constant.
 """
 
 from __future__ import annotations

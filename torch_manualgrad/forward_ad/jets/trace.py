@@ -1,7 +1,7 @@
 """The operators that a function of torch calls: found once for given shapes, by a run on fake tensors, and cached.
 
-The function is one that torch hands to ``__torch_function__``, so that all it depends on are its arguments. What is kept is
-made of plain values, which a compiled graph may hold as constants.
+The function is one that torch passes to ``__torch_function__``, so it depends on its arguments only. The cached trace
+consists of plain values, which a compiled graph may contain as constants.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
     """Raise where a tangent would be lost."""
     if in_functorch():
         raise RuntimeError(
-            f"{name}: a tensor with a tangent at a dual level is inside a torch.func transform; call make_dual and unpack_dual "
-            "outside of it, or differentiate by levels alone"
+            f"{name}: a tensor with a tangent at a dual level is inside a torch.func transform; call make_dual and "
+            "unpack_dual outside of it, or differentiate by levels alone"
         )
     if not fwd_grad_is_enabled():
         raise RuntimeError(
@@ -135,8 +135,9 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
     for x in tensors:
         if x.layout is torch.jagged or hasattr(x, "__tensor_flatten__") and innermost(_parts([x]), levels) is not None:
             raise NotImplementedError(
-                f"{name}: a {type(x).__name__} with layout {x.layout} is an argument next to a tensor with a tangent at a dual level, and cannot "
-                "have one itself; for ragged batches use torch_manualgrad.nested.Ragged or the strided layout"
+                f"{name}: a {type(x).__name__} with layout {x.layout} is an argument next to a tensor with a tangent at "
+                "a dual level, and cannot have one itself; for ragged batches use torch_manualgrad.nested.Ragged or "
+                "the strided layout"
             )
     if name in _REFUSED and innermost(tensors[:1], levels) is not None:
         x = tensors[0]
@@ -180,7 +181,8 @@ def _differentiated(op: Any, name: str, signature: Signature, values: list[Any],
 def _running(values: Sequence[Any], level: Level) -> tuple[int, ...]:
     """The places of running statistics whose tangents are not read.
 
-    Batch normalization writes to them in training, but its schema does not say so: no rule has the tangent of the written values.
+    Batch normalization writes to them in training, but its schema does not say so: no rule has the tangent of the
+    written values.
     """
     for i, what in ((3, "running_mean"), (4, "running_var")):
         if values[i] is None:

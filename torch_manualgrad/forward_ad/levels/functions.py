@@ -1,4 +1,4 @@
-"""Functions of Python's that never come to be an operator with a derivative, inside of dual levels."""
+"""Python functions that call no operator with a derivative, inside dual levels."""
 
 from __future__ import annotations
 

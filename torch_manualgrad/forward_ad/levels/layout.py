@@ -1,10 +1,11 @@
-"""Where a tangent lies in memory: in a shadow of its primal's storage.
+"""The memory of a tangent: a shadow of its primal's storage.
 
 The layout contract of PyTorch's forward mode (``autograd_meta.cpp``, "Forward Grad View/inplace"): a tangent has the
 sizes, strides, offset, storage size, conj and neg bits of its primal; the tangent of a view is a view of its base's
-tangent; an operation in place changes the tangent in place. PyTorch keeps a tangent at each tensor, and hands changes on
-between views and bases. Here a storage has a shadow of the same size, and every tensor on the storage sees its tangent
-through its own sizes, strides, offset and bits. All of the contract follows, in every order of views, writes and duals.
+tangent; an operation in place changes the tangent in place. PyTorch stores a tangent with each tensor, and forwards
+changes between views and bases. Here a storage has a shadow of the same size, and every tensor on the storage reads its
+tangent through its own sizes, strides, offset and bits. All of the contract follows, in every order of views, writes
+and duals.
 """
 
 from __future__ import annotations

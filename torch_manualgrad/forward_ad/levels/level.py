@@ -1,13 +1,14 @@
 """Dual levels: forward mode as PyTorch's ``forward_ad``, nested to any depth, in eager mode.
 
-Inside a level every operator computes its tangent by the rule in ``mg.rules``, from the tangents of its arguments. The outer
-levels see the rule's formula. So n levels give mixed derivatives of order n.
+Inside a level every operator computes its tangent by the rule in ``mg.rules``, from the tangents of its arguments. The
+outer levels see the rule's formula. So n levels give mixed derivatives of order n.
 
 How calls are intercepted. A ``TorchDispatchMode`` runs below autograd: tangents computed there have no history, so the
-gradient of a tangent is lost, and ``x.detach()`` looks the same as autograd saving a tensor. A ``TorchFunctionMode`` runs
-above autograd, but receives calls from Python only: neither calls of composite functions in C++, nor the backward pass. So a
-fallback of the dispatcher at a key above autograd takes the calls. It is active on a thread while the thread has a level
-open. It receives each operator from C++ and Python, forward and backward, and autograd tracks its results as usual. Composite operators are decomposed. An operator whose derivative is unknown raises.
+gradient of a tangent is lost, and ``x.detach()`` looks the same as autograd saving a tensor. A ``TorchFunctionMode``
+runs above autograd, but receives calls from Python only: neither calls of composite functions in C++, nor the backward
+pass. So a fallback of the dispatcher at a key above autograd takes the calls. It is active on a thread while the thread
+has a level open. It receives each operator from C++ and Python, forward and backward, and autograd tracks its results
+as usual. Composite operators are decomposed. An operator whose derivative is unknown raises.
 
 `layout` describes where tangents are stored.
 """

@@ -1,7 +1,7 @@
-"""Operators on strided nested tensors inside of dual levels.
+"""Operators on strided nested tensors inside dual levels.
 
-The values of such a tensor are a dense view, and have the tangent; so a function of `mg.nested`, which computes on the
-values, has tangents as any other. The operators that `override("nested")` replaces are these functions here.
+The values of such a tensor are a dense view, and have the tangent. So a function of `mg.nested`, which computes on the
+values, has tangents like any other. The operators that `override("nested")` replaces are these functions here.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def rule_of(name: str) -> Rule | None:
 
 @functools.cache
 def recomputed(rule: Rule | None) -> tuple[int, ...]:
-    """The positions of the inputs whose tangents a rule does not read: it computes them from others, or keeps them constant."""
+    """The positions of inputs whose tangents a rule does not read: it recomputes them, or keeps them constant."""
     if rule is None:
         return ()
     read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}

@@ -1,8 +1,8 @@
 """The levels that a thread sees, and the tangents of a tensor at them.
 
 A value is a polynomial in one epsilon for each level, each with square zero. Its coefficients lie in a tree: a tensor has
-a tangent at each level, and the tangent at a level has tangents at the outer levels of that only. So the coefficient of
-a product of epsilons is reached from the innermost level outwards, and from nowhere else.
+a tangent at each level, and the tangent at a level has tangents at the outer levels of that only. So the only
+path to the coefficient of a product of epsilons goes from the innermost level outwards.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def tangent(x: Any, level: Level) -> Tensor | None:
         return None
     if shadow.unknown:
         raise NotImplementedError(
-            f"the tangent of a tensor at a dual level is needed, and is unknown: the tensor is {shadow.unknown}, and PyTorch's "
-            "table has no derivative for it. In a backward pass, create_graph=True may avoid it."
+            f"the tangent of a tensor at a dual level is needed, and is unknown: the tensor is {shadow.unknown}, and "
+            "PyTorch's table has no derivative for it. In a backward pass, create_graph=True may avoid it."
         )
     return shadow.of(x)
 

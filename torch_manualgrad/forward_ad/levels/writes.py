@@ -21,7 +21,7 @@ def is_written(op: Any) -> bool:
 
 @functools.cache
 def _functional(op: Any) -> tuple[Any, tuple[int, ...], bool]:
-    """The operator that returns the values that ``op`` writes; the positions of its targets; whether it reads them, too.
+    """The operator that returns the values that ``op`` writes; its targets' positions; whether it reads these.
 
     ``add`` of ``add_`` reads them, ``add`` of ``add.out`` does not. ``rrelu_with_noise_functional`` returns the
     results of ``rrelu_with_noise``, then the values that this writes. None if there is no operator.
