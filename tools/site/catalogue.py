@@ -100,8 +100,11 @@ def families() -> dict[str, Family]:
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].formulas[file].append(formula)
     for rule in mg.rules.values():
-        files = [file_of(f) for f in (*rule.vjp.values(), *rule.jvp.values())]
-        file = written[rule.name].file if rule.name in written else next(f for f in files if "core" not in f.parts)
+        if rule.name in written:
+            file = written[rule.name].file
+        else:
+            files = [file_of(f) for f in (*rule.vjp.values(), *rule.jvp.values())]
+            file = next(f for f in files if "core" not in f.parts)
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].rules[file].append(rule)
     return found
