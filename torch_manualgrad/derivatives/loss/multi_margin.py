@@ -29,6 +29,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.rule import formula, rule
 
+from ..linalg.common import total
 from .common import NONE, of_all, reduced, scaled
 
 aten = torch.ops.aten
@@ -215,7 +216,7 @@ def _jvp(
     reduction: int,
 ) -> Tensor | None:
     """The loss is linear in the weights."""
-    return _sum(
+    return total(
         None if self_t is None else multi_margin_loss_jvp(self_p, self_t, target, p, margin, weight_p, reduction),
         None if weight_t is None else aten.multi_margin_loss(self_p, target, p, margin, weight_t, reduction),
     )
@@ -238,9 +239,9 @@ def _backward_jvp(
     if grad_output_t is not None:
         found = multi_margin_loss_gradient(grad_output_t, *at, weight_p, reduction)
     if self_t is not None:
-        found = _sum(found, multi_margin_loss_double_backward(self_t, g, *at, weight_p, reduction))
+        found = total(found, multi_margin_loss_double_backward(self_t, g, *at, weight_p, reduction))
     if weight_t is not None:
-        found = _sum(found, multi_margin_loss_gradient(g, *at, weight_t, reduction))
+        found = total(found, multi_margin_loss_gradient(g, *at, weight_t, reduction))
     return found
 
 
@@ -248,11 +249,6 @@ def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction
     losses = self[..., :1] if self.dim() else self
     grad_output, reduction = of_all(grad_output, losses, reduction)
     return multilabel_margin_loss_gradient(grad_output, self, target, reduction, is_target)
-
-
-def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    """x + y, where None is zero."""
-    return y if x is None else x if y is None else x + y
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import always, rule
 
+from ..linalg.common import total
 from .common import MEAN, reduced
 
 aten = torch.ops.aten
@@ -52,11 +53,6 @@ def _weight_backward_jvp(
     return slope.scatter(dim, classes.unsqueeze(dim), (-grad * of_class).unsqueeze(dim))
 
 
-def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    """x + y, where None is zero."""
-    return y if x is None else x if y is None else x + y
-
-
 def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, **about: Any) -> None:
     def backward_jvp(
         grad_output_p: Tensor,
@@ -74,7 +70,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             found = backward(grad_output_t, x, target, weight_p, reduction, ignore_index, total_weight)
         if weight_p is not None and weight_t is not None:
             of_weight = _weight_backward_jvp(grad_output_p, x, target, weight_p, weight_t, reduction, ignore_index)
-            found = _sum(found, of_weight)
+            found = total(found, of_weight)
         return found
 
     rule(
@@ -85,7 +81,7 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             )
         },
         jvp={
-            "output": lambda self_p, self_t, target, weight_p, weight_t, reduction, ignore_index: _sum(
+            "output": lambda self_p, self_t, target, weight_p, weight_t, reduction, ignore_index: total(
                 None if self_t is None else forward(self_t, target, weight_p, reduction, ignore_index)[0],
                 None if weight_t is None else _weight_jvp(self_p, target, weight_p, weight_t, reduction, ignore_index),
             )

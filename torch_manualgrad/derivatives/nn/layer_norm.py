@@ -32,6 +32,7 @@ from .normalization import (
     standardized,
     standardized_by,
     wide,
+    widened,
 )
 
 
@@ -43,10 +44,6 @@ def _dims(normalized_shape: Sequence[int]) -> list[int]:
 def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
     """The other dims, over which gradients of the parameters are summed."""
     return list(range(input.dim() - len(normalized_shape)))
-
-
-def _wide(*tensors: Tensor | None) -> list[Any]:
-    return [None if x is None else wide(x) for x in tensors]
 
 
 @formula(kernel=("default",))
@@ -76,7 +73,7 @@ def native_layer_norm_backward(
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
     """
     s = standardized_by(input, _dims(normalized_shape), rstd)
-    found = norm_backward(s, wide(grad_out), *_wide(weight), summed=_others(input, normalized_shape))
+    found = norm_backward(s, wide(grad_out), *widened(weight), summed=_others(input, normalized_shape))
     like = input if weight is None else weight
     dtypes = (input.dtype, like.dtype, like.dtype if bias is None else bias.dtype)
     return tuple(  # type: ignore[return-value]
@@ -128,7 +125,7 @@ def layer_norm_double_backward(
     """
     s = standardized_by(input_t, _dims(normalized_shape), save_invstd_t)
     others = _others(input_t, normalized_shape)
-    of_x, of_weight, of_g = norm_double_backward(s, *_wide(gO_t, gamma, ggI, ggG, ggB), summed=others)
+    of_x, of_weight, of_g = norm_double_backward(s, *widened(gO_t, gamma, ggI, ggG, ggB), summed=others)
     like = input_t if gamma is None else gamma
     return of_x.to(input_t.dtype), of_weight.to(like.dtype), of_g.to(gO_t.dtype)
 
@@ -156,7 +153,7 @@ def layer_norm_backward_jvp(
         The transpose of ATen layer_norm_double_backward.
     """
     s = standardized_by(input, _dims(normalized_shape), rstd)
-    given = _wide(grad_out, weight, grad_out_t, input_t, weight_t)
+    given = widened(grad_out, weight, grad_out_t, input_t, weight_t)
     of_x, of_weight, of_bias = norm_backward_jvp(s, *given, summed=_others(input, normalized_shape))
     like = input if weight is None else weight
     return of_x.to(input.dtype), of_weight.to(like.dtype), of_bias.to(like.dtype)
@@ -187,7 +184,7 @@ def layer_norm_jvp(
         ATen layer_norm_jvp, which takes the statistics for constants.
     """
     s = standardized(input_p, _dims(normalized_shape), eps)
-    return norm_jvp(s, *_wide(input_t, weight_p, weight_t, bias_t)).to(input_p.dtype)
+    return norm_jvp(s, *widened(input_t, weight_p, weight_t, bias_t)).to(input_p.dtype)
 
 
 def _vjp(

@@ -42,6 +42,7 @@ __all__ = [
     "standardized",
     "standardized_by",
     "wide",
+    "widened",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -107,6 +108,11 @@ def gradient_format(input: Tensor) -> torch.memory_format:
 def wide(x: Tensor) -> Tensor:
     """x in the precision that PyTorch uses to normalize it: at least float32."""
     return x.float() if x.dtype in _HALF else x
+
+
+def widened(*tensors: Tensor | None) -> list[Any]:
+    """`wide` of each tensor."""
+    return [None if x is None else wide(x) for x in tensors]
 
 
 @formula(kernel=("default",))

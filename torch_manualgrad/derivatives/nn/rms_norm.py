@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_manualgrad.core.rule import exists, formula, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
-from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide
+from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide, widened
 
 
 def _standardized(input: Tensor, normalized_shape: Sequence[int], rstd: Tensor) -> Standardized:
@@ -33,10 +33,6 @@ def _standardized(input: Tensor, normalized_shape: Sequence[int], rstd: Tensor) 
 
 def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
     return list(range(input.dim() - len(normalized_shape)))
-
-
-def _wide(x: Tensor | None) -> Tensor | None:
-    return None if x is None else wide(x)
 
 
 @formula
@@ -66,7 +62,7 @@ def infinitely_differentiable_native_rms_norm_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     g = torch.zeros_like(s.values) if dY is None else wide(dY)
-    of_x, of_weight, _ = norm_backward(s, g, _wide(weight_opt), summed=_others(input, normalized_shape))
+    of_x, of_weight, _ = norm_backward(s, g, *widened(weight_opt), summed=_others(input, normalized_shape))
     if drstd is not None:
         count = s.values[(0,) * (input.dim() - len(normalized_shape))].numel() if s.values.numel() else 1
         of_x = of_x - wide(drstd).reshape(s.rstd.shape) * s.rstd.square() * s.values / count
@@ -101,7 +97,7 @@ def rms_norm_double_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     found = norm_double_backward(
-        s, wide(grad_out), _wide(weight), _wide(ggI), _wide(ggG), None, summed=_others(input, normalized_shape)
+        s, wide(grad_out), *widened(weight, ggI, ggG, None), summed=_others(input, normalized_shape)
     )
     of_x, of_weight, of_g = found
     return of_x.to(input.dtype), of_weight.to(input.dtype if weight is None else weight.dtype), of_g.to(grad_out.dtype)
@@ -125,7 +121,7 @@ def rms_norm_jvp(
         Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
-    return norm_jvp(s, _wide(input_t), _wide(weight_p), _wide(weight_t), None).to(input_p.dtype)
+    return norm_jvp(s, *widened(input_t, weight_p, weight_t, None)).to(input_p.dtype)
 
 
 @formula

@@ -22,14 +22,12 @@ Args:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .normalization import constant, wide
+from .normalization import constant, wide, widened
 
 
 class _Weight:
@@ -50,10 +48,6 @@ class _Weight:
         return (v_t - self.u * self.sum(self.u * v_t)) / self.norm
 
 
-def _wide(*tensors: Tensor | None) -> list[Any]:
-    return [None if x is None else wide(x) for x in tensors]
-
-
 @formula
 def weight_norm_jvp(
     v: Tensor, v_t: Tensor | None, g: Tensor, g_t: Tensor | None, saved_norms: Tensor, dim: int
@@ -70,7 +64,7 @@ def weight_norm_jvp(
         Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
     """
     w = _Weight(v, saved_norms, dim)
-    v_t, g_t, wide_g = _wide(v_t, g_t, g)
+    v_t, g_t, wide_g = widened(v_t, g_t, g)
     found = torch.zeros_like(w.u) if v_t is None else wide_g * w.along(v_t)
     return (found if g_t is None else found + g_t * w.u).to(v.dtype)
 
@@ -102,7 +96,7 @@ def weight_norm_backward(
         ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
     """
     w = _Weight(saved_v, saved_norms, dim)
-    G, g = _wide(grad_w, saved_g)
+    G, g = widened(grad_w, saved_g)
     of_g = w.sum(G * w.u)
     of_v = g * (G - w.u * of_g) / w.norm
     return of_v.to(saved_v.dtype).contiguous(), of_g.to(saved_g.dtype).contiguous()
@@ -142,7 +136,7 @@ def weight_norm_backward_jvp(
         constants.
     """
     w = _Weight(saved_v, saved_norms, dim)
-    G, G_t, v_t, g, g_t = _wide(grad_w, grad_w_t, saved_v_t, saved_g, saved_g_t)
+    G, G_t, v_t, g, g_t = widened(grad_w, grad_w_t, saved_v_t, saved_g, saved_g_t)
     G_u = w.sum(G * w.u)
     A = (G - w.u * G_u) / w.norm
     of_v, of_g = torch.zeros_like(w.u), torch.zeros_like(G_u)
