@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from docstrings import markdown, sections, title
 from expressions import expression
 from stock import stock
@@ -58,10 +59,14 @@ def name_of(folder: str) -> str:
     return {"linalg": "matrix_functions"}.get(folder, folder.rpartition("/")[2].removesuffix(".py"))
 
 
+def rule_files() -> list[Path]:
+    return sorted({*PACKAGE.glob("derivatives/**/*.py")} - {*PACKAGE.glob("derivatives/samples/**/*.py")})
+
+
 def definitions() -> dict[str, Definition]:
     """The statements of the package that make rules, by the name of the operator."""
     found = {}
-    for file in sorted({*PACKAGE.glob("derivatives/**/*.py")} - {*PACKAGE.glob("derivatives/samples/**/*.py")}):
+    for file in rule_files():
         text = file.read_text()
         for statement in ast.parse(text).body:
             for call in [node for node in ast.walk(statement) if isinstance(node, ast.Call)]:
@@ -77,6 +82,20 @@ def file_of(function: Any) -> Path:
     for attribute in ("derivative", "formula", "reference"):
         function = getattr(function, attribute, function)
     return Path(inspect.unwrap(function).__code__.co_filename)
+
+
+def is_operator(function: Any) -> bool:
+    return isinstance(getattr(function, "formula", function), torch._ops.OpOverload)
+
+
+def mirrored(rule: Any) -> Path:
+    """The file of a rule that is made in a loop and binds operators only: next to its samples, or the one that names it."""
+    parts = list(file_of(rule.samples).parts)
+    parts.remove("samples")
+    if (file := Path(*parts)).exists():
+        return file
+    quoted = f'"{rule.name.partition("::")[2]}"'
+    return next(file for file in rule_files() if quoted in file.read_text())
 
 
 class Family(NamedTuple):
@@ -103,8 +122,9 @@ def families() -> dict[str, Family]:
         if rule.name in written:
             file = written[rule.name].file
         else:
-            files = [file_of(f) for f in (*rule.vjp.values(), *rule.jvp.values())]
-            file = next(f for f in files if "core" not in f.parts)
+            functions = [f for f in (*rule.vjp.values(), *rule.jvp.values()) if not is_operator(f)]
+            files = [f for f in map(file_of, functions) if "core" not in f.parts]
+            file = files[0] if files else mirrored(rule)
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].rules[file].append(rule)
     return found
