@@ -203,7 +203,7 @@ def truth(
 # -- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def same(x: Tensor, y: Tensor, tolerance: float) -> Tensor:
+def agrees(x: Tensor, y: Tensor, tolerance: float) -> Tensor:
     """Relative to the entry, or a thousandth of the largest finite one of its kind."""
     close = (x - y).abs() <= tolerance * torch.maximum(x.abs(), y.abs()).clamp(1e-6)
     return close | (x == y) | (x.isnan() & y.isnan())
@@ -220,7 +220,7 @@ def compare(function: Function, dtype: torch.dtype, *rules: str) -> Iterator[Dif
             derivative = what.partition(",")[0]
             for place, (x, y) in enumerate(zip(found, theirs[derivative], strict=True)):
                 x, y = x.resolve_conj(), y.to(x.dtype)
-                if not (differs := ~same(x, y, TOLERANCE)).any():
+                if not (differs := ~agrees(x, y, TOLERANCE)).any():
                     continue
                 known = torch.full_like(x, torch.nan)
                 if derivative != "value":
@@ -237,7 +237,7 @@ def _judged(
 ) -> Difference:
     wrong = ""
     if not known.isnan():
-        right = [bool(same(x, known, 1e-4)) for x in (ours, jax)]
+        right = [bool(agrees(x, known, 1e-4)) for x in (ours, jax)]
         wrong = {(True, False): "JAX", (False, True): "ours", (False, False): "both"}.get(tuple(right), "")  # type: ignore[arg-type]
     name = str(dtype).removeprefix("torch.")
     return Difference(

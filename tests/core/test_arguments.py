@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.arguments import ArgumentError, arguments_of, checked
@@ -194,7 +194,7 @@ def test_errors_of_shape_are_those_of_pytorch_too():
 
 
 @pytest.mark.parametrize("selection", [(), ("*",)])
-def test_pytorchs_own_operators_refuse_what_they_refused(selection):
+def test_pytorchs_operators_raise_the_same_errors(selection):
     for call in (
         lambda: torch.linalg.inv(torch.tensor(1.0, requires_grad=True)),
         lambda: torch.linalg.matrix_exp(torch.ones(2, 2, dtype=torch.float16, requires_grad=True)),
@@ -235,7 +235,7 @@ def example(
     return n, x, sizes, mode, anything, rest, flag, options
 
 
-def test_what_is_admitted():
+def test_accepted_arguments():
     assert example(1, True, [2, 3], "b", object, 7, flag=True, other=1)[0] == 1
     assert example(n=2, x=3, sizes=torch.Size([1]))[2] == (1,)
     np = pytest.importorskip("numpy")
@@ -256,5 +256,5 @@ def test_what_is_admitted():
             call()
 
 
-def test_what_has_no_annotation_is_not_looked_at():
+def test_unannotated_arguments_are_not_checked():
     arguments_of(lambda x, y=1: x)(("anything",), {"y": None, "z": 1})

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch import Tensor
 
 import torch_manualgrad as mg
@@ -41,7 +41,7 @@ def test_a_parameter_may_be_a_constant():
         torch.testing.assert_close(torch.autograd.grad(x.sinh().sum(), x)[0], 2 * x.detach())
 
 
-def test_a_default_stands_where_its_name_means_nothing():
+def test_a_default_is_used_if_its_name_is_not_in_the_schema():
     """In the formula itself too, and only there: a lambda asks for what it names."""
 
     @mg.formula
@@ -56,7 +56,7 @@ def test_a_default_stands_where_its_name_means_nothing():
         local("aten::sin", vjp={"self": lambda grad, self, scale=3.0: grad})
 
 
-def test_a_default_gives_way_to_what_the_operator_has():
+def test_a_schema_name_replaces_a_default():
     @mg.formula
     def binding_alpha(grad: Tensor, alpha: float = 7.0) -> Tensor:
         """References: none."""
@@ -93,7 +93,7 @@ def test_several_inputs_at_once():
         (lambda: local("aten::exp", vjp={"self": binding_scaled.bind(g="grad")}), "asks for 'y'"),
     ],
 )
-def test_what_is_refused(bind, message):
+def test_invalid_arguments_raise(bind, message):
     with pytest.raises(ValueError, match=message):
         bind()
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from calls_for_tests import NORM, is_pytorchs, made, needs_library, norm, vector
+from helpers.calls import NORM, is_pytorchs, made, needs_library, norm, vector
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
@@ -75,7 +75,7 @@ def test_hooks():
     torch.testing.assert_close(g, 3 * x.detach() / y.detach())
 
 
-def test_only_what_a_gradient_reads_is_kept():
+def test_only_tensors_that_a_gradient_reads_are_saved():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
         with mg.override("aten::linalg_solve_triangular"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from calls_for_tests import NORM, is_pytorchs, made, needs_library, norm, vector
+from helpers.calls import NORM, is_pytorchs, made, needs_library, norm, vector
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_manualgrad as mg
@@ -75,7 +75,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_is_not_plain_is_python():
+def test_calls_that_are_not_plain_enter_python():
     x, t = vector(), vector(1).detach()
     with mg.override(NORM):
         with forward_ad.dual_level():

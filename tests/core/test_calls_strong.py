@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from calls_for_tests import is_pytorchs, made, needs_library, vector
+from helpers.calls import is_pytorchs, made, needs_library, vector
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
@@ -38,7 +38,7 @@ def matrices(*grad):
 
 
 @pytest.mark.parametrize("grad", [(True, True, True), (False, True, True), (True, False, True), (False, True, False)])
-def test_what_is_finite_is_pytorchs_and_needs_no_python(grad):
+def test_finite_gradients_are_pytorchs_without_python(grad):
     inputs = matrices(*grad)
     found, count = made(lambda: gradients(torch.addmm, inputs))
     assert count == PYTORCH
@@ -104,7 +104,7 @@ def test_matrices_that_are_not_contiguous():
     torch.testing.assert_close(found[1], clean.mT @ cotangent)
 
 
-def test_a_sum_out_of_range_is_no_error():
+def test_a_sum_out_of_range_is_not_an_error():
     x = torch.full((4,), 1e38, requires_grad=True)
     (found,), count = made(lambda: gradients(torch.square, [x]))
     assert count == RULE and torch.equal(found, 2 * x)
@@ -133,7 +133,7 @@ def test_calls_that_are_left_to_pytorch_by_their_arguments():
     assert is_pytorchs(y.grad_fn)
 
 
-def test_what_pytorch_refuses_is_the_rules():
+def test_calls_that_pytorch_rejects_reach_the_rule():
     g, x, buffer = matrices(True, True, True)  # of the last PyTorch has no derivative
     y, count = made(lambda: torch.ops.aten.log_sigmoid_backward(g, x, buffer))
     assert count == PYTORCH
@@ -201,7 +201,7 @@ def test_hooks_are_given_each_tensor_once():
 
 
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_backward_lets_go_of_what_was_kept(bad):
+def test_a_backward_frees_saved_tensors(bad):
     kept = [vector() * (float("inf") if bad else 1.0)]
     y, count = made(lambda: torch.sin(kept[0]))
     left = weakref.ref(kept.pop())

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from calls_for_tests import made, needs_library, vector
+from helpers.calls import made, needs_library, vector
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls
@@ -21,7 +21,7 @@ def opaque(function):
     return Formula(function, ("cpu",), "calls_tests")
 
 
-def test_every_compiled_vjp_is_what_the_vjp_gives():
+def test_every_compiled_vjp_equals_its_vjp():
     for made_rule in mg.rules.values():
         if made_rule.compiled_vjp is None:
             continue
@@ -68,7 +68,7 @@ def test_a_name_that_is_in_no_rule_is_refused():
         )
 
 
-def test_only_what_the_wanted_gradients_read_is_kept():
+def test_only_tensors_that_requested_gradients_read_are_saved():
     x, y = vector().detach(), vector(1)
     product = {"self": lambda grad, other: grad * other, "other": lambda grad, self: grad * self}
     kept = []
@@ -178,7 +178,7 @@ def test_a_compiled_formula_for_some_tensors_only():
         (CompiledVjp(("self", "other"), product_backward, declines=True, only={"dim": 0}), "condition on 'dim'"),
     ],
 )
-def test_what_does_not_stand_for_the_vjp_is_refused(compiled, message):
+def test_a_compiled_vjp_that_cannot_replace_the_vjp_raises(compiled, message):
     def both(grad, self, other, output_mask):
         return grad * other, grad * self
 

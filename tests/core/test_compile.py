@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import UNIT, define, random, same, unit
+from helpers.ops import UNIT, define, unit
+from helpers.tensors import random, same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
@@ -253,7 +254,7 @@ def definitions(count, monkeypatch):
     return len(given), sum(given)
 
 
-def test_what_a_definition_costs_does_not_depend_on_those_before(monkeypatch, tag):
+def test_the_cost_of_a_definition_does_not_depend_on_earlier_ones(monkeypatch, tag):
     definitions(1, monkeypatch)
     few, many = definitions(20, monkeypatch), definitions(40, monkeypatch)
     assert all(n > 0 and m <= 2.1 * n for n, m in zip(few, many)), (few, many)

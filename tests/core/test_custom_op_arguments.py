@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from ops_for_tests import define, random, same
-from sine_ops_for_tests import keep_x, sine, times
+from helpers.ops import define
+from helpers.sine_ops import keep_x, sine, times
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS, name_of, nested
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
-from transforms_for_tests import NESTINGS, name_of, nested
 
 import torch_manualgrad as mg
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from calls_for_tests import needs_library
+from helpers.calls import needs_library
 from torch.autograd.profiler import profile
 
 import torch_manualgrad as mg
@@ -67,7 +67,7 @@ def test_calls_without_gradient_enter_no_python_at_autograd():
 
 
 @needs_library
-def test_what_is_not_plain_is_for_python():
+def test_calls_that_are_not_plain_enter_python():
     op, _ = made()
     x = vector()
     assert untracked(lambda: torch.func.vmap(op)(x)) <= 5  # one for each element, at the end
@@ -84,7 +84,7 @@ def test_what_is_not_plain_is_for_python():
 
 
 @needs_library
-def test_what_has_an_error_or_a_whole_kernel_is_for_python():
+def test_errors_and_autograd_kernels_enter_python():
     half, _ = made(save=False)
     x = vector()
     with pytest.raises(RuntimeError, match="no save_for_backward"):
@@ -196,7 +196,7 @@ def test_all_others_go_through_the_dispatcher(direct):
     assert not any(direct[:-1])
 
 
-def test_what_a_transform_left_behind(direct):
+def test_tensors_of_a_finished_transform(direct):
     op, _ = made()
     left = []
     torch.func.grad(lambda x: left.append(x) or x.sum())(vector())

@@ -6,8 +6,9 @@ After a change of wording: ``EXPECTTEST_ACCEPT=1 pytest tests/core/test_custom_o
 import expecttest
 import pytest
 import torch
-from error_texts_for_tests import cosine, message, sine
-from ops_for_tests import define, random
+from helpers.error_texts import cosine, message, sine
+from helpers.ops import define
+from helpers.tensors import random
 from torch._subclasses import FakeTensorMode
 
 import torch_manualgrad as mg

@@ -5,8 +5,9 @@ After a change of wording: ``EXPECTTEST_ACCEPT=1 pytest tests/core/test_custom_o
 
 import expecttest
 import torch
-from error_texts_for_tests import cosine, message, sine
-from ops_for_tests import define, random
+from helpers.error_texts import cosine, message, sine
+from helpers.ops import define
+from helpers.tensors import random
 from torch.func import grad, jvp
 
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 import torch
-from ops_for_tests import random, same
-from sine_ops_for_tests import factor_of, keep_x, sine, times
+from helpers.sine_ops import factor_of, keep_x, sine, times
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jvp, vmap
-from transforms_for_tests import NESTINGS, nested
 
 import torch_manualgrad as mg
 

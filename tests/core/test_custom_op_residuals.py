@@ -8,11 +8,12 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import UNIT, define, random, same, saved_outputs, unit
-from sine_ops_for_tests import factor_of, keep_x, loss_of, sine, times
+from helpers.ops import UNIT, define, saved_outputs, unit
+from helpers.sine_ops import factor_of, keep_x, loss_of, sine, times
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jacrev, vjp
 from torch.utils.checkpoint import checkpoint
-from transforms_for_tests import NESTINGS, nested
 
 
 class Pair(NamedTuple):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import UNIT, define, random, same, unit
-from sine_ops_for_tests import keep_x, loss_of, sine
+from helpers.ops import UNIT, define, unit
+from helpers.sine_ops import keep_x, loss_of, sine
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS, name_of, nested
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
-from transforms_for_tests import NESTINGS, name_of, nested
 
 # -- one op through all transforms -----------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ def test_vmap_of_lists_with_and_without_a_rule():
         same((a, b), (2 * random(4, 3), 2 * random(2, 4).t()))
 
 
-def test_vmap_of_an_empty_batch_says_what_to_do():
+def test_the_error_of_vmap_over_an_empty_batch_names_the_fix():
     with pytest.raises(RuntimeError, match="no vmap implementation: a batch of size 0"):
         vmap(sine())(torch.zeros(0, 3))
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ops_for_tests import random, same
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import reached
@@ -59,7 +59,7 @@ def gradients(op, *inputs):
     ],
     ids=str,
 )
-def test_gradients_have_the_dtypes_of_their_inputs_as_pytorchs_have(dtypes):
+def test_gradients_have_the_dtypes_of_their_inputs(dtypes):
     inputs = [(3 * random(3, 4)).to(dtypes[0]), (3 * random(4, seed=1)).to(dtypes[1])]
     rule = local("aten::mul.Tensor", MUL)
     expected = gradients(torch.mul, *inputs)
@@ -138,12 +138,12 @@ def test_own_samples():
         ("aten::sinc_", lambda self: self, "writes to an argument"),
     ],
 )
-def test_what_is_refused(name, derivative, message):
+def test_invalid_arguments_raise(name, derivative, message):
     with pytest.raises(ValueError, match=message):
         local(name, derivative)
 
 
-def test_what_this_torch_lacks_is_absent():
+def test_operators_that_this_torch_lacks_have_no_rule():
     assert local("aten::gone", lambda self: self, until="2.0") is None
 
 

@@ -36,7 +36,7 @@ def test_an_operator_is_one_kind_of_entry():
     assert "aten::sin" not in mg.rules
 
 
-def test_what_is_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="no reason is given"):
         mg.gap("ours::rnn", reason="")
     with pytest.raises(ValueError, match="expected 'namespace::name'"):

@@ -35,7 +35,7 @@ def outer(
     return x
 
 
-def test_what_a_docstring_declares():
+def test_declarations_are_read_from_docstrings():
     found = declared(outer, lambda name: None)
     assert found["x"] == Declared(shapes=(("*", "m", "n"),), dtype="real")
     assert found["y"].shapes == (("*", "2 n"), ("k",))
@@ -59,7 +59,7 @@ def test_what_a_docstring_declares():
         ({"flags": [True]}, r"flags: expected 2 entries, got \[True\]"),
     ],
 )
-def test_what_is_not_as_declared_is_named(changed, text):
+def test_an_argument_that_breaks_its_declaration_is_named(changed, text):
     about = declared(outer, lambda name: None)
     values = {"x": torch.ones(2, 3), "y": torch.ones(6), "mask": None, "reduction": 0, "mode": "left"}
     check_declared("f", about, values)
@@ -135,7 +135,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_that_trust_their_arguments_get_none_that_do_not_fit(name):
+def test_unchecked_kernels_never_receive_invalid_arguments(name):
     """Each of these ended the process, or returned memory that nobody had written."""
     given, changes = CALLS[name]
     for f in (mg.ops[name], getattr(torch.ops.manualgrad, name)):

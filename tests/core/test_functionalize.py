@@ -1,7 +1,7 @@
 """Python numbers among tensors, where functorch sees the call first."""
 
 import torch
-from calls_for_tests import needs_library
+from helpers.calls import needs_library
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_manualgrad as mg

@@ -12,7 +12,7 @@ from torch_manualgrad.core.rule.derivative import derivative_of
 F64 = torch.float64
 
 
-def test_which_operators_have_one():
+def test_operators_with_an_in_place_variant():
     found = {rule.name: in_place_operator(rule) for rule in mg.rules.values()}
     assert found["aten::sin"] is torch.ops.aten.sin_.default
     assert found["aten::renorm"] is torch.ops.aten.renorm_.default
@@ -82,7 +82,7 @@ def test_renorm_agrees_with_its_functional_form(x):
     assert expected.isfinite().all()
 
 
-def test_what_is_written_to_and_what_is_not():
+def test_only_the_written_argument_is_written():
     with mg.override("renorm"):
         leaf = torch.ones(2, 2, requires_grad=True)
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
@@ -214,7 +214,7 @@ def outcome(rule, sample, context, same=None, later=False):
 
 
 @pytest.mark.parametrize("rule", IN_PLACE, ids=lambda r: r.name)
-def test_what_is_written_to_twice_or_read_at_once_raises_where_pytorch_raises(rule):
+def test_overlapping_writes_and_reads_raise_as_in_pytorch(rule):
     for sample in samples_to_write_to(rule):
         x = sample.args[0]
         places = [i for i, y in enumerate(sample.args) if i and is_floating(y) and y.shape == x.shape]
@@ -227,7 +227,7 @@ def test_what_is_written_to_twice_or_read_at_once_raises_where_pytorch_raises(ru
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["leaky_relu", "elu", "celu"])
-def test_the_slope_of_a_result_whose_side_the_result_does_not_tell(name, sign):
+def test_the_slope_of_a_result_on_an_unknown_side(name, sign):
     """PyTorch refuses the backward of these in place where the number is negative; the rule then keeps the input."""
     x = torch.tensor([-2.0, -0.3, 0.0, 0.4, 1.5], dtype=F64)
     op, functional = getattr(torch.ops.aten, f"{name}_"), getattr(torch.ops.aten, name)

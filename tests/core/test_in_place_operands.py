@@ -135,7 +135,7 @@ def test_an_operand_that_shares_memory(rule):
                     )
 
 
-def test_every_operator_that_reads_what_it_writes_copies_operands():
+def test_operators_that_read_their_output_copy_operands():
     """Also under a plain override that was entered before any other."""
     reads = {in_place_operator(rule) for rule in RULES if any(n in rule.residuals for key in rule.vjp for n in key)}
     assert reads <= {form.op for form in reading_written(mg.rules.values())}
@@ -261,7 +261,7 @@ def test_a_result_that_does_not_fit():
     lambda y: y.masked_fill_(torch.tensor([True, False, True]), y[0, 0]),
     lambda y: y.index_fill_(0, torch.tensor([0]), y[1, 1]),
 ])  # fmt: skip
-def test_the_value_of_a_fill_may_lie_in_what_is_filled(fill, mark):
+def test_the_value_of_a_fill_may_be_a_view_of_the_filled_tensor(fill, mark):
     """It is read once, before anything is written."""
 
     def slope():

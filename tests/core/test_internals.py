@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import inside_kernel, random, same
+from helpers.ops import inside_kernel
+from helpers.tensors import random, same
 from torch.func import grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -52,7 +53,7 @@ def test_is_below_autograd():
     assert not internals.is_below_autograd()
 
 
-def test_what_is_a_view_below_autograd_is_none_outside():
+def test_a_view_below_autograd_is_not_a_view_outside():
     x = torch.ones(2, 3)
     with internals.below_autograd():
         y = x.clone().view(3, 2)
@@ -309,7 +310,7 @@ def test_recorded_by_jit():
     assert seen == [False, True]
 
 
-def test_what_is_above_autograd():
+def test_calls_above_autograd():
     seen = []
 
     def note(x=None):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random, same
+from helpers.tensors import random, same
 
 from torch_manualgrad.core import internals
 

@@ -67,7 +67,7 @@ def test_nothing_is_distributed_while_another_thread_imports_the_class(monkeypat
         pass
 
 
-def test_constants_are_replicated_and_what_was_set_is_restored(x):
+def test_constants_are_replicated_and_settings_restored(x):
     with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
         x * torch.ones(6)
     with internals.constants_replicated((x,)):
@@ -80,7 +80,7 @@ def test_constants_are_replicated_and_what_was_set_is_restored(x):
         x * torch.ones(6)
 
 
-def test_a_placement_goes_by_every_argument(x, ops):
+def test_a_placement_depends_on_every_argument(x, ops):
     op = ops.scaled.default
     sharded_along(op, lambda dim, factor: dim if factor > 1 else 1 - dim)
     internals.read_all_arguments(op, Signature(op._schema))

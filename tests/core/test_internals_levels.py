@@ -60,7 +60,7 @@ def test_a_storage_has_one_object_while_it_lives():
     assert inner[0].nbytes() == 24
 
 
-def test_what_is_put_on_a_thread_stays_there():
+def test_thread_state_stays_on_its_thread():
     internals.put_on_this_thread("here")
     try:
         found = []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random, same
+from helpers.tensors import random, same
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_manualgrad.core import internals

@@ -1,7 +1,7 @@
 """The private names of core/internals that ask for facts of operators, and of where tensors have their memory."""
 
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 from torch_manualgrad.core import internals
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from ops_for_tests import inside_kernel, random, same
+from helpers.ops import inside_kernel
+from helpers.tensors import random, same
 from torch.func import grad, vmap
 
 from torch_manualgrad.core import internals
@@ -15,7 +16,7 @@ def test_known_zeros():
     assert internals.is_known_zero(torch._efficientzerotensor(2)) and not internals.is_known_zero(torch.zeros(2))
 
 
-def test_a_mode_sees_what_is_called_below_autograd_and_of_which_memory():
+def test_a_mode_sees_calls_below_autograd_and_their_memory():
     class Seen(internals.DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             names.append((func, [internals.memory_of(a) for a in args if isinstance(a, torch.Tensor)]))
@@ -93,7 +94,7 @@ def test_values_are_read_where_they_can_be():
     assert internals.decompositions[torch.ops.aten.gelu_backward.default] is not None
 
 
-def test_calls_seen_apart_from_what_is_around():
+def test_calls_are_seen_without_surrounding_modes():
     seen = []
 
     def see(op, args, kwargs, result):

@@ -49,7 +49,7 @@ def test_taken_by_size_and_device(call):
     assert which(call, X.to("meta"), None, 1) == ["body"]
 
 
-def test_what_autograd_tracks_is_the_body():
+def test_tracked_calls_run_the_body():
     x = X.clone().requires_grad_()
     assert which(doubled, x, Y, 1) == ["body"]
     with torch.no_grad():
@@ -74,7 +74,7 @@ def multiplied(x: Tensor, k: int = 7) -> Tensor:
 del mg.ops._entries["kernelchoicetest::multiplied"]
 
 
-def test_a_kernel_that_takes_what_autograd_tracks():
+def test_a_kernel_that_accepts_tracked_calls():
     x = X.clone().requires_grad_()
     assert which(multiplied, X) == which(multiplied, x) == which(multiplied, x, k=7) == ["kernel"]
     assert which(torch.func.grad(lambda x: multiplied(x).sum()), X)[0] == "kernel"

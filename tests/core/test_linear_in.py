@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.testing import check

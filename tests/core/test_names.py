@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random
+from helpers.calls import is_pytorchs
+from helpers.tensors import random
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_manualgrad as mg
@@ -112,7 +112,7 @@ def reached(public):
 
 @pytest.mark.parametrize("public", PUBLIC)
 @pytest.mark.filterwarnings("ignore")
-def test_the_table_says_what_each_function_reaches(public):
+def test_the_table_lists_the_operators_that_each_function_reaches(public):
     found, ran, gone = reached(public)
     declared = {name if "::" in name else f"aten::{name}" for name in operators_of[public]}
     if not ran and (gone or declared <= mg.rules.absent.keys()):
@@ -200,7 +200,7 @@ def norm(x):
         (None, TypeError, "got None"),
     ],
 )  # fmt: skip
-def test_what_has_no_rule(given, error, message):
+def test_functions_without_a_rule(given, error, message):
     for make in (mg.override, mg.install):
         with pytest.raises(error, match=message):
             make("dist", given)
@@ -214,7 +214,7 @@ def test_find_returns_the_rules_that_override_takes(name):
         assert tuple(mg.rules.find(name)) == handle.rules
 
 
-def test_the_registry_says_what_a_name_means():
+def test_the_registry_resolves_names():
     with pytest.raises(
         KeyError, match=r"no rule 'norm'; `find\('norm'\)` returns the rules that `override` takes .*aten::norm.Sc"
     ):

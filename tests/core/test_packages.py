@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ops_for_tests import define
+from helpers.ops import define
 
 import torch_manualgrad as mg
 

@@ -98,7 +98,7 @@ def test_every_public_function_checks_its_arguments(module):
     assert unchecked <= BY_THEMSELVES
 
 
-def test_a_reference_may_leave_out_what_has_a_default():
+def test_a_reference_may_omit_arguments_with_defaults():
     defined(lambda x, *, y: x)
     defined(lambda x, k, *, y: x)
     defined(torch.sin)

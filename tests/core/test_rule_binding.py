@@ -5,10 +5,11 @@ import functools
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from local_rules_for_tests import local
-from ops_for_tests import define, random, same
+from helpers.ops import define
+from helpers.rules import local
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jvp, vmap
-from transforms_for_tests import NESTINGS, nested
 
 import torch_manualgrad as mg
 
@@ -76,7 +77,7 @@ def test_tuple_keys_ask_for_several_gradients_at_once():
     equal_under([rule], lambda x: torch.mul(x, x.sin()), lambda x: x * x.sin(), x)
 
 
-def test_two_keys_only_what_is_asked_for_runs():
+def test_of_two_keys_only_the_requested_one_runs():
     seen = []
 
     def named(name, result):
@@ -282,12 +283,12 @@ def test_attributes():
     assert repr(local("aten::sin", **SINE["partial"])) == "<Rule aten::sin>"
 
 
-def test_residuals_are_what_the_vjp_asks_for():
+def test_residuals_are_the_parameters_of_the_vjp():
     assert local("aten::sin", vjp={"self": lambda grad, result: grad * result}).residuals == ("result",)
     assert local("aten::sin", vjp={"self": lambda grad: grad}, jvp={"result": lambda self: self}).residuals == ()
 
 
-def test_what_no_gradient_needs_is_not_kept():
+def test_tensors_that_no_gradient_reads_are_not_saved():
     rule = local(
         "aten::mm",
         vjp={

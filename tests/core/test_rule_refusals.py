@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from local_rules_for_tests import local
-from ops_for_tests import define
+from helpers.ops import define
+from helpers.rules import local
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.registry import Registry
@@ -55,7 +55,7 @@ def test_refused(name, about, message):
     assert list(mg.rules) == before
 
 
-def test_a_function_is_no_name():
+def test_a_function_is_not_a_name():
     with pytest.raises(TypeError, match="name: expected a string such as 'aten::sin', got <built-in method sin"):
         mg.rule(torch.sin, vjp={"self": one}, register=False)
 
@@ -67,7 +67,7 @@ def test_a_name_that_means_two_things_is_refused():
     local(op.name, vjp={"grad": lambda output_mask: 0})  # not asked for, no conflict
 
 
-def test_the_cotangent_beside_an_input_that_is_called_grad():
+def test_the_cotangent_next_to_an_input_named_grad():
     op = define("(Tensor grad) -> Tensor", lambda grad: grad.square())
     rule = local(op.name, vjp={"grad": lambda grad_result, grad: 2 * grad * grad_result})
     x = torch.tensor(3.0, requires_grad=True)
@@ -125,7 +125,7 @@ def test_a_torch_that_is_newer_than_all_that_were_tried_may_lack_an_operator(reg
 
 
 @pytest.mark.parametrize("version", ["2", "two", "", "2.x", 2.15])
-def test_what_is_no_version_is_refused(version):
+def test_an_invalid_version_raises(version):
     for about in ({"improves": {"values": version}}, {"since": version}, {"until": version}):
         with pytest.raises(ValueError, match=f"{version!r} is no version of torch; expected one such as '2.15'"):
             local("aten::sin", vjp={"self": one}, **about)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from local_rules_for_tests import local
+from helpers.rules import local
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule.derivative import derivative_of

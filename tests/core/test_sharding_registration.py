@@ -41,7 +41,7 @@ def test_an_operator_that_is_met_is_registered_once(calls, monkeypatch):
     assert len(calls) == 1
 
 
-def test_distributed_tensors_are_met_by_an_op_that_was_called_before_they_were_imported():
+def test_an_op_called_before_distributed_is_imported_handles_its_tensors():
     """Its backward has a constant, which is a plain tensor."""
     code = """
 import sys, torch

@@ -31,7 +31,7 @@ def test_a_finite_gradient_is_pytorchs(rule):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_the_rule_has_what_is_not_finite():
+def test_the_rule_serves_calls_that_are_not_finite():
     zero = torch.zeros(3, dtype=F64)
     two = torch.full((3,), 2.0, dtype=F64)
     for f in (torch.xlogy, torch.hypot):

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.utils.checkpoint
-from rules_for_tests import without_tangent
+from helpers.rules import without_tangent
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -79,7 +79,7 @@ def test_reported_programs(name):
         torch.testing.assert_close(torch.autograd.grad(compiled(x), x)[0], found)
 
 
-def test_masks_beside_where():
+def test_masks_other_than_where():
     x = torch.tensor([0.0, 4.0], dtype=F64)
     masks = {
         "masked_fill": lambda x: x.sqrt().masked_fill(x == 0, 0.0),
@@ -165,7 +165,7 @@ def test_every_rule_keeps_zeros(rule):
 
 
 @pytest.mark.parametrize("rule", [r for r in STRONG if r.name not in NOT_SEPARATE], ids=lambda r: r.name)
-def test_what_is_masked_has_no_part(rule):
+def test_masked_entries_contribute_nothing(rule):
     """One number is spoilt; the outputs that it reaches have cotangents of zero; all gradients are as if it were fine."""
     for sample, bad in itertools.product(itertools.islice(rule.samples(F64, "cpu"), 2), (math.nan, math.inf)):
         tensors = leaves(sample.args)
@@ -366,7 +366,7 @@ def test_the_product():
     "name", [r.name for r in STRONG if r.kind == "elementwise" and r.jvp and len(r.signature.tensor_like) > 1]
 )
 @pytest.mark.parametrize("names", [(), ("*",)], ids=["plain", "star"])
-def test_what_no_gradient_reads_may_be_written_to(name, names):
+def test_a_tensor_that_no_gradient_reads_may_be_written_to(name, names):
     """Reverse over forward mode of a product saves no more than PyTorch: a write after the call that is allowed there is
     allowed here."""
     rule = mg.rules[name]

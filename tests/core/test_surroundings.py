@@ -5,7 +5,8 @@ On the core, with one operator or two; tests/parity tries every rule.
 
 import pytest
 import torch
-from ops_for_tests import define, random, same
+from helpers.ops import define
+from helpers.tensors import random, same
 from torch._dynamo import compiled_autograd
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -37,7 +37,7 @@ needs_table = pytest.mark.skipif(not derivatives_yaml.PATH.exists(), reason="thi
 
 
 @needs_table
-def test_what_pytorch_marks_as_not_differentiable_is_an_entry():
+def test_operators_that_pytorch_marks_nondifferentiable_have_an_entry():
     marked = {e.name for e in derivatives_yaml.entries() if e.is_marked_nondifferentiable and not e.is_in_place}
     assert marked <= named("nondifferentiable") | named("gap")
 

@@ -78,7 +78,7 @@ def differentiate(probe, args, kwargs, layout):
 
 
 @pytest.mark.parametrize("rule", OPAQUE, ids=lambda r: r.name)
-def test_formulas_give_what_they_say(rule):
+def test_formulas_return_the_declared_shapes(rule):
     faults, ran = {}, 0
     for sample in spread(list(rule.samples(torch.float64, "cpu"))):
         for name, layout in LAYOUTS.items():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 
@@ -51,7 +51,7 @@ def test_no_dims():
     both(lambda x: torch.fft.fftn(x, dim=()), random(2, 3, dtype=C128))
 
 
-def test_what_a_real_transform_does_not_read_has_no_gradient():
+def test_entries_that_a_real_transform_ignores_have_no_gradient():
     x = random(3, dtype=C128).requires_grad_()
     with mg.override("aten::_fft_c2r"):
         (found,) = torch.autograd.grad(torch.fft.irfft(x, 4).square().sum(), x)

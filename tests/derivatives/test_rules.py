@@ -63,7 +63,7 @@ def test_all_modes_on_the_rules_own_samples(rule, dtype):
 
 
 @pytest.mark.parametrize("name, at", FAIL_ON_STOCK.items())
-def test_what_an_operator_fails_at_fails_on_stock(name, at):
+def test_samples_that_fail_also_fail_on_stock(name, at):
     rule = mg.rules[name]
     found = samples(rule, torch.float64)
     report = check(rule.probe, found, modes=(), checks=(at,), raise_on_failure=False, diagnose=False)
@@ -104,7 +104,7 @@ def is_differentiable(x):
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
 
 
-def same(ours, stock):
+def identical(ours, stock):
     ours, stock = ([dense(x) for x in tree_leaves(x)] for x in (ours, stock))
     pairs = zip(ours, stock, strict=True)
     return all(
@@ -126,7 +126,7 @@ def test_forward_values_are_stocks_to_the_bit(rule):
                 a.detach().requires_grad_() if is_differentiable(a) and not a.is_complex() else a for a in sample.args
             ]
             ours = rule.aten(*args, **sample.kwargs)
-        assert any(same(ours, one) for one in stock), sample
+        assert any(identical(ours, one) for one in stock), sample
 
 
 # aten::equal, of the weights, has no batching rule; running statistics that are written to must be batched, too
@@ -215,14 +215,14 @@ def test_layouts_are_known_without_data(rule, dtype):
                     rule.probe(*duals, **sample.kwargs)
 
 
-def test_every_rule_says_where_it_comes_from_and_has_samples():
+def test_every_rule_has_a_source_and_samples():
     for rule in RULES:
         assert rule.source and rule.samples is not None, rule.name
         for mode, reason in rule.gaps.items():
             assert reason, (rule.name, mode)
 
 
-def test_every_formula_says_where_it_comes_from():
+def test_every_formula_has_a_source():
     for formula in mg.ops.values():
         text = formula.__doc__ or ""
         assert "References:" in text or "Source:" in text, formula.name

@@ -32,7 +32,7 @@ EYE = torch.eye(3)
         ("linalg_qr_jvp", (EYE, EYE, EYE, EYE, "full"), "mode: expected .* got 'full'"),
     ],
 )
-def test_what_does_not_fit_is_named(name, arguments, message):
+def test_an_argument_of_the_wrong_shape_is_named(name, arguments, message):
     with pytest.raises(RuntimeError, match=message):
         mg.ops[name](*arguments)
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from rules_for_tests import RULES, calls, random_like
+from helpers.rules import RULES, calls, random_like
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_manualgrad as mg

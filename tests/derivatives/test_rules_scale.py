@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from rules_for_tests import RULES, calls, random_like, zero_if_none
+from helpers.rules import RULES, calls, random_like, zero_if_none
 
 import torch_manualgrad as mg
 
@@ -102,7 +102,7 @@ def by_chance(way, call, exponent, i):
 
 @DTYPES
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_single_precision_at_every_scale_beside_double_precision(rule, dtype):
+def test_single_precision_against_double_at_every_scale(rule, dtype):
     wrong, tried, stock_has_some = [], 0, False
     for call in calls(rule, NARROW[dtype]):
         for way in WAYS:
@@ -135,7 +135,7 @@ def degrees(base, near, step):
 
 @DTYPES
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_double_precision_at_every_scale_beside_scale_one(rule, dtype):
+def test_double_precision_at_every_scale_against_scale_one(rule, dtype):
     wrong = []
     for call in calls(rule, dtype):
         for way in WAYS:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from rules_for_tests import RULES, calls, random_like, without_tangent
+from helpers.rules import RULES, calls, random_like, without_tangent
 
 import torch_manualgrad as mg
 
@@ -54,7 +54,7 @@ def observed(call):
 @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs with dual tensors"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_what_a_rule_returns_is_no_view(rule, dtype, graphs, monkeypatch):
+def test_results_of_rules_are_not_views(rule, dtype, graphs, monkeypatch):
     # once a graph with dual tensors was traced, every call takes the long way
     monkeypatch.setattr("torch_manualgrad.core.internals.functorch._tangents_in_graphs", graphs)
     for call in calls(rule, dtype):

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.autograd.functional as functional
-from rules_for_tests import RULES, Call, calls, random_like, zero_if_none
+from helpers.rules import RULES, Call, calls, random_like, zero_if_none
 from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only

@@ -47,7 +47,7 @@ def depends(rule, sample, names):
 
 @pytest.mark.parametrize("names", OVERRIDES.values(), ids=OVERRIDES.keys())
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_what_pytorch_differentiates_twice(rule, names):
+def test_second_derivatives_that_pytorch_has(rule, names):
     lost = []
     for sample in itertools.islice(rule.samples(torch.float64, "cpu"), 3):
         try:

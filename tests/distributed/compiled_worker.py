@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks_for_tests import forked
-from sharding_cases_for_tests import CASES, Case
+from helpers.processes import forked
+from helpers.sharding_cases import CASES, Case
 from sharding_worker import difference
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 

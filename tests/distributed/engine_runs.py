@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from engine_models import KINDS, STEPS, batch, loss_of, losses_of_one_process, network, optimizer
-from ranks_for_tests import forked
+from helpers.processes import forked
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

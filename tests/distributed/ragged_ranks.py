@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks_for_tests import forked
+from helpers.processes import forked
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
-from ranks_for_tests import forked
-from sharding_cases_for_tests import CASES, MANY, Case
+from helpers.processes import forked
+from helpers.sharding_cases import CASES, MANY, Case
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_runs import FAST, FORMS, MIXED, RUNS, WORLDS
-from once_for_tests import once
-from ranks_for_tests import run_program
+from helpers.processes import once, run_program
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="gloo on Linux")
 ENGINES = [run for run in RUNS if run[0] > 1]
@@ -62,7 +61,7 @@ def test_an_override_changes_no_loss(losses, world, name, form):
 
 
 @pytest.mark.parametrize(("world", "name"), [run[:2] for run in ENGINES if run[2] == "another rule"])
-def test_the_backward_of_every_engine_goes_by_the_active_rules(losses, world, name):
+def test_the_backward_of_every_engine_uses_the_active_rules(losses, world, name):
     """That it agrees with one process under the same rule is tested above."""
     stock, other = alone(losses, world, name, "stock"), losses(world, name, "another rule")
     assert stock[0] == pytest.approx(other[0], rel=1e-11) and abs(stock[-1] - other[-1]) > 1e-4

@@ -67,7 +67,7 @@ def saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
     return torch.export.load(file)
 
 
-def same(found: Any, expected: Any) -> None:
+def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -83,19 +83,19 @@ def test_a_program_is_exported_saved_and_loaded(name):
     exported = torch.export.export(program, (inputs(),), dynamic_shapes=({0: Dim("batch", min=1)},))
     assert operator in operators(exported)
     expected = trained(program, inputs(5, seed=1))
-    same(trained(exported.module(), inputs(5, seed=1)), expected)
+    close(trained(exported.module(), inputs(5, seed=1)), expected)
     loaded = saved_and_loaded(exported)
-    same(trained(loaded.module(), inputs(5, seed=1)), expected)
+    close(trained(loaded.module(), inputs(5, seed=1)), expected)
     decomposed = loaded.run_decompositions()
     assert operator in operators(decomposed)
-    same(decomposed.module()(inputs(5, seed=1)), expected[0])
+    close(decomposed.module()(inputs(5, seed=1)), expected[0])
 
 
 @pytest.mark.parametrize("name", ["eigh", "svd", "rsqrtm", "logm"])
 def test_the_order_of_matrices_may_be_dynamic(name):
     program, n = Program(PROGRAMS[name][0]), Dim("n", min=2)
     exported = torch.export.export(program, (inputs(),), dynamic_shapes=({1: n, 2: n},))
-    same(exported.module()(inputs(n=40)), program(inputs(n=40)))
+    close(exported.module()(inputs(n=40)), program(inputs(n=40)))
 
 
 DERIVATIVES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
@@ -119,7 +119,7 @@ def test_a_derivative_that_was_traced_is_exported_with_its_formula(name):
         expected = function(inputs(seed=1))
     exported = torch.export.export(traced, (inputs(),))
     assert operator in operators(exported)
-    same(saved_and_loaded(exported).module()(inputs(seed=1)), expected)
+    close(saved_and_loaded(exported).module()(inputs(seed=1)), expected)
 
 
 class Loss(Program):
@@ -146,7 +146,7 @@ def test_a_joint_graph_is_exported(name, form):
         loss = model(inputs(seed=1))
         (expected,) = torch.autograd.grad(loss, model.scale)
     assert ("manualgrad.norm_backward" in operators(joint)) == (name == "norms" and form != "stock")
-    same(joint.graph_module(model.scale.detach(), inputs(seed=1)), (loss.detach(), expected))
+    close(joint.graph_module(model.scale.detach(), inputs(seed=1)), (loss.detach(), expected))
 
 
 def test_numbers_are_no_constants_of_a_traced_graph():
@@ -159,7 +159,7 @@ def test_numbers_are_no_constants_of_a_traced_graph():
             for transformed in (grad(lambda x: function(x).sum()), lambda x: jvp(function, (x,), (x.sin(),))[1]):
                 traced = make_fx(transformed)(inputs())
                 assert "get_attr" not in {node.op for node in traced.graph.nodes}, name
-                same(traced(inputs(seed=1)), transformed(inputs(seed=1)))
+                close(traced(inputs(seed=1)), transformed(inputs(seed=1)))
 
 
 # -- AOTInductor ------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_package_runs_in_a_new_process_that_imports_the_operators(tmp_path, mo
 def test_a_package_of_each_program(name, tmp_path):
     program = Program(PROGRAMS[name][0])
     package = torch._inductor.aoti_load_package(packaged(program, tmp_path))
-    same(package(inputs(seed=1)), program(inputs(seed=1)).detach())
+    close(package(inputs(seed=1)), program(inputs(seed=1)).detach())
 
 
 @pytest.mark.slow
@@ -235,4 +235,4 @@ def test_a_package_of_each_derivative(name, tmp_path):
     with mg.override():
         traced = make_fx(function)(inputs())
     package = torch._inductor.aoti_load_package(packaged(traced, tmp_path))
-    same(package(inputs(seed=1)), traced(inputs(seed=1)))
+    close(package(inputs(seed=1)), traced(inputs(seed=1)))

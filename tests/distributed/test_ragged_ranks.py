@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from once_for_tests import once
+from helpers.processes import once, run_program
 from ragged_ranks import RANKS
-from ranks_for_tests import run_program
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="gloo on Linux")
 
@@ -20,7 +19,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", ["torch.jagged", "torch.strided"])
-def test_ranks_with_sentences_of_their_own_find_what_one_process_finds(found, layout):
+def test_ranks_with_their_own_sentences_agree_with_one_process(found, layout):
     *ranks, alone = (result[layout] for result in found)
     losses = torch.stack([result.pop("loss") for result in ranks])
     torch.testing.assert_close(losses.mean(), alone.pop("loss"), rtol=1e-12, atol=0)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from once_for_tests import once
-from ranks_for_tests import run_program
-from sharding_cases_for_tests import CASES, MANY, PASSES
+from helpers.processes import once, run_program
+from helpers.sharding_cases import CASES, MANY, PASSES
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or sys.platform != "linux" or torch.__version__ < "2.13",
@@ -53,7 +52,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize(
     ("size", "name"), [*[(2, n) for n in CASES], *[(4, n) for n in ADDED], *[slow(4, n) for n in ALONE]]
 )
-def test_ranks_find_what_one_process_finds(found, name, size):
+def test_ranks_agree_with_one_process(found, name, size):
     for rank in range(size):
         errors = found(size, name, rank)["errors"]
         assert [*errors] == [*PASSES, "plain backward"]
@@ -76,7 +75,7 @@ def test_parts_stay_where_they_are(found, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_of_a_thousand_ranks_none_waits_for_more_than_the_mathematics_needs(found, name):
+def test_a_thousand_ranks_communicate_only_what_the_mathematics_needs(found, name):
     counts = found(MANY, name)["counts"]
     assert tuple(counts[what] for what in PASSES) == tuple(CASES[name].needs)
     assert counts["plain backward"] <= counts["backward"]

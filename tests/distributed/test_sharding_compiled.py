@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from once_for_tests import once
-from ranks_for_tests import run_program
-from sharding_cases_for_tests import CASES
+from helpers.processes import once, run_program
+from helpers.sharding_cases import CASES
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or sys.platform != "linux" or torch.__version__ < "2.13",
@@ -36,7 +35,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_function_finds_what_one_process_finds(found, name, backend):
+def test_a_compiled_function_agrees_with_one_process(found, name, backend):
     for rank in range(2):
         errors = found(backend, rank)[name]
         if name in REFUSED:

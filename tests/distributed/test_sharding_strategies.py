@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from sharding_cases_for_tests import CASES, definite, labels, normal, square
+from helpers.sharding_cases import CASES, definite, labels, square
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import DispatchMode
@@ -38,12 +39,12 @@ def dense(x):
 
 
 def programs():
-    yield lambda x, y: torch.cdist(x, y, 1.0), [normal(3, 4, 2), normal(3, 5, 2, seed=1)]
-    for lengths, x in ((torch.tensor([[1, 3], [2, 2], [0, 4]]), normal(3, 4)), (torch.tensor([1, 2]), normal(3, 4))):
+    yield lambda x, y: torch.cdist(x, y, 1.0), [random(3, 4, 2), random(3, 5, 2, seed=1)]
+    for lengths, x in ((torch.tensor([[1, 3], [2, 2], [0, 4]]), random(3, 4)), (torch.tensor([1, 2]), random(3, 4))):
         yield lambda x, n=lengths: torch.segment_reduce(x, "mean", lengths=n, axis=n.ndim - 1), [x]
     for reduction in ("none", "sum"):
-        yield lambda x, y, r=reduction: F.multi_margin_loss(x, y, 2, reduction=r), [normal(5, 3), labels(5)]
-        yield lambda x, y, r=reduction: F.multilabel_margin_loss(x, y, reduction=r), [normal(5, 3), labels(5, 3)]
+        yield lambda x, y, r=reduction: F.multi_margin_loss(x, y, 2, reduction=r), [random(5, 3), labels(5)]
+        yield lambda x, y, r=reduction: F.multilabel_margin_loss(x, y, reduction=r), [random(5, 3), labels(5, 3)]
     for case in CASES.values():
         yield case.function, [make(3)[0] for make in case.inputs]
     A, S = square(3, 3, 3), definite(3, 3, 3)
@@ -52,7 +53,7 @@ def programs():
     yield lambda A: mg.linalg.polar(A).U, [A]
     yield mg.linalg.nuclear_norm, [A]
     yield mg.linalg.spectral_norm, [A]
-    words = [normal(n, 4, seed=n) for n in (2, 5)]
+    words = [random(n, 4, seed=n) for n in (2, 5)]
     for function in (
         lambda x: mg.nested.softmax(x, 1),
         lambda x: mg.nested.log_softmax(x, 1),

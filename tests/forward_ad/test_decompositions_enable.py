@@ -73,14 +73,14 @@ NO_SECOND = {  # operators, and their backward, which has no derivative; that of
 
 
 @pytest.mark.parametrize("name", [name for name, backward in NO_SECOND.items() if not can_be_differentiated(backward)])
-def test_a_backward_that_is_not_differentiable_says_so(name):
+def test_a_backward_without_a_derivative_raises(name):
     call = samples(name, 1)[0]
     x, *rest = call.args
     with enable(name, by=("transposition",)), pytest.raises(RuntimeError, match="is not differentiable"):
         jvp(lambda x: mg.rules[name].aten(x, *rest, **call.kwargs), (x,), (x,))
 
 
-def test_a_gradient_without_a_history_says_so():
+def test_a_gradient_without_a_history_raises():
     @torch.library.custom_op("decomposition_tests::opaque", mutates_args=())
     def opaque(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
@@ -127,7 +127,7 @@ def test_a_hessian_that_pytorch_refuses():
         jacfwd(loss)(x)
 
 
-def test_what_has_a_formula_is_left_alone():
+def test_operators_with_a_formula_are_left_alone():
     with enable("aten::sin", "aten::mm") as scope:
         assert not scope.forward_modes
     with enable() as scope:

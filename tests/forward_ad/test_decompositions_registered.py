@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import define
+from helpers.ops import define
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
@@ -229,7 +229,7 @@ def test_an_operator_with_a_formula_is_left_alone_unless_asked():
         forward_ad.unregister_decomposition("aten::sin")
 
 
-def test_what_cannot_be_decomposed():
+def test_functions_that_cannot_be_decomposed():
     ours = define("(Tensor x) -> Tensor", lambda x: x.sin())
     for op, message in (
         ("aten::sin_", "writes to an argument"),

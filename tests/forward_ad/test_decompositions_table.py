@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jacfwd, jacrev
 
 import torch_manualgrad as mg
@@ -50,7 +50,7 @@ def test_the_function_is_the_operator(name):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_table_says_of_its_functions():
+def test_the_table_describes_its_functions():
     assert len(TABLE) == 11
     for name, entry in TABLE.items():
         assert entry.name == name and entry.function.__doc__ and not entry.is_active
@@ -126,7 +126,7 @@ def test_an_empty_batch_under_forward_over_reverse():
 
 
 @pytest.mark.parametrize("name", GPU)
-def test_what_only_gpus_have(name):
+def test_operators_that_only_gpus_have(name):
     """Through its function, with the statistics of its input."""
     function, (x, g, weight) = TABLE[name].function, (random(4, 3, 2, seed=i) for i in range(3))
     weight = weight[0, :, 0]

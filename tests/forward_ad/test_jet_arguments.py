@@ -102,7 +102,7 @@ def test_orders_above_20():
     assert fwd.directional(torch.exp, x, torch.ones_like(x), 170)[-1].isfinite()
 
 
-def test_what_is_at_the_limit_is_taken():
+def test_arguments_at_the_limit_are_accepted():
     torch.testing.assert_close(fwd.laplacian(F, batch_dims=2)(X), -X.sin())
     torch.testing.assert_close(fwd.laplacian(F, batch_dims=1, block_dim=1)(X), -X.sin())
     torch.testing.assert_close(fwd.directional(F, X, torch.ones_like(X), 1)[0], X.cos())

@@ -196,7 +196,7 @@ def test_a_series_inside_of_a_batch():
         laplacian(lambda x: score(x) - score(x).mean(), batch_dims=1)(X)
 
 
-def test_many_examples_and_what_is_found_once():
+def test_many_examples_and_shared_results():
     many = torch.randn(1000, 3, generator=generator)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     before = torch.random.get_rng_state()
@@ -208,7 +208,7 @@ def test_many_examples_and_what_is_found_once():
         laplacian(lambda x: x[::512].exp().sum(0), batch_dims=1)(many)
 
 
-def test_one_example_is_no_batch():
+def test_one_example_is_not_a_batch():
     torch.testing.assert_close(laplacian(lambda x: x.sin().sum(0), batch_dims=1)(X[:1]), -X[0].sin())
     torch.testing.assert_close(laplacian(lambda x: x.sin().sum())(X), -X.sin().sum())
 

@@ -5,7 +5,8 @@ import math
 import mpmath
 import pytest
 import torch
-from jets_for_tests import largest_error, nested_derivatives
+from helpers.jets import largest_error, nested_derivatives
+from helpers.tensors import seeded_by_shape
 from torch import nn
 from torch.nn import functional as F
 
@@ -55,17 +56,13 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_ten_orders_beside_mpmath(name):
+def test_ten_orders_against_mpmath(name):
     f, known = KNOWN[name]
     with mpmath.workdps(60):
         expected = [float(c * math.factorial(k)) for k, c in enumerate(mpmath.taylor(known, mpmath.mpf(X), 10))][1:]
     x = torch.tensor(X, dtype=torch.float64)
     found = directional(f, x, torch.ones_like(x), 10)
     torch.testing.assert_close(torch.stack(found), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-
-
-def random(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def in_place(x):
@@ -99,15 +96,15 @@ ENCODER = nn.TransformerEncoderLayer(3, 1, 4, batch_first=True, dropout=0.0).dou
 
 
 def error_of(f, x, order):
-    v = random(*x.shape).cos()
+    v = seeded_by_shape(*x.shape).cos()
     found = directional(f, x, v, order)
     with mg.override("*"):  # PyTorch's own nested forward mode is wrong in several of these
         return largest_error([found], nested_derivatives(lambda y: [f(y)], [x], [v], order))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_beside_nested_forward_mode(name):
-    assert error_of(FUNCTIONS[name], random(4, 3), 3) < 1e-9
+def test_functions_against_nested_forward_mode(name):
+    assert error_of(FUNCTIONS[name], seeded_by_shape(4, 3), 3) < 1e-9
 
 
 def test_series_of_several_arguments_and_a_tree():
@@ -124,9 +121,9 @@ def test_series_of_several_arguments_and_a_tree():
 
 
 def test_complex_numbers():
-    z = torch.complex(random(3), random(3) + 2)
+    z = torch.complex(seeded_by_shape(3), seeded_by_shape(3) + 2)
     f = lambda x: torch.exp(1j * x) * z + (x * z).abs() + (x + z).log().real  # noqa: E731
-    assert error_of(f, random(3), 3) < 1e-9
+    assert error_of(f, seeded_by_shape(3), 3) < 1e-9
 
 
 def test_a_series_inside_of_a_series():
@@ -141,8 +138,8 @@ def test_a_series_inside_of_a_series():
 
 
 def test_under_reverse_mode_vmap_and_the_compiler():
-    weight = random(3, 3).requires_grad_()
-    x, v = random(2, 3), random(2, 3).sin()
+    weight = seeded_by_shape(3, 3).requires_grad_()
+    x, v = seeded_by_shape(2, 3), seeded_by_shape(2, 3).sin()
 
     def third(w, x, v):
         return directional(lambda y: F.layer_norm((y @ w).tanh(), (3,)), x, v, 3)[2]
@@ -160,14 +157,14 @@ def test_under_reverse_mode_vmap_and_the_compiler():
 @pytest.mark.slow
 def test_compiled_functions():
     """Operators, indexing, comparisons, classes of rules."""
-    w = random(3, 3)
+    w = seeded_by_shape(3, 3)
     functions = [
         lambda x: (x @ w) / (2 + x.mT[:2].exp().sum()) - w[0] ** 2 * x,
         lambda x: torch.where(x > 0, x.softmax(-1), 2 * x[0]).max(0)[0] + torch.linalg.norm(x),
         lambda x: torch.linalg.slogdet(x.mT @ x + w.abs())[1] * F.elu(x).cumsum(0),
         lambda x: directional(lambda y: (x * y).sin(), x, x, 2)[1],
     ]
-    x, v = random(2, 3), random(2, 3).cos()
+    x, v = seeded_by_shape(2, 3), seeded_by_shape(2, 3).cos()
     for f in functions:
         torch.compiler.reset()
         compiled = torch.compile(
@@ -199,13 +196,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_is_taken_for_a_constant(name):
     f, error, text = REFUSED[name]
-    x = random(3)
+    x = seeded_by_shape(3)
     with pytest.raises(error, match=text):
         directional(f, x, x, 2)
 
 
 def test_arguments_that_do_not_fit():
-    x = random(3)
+    x = seeded_by_shape(3)
     with pytest.raises(ValueError, match="jet: series: expected one for each of 1 primals, got 2"):
         jet(torch.sin, (x,), ([x], [x]))
     with pytest.raises(ValueError, match="one length"):
@@ -216,7 +213,7 @@ def test_arguments_that_do_not_fit():
         jet(torch.sin, (torch.arange(3),), ([None],))
 
 
-def test_what_is_asked_of_the_value():
+def test_jets_answer_queries_of_their_value():
     def f(x):
         assert isinstance(x, torch.Tensor) and x.shape == (3,) and x.dtype is torch.float64 and len(x) == 3
         assert x.size(0) == x.numel() == 3 and x.dim() == x.ndim == 1 and not x.is_complex()
@@ -224,7 +221,7 @@ def test_what_is_asked_of_the_value():
             x = x + x.detach() + torch.zeros_like(x) + sum(x)
         return x
 
-    x = random(3)
+    x = seeded_by_shape(3)
     (first,) = directional(f, x, x, 1)
     torch.testing.assert_close(first, x + x.sum())
 
@@ -235,7 +232,7 @@ def test_what_is_asked_of_the_value():
 def test_a_wrong_factor_in_the_recurrence_is_found(monkeypatch):
     right = taylor.next_of
     monkeypatch.setattr(taylor, "next_of", lambda x, slope, k: right(x, slope, k) * (1 + 1e-3 * (k > 2)))
-    assert error_of(FUNCTIONS["softmax"], random(4, 3), 3) > 1e-6
+    assert error_of(FUNCTIONS["softmax"], seeded_by_shape(4, 3), 3) > 1e-6
 
 
 def test_a_lost_cross_term_is_found(monkeypatch):
@@ -245,7 +242,7 @@ def test_a_lost_cross_term_is_found(monkeypatch):
         return right([c if j < 2 else None for j, c in enumerate(x)], y, k, start, product)
 
     monkeypatch.setattr(taylor, "convolve", without_last)
-    assert error_of(FUNCTIONS["products"], random(4, 3), 3) > 1e-3
+    assert error_of(FUNCTIONS["products"], seeded_by_shape(4, 3), 3) > 1e-3
 
 
 def test_numbers_among_tensors_under_kernels_in_python():
@@ -298,7 +295,7 @@ def test_a_jvp_is_not_called_for_series_of_zeros():
 
 
 def test_parts_of_a_number_that_is_conjugated_lazily():
-    x = torch.complex(random(3), random(3).cos())
+    x = torch.complex(seeded_by_shape(3), seeded_by_shape(3).cos())
     for part in (lambda z: z.real, lambda z: z.imag):
         call = lambda y, p=part: p(torch.conj(y) * 1.0) + p(y)  # noqa: E731
         found = mg.forward_ad.jet(lambda y, p=part: p(y) * 2, (x.conj(),), [[x, None]])[1]

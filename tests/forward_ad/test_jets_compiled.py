@@ -59,7 +59,7 @@ def test_functions_with_kinks():
 
 
 @pytest.mark.parametrize("name", PAST_THE_HANDLER)
-def test_what_dynamo_does_not_hand_on_is_an_error_or_runs_without_it(name):
+def test_calls_that_dynamo_drops_raise_or_run_eagerly(name):
     f = PAST_THE_HANDLER[name]
     beside_eager({name: f}, X, fullgraph=False)
     try:

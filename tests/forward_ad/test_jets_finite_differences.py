@@ -6,8 +6,8 @@ differences are those of the operator itself, which knows nothing of derivatives
 
 import pytest
 import torch
-from jets_for_tests import ORDER, compare
-from rules_for_tests import RULES
+from helpers.jets import ORDER, compare
+from helpers.rules import RULES
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 

@@ -2,23 +2,19 @@
 
 import pytest
 import torch
-from jets_for_tests import ORDER, compare
+from helpers.jets import ORDER, compare
+from helpers.tensors import seeded_by_shape
 
 from torch_manualgrad import linalg
 from torch_manualgrad.forward_ad import directional, hessian_diagonal, laplacian
 
-
-def random(*shape, dtype=torch.float64):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-OTHER = {dtype: random(4, 3, dtype=dtype).cos() for dtype in (torch.float64, torch.complex128)}
-POINTS = random(4, 3)
+OTHER = {dtype: seeded_by_shape(4, 3, dtype=dtype).cos() for dtype in (torch.float64, torch.complex128)}
+POINTS = seeded_by_shape(4, 3)
 
 
 def matrix(dtype, n=3):
     """With eigenvalues off the negative axis, and apart."""
-    return random(n, n, dtype=dtype) * 0.2 + torch.diag(torch.arange(1.0, 2 * n, 2)).to(dtype)
+    return seeded_by_shape(n, n, dtype=dtype) * 0.2 + torch.diag(torch.arange(1.0, 2 * n, 2)).to(dtype)
 
 
 def hermitian(x):
@@ -78,8 +74,8 @@ CASES = [
     (name, f, make(dtype), dtype)
     for functions, make, dtypes in (
         (SQUARE, matrix, (torch.float64, torch.complex128)),
-        (RECTANGULAR, lambda dtype: random(4, 3, dtype=dtype), (torch.float64, torch.complex128)),
-        (REAL, lambda dtype: random(4, 3), (torch.float64,)),
+        (RECTANGULAR, lambda dtype: seeded_by_shape(4, 3, dtype=dtype), (torch.float64, torch.complex128)),
+        (REAL, lambda dtype: seeded_by_shape(4, 3), (torch.float64,)),
     )
     for dtype in dtypes
     for name, f in functions.items()
@@ -100,7 +96,7 @@ def test_beside_finite_differences(name, f, x, dtype):
 @pytest.mark.parametrize("name", [*SQUARE, *RECTANGULAR, *REAL])
 def test_sums_over_directions_are_those_of_single_directions(name):
     f = {**SQUARE, **RECTANGULAR, **REAL}[name]
-    x = matrix(torch.float64) if name in SQUARE else random(4, 3)
+    x = matrix(torch.float64) if name in SQUARE else seeded_by_shape(4, 3)
 
     def g(y):
         found = [z.abs() * torch.arange(1.0, 1.0 + z.numel()).reshape(z.shape).sin() for z in as_list(f(y))]
@@ -116,7 +112,7 @@ def test_sums_over_directions_are_those_of_single_directions(name):
 
 def test_at_repeated_singular_values():
     """The functions of mg.linalg are smooth there. At the identity, along V: sqrtm = 1 + t V / 2 - t^2 V^2 / 8 + ..."""
-    one, V = torch.eye(3, dtype=torch.float64), random(3, 3)
+    one, V = torch.eye(3, dtype=torch.float64), seeded_by_shape(3, 3)
     first, second = directional(linalg.sqrtm, one, V, 2)
     torch.testing.assert_close(first, V / 2)
     torch.testing.assert_close(second, -V @ V / 4)
@@ -131,7 +127,11 @@ def test_at_repeated_singular_values():
 )
 def test_compiled(name):
     f = {**SQUARE, **RECTANGULAR}[name]
-    x, v = (matrix(torch.float64), random(3, 3)) if name in SQUARE else (random(4, 3), random(4, 3).cos())
+    x, v = (
+        (matrix(torch.float64), seeded_by_shape(3, 3))
+        if name in SQUARE
+        else (seeded_by_shape(4, 3), seeded_by_shape(4, 3).cos())
+    )
     derivatives = lambda x: directional(lambda y: as_list(f(y)), x, v, 2)  # noqa: E731
     torch.compiler.reset()
     compiled = torch.compile(derivatives, backend="aot_eager", dynamic=False)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from jets_for_tests import compare
+from helpers.jets import compare
 
 import torch_manualgrad as mg
 from torch_manualgrad.forward_ad import directional
@@ -298,7 +298,7 @@ def test_errors_name_the_operator_and_the_argument():
         directional(f, X[:1, :2].reshape(1, 1, 2) / 2, V[:1, :2].reshape(1, 1, 2), 1)
 
 
-def test_a_trace_does_not_depend_on_what_is_active():
+def test_a_trace_does_not_depend_on_active_rules():
     """It is kept: under `forward=True` factorizations call an operator of their own, which has no series of high order."""
     functions = {
         "svd": lambda x: torch.linalg.svd(x)[1],

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from jets_for_tests import largest_error, nested_derivatives
-from rules_for_tests import RULES, calls, random_like
+from helpers.jets import largest_error, nested_derivatives
+from helpers.rules import RULES, calls, random_like
 
 import torch_manualgrad as mg
 from torch_manualgrad.forward_ad import jet

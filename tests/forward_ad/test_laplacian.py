@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.tensors import seeded_by_shape
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -10,10 +11,6 @@ from torch_manualgrad import forward_ad
 from torch_manualgrad.forward_ad import biharmonic, ggn_vp, hessian_diagonal, hvp, laplacian, weighted_laplacian
 from torch_manualgrad.forward_ad.jets import products as jet_products, scaled as jet_scaled
 from torch_manualgrad.forward_ad.jets.tensor import Space
-
-
-def random(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def network(*layers):
@@ -64,7 +61,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_beside_the_hessian(name):
     f, shape = FUNCTIONS[name]
-    x = random(*shape)
+    x = seeded_by_shape(*shape)
     value, jacobian, found = laplacian(f, with_jacobian=True)(x)
     if name == "constant":
         assert found.eq(0).all() and jacobian.eq(0).all() and jacobian.shape == (2, 3)
@@ -74,7 +71,7 @@ def test_beside_the_hessian(name):
     close(found, H.diagonal(dim1=-2, dim2=-1).sum(-1))
     close(value, f(x))
     close(jacobian, torch.func.jacrev(f)(x))
-    weight = random(x.numel(), x.numel())
+    weight = seeded_by_shape(x.numel(), x.numel())
     weight = weight + weight.mT
     close(weighted_laplacian(f, weight)(x), (weight * H).sum((-2, -1)))
     close(weighted_laplacian(f, weight[0])(x), H.diagonal(dim1=-2, dim2=-1) @ weight[0])
@@ -82,7 +79,7 @@ def test_beside_the_hessian(name):
 
 
 def test_batches_and_vmap():
-    x = random(4, 3)
+    x = seeded_by_shape(4, 3)
     expected = torch.stack([trace(MLP, row) for row in x])
     torch.testing.assert_close(laplacian(MLP, batch_dims=1)(x), expected)
     torch.testing.assert_close(torch.vmap(laplacian(MLP))(x), expected)
@@ -94,7 +91,7 @@ def test_batches_and_vmap():
 
 
 def test_other_arguments_and_trees():
-    x, a = random(3), random(3)
+    x, a = seeded_by_shape(3), seeded_by_shape(3)
     found = laplacian(lambda x, a: {"f": (a * x**2).sum(), "g": [x.prod()]})(x, a)
     torch.testing.assert_close(found["f"], 2 * a.sum())
     assert found["g"][0] == 0
@@ -103,16 +100,18 @@ def test_other_arguments_and_trees():
 def test_biharmonic_of_a_known_function():
     """sin(a x) cosh(b y) has the Laplacian (b^2 - a^2) times itself."""
     f = lambda p: torch.sin(1.3 * p[..., 0]) * torch.cosh(0.7 * p[..., 1])  # noqa: E731
-    x = random(5, 2)
+    x = seeded_by_shape(5, 2)
     eigenvalue = 0.7**2 - 1.3**2
     torch.testing.assert_close(biharmonic(f, batch_dims=1)(x), eigenvalue**2 * f(x))
     torch.testing.assert_close(biharmonic(f)(x[0]), eigenvalue**2 * f(x[0]))
     smooth = MLP[:4]  # without the LayerNorm, of which PyTorch's fourth derivative is wrong
-    torch.testing.assert_close(biharmonic(smooth)(random(3)), trace(lambda y: trace(smooth, y), random(3)))
+    torch.testing.assert_close(
+        biharmonic(smooth)(seeded_by_shape(3)), trace(lambda y: trace(smooth, y), seeded_by_shape(3))
+    )
 
 
 def test_training_through_it():
-    x = random(4, 3)
+    x = seeded_by_shape(4, 3)
     names, parameters = zip(*MLP.named_parameters())
 
     def loss(*ps):
@@ -124,7 +123,7 @@ def test_training_through_it():
     for p, a, b in zip(parameters, found, inside):
         torch.testing.assert_close(torch.zeros_like(p) if a is None else a, b)
     ps = [p.detach() for p in parameters]
-    step, direction = 1e-5, [random(*p.shape) for p in ps]
+    step, direction = 1e-5, [seeded_by_shape(*p.shape) for p in ps]
     above, below = (loss(*[p + h * d for p, d in zip(ps, direction)]) for h in (step, -step))
     slope = sum((g * d).sum() for g, d in zip(inside, direction))
     torch.testing.assert_close(slope, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
@@ -132,10 +131,10 @@ def test_training_through_it():
 
 def test_the_gradient_of_a_laplacian_in_its_argument():
     f = laplacian(MLP, batch_dims=1)
-    x = random(2, 3)
+    x = seeded_by_shape(2, 3)
     first = torch.func.jacrev(f)(x)
     torch.testing.assert_close(torch.func.jacfwd(f)(x), first)
-    weights = random(3).requires_grad_()
+    weights = seeded_by_shape(3).requires_grad_()
     (found,) = torch.autograd.grad(weighted_laplacian(MLP, weights)(x[0]).sum(), weights)
     torch.testing.assert_close(found, hessian_diagonal(MLP)(x[0]).sum(0))
 
@@ -149,9 +148,9 @@ def test_jacobians_kept_as_products(monkeypatch):
         h = wide[2](first)
         return wide[2](h.tanh() + first).exp().unsqueeze(0).flatten(0, 1).sigmoid()
 
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     monkeypatch.setattr(jet_scaled, "BLOCK", 70)
-    for g in (f, lambda x: (wide(x).tanh() @ random(8, 8).requires_grad_()).sum(-1)):
+    for g in (f, lambda x: (wide(x).tanh() @ seeded_by_shape(8, 8).requires_grad_()).sum(-1)):
         found = laplacian(g, batch_dims=1, with_jacobian=True)(x)
         assert not found[0].requires_grad or found[2].requires_grad
         with torch.no_grad(), monkeypatch.context() as patch:
@@ -170,13 +169,13 @@ def test_jacobians_kept_as_products(monkeypatch):
 @pytest.mark.slow
 def test_compiled():
     f = laplacian(MLP[:3], batch_dims=1)
-    x = random(4, 3)
+    x = seeded_by_shape(4, 3)
     compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(compiled(x), f(x))
 
 
 def test_products_with_the_hessian():
-    x, v = random(3), random(3).cos()
+    x, v = seeded_by_shape(3), seeded_by_shape(3).cos()
     f = lambda x: MLP(x).square().sum()  # noqa: E731
     torch.testing.assert_close(hvp(f, x, v), hessian(f, x) @ v)
     loss = lambda y: y.logsumexp(0)  # noqa: E731
@@ -185,20 +184,20 @@ def test_products_with_the_hessian():
 
 
 def test_a_weight_that_is_not_symmetric():
-    x, W = random(3), random(3, 3)
+    x, W = seeded_by_shape(3), seeded_by_shape(3, 3)
     H = torch.stack([hessian(lambda y, i=i: MLP(y)[i], x) for i in range(MLP(x).numel())])
     torch.testing.assert_close(weighted_laplacian(MLP, W)(x), (W * H).sum((-2, -1)).reshape(MLP(x).shape))
 
 
 def test_a_weight_that_does_not_fit():
     with pytest.raises(ValueError, match="weighted_laplacian: weight: expected shape"):
-        weighted_laplacian(MLP, random(2))(random(3))
+        weighted_laplacian(MLP, seeded_by_shape(2))(seeded_by_shape(3))
 
 
 def test_a_lost_cross_term_is_found(monkeypatch):
     right = Space.collapsed_product
     monkeypatch.setattr(Space, "collapsed_product", lambda self, x, y: 0.9 * right(self, x, y))
-    x = random(3)
+    x = seeded_by_shape(3)
     assert (laplacian(MLP)(x) - trace(MLP, x)).abs().max() > 1e-4
 
 

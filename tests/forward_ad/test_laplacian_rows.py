@@ -2,15 +2,12 @@
 
 import pytest
 import torch
+from helpers.tensors import seeded_by_shape
 from torch import nn
 from torch.nn import functional as F
 
 from torch_manualgrad.forward_ad import laplacian
 from torch_manualgrad.forward_ad.jets import rows as jet_rows
-
-
-def random(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def network(*layers):
@@ -19,7 +16,7 @@ def network(*layers):
 
 
 NET = network(nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 4))
-W, V = random(3, 5), random(4, 3)
+W, V = seeded_by_shape(3, 5), seeded_by_shape(4, 3)
 
 
 def in_place(x):
@@ -37,17 +34,17 @@ def spins(x):
 # Of (2, 4, 3): a batch, rows, coordinates.
 APART = {
     "network": NET,
-    "sizes": lambda x: (x * W[:, 0] + random(5, 1, 4, 3)).sin() * x[..., :1] * random(2, 4, 1),
-    "transposed": lambda x: torch.exp((x.mT.sin() * random(4)).permute(2, 0, 1) / 2).transpose(0, 1),
+    "sizes": lambda x: (x * W[:, 0] + seeded_by_shape(5, 1, 4, 3)).sin() * x[..., :1] * seeded_by_shape(2, 4, 1),
+    "transposed": lambda x: torch.exp((x.mT.sin() * seeded_by_shape(4)).permute(2, 0, 1) / 2).transpose(0, 1),
     "reshaped": lambda x: (x.reshape(8, 3).sin() @ W).reshape(2, 4, 5).unsqueeze(1).flatten(2).cos().view(1, 2, -1),
     "grouped": lambda x: x.reshape(2, 4, 3, 1).expand(2, 4, 3, 2).flatten(1).sin().unflatten(1, (4, 3, 2)).prod(-1),
     "columns": lambda x: (x[..., 0].sin() * x[..., 2], *(y.exp() for y in x.split([1, 2], -1)), *x.unbind(-1)),
-    "indices": lambda x: (x[:, 1:3].sin() * random(2, 3), x[:, 2].cos().prod(-1), x[..., ::2].exp(), x[:, -1:].square()),
+    "indices": lambda x: (x[:, 1:3].sin() * seeded_by_shape(2, 3), x[:, 2].cos().prod(-1), x[..., ::2].exp(), x[:, -1:].square()),
     "one by one": lambda x: torch.stack([NET(x[:, i]).sum(-1) ** 2 for i in range(4)], 1),
     "one row alone": lambda x: torch.linalg.slogdet(x[:, 1, :, None] * x[:, 1, None] + torch.eye(3))[1],
     "spins": spins,
-    "features": lambda x: torch.cat([x, x.norm(dim=-1, keepdim=True), random(2, 4, 1)], -1).prod(-1),
-    "stacked": lambda x: torch.stack([x.sin(), x**2, random(2, 4, 3)], -1).prod(-1) + torch.stack([x, x * x], 1).prod(1),
+    "features": lambda x: torch.cat([x, x.norm(dim=-1, keepdim=True), seeded_by_shape(2, 4, 1)], -1).prod(-1),
+    "stacked": lambda x: torch.stack([x.sin(), x**2, seeded_by_shape(2, 4, 3)], -1).prod(-1) + torch.stack([x, x * x], 1).prod(1),
     "sums": lambda x: x.exp().sum(-1) + x.sin().mean(-1) ** 2 + x.square().amax(-1) + x.norm(dim=-1) + x.cumsum(-1)[..., 2],
     "selections": lambda x: torch.where(x > 0, x**3, x.sin()).relu().max(-1)[0].clamp(0.1) + x.softmax(-1)[..., 0],
     "einsum": lambda x: torch.einsum("bni,ij->bnj", x, W).sin() + torch.einsum("ji,bni->bnj", W.mT, x.cos()),
@@ -98,21 +95,21 @@ def compare(f, x, **options):
 @pytest.mark.parametrize("name", [*APART, *MIXED])
 def test_beside_the_whole_jacobian(name, mixed):
     f = APART.get(name) or MIXED[name]
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     laplacian(f, batch_dims=1, block_dim=1)(x)
     assert bool(mixed) == (name in MIXED)
     compare(f, x, batch_dims=1, block_dim=-2)
 
 
 def test_other_places_of_the_rows(mixed):
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     compare(lambda x: NET(x.sin()), x[0], block_dim=0)
     compare(lambda x: (x.mT @ W).sin() * x.sum(-2)[..., None], x.mT, batch_dims=1, block_dim=2)
-    compare(lambda x: x.exp() * random(4, 1), x, block_dim=1)  # the batch's are among the others
+    compare(lambda x: x.exp() * seeded_by_shape(4, 1), x, block_dim=1)  # the batch's are among the others
     compare(lambda x: x.sin().prod(-1), x, batch_dims=1, block_dim=2)
     assert len(mixed) == 1  # the last
-    compare(torch.sin, random(1, 3), block_dim=0)
-    compare(torch.sin, random(0, 3), block_dim=0)
+    compare(torch.sin, seeded_by_shape(1, 3), block_dim=0)
+    compare(torch.sin, seeded_by_shape(0, 3), block_dim=0)
     compare(lambda x: {"f": torch.ones(3), "g": [x.prod()]}, x[0], block_dim=0)
     for dim in (0, 3, -4):
         with pytest.raises(ValueError, match="block_dim"):
@@ -120,7 +117,7 @@ def test_other_places_of_the_rows(mixed):
 
 
 def test_training_vmap_and_nesting():
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     both = [
         lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1], block_dim=0)(x),
         lambda x: laplacian(lambda y: torch.linalg.slogdet(NET(y))[1])(x),
@@ -139,7 +136,7 @@ def test_training_vmap_and_nesting():
 
 @pytest.mark.slow
 def test_compiled():
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     for f in (
         NET[:2],
         lambda x: torch.linalg.slogdet(NET(x))[1],
@@ -155,7 +152,7 @@ def test_compiled():
 def test_a_lost_mixing_is_found(monkeypatch):
     """Sums over any dimension taken to leave rows apart."""
     monkeypatch.setattr(jet_rows, "_reduced", lambda name, args, kwargs: args[0].rows)
-    x = random(2, 4, 3)
+    x = seeded_by_shape(2, 4, 3)
     f = lambda x: x.sin().sum(1).square()  # noqa: E731
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
         compare(f, x, batch_dims=1, block_dim=1)

@@ -126,7 +126,7 @@ def test_a_tangent_goes_with_its_tensor():
         assert all(tangent(torch.empty(100)) is None for _ in range(50))
 
 
-def test_what_was_unpacked_is_an_ordinary_tensor_afterwards():
+def test_an_unpacked_tangent_is_an_ordinary_tensor():
     with dual_level():
         x = make_dual(torch.ones(3), torch.ones(3))
         t = tangent(x * x)

@@ -65,7 +65,7 @@ def test_lists_are_copied():
         assert torch.equal(unpack_dual(targets[0]).tangent, x[0]) and unpack_dual(targets[1]).tangent is None
 
 
-def test_what_is_written_with_an_unknown_tangent_has_none_to_ask_for():
+def test_reading_an_unknown_tangent_raises():
     x = torch.randn(4, 2, 3, dtype=torch.float64)
     mean, var = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     with dual_level():
@@ -77,7 +77,7 @@ def test_what_is_written_with_an_unknown_tangent_has_none_to_ask_for():
     assert torch.allclose(mean, 0.1 * x.mean((0, 2)))
 
 
-def test_a_functional_form_returns_what_is_written_too():
+def test_a_functional_form_also_returns_written_arguments():
     with torch.library._scoped_library("levels_writes", "DEF") as library:
         library.define("noted(Tensor x, Tensor(a!) note) -> Tensor")
         library.define("noted_functional(Tensor x, Tensor note) -> Tensor")  # another operator, in spite of its name

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers.tensors import random
 from torch import Tensor
 
 import torch_manualgrad as mg
@@ -25,10 +26,6 @@ def compiled():
     if library.path is None:
         pytest.skip(library.reason)
     assert library.loaded, library.reason
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 def given(shape, mask=None, dtype=F64) -> dict[str, Tensor | None]:
@@ -72,7 +69,7 @@ def math_formula(arguments, is_causal=False, scale=None) -> Tensor:
     return torch.func.jvp(lambda *x: attention(*x, is_causal, scale), tuple(x for x, _ in pairs), tangents)[1]
 
 
-def same(found: Tensor, expected: Tensor, rtol: float | None = None) -> None:
+def close_to_largest(found: Tensor, expected: Tensor, rtol: float | None = None) -> None:
     rtol = RTOL[found.dtype] if rtol is None else rtol
     size = expected.abs().max().item() if expected.numel() else 0.0
     torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=rtol * size)
@@ -90,10 +87,10 @@ def test_shapes_and_dtypes(shape, dtype):
     ):
         arguments = given(shape, mask, dtype)
         expected = body(arguments, is_causal, scale)
-        same(kernel(arguments, is_causal, scale), expected)
+        close_to_largest(kernel(arguments, is_causal, scale), expected)
         if mask is None:
-            same(expected, math_formula(arguments, is_causal, scale), 1e-12)
-            same(kernel(arguments, is_causal, scale), math_formula(arguments, is_causal, scale))
+            close_to_largest(expected, math_formula(arguments, is_causal, scale), 1e-12)
+            close_to_largest(kernel(arguments, is_causal, scale), math_formula(arguments, is_causal, scale))
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
@@ -106,7 +103,7 @@ def test_each_tangent_and_each_pair_missing(dtype):
                 some["attn_mask"] = some["attn_mask"].clamp(
                     min=-3
                 )  # no row is masked, as the math formula has nan there
-            same(kernel(some), math_formula(some))
+            close_to_largest(kernel(some), math_formula(some))
     assert not kernel(arguments | dict.fromkeys(TANGENTS)).any()
 
 
@@ -115,14 +112,14 @@ def test_each_tangent_and_each_pair_missing(dtype):
 )
 def test_masks_are_broadcast(mask):
     arguments = given((2, 4, 2, 10, 33, 8), mask)
-    same(kernel(arguments), body(arguments))
-    same(kernel(arguments, True), body(arguments, True))
+    close_to_largest(kernel(arguments), body(arguments))
+    close_to_largest(kernel(arguments, True), body(arguments, True))
 
 
 def test_a_mask_in_float32_of_half_precision():
     arguments = given((1, 2, 2, 10, 33, 8), (10, 33), torch.bfloat16)
     arguments |= {n: arguments[n].float() for n in ("attn_mask", "attn_mask_t")}
-    same(kernel(arguments), body(arguments))
+    close_to_largest(kernel(arguments), body(arguments))
 
 
 def test_strides():
@@ -150,10 +147,10 @@ def test_results_are_as_they_are_without_the_other_heads_and_queries():
     arguments = given((3, 8, 4, 60, 1100, 40))
     found = kernel(arguments)
     one = {n: x if x is None else x[2:, 6:7] if x.shape[1] == 8 else x[2:, 3:] for n, x in arguments.items()}
-    same(kernel(one), found[2:, 6:7])
-    same(found[2:, 6:7], body(one))
+    close_to_largest(kernel(one), found[2:, 6:7])
+    close_to_largest(found[2:, 6:7], body(one))
     few = one | {n: one[n][:, :, 53:55] for n in ("query", "query_t")}
-    same(kernel(few), found[2:, 6:7, 53:55])
+    close_to_largest(kernel(few), found[2:, 6:7, 53:55])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +164,7 @@ def test_empty(shape):
     assert not found.any()
 
 
-def test_a_query_that_meets_no_key():
+def test_a_query_without_keys():
     """Its tangent is 0, with a mask that has a tangent too; causal or not."""
     arguments = given((1, 2, 2, 9, 40, 8), (9, 40))
     arguments["attn_mask"][3] = -INF
@@ -176,7 +173,7 @@ def test_a_query_that_meets_no_key():
         found = kernel(arguments, is_causal)
         assert not found[:, :, 3].any() and found.isfinite().all()
         assert found[:, :, 5].any() != is_causal
-        same(found, body(arguments, is_causal))
+        close_to_largest(found, body(arguments, is_causal))
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
@@ -186,7 +183,7 @@ def test_large_scores(dtype):
     arguments["query"] = arguments["query"] * 1e4
     found = kernel(arguments)
     assert found.isfinite().all()
-    same(found, body(arguments), 1e-3 if dtype == torch.float32 else 1e-9)
+    close_to_largest(found, body(arguments), 1e-3 if dtype == torch.float32 else 1e-9)
 
 
 def test_nan_stays_in_its_row():
@@ -198,7 +195,7 @@ def test_nan_stays_in_its_row():
         assert found[..., 7, :].isnan().all() and torch.equal(found.isnan().any(-1).sum(), torch.tensor(1))
 
 
-def test_keys_that_a_causal_query_does_not_meet_do_not_matter():
+def test_keys_after_a_causal_query_do_not_matter():
     arguments = given((1, 2, 2, 70, 70, 8))
     changed = dict(arguments)
     for name in ("key", "key_t", "value", "value_t"):
@@ -242,7 +239,7 @@ def test_errors_name_the_argument(change, message):
         kernel(given((1, 2, 2, 3, 5, 4)) | change)
 
 
-def test_it_is_what_forward_mode_runs():
+def test_forward_mode_runs_the_kernel():
     """Through the function that users call: a mask of bools, and heads beside each other."""
     q, k, v = (random(2, 30, 4, 16, seed=i).transpose(1, 2) for i in range(3))
     mask = random(30, 30, seed=3) < 0.5

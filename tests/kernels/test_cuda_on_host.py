@@ -66,7 +66,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_what_the_device_finds(name, order, samples):
+def test_faults_that_the_device_finds(name, order, samples):
     samples.cuda_on_host_order(order.encode())
     found = samples.cuda_on_host_sample(name.encode()).decode()
     assert re.match(SAMPLES[name], found), found
@@ -185,7 +185,7 @@ SANITIZED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SANITIZED)
-def test_what_the_sanitizers_find(name, tmp_path):
+def test_faults_that_the_sanitizers_find(name, tmp_path):
     library = build_samples("sanitizers")
     script = "import ctypes, sys\nsample = ctypes.CDLL(sys.argv[1]).cuda_on_host_sample\n"
     script += "sample.restype = ctypes.c_char_p\nprint(sample(sys.argv[2].encode()).decode(), end='')"

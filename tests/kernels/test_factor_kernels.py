@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from factors_for_tests import (
+from helpers.factors import (
     BATCH,
     DTYPES,
     IN_CACHE,
@@ -158,7 +158,7 @@ def test_broadcast_batches(name, n, dtype, device):
 
 
 @pytest.mark.parametrize("name, n, dtype", cases([1, 2, 3, 4, 7, 16, 21], [35]))
-def test_same_bits_wherever_it_stands(name, n, dtype, device):
+def test_bitwise_identical_at_every_position_in_a_batch(name, n, dtype, device):
     """In any place of a batch, and with any number of threads; but few matrices may take another way than many."""
     skip_unless_taken(n, device, name)
     op, arguments = kernel(name), OPERATORS[name](300, n=n, dtype=dtype)
@@ -199,7 +199,7 @@ def test_strides_are_known_without_data(name, n, device):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_does_not_fit_is_named(name, device):
+def test_an_argument_of_the_wrong_shape_is_named(name, device):
     skip_unless_taken(3, device, name)
     op = kernel(name)
     arguments = OPERATORS[name](2, n=3, dtype=torch.float64)

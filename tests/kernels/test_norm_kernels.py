@@ -65,7 +65,7 @@ def reference(grad, x, p, norm, dim=None, keepdim=True):
     return sign * value
 
 
-def random(shape, dtype, device, seed=0):
+def away_from_zero(shape, dtype, device, seed=0):
     """Values whose moduli are at least 1/4, so that negative powers stay in the range of float16."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -94,7 +94,7 @@ def check(x, p, dim, keepdim, exact_norm=None, expand=False, **tolerance):
         stored = limit
     else:
         stored = norm
-    grad = random(norm.shape, norm.dtype, norm.device, seed=1)
+    grad = away_from_zero(norm.shape, norm.dtype, norm.device, seed=1)
     if expand:
         grad = grad.flatten()[:1].reshape([1] * grad.dim()).expand(grad.shape)
     actual = kernel(grad, x, p, norm, dim, keepdim)
@@ -109,7 +109,7 @@ def check(x, p, dim, keepdim, exact_norm=None, expand=False, **tolerance):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dims_and_layouts(dtype, p, device):
     cases = itertools.product([None, [0], [1], [-1], [0, 2], [1, 2], [0, 1], [-1, 0, 1], []], [True, False], LAYOUTS)
-    x = random((4, 5, 6), dtype, device)
+    x = away_from_zero((4, 5, 6), dtype, device)
     for dim, keepdim, layout in cases:
         check(LAYOUTS[layout](x), p, dim, keepdim)
     check(x, p, [1], True, expand=True)
@@ -119,15 +119,15 @@ def test_dims_and_layouts(dtype, p, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize("shape, dim", [((70001,), None), ((3, 40001), [1]), ((40001, 3), [0]), ((7, 11, 1301), [1])])
 def test_sizes_that_cross_blocks_and_threads(dtype, p, shape, dim, device):
-    check(random(shape, dtype, device), p, dim, False, rtol=2e-5 if dtype != torch.float64 else 1e-11, atol=0.0)
+    check(away_from_zero(shape, dtype, device), p, dim, False, rtol=2e-5 if dtype != torch.float64 else 1e-11, atol=0.0)
 
 
 @pytest.mark.parametrize("p", POWERS)
 @pytest.mark.parametrize("shape, dim", [((), None), ((), [0]), ((), [-1]), ((1,), [0]), ((1, 1, 1), [1])])
 def test_single_elements(p, shape, dim, device):
     for dtype in (torch.float32, torch.complex128):
-        check(random(shape, dtype, device), p, dim, True)
-        check(random(shape, dtype, device), p, dim, False)
+        check(away_from_zero(shape, dtype, device), p, dim, True)
+        check(away_from_zero(shape, dtype, device), p, dim, False)
 
 
 @pytest.mark.parametrize("p", POWERS)
@@ -142,7 +142,7 @@ def test_empty(p, shape, dim, device):
 @pytest.mark.parametrize("p", POWERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_zero_slices_get_zeros(dtype, p, device):
-    x = random((3, 5), dtype, device)
+    x = away_from_zero((3, 5), dtype, device)
     x[1] = 0
     norm = vector_norm(x, p, [1], True)
     grad = torch.ones_like(norm)
@@ -186,7 +186,7 @@ def test_ties_of_many_slices(dim, device):
 
 
 def test_complex_norms_rounded_differently(device):
-    x = random((5000,), torch.complex64, device)
+    x = away_from_zero((5000,), torch.complex64, device)
     norm = x.abs().amax()
     for neighbour in (norm, torch.nextafter(norm, 0 * norm), torch.nextafter(norm, 2 * norm)):
         actual = kernel(torch.ones_like(norm), x, INF, neighbour, None, False)
@@ -239,7 +239,7 @@ SCALES = {
 def test_scale_does_not_matter(dtype, p, forward, device):
     """The derivative is the same at every scale, also where stock's own norm overflowed or underflowed."""
     for scale, dim in itertools.product(SCALES[dtype], ([0], [1], None)):
-        x = (random((4, 5), torch.complex128 if dtype.is_complex else torch.float64, device) * scale).to(dtype)
+        x = (away_from_zero((4, 5), torch.complex128 if dtype.is_complex else torch.float64, device) * scale).to(dtype)
         unit = wide(x) / scale
         norm = torch.linalg.vector_norm(unit, p, dim=dim, keepdim=True)
         if norm.max().item() * scale > torch.finfo(dtype).max:
@@ -253,7 +253,7 @@ def test_scale_does_not_matter(dtype, p, forward, device):
 
 
 def test_a_long_slice_with_a_lost_norm(device):
-    x = random((100003,), torch.float32, device) * 1e-20
+    x = away_from_zero((100003,), torch.float32, device) * 1e-20
     actual = kernel(torch.ones((), device=device), x, 3.0, torch.zeros((), device=device), None, False)
     unit = wide(x) * 1e20
     expected = reference(torch.ones((), device=device), unit, 3.0, torch.linalg.vector_norm(unit, 3.0), None, False)
@@ -293,7 +293,7 @@ def test_threads_do_not_change_a_bit(dtype, p):
     cases = [((100003,), None), ((17, 9001), [1]), ((9001, 17), [0]), ((50021, 3), [1])]
     try:
         for shape, dim in cases:
-            x = random(shape, dtype, "cpu")
+            x = away_from_zero(shape, dtype, "cpu")
             norm = vector_norm(x, p, dim, True)
             for stored in (norm, torch.zeros_like(norm)):
                 results = []
@@ -308,7 +308,7 @@ def test_threads_do_not_change_a_bit(dtype, p):
 
 
 def test_conjugated_and_negated_views(device):
-    x = random((6, 7), torch.complex128, device)
+    x = away_from_zero((6, 7), torch.complex128, device)
     norm = vector_norm(x, 3.0, [1], True)
     grad = torch.ones_like(norm)
     torch.testing.assert_close(kernel(grad, x.conj(), 3.0, norm, [1]), kernel(grad, x, 3.0, norm, [1]).conj())

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from factors_for_tests import (
+from helpers.factors import (
     BATCH,
     DTYPES,
     IN_CACHE,
@@ -21,10 +21,10 @@ from factors_for_tests import (
     matrices,
     moved,
     outputs,
-    random,
     regular,
     skip_unless_taken,
 )
+from helpers.tensors import random
 from torch import Tensor
 
 import torch_manualgrad as mg
@@ -121,7 +121,7 @@ def test_last_pivot_of_zero(n, dtype, device):
 
 
 @pytest.mark.parametrize("n", [3, 9, 33])
-def test_what_is_no_permutation_gives_nan(n, device):
+def test_an_invalid_permutation_gives_nan(n, device):
     skip_unless_taken(n, device)
     arguments = [x.to(device) if isinstance(x, Tensor) else x for x in lu_arguments(4, m=n, n=n, dtype=torch.float64)]
     expected = kernel("linalg_lu_backward")(*arguments)

@@ -26,7 +26,7 @@ def device(request):
     return request.param
 
 
-def random(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+def with_zeros(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
     x = torch.randn(shape, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed))
     x = torch.where(x.real.abs() < 0.3, 0, x)  # zeros among them
     return (x if dtype.is_complex else x.real).to(device, dtype)
@@ -46,15 +46,15 @@ def check(factor: Tensor, other: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=str)
 def test_shapes_and_strides(dtype, device):
-    a = random(3, 4, 5, dtype=dtype, device=device)
-    b = random(5, 4, 3, dtype=dtype, device=device, seed=1).permute(2, 1, 0)
+    a = with_zeros(3, 4, 5, dtype=dtype, device=device)
+    b = with_zeros(5, 4, 3, dtype=dtype, device=device, seed=1).permute(2, 1, 0)
     for factor, other in (
         (a, a.flip(0)), (b, b), (a, b), (b, a), (a, b[0]), (a[0], b), (a[:, :1], b[:1]), (a[:0], b[:0]),
         (a[0, 0, 0], b), (a, b[0, 0, 0]), (a[0, 0, 0], b[0, 0, 0]), (a[..., ::2], b[..., ::2]),
         (a.expand(2, 3, 4, 5), b), (a[:, :, :1].expand(3, 4, 5), b),
     ):  # fmt: skip
         check(factor, other)
-    large = random(3, 50_000, dtype=dtype, device=device)
+    large = with_zeros(3, 50_000, dtype=dtype, device=device)
     check(large, large.roll(1, -1))
     check(large, large[:1])
 

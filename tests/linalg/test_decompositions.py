@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import Degeneracy

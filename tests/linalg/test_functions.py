@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import funm_hermitian, tables
@@ -248,7 +248,7 @@ def test_reverse_over_all_orders():
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_an_order_for_which_the_function_is_not_known():
+def test_an_order_without_a_known_function():
     A = torch.full((1, 1), 0.3, dtype=F64)
     with pytest.raises(NotImplementedError, match="of order 6 .* 5 are known: pass more derivatives"):
         along(sine, A, A, 6)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import expm, logm, powm, rsqrtm, sqrtm

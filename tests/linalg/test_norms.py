@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matrices_for_tests import C128, F64, derivatives, matrix, points, random
+from helpers.matrices import C128, F64, derivatives, matrix, points
+from helpers.tensors import random
 
 from torch_manualgrad.linalg import nuclear_norm, spectral_norm
 from torch_manualgrad.testing import check

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matrices_for_tests import C128, F64, derivatives, matrix, points, random
+from helpers.matrices import C128, F64, derivatives, matrix, points
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import kabsch, nuclear_norm, polar, procrustes, spectral_norm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from ragged_products_for_tests import batch
+from helpers.ragged_products import batch
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad import nested
@@ -63,7 +63,7 @@ def test_compiled_attention_reads_no_lengths(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_one_masked_group_gives_what_many_groups_do(causal, monkeypatch):
+def test_one_masked_group_equals_many_groups(causal, monkeypatch):
     q, k, v = sequences((3, 2, 0, 4), (3, 2, 1, 0))
     args = (q.values, k.values, v.values, q.offsets, k.offsets, causal, 0.3)
     many = mg.ops.nested_attention.reference(*args)[0]

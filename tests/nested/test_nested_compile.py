@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 
@@ -88,7 +88,7 @@ def check(name, known, tracked, dynamic):
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_what_pytorch_compiles_compiles(name):
+def test_calls_that_pytorch_compiles_compile(name):
     check(name, True, True, None)
 
 
@@ -97,7 +97,7 @@ def test_what_pytorch_compiles_compiles(name):
 @pytest.mark.parametrize("tracked", [True, False], ids=["gradient", "none"])
 @pytest.mark.parametrize("known", [True, False], ids=["longest known", "not known"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_pytorch_compiles_compiles_in_every_way(name, known, tracked, dynamic):
+def test_calls_that_pytorch_compiles_compile_in_every_way(name, known, tracked, dynamic):
     check(name, known, tracked, dynamic)
 
 
@@ -131,7 +131,7 @@ def test_our_functions_break_a_graph_at_a_nested_tensor(name, override):
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_a_whole_graph_of_our_functions_says_what_can_be_compiled():
+def test_fullgraph_reports_functions_that_cannot_be_compiled():
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a Ragged can be compiled"):
         torch.compile(lambda x: mg.nested.relu(x * 2), backend="eager", fullgraph=True)(batch(True))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random, same
-from ragged_shapes_for_tests import SHAPES, components, ragged, same_components
+from helpers.ragged_shapes import SHAPES, components, ragged, same_components
+from helpers.tensors import random, same
 from torch.func import jvp
 
 import torch_manualgrad.nested as nested
@@ -70,7 +70,7 @@ def test_stock_backward_of_a_transposed_nested_tensor():
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_reading_what_stock_transposed(contiguous):
+def test_reading_a_tensor_that_stock_transposed(contiguous):
     """Second order through values() takes the buffer of a transposed cotangent for that of a contiguous one."""
 
     def f(v):
@@ -116,7 +116,7 @@ def test_a_jagged_tensor_has_the_tangent_of_its_buffer(name):
         same(fwAD.unpack_dual(g).tangent, 6 * v * v.cos())
 
 
-def test_what_would_lose_the_tangent_of_a_jagged_tensor_raises():
+def test_losing_the_tangent_of_a_jagged_tensor_raises():
     r = ragged("first")
     with fwAD.dual_level():
         nt = r.like(fwAD.make_dual(r.values.clone(), r.values)).to_nested(torch.jagged)

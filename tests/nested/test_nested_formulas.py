@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from ops_for_tests import random, same
-from ragged_shapes_for_tests import SINGLE, ragged, values_of
+from helpers.ragged_shapes import SINGLE, ragged, values_of
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 import torch_manualgrad.nested as nested

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random, same
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 from torch_manualgrad import nested
@@ -124,7 +124,7 @@ def test_gradients_of_a_shared_argument_leave_out_holes(name, fill):
     same(found[2].values()[USED], expected[2].values())
 
 
-def test_results_have_what_pytorch_computes_in_holes():
+def test_holes_hold_the_values_that_pytorch_computes():
     """The places are there, and keep PyTorch's numbers: each function acts on a position by itself."""
     x = torch.nested.nested_tensor_from_jagged(with_holes(7.0), OFFSETS, LENGTHS)
     for function, shape in (SHARED["matmul"], SHARED["add.Tensor"], SHARED["rms_norm"]):

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.tensors import rounded
 
 import torch_manualgrad as mg
 from torch_manualgrad import nested
@@ -14,13 +15,9 @@ from torch_manualgrad.nested import Ragged
 from torch_manualgrad.testing import CHECKS, Sample, check
 
 
-def random(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def batch(*tail, lengths=(3, 0, 5), lead=(), dtype=torch.float64, offsets=torch.int64, seed=0):
     at = torch.tensor([0, *lengths]).cumsum(0).to(offsets)
-    return Ragged(random(*lead, sum(lengths), *tail, dtype=dtype, seed=seed), at, (len(lengths), *lead, None, *tail))
+    return Ragged(rounded(*lead, sum(lengths), *tail, dtype=dtype, seed=seed), at, (len(lengths), *lead, None, *tail))
 
 
 def flat(*tail, sizes=((2, 3), (1, 0), (3, 1))):
@@ -28,7 +25,7 @@ def flat(*tail, sizes=((2, 3), (1, 0), (3, 1))):
     table = torch.tensor(sizes)
     counts = table.prod(1) * torch.Size(tail).numel()
     at = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return Ragged(random(int(at[-1])), at, (len(sizes), None, None, *tail), table)
+    return Ragged(rounded(int(at[-1])), at, (len(sizes), None, None, *tail), table)
 
 
 def assert_by_components(found, given, f):
@@ -48,7 +45,7 @@ RAGGED = {
 @pytest.mark.parametrize("x", RAGGED.values(), ids=RAGGED)
 @pytest.mark.parametrize("parameters", [0, 1, 2])
 def test_layer_norm_in_every_mode(x, parameters):
-    given = [random(4, seed=i + 1) for i in range(parameters)]
+    given = [rounded(4, seed=i + 1) for i in range(parameters)]
     report = check(lambda v, *p: nested.layer_norm(x.like(v), [4], *p).values, [Sample(x.values, *given)])
     assert report
     assert_by_components(nested.layer_norm(x, [4], *given), x, lambda c: F.layer_norm(c, [4], *given))
@@ -56,7 +53,7 @@ def test_layer_norm_in_every_mode(x, parameters):
 
 @pytest.mark.parametrize("parameters", [0, 1])
 def test_rms_norm_in_every_mode(parameters):
-    x, given = batch(3, 4), [random(3, 4, seed=i + 1) for i in range(parameters)]
+    x, given = batch(3, 4), [rounded(3, 4, seed=i + 1) for i in range(parameters)]
     check(lambda v, *p: nested.rms_norm(x.like(v), [3, 4], *p).values, [Sample(x.values, *given)])
     assert_by_components(nested.rms_norm(x, [3, 4], *given), x, lambda c: F.rms_norm(c, [3, 4], *given))
     given_eps = nested.rms_norm(x, [3, 4], *given, eps=0.5)
@@ -64,7 +61,7 @@ def test_rms_norm_in_every_mode(parameters):
 
 
 def test_layer_norm_over_two_dims_and_with_a_bias_only():
-    x, weight, bias = batch(3, 4), random(3, 4, seed=1), random(3, 4, seed=2)
+    x, weight, bias = batch(3, 4), rounded(3, 4, seed=1), rounded(3, 4, seed=2)
     check(lambda v, b: nested.layer_norm(x.like(v), [3, 4], None, b).values, [Sample(x.values, bias)])
     found = nested.layer_norm(x, [3, 4], weight, bias, 0.1)
     assert_by_components(found, x, lambda c: F.layer_norm(c, [3, 4], weight, bias, 0.1))
@@ -89,11 +86,11 @@ def test_norms_with_several_ragged_dims():
 @pytest.mark.parametrize("norm", [nested.layer_norm, nested.rms_norm])
 def test_norms_are_compiled(norm):
     x = batch(4)
-    check(lambda v, w: norm(x.like(v), [4], w).values, [Sample(x.values, random(4))], modes=(), checks=["compile"])
+    check(lambda v, w: norm(x.like(v), [4], w).values, [Sample(x.values, rounded(4))], modes=(), checks=["compile"])
 
 
 def test_the_second_derivative_in_forward_mode_is_right_where_pytorch_is_wrong():
-    x, t = random(5, 4), random(5, 4, seed=1)
+    x, t = rounded(5, 4), rounded(5, 4, seed=1)
     r = Ragged(x, torch.tensor([0, 2, 5]), (2, None, 4))
 
     def curvature(f):
@@ -111,7 +108,7 @@ def test_the_second_derivative_in_forward_mode_is_right_where_pytorch_is_wrong()
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_third_order_of_norms_where_pytorch_is_wrong(norm):
-    x = random(2, 3)
+    x = rounded(2, 3)
     r = Ragged(x, torch.tensor([0, 2]), (1, None, 3))
 
     def written_out(v):
@@ -141,10 +138,10 @@ def test_norms_in_lower_precision(dtype, norm):
     x = batch(8, dtype=dtype)
     exact = x.values.double().requires_grad_()
     values = x.values.clone().requires_grad_()
-    parameters = [random(8, dtype=dtype).requires_grad_() for _ in range(2 if norm is F.layer_norm else 1)]
+    parameters = [rounded(8, dtype=dtype).requires_grad_() for _ in range(2 if norm is F.layer_norm else 1)]
     wide = [p.detach().double().requires_grad_() for p in parameters]
     y, z = ours(x.like(values), [8], *parameters, eps=1e-5).values, norm(exact, [8], *wide, eps=1e-5)
-    weights = random(*x.values.shape, seed=3)
+    weights = rounded(*x.values.shape, seed=3)
     (y * weights.to(dtype)).sum().backward()
     (z * weights.to(dtype).double()).sum().backward()
     assert y.dtype == dtype
@@ -157,25 +154,25 @@ def test_norms_in_lower_precision(dtype, norm):
 
 
 def test_layer_norm_with_float32_parameters_of_a_bfloat16_input():
-    x, weight = batch(8, dtype=torch.bfloat16), random(8, dtype=torch.float32).requires_grad_()
+    x, weight = batch(8, dtype=torch.bfloat16), rounded(8, dtype=torch.float32).requires_grad_()
     nested.layer_norm(x, [8], weight).values.float().square().sum().backward()
     assert weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("shape, offsets", [((0, 4), [0]), ((0, 4), [0, 0, 0]), ((2, 1), [0, 1, 2])])
 def test_norms_of_nothing_and_of_one(shape, offsets):
-    x = Ragged(random(*shape), torch.tensor(offsets), (len(offsets) - 1, None, shape[1]))
+    x = Ragged(rounded(*shape), torch.tensor(offsets), (len(offsets) - 1, None, shape[1]))
     for norm in (nested.layer_norm, nested.rms_norm):
-        values, weight = x.values.clone().requires_grad_(), random(shape[1]).requires_grad_()
+        values, weight = x.values.clone().requires_grad_(), rounded(shape[1]).requires_grad_()
         norm(x.like(values), [shape[1]], weight).values.sum().backward()
         assert values.grad.shape == x.values.shape and not values.grad.isnan().any()
         assert weight.grad.shape == weight.shape
 
 
 def test_layer_norm_backward_is_the_formula():
-    x, weight = random(5, 4), random(4, seed=1)
+    x, weight = rounded(5, 4), rounded(4, seed=1)
     y, mean, rstd = torch.ops.aten.native_layer_norm(x, [4], weight, weight, 1e-5)
-    g = random(5, 4, seed=2)
+    g = rounded(5, 4, seed=2)
     found = mg.ops.layer_norm_backward_nested(g, x, [4], mean, rstd, weight, [True, True, True])
     body = mg.ops.layer_norm_backward_nested.reference(g, x, [4], mean, rstd, weight, [True, True, True])
     for i, (a, b) in enumerate(zip(found, body, strict=True)):
@@ -193,7 +190,7 @@ def test_layer_norm_backward_is_the_formula():
 @pytest.mark.parametrize("wanted", [[True, True], [True, False], [False, True]])
 @pytest.mark.parametrize("with_weight", [True, False])
 def test_rms_norm_backward_kernel_against_its_body(wanted, with_weight):
-    x, g, weight = random(5, 4), random(5, 4, seed=2), random(4, seed=1) if with_weight else None
+    x, g, weight = rounded(5, 4), rounded(5, 4, seed=2), rounded(4, seed=1) if with_weight else None
     rstd = (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
     found = mg.ops.rms_norm_backward_nested(g, x, [4], rstd, weight, wanted)
     body = mg.ops.rms_norm_backward_nested.reference(g, x, [4], rstd, weight, wanted)
@@ -206,9 +203,9 @@ def test_rms_norm_backward_kernel_against_its_body(wanted, with_weight):
     [
         (lambda: nested.layer_norm(batch(4), [3]), r"normalized_shape: \[3\]"),
         (lambda: nested.layer_norm(batch(4), [3, None, 4]), "normalized_shape"),
-        (lambda: nested.layer_norm(batch(4), [4], random(3)), r"weight: expected shape \[4\], got \[3\]"),
-        (lambda: nested.layer_norm(batch(4), [4], None, random(4, 1)), "bias: expected shape"),
-        (lambda: nested.layer_norm(batch(4), [None, 4], random(4)), "weight and bias"),
+        (lambda: nested.layer_norm(batch(4), [4], rounded(3)), r"weight: expected shape \[4\], got \[3\]"),
+        (lambda: nested.layer_norm(batch(4), [4], None, rounded(4, 1)), "bias: expected shape"),
+        (lambda: nested.layer_norm(batch(4), [None, 4], rounded(4)), "weight and bias"),
         (lambda: nested.rms_norm(batch(4), []), r"normalized_shape: \[\]"),
     ],
 )
@@ -269,7 +266,7 @@ def test_activations_in_every_mode(name):
     ],
 )
 def test_backward_formulas_are_the_gradients(formula, rest, dense):
-    x, g = random(6, 3), random(6, 3, seed=1)
+    x, g = rounded(6, 3), rounded(6, 3, seed=1)
     f = getattr(mg.ops, formula)
     y = x.clone().requires_grad_()
     dense(y).backward(g)
@@ -282,7 +279,7 @@ def test_backward_formulas_are_the_gradients(formula, rest, dense):
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "gelu", "silu", "relu"])
 def test_on_torch_nested_tensors(layout, name):
     rest = ([4],) if "norm" in name else ()
-    parts = [random(n, 4, seed=n).requires_grad_() for n in (2, 3)]
+    parts = [rounded(n, 4, seed=n).requires_grad_() for n in (2, 3)]
     copies = [p.detach().clone().requires_grad_() for p in parts]
     y = getattr(nested, name)(torch.nested.as_nested_tensor(parts, layout=layout), *rest)
     assert y.is_nested and y.layout is layout

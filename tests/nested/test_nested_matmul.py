@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from ragged_products_for_tests import LENGTHS, OTHERS, batch
+from helpers.ragged_products import LENGTHS, OTHERS, batch
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad import nested
@@ -168,7 +168,7 @@ def test_factors_with_several_ragged_dims(x, y, shape):
     assert check_product(x, y, checks=("agreement", "vmap")).shape == shape
 
 
-def test_components_of_equal_sizes_are_taken_for_what_fits():
+def test_components_of_equal_sizes_match_by_size():
     x = batch(None, 4)
     equal = Ragged.from_components([random(4, 2, seed=i) for i in range(3)])  # dim 1 is ragged by default
     assert check_product(x, equal, checks=("agreement",)).shape == (3, None, 2)
@@ -207,7 +207,7 @@ def test_matmul_refuses_shapes(x, y):
         nested.matmul(x, y)
 
 
-def test_matmul_wants_something_nested():
+def test_matmul_requires_a_nested_argument():
     with pytest.raises(TypeError, match="nested"):
         nested.matmul(random(2, 3), random(3, 4))
 

@@ -7,8 +7,8 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from ragged_kinds_for_tests import C128, F64, KINDS, ragged, same
+from helpers.ragged_kinds import C128, F64, KINDS, ragged, same_components
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.nested import Ragged
@@ -37,40 +37,40 @@ def test_operators(f, kind):
         parts = list(other) if name == "one for each" else [other] * 3
         if f is operator.pow and isinstance(other, torch.Tensor):
             other, parts = other.abs(), [p.abs() for p in parts]
-        same(f(r, other), [f(c, p) for c, p in zip(r, parts)])
-        same(f(other, r), [f(p, c) for c, p in zip(r, parts)])
+        same_components(f(r, other), [f(c, p) for c, p in zip(r, parts)])
+        same_components(f(other, r), [f(p, c) for c, p in zip(r, parts)])
     second = Ragged(r.values.flip(0), r.offsets, r.shape, r.sizes)
-    same(f(r, second), [f(a, b) for a, b in zip(r, second)])
+    same_components(f(r, second), [f(a, b) for a, b in zip(r, second)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_one(kind):
     r = ragged(kind)
-    same(-r, [-c for c in r])
-    same(+r, list(r))
-    same(abs(r), [abs(c) for c in r])
-    same(~(r > 0) & (r < 1) | (r > 2) ^ (r > 3), [~(c > 0) & (c < 1) | (c > 2) ^ (c > 3) for c in r])
+    same_components(-r, [-c for c in r])
+    same_components(+r, list(r))
+    same_components(abs(r), [abs(c) for c in r])
+    same_components(~(r > 0) & (r < 1) | (r > 2) ^ (r > 3), [~(c > 0) & (c < 1) | (c > 2) ^ (c > 3) for c in r])
 
 
 def test_products_of_matrices():
     r, w, v = ragged(), random(3, 2), random(4, 3)
-    same(r @ w, [c @ w for c in r])
-    same(v @ r.mT, [v @ c.mT for c in r])
+    same_components(r @ w, [c @ w for c in r])
+    same_components(v @ r.mT, [v @ c.mT for c in r])
     torch.testing.assert_close(r.mT @ r, torch.stack([c.mT @ c for c in r]))
     x = r
     x @= w  # a new one
-    same(x, [c @ w for c in r])
+    same_components(x, [c @ w for c in r])
 
 
-def test_integers_keep_what_a_number_says():
+def test_integers_promote_with_numbers_as_in_torch():
     r = Ragged(torch.arange(3), torch.tensor([0, 1, 3]), (2, None))
     for f in (operator.add, operator.sub, operator.mul, operator.truediv):
-        same(f(0.5, r + 1), [f(0.5, c + 1) for c in r])
-        same(f(r + 1, 0.5), [f(c + 1, 0.5) for c in r])
+        same_components(f(0.5, r + 1), [f(0.5, c + 1) for c in r])
+        same_components(f(r + 1, 0.5), [f(c + 1, 0.5) for c in r])
     assert (r + 1).dtype == torch.int64 and (r / 2).dtype == torch.float32
 
 
-def test_operators_with_what_is_no_number():
+def test_operators_with_a_non_number():
     r = ragged()
     for other in ("a", [1.0], None, object()):
         with pytest.raises(TypeError, match="unsupported operand"):
@@ -79,8 +79,8 @@ def test_operators_with_what_is_no_number():
             other - r
         assert (r == other) is False and (r != other) is True
     np = pytest.importorskip("numpy")
-    same(np.float64(2) * r, [2 * c for c in r])
-    same(r / np.float32(2), [c / 2 for c in r])
+    same_components(np.float64(2) * r, [2 * c for c in r])
+    same_components(r / np.float32(2), [c / 2 for c in r])
     with pytest.raises(TypeError, match="unsupported operand"):
         np.ones(3) * r
     with pytest.raises(ValueError, match="other: .*offsets differ"):

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from nested_layouts_for_tests import both_layouts, nest
-from ops_for_tests import random, same
+from helpers.nested_layouts import both_layouts, nest
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls as calls
@@ -104,7 +104,7 @@ def test_dense_tensors_do_not_meet_it():
 
 
 @both_layouts
-def test_a_graph_keeps_what_made_it(layout):
+def test_a_graph_keeps_the_rules_that_built_it(layout):
     x = nest(layout)
     with mg.override("nested"):
         under = torch.softmax(x, 1)
@@ -165,7 +165,7 @@ def test_components_are_views_where_autograd_tracks_nothing(layout):
 
 
 @both_layouts
-def test_a_change_in_place_of_what_was_saved_is_caught(layout):
+def test_in_place_changes_of_saved_tensors_raise(layout):
     x = nest(layout)
     with mg.override("nested"):
         y = F.gelu(x)
@@ -212,7 +212,7 @@ def test_no_graph_where_none_is_wanted(layout):
         assert not torch.softmax(x.detach(), -1).requires_grad
 
 
-def test_what_it_does_not_take_is_pytorchs():
+def test_unsupported_calls_fall_back_to_pytorch():
     numbers = torch.nested.nested_tensor([torch.tensor(1.0), torch.tensor(2.0)])
     empty = torch.nested.nested_tensor([])
     q = nest(torch.jagged, (3, 2, 4), (5, 2, 4)).transpose(1, 2)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
-from nested_layouts_for_tests import both_layouts, nest
-from ops_for_tests import random, same
+from helpers.nested_layouts import both_layouts, nest
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 

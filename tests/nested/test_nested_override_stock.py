@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from nested_layouts_for_tests import both_layouts, nest
-from ops_for_tests import random, same
+from helpers.nested_layouts import both_layouts, nest
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override.compiled_nested import differentiates_views
 
 
-def test_a_nested_int_is_no_number():
+def test_a_nested_int_is_not_a_number():
     """PyTorch's size of a ragged dim, of which a number would be a sentinel."""
     x = nest(torch.jagged)
     n = x.size(1)
@@ -47,7 +47,7 @@ def test_a_nested_int_is_no_number():
         assert x.reshape(2, n, 3, 1).dim() == 4 and F.layer_norm(x, (n, 3)).size(1) == n
 
 
-def test_what_ours_refuses_is_pytorchs():
+def test_calls_that_we_reject_fall_back_to_pytorch():
     heads = nest(torch.strided, (2, 3, 4), (3, 5, 4))
     rows, lengths = nest(torch.strided, (2, 3), (4, 3)), nest(torch.jagged, (2, 3, 2), (4, 3, 2))
     calls = [
@@ -102,7 +102,7 @@ def test_a_write_to_a_view_reaches_the_base_or_raises(layout, name):
         assert any(not torch.equal(b, c) for b, c in zip(before, x.unbind()))
 
 
-def test_a_result_shares_what_is_known_and_where_components_are():
+def test_a_result_shares_offsets_and_metadata():
     x = torch.nested.nested_tensor([random(n, 4) for n in (2, 5)], layout=torch.jagged, requires_grad=True)
     fresh = torch.nested.nested_tensor_from_jagged(x.values().detach(), x.offsets()).requires_grad_()
     holes = torch.nested.nested_tensor_from_jagged(random(9, 4), torch.tensor([1, 3, 8]), torch.tensor([2, 4]))
@@ -159,6 +159,6 @@ for f in (torch.sin, torch.relu, torch.clone, torch.nn.functional.gelu, lambda x
 """
 
 
-def test_what_a_replacement_hands_calls_to_is_not_unregistered():
+def test_the_fallback_of_a_replacement_stays_registered():
     done = subprocess.run([sys.executable, "-c", UNREGISTERED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

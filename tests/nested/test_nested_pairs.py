@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ops_for_tests import random, same
+from helpers.tensors import random, same
 
 import torch_manualgrad as mg
 

@@ -186,7 +186,7 @@ def test_parity(op):
     assert not found, "\n".join(": ".join(f) for f in found)
 
 
-def test_the_oracle_sees_what_is_lost():
+def test_the_oracle_detects_lost_gradients():
     """A result that forgets what was known of the lengths, one with other offsets, and one that is off."""
     (op,) = [op for op in nested_entries() if op.full_name == "exp"]
     sample = nested_samples(op)[0]

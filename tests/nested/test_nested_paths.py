@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from nested_calls_for_tests import (
+from helpers.nested_calls import (
     CALLS,
     EXACT,
     WIDTH,
@@ -22,7 +22,7 @@ from nested_calls_for_tests import (
     gradients_twice,
     nest,
 )
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls

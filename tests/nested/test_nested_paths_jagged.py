@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
-from nested_calls_for_tests import (
+from helpers.nested_calls import (
     CALLS,
     EXACT,
     WIDTH,
@@ -18,7 +18,7 @@ from nested_calls_for_tests import (
     gradients_twice,
     nest,
 )
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls as calls

@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from ops_for_tests import random, same
-from ragged_shapes_for_tests import (
-    SHAPES,
-    UNKNOWN,
-    components,
-    in_every_mode,
-    ragged,
-    same_components,
-)
+from helpers.ragged_shapes import SHAPES, UNKNOWN, components, in_every_mode, ragged, same_components
+from helpers.tensors import random, same
 
 import torch_manualgrad.nested as nested
 from torch_manualgrad.nested import Ragged

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from helpers.tensors import rounded
 from torch import Tensor
 
 from torch_manualgrad import nested as N
@@ -16,14 +17,8 @@ from torch_manualgrad.testing import Sample, check
 INF = math.inf
 
 
-def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
-
-
 def batch(sizes: list[tuple[int, ...]], ragged: list[int], dtype: torch.dtype = torch.float64) -> Ragged:
-    return Ragged.from_components([random(*s, dtype=dtype, seed=i) for i, s in enumerate(sizes)], ragged_dims=ragged)
+    return Ragged.from_components([rounded(*s, dtype=dtype, seed=i) for i, s in enumerate(sizes)], ragged_dims=ragged)
 
 
 BATCHES = {
@@ -66,7 +61,7 @@ def parts(result: Ragged | Tensor) -> list[Tensor]:
     return list(result.components()) if isinstance(result, Ragged) else list(result)
 
 
-def same(actual: list[Tensor], expected: list[Tensor], **tolerance: float) -> None:
+def all_close(actual: list[Tensor], expected: list[Tensor], **tolerance: float) -> None:
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected):
         torch.testing.assert_close(a, e, equal_nan=True, **tolerance)
@@ -87,9 +82,9 @@ def test_one_dim_is_the_loop_over_components(which, name):
         ours = OURS[name](x, dim - x.dim() if keepdim else dim, keepdim)
         dense = [DENSE[name](c, dim - 1, keepdim) for c in x.components()]
         if isinstance(ours, tuple):
-            same(parts(ours.indices), [d.indices for d in dense])
+            all_close(parts(ours.indices), [d.indices for d in dense])
             ours, dense = ours.values, [d.values for d in dense]
-        same(parts(ours), dense)
+        all_close(parts(ours), dense)
         if dim in x.ragged_dims and x.sizes is None:
             assert isinstance(ours, Tensor)
         else:
@@ -107,7 +102,7 @@ def test_several_dims(which, name):
             with pytest.raises(ValueError, match="with several ragged dims, expected one dim or all"):
                 OURS[name](x, dims, keepdim)
             continue
-        same(
+        all_close(
             parts(OURS[name](x, dims, keepdim)),
             [DENSE[name](c, [d - 1 for d in dims], keepdim) for c in x.components()],
         )
@@ -116,13 +111,13 @@ def test_several_dims(which, name):
 @pytest.mark.parametrize("name", [n for n in OURS if n not in ONE_DIM])
 def test_the_batch_goes_with_the_ragged_dim(name):
     x = batch(*BATCHES["middle"])
-    same([OURS[name](x, (0, 2))], [DENSE[name](x.values, 1, False)])
-    same([OURS[name](x, (0, 2, 3))], [DENSE[name](x.values, (1, 2), False)])
-    same([OURS[name](x, (0, -2), True)], [DENSE[name](x.values, 1, True)[None]])
+    all_close([OURS[name](x, (0, 2))], [DENSE[name](x.values, 1, False)])
+    all_close([OURS[name](x, (0, 2, 3))], [DENSE[name](x.values, (1, 2), False)])
+    all_close([OURS[name](x, (0, -2), True)], [DENSE[name](x.values, 1, True)[None]])
     for which in BATCHES:
         x = batch(*BATCHES[which])
         total = DENSE[name](x.values.flatten(), 0, False)
-        same([OURS[name](x, None)], [total])
+        all_close([OURS[name](x, None)], [total])
         assert OURS[name](x, tuple(range(x.dim())), True).shape == (1,) * x.dim()
 
 
@@ -131,15 +126,15 @@ def test_the_batch_goes_with_the_ragged_dim(name):
 def test_maps(which, name):
     x = batch(*BATCHES[which])
     for dim in range(1, x.dim()):
-        same(parts(MAPS[name](x, dim)), [getattr(torch, name)(c, dim - 1) for c in x.components()])
+        all_close(parts(MAPS[name](x, dim)), [getattr(torch, name)(c, dim - 1) for c in x.components()])
         assert MAPS[name](x, dim - x.dim()).shape == x.shape
 
 
 def test_glu():
     x = batch([(3, 4), (2, 4)], [1])
-    same(parts(N.glu(x)), [torch.nn.functional.glu(c) for c in x.components()])
+    all_close(parts(N.glu(x)), [torch.nn.functional.glu(c) for c in x.components()])
     x = batch([(2, 3), (2, 1)], [2])
-    same(parts(N.glu(x, 1)), [torch.nn.functional.glu(c, 0) for c in x.components()])
+    all_close(parts(N.glu(x, 1)), [torch.nn.functional.glu(c, 0) for c in x.components()])
     for dim in (0, 2):
         with pytest.raises(ValueError, match="dim: expected a d"):
             N.glu(x, dim)
@@ -148,7 +143,7 @@ def test_glu():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int32], ids=str)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 def test_dtypes(dtype, index):
-    values = (random(9, 3, dtype=torch.complex128 if dtype.is_complex else torch.float64) * 3).to(dtype)
+    values = (rounded(9, 3, dtype=torch.complex128 if dtype.is_complex else torch.float64) * 3).to(dtype)
     x = Ragged(values, torch.tensor([0, 4, 9], dtype=index), (2, None, 3))
     wide = Ragged(values.to(torch.complex128 if dtype.is_complex else torch.float64), x.offsets, x.shape)
     names = {"sum", "amax", "amin", "max", "min", "cumsum"} if dtype == torch.int32 else {*OURS, *MAPS}
@@ -169,20 +164,20 @@ def test_dtypes(dtype, index):
 
 
 def test_empty_components():
-    x = Ragged(random(3, 2), torch.tensor([0, 0, 3, 3]), (3, None, 2))
+    x = Ragged(rounded(3, 2), torch.tensor([0, 0, 3, 3]), (3, None, 2))
     for name, empty in {"sum": 0, "prod": 1, "mean": math.nan, "var": math.nan, "logsumexp": -INF, "norm 2": 0}.items():
         ours = OURS[name](x, 1)
-        same([ours[1]], [DENSE[name](x.values, 0, False)])
-        same([ours[0], ours[2]], [torch.full((2,), float(empty), dtype=torch.float64)] * 2)
+        all_close([ours[1]], [DENSE[name](x.values, 0, False)])
+        all_close([ours[0], ours[2]], [torch.full((2,), float(empty), dtype=torch.float64)] * 2)
     for name in ("amax", "amin", "max", "min"):
         with pytest.raises(IndexError, match="component 0 is empty along the reduced dim"):
             OURS[name](x, 1)
-    same([MAPS["softmax"](x, 1).values], [x.values.softmax(0)])
+    all_close([MAPS["softmax"](x, 1).values], [x.values.softmax(0)])
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_no_entries_at_all(count):
-    x = Ragged(random(0, 2).requires_grad_(), torch.zeros(count + 1, dtype=torch.int64), (count, None, 2))
+    x = Ragged(rounded(0, 2).requires_grad_(), torch.zeros(count + 1, dtype=torch.int64), (count, None, 2))
     for name in OURS:
         if name not in ("amax", "amin", "max", "min", "norm inf", "norm -inf") or not count:
             ours = first(OURS[name](x, 1))
@@ -319,7 +314,7 @@ def test_minus_infinity_takes_no_part():
     values[0], values[7] = -INF, -INF  # one entry of three; all of the last component
     values.requires_grad_()
     y = N.logsumexp(x.like(values), 1)
-    same(list(y), [c.logsumexp(0) for c in x.like(values).components()])
+    all_close(list(y), [c.logsumexp(0) for c in x.like(values).components()])
     (g,) = torch.autograd.grad(y[:2].sum() + y[2].exp().sum(), values)
     assert g.isfinite().all() and not g[[0, 7]].any()
     s = N.softmax(x.like(values), 1).values
@@ -343,18 +338,18 @@ def test_nan_stays_in_its_component(function):
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_torchs_nested_tensors(layout):
-    components = [random(3, 2), random(1, 2, seed=1), random(4, 2, seed=2)]
+    components = [rounded(3, 2), rounded(1, 2, seed=1), rounded(4, 2, seed=2)]
     leaves = [c.clone().requires_grad_() for c in components]
     x = torch.nested.as_nested_tensor(leaves, layout=layout)
     soft, total, last = N.softmax(x, 1), N.sum(x, 1), N.sum(x, 2)
     assert soft.is_nested and soft.layout == layout and not total.is_nested and last.is_nested
-    same(list(soft.unbind()), [c.softmax(0) for c in leaves])
-    same(list(total), [c.sum(0) for c in leaves])
-    same(list(last.unbind()), [c.sum(1) for c in leaves])
-    weights = [random(*c.shape, seed=5) for c in components]
+    all_close(list(soft.unbind()), [c.softmax(0) for c in leaves])
+    all_close(list(total), [c.sum(0) for c in leaves])
+    all_close(list(last.unbind()), [c.sum(1) for c in leaves])
+    weights = [rounded(*c.shape, seed=5) for c in components]
     ours = torch.autograd.grad(sum((w * s).sum() for w, s in zip(weights, soft.unbind())), leaves)
     dense = torch.autograd.grad(sum((w * c.softmax(0)).sum() for w, c in zip(weights, leaves)), leaves)
-    same(list(ours), list(dense))
+    all_close(list(ours), list(dense))
     assert N.max(x, 1).indices.tolist() == [c.max(0).indices.tolist() for c in components]
 
 
@@ -377,4 +372,4 @@ def test_other_errors():
     with pytest.raises(ValueError, match="keepdim: given without a dim"):
         N.max(x, None, True)
     with pytest.raises(TypeError, match="expected a Ragged or a nested tensor"):
-        N.sum(random(3, 2), 1)
+        N.sum(rounded(3, 2), 1)

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
+from helpers.tensors import random
 from torch import Tensor
 
 import torch_manualgrad as mg

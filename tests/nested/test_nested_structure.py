@@ -8,16 +8,8 @@ import pickle
 
 import pytest
 import torch
-from ops_for_tests import random, same
-from ragged_shapes_for_tests import (
-    SHAPES,
-    SINGLE,
-    UNKNOWN,
-    components,
-    in_every_mode,
-    ragged,
-    same_components,
-)
+from helpers.ragged_shapes import SHAPES, SINGLE, UNKNOWN, components, in_every_mode, ragged, same_components
+from helpers.tensors import random, same
 from torch.func import jvp, vjp, vmap
 
 import torch_manualgrad.nested as nested

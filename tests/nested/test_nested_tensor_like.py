@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from ragged_kinds_for_tests import F64, KINDS, components, ragged, same
+from helpers.ragged_kinds import F64, KINDS, components, ragged, same_components
+from helpers.tensors import random
 from torch import nn
 
 import torch_manualgrad as mg
@@ -32,9 +32,9 @@ def test_components_and_slices(kind):
     for i in range(-3, 3):
         torch.testing.assert_close(r[i], given[i], rtol=0, atol=0)
     for s in (slice(None), slice(1, None), slice(-2, None), slice(0, 0), slice(None, None, 2), slice(5, 9)):
-        same(r[s], given[s])
-    same(r[...], given)
-    same(r[1:][0:1], given[1:2])
+        same_components(r[s], given[s])
+    same_components(r[...], given)
+    same_components(r[1:][0:1], given[1:2])
     for bad in (3, -4):
         with pytest.raises(IndexError, match=f"index: {bad} is out of range for 3 components"):
             r[bad]
@@ -46,9 +46,9 @@ def test_inside_of_components():
     torch.testing.assert_close(r[-1, :2, -1], given[-1][:2, -1])
     torch.testing.assert_close(r[..., -1], torch.stack([c[:, -1] for c in given]))
     torch.testing.assert_close(r[:, 1, 0], torch.stack([c[1, 0] for c in given]))
-    same(r[:, 1:], [c[1:] for c in given])
-    same(r[1:, 1, :2], [c[1, :2] for c in given[1:]])
-    same(ragged("both")[:, -1], [c[-1] for c in components("both")])
+    same_components(r[:, 1:], [c[1:] for c in given])
+    same_components(r[1:, 1, :2], [c[1, :2] for c in given[1:]])
+    same_components(ragged("both")[:, -1], [c[-1] for c in components("both")])
     with pytest.raises(IndexError, match="too many for 3 dims"):
         r[:, 0, 0, 0]
     with pytest.raises(IndexError, match="too many for 3 dims"):
@@ -110,7 +110,7 @@ def test_history():
     y = r * 2
     assert y.requires_grad and not y.is_leaf and y.grad_fn is not None
     y.sum().backward()
-    same(r.grad, [torch.full_like(c, 2) for c in r])
+    same_components(r.grad, [torch.full_like(c, 2) for c in r])
     assert not y.detach().requires_grad and y.detach().values.data_ptr() == y.values.data_ptr()
     assert y.clone().requires_grad and y.clone().values.data_ptr() != y.values.data_ptr()
     assert repr(r) == "Ragged((3, *, 3), torch.float64, requires_grad=True)"
@@ -121,7 +121,7 @@ def test_round_trip_with_nested_tensors():
     r = ragged("last")
     nt = r.to_nested(torch.jagged)
     assert math.isclose(nested.sum(nt).item(), r.sum().item())
-    same(nested.add(r, nt), [2 * c for c in r])
+    same_components(nested.add(r, nt), [2 * c for c in r])
 
 
 # -- functions and modules of torch -----------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_functions_of_torch(name):
     found = CALLS[name](Ragged.from_components(given))
     for one in found[1:]:
         if isinstance(one, Ragged):
-            same(one, found[0])
+            same_components(one, found[0])
         else:
             torch.testing.assert_close(one, found[0], rtol=0, atol=0, equal_nan=True)
     if isinstance(found[0], Ragged):
@@ -191,9 +191,9 @@ def test_functions_of_torch(name):
 def test_pieces_by_torch():
     r = ragged()
     for found in (torch.split(r, 2, 2), r.split(2, dim=2), torch.split(r, [2, 1], -1), nested.split(r, 2, 2)):
-        same(found[0], [c[:, :2] for c in r])
-        same(found[1], [c[:, 2:] for c in r])
-    same(torch.chunk(r, 3, 2)[1], [c[:, 1:2] for c in r])
+        same_components(found[0], [c[:, :2] for c in r])
+        same_components(found[1], [c[:, 2:] for c in r])
+    same_components(torch.chunk(r, 3, 2)[1], [c[:, 1:2] for c in r])
     assert len(torch.unbind(r)) == 3 and torch.equal(torch.select(r, 0, -1), r[-1])
 
 
@@ -265,7 +265,7 @@ def test_copies_and_files(kind, tmp_path):
     torch.save({"x": r, "offsets": r.offsets}, path)
     loaded = torch.load(path)
     for found in (copy.deepcopy(r), copy.copy(r), pickle.loads(pickle.dumps(r)), loaded["x"]):
-        same(found, list(r))
+        same_components(found, list(r))
         assert found.requires_grad and found.shape == r.shape and type(found) is Ragged
     assert copy.deepcopy(r).values.data_ptr() != r.values.data_ptr()
     both = copy.deepcopy([r, r * 1 if False else r])

@@ -9,7 +9,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override.compiled_nested import differentiates_views

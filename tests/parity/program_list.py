@@ -49,7 +49,7 @@ def program(package: str, heavy: bool = False, single: bool = False, one_thread:
     return add
 
 
-def random(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def drawn(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
@@ -63,7 +63,7 @@ def integers(step: int, high: int, *shape: int) -> Tensor:
 @program("torch")
 def _mlp(dtype: torch.dtype) -> Built:
     model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 3))
-    return model.to(dtype), lambda m, i: F.cross_entropy(m(random(i, 8, 6, dtype=dtype)), integers(i, 3, 8))
+    return model.to(dtype), lambda m, i: F.cross_entropy(m(drawn(i, 8, 6, dtype=dtype)), integers(i, 3, 8))
 
 
 class _Recurrent(nn.Module):
@@ -97,7 +97,7 @@ def _transformer(dtype: torch.dtype) -> Built:
     padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        source, target = random(i, 2, 6, 8, dtype=dtype), random(i + 9, 2, 5, 8, dtype=dtype)
+        source, target = drawn(i, 2, 6, 8, dtype=dtype), drawn(i + 9, 2, 5, 8, dtype=dtype)
         return m(source, target, tgt_mask=mask, src_key_padding_mask=padding).square().mean()
 
     return model.to(dtype), loss
@@ -111,7 +111,7 @@ def _speech_ctc(dtype: torch.dtype) -> Built:
     )  # fmt: skip
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        scores = m(random(i, 3, 4, 30, dtype=dtype)).permute(2, 0, 1).log_softmax(-1)
+        scores = m(drawn(i, 3, 4, 30, dtype=dtype)).permute(2, 0, 1).log_softmax(-1)
         return F.ctc_loss(scores, integers(i, 5, 3, 4) + 1, torch.tensor([14, 12, 9]), torch.tensor([4, 3, 2]))
 
     return model.to(dtype), loss
@@ -127,7 +127,7 @@ def _parametrized(dtype: torch.dtype) -> Built:
         nn.Softplus(), nn.utils.spectral_norm(nn.Linear(8, 3)), nn.utils.weight_norm(nn.Linear(3, 3)),
     )  # fmt: skip
     return model.to(dtype), lambda m, i: F.smooth_l1_loss(
-        m(random(i, 3, 2, 9, 9, dtype=dtype)), random(i, 3, 3, dtype=dtype)
+        m(drawn(i, 3, 2, 9, 9, dtype=dtype)), drawn(i, 3, 3, dtype=dtype)
     )
 
 
@@ -154,7 +154,7 @@ def _unet(dtype: torch.dtype) -> Built:
             return self.shuffle(F.hardswish(f))
 
     return UNet().to(dtype), lambda m, i: F.huber_loss(
-        m(random(i, 2, 3, 8, 8, dtype=dtype)), random(i, 2, 1, 16, 16, dtype=dtype)
+        m(drawn(i, 2, 3, 8, 8, dtype=dtype)), drawn(i, 2, 1, 16, 16, dtype=dtype)
     )
 
 
@@ -189,7 +189,7 @@ def _vae(dtype: torch.dtype) -> Built:
                 - D.VonMises(a, scale).log_prob(a * 0.5).mean()
             )
 
-    return VAE().to(dtype), lambda m, i: m(random(i, 5, 6, dtype=dtype))
+    return VAE().to(dtype), lambda m, i: m(drawn(i, 5, 6, dtype=dtype))
 
 
 @program("torch")
@@ -201,7 +201,7 @@ def _fake_quantized(dtype: torch.dtype) -> Built:
     model = q.prepare_qat(q.fuse_modules_qat(model, [["0", "1", "2"]]))
     if dtype is not torch.float32:
         raise NotImplementedError("observers are of float32")
-    return model, lambda m, i: F.cross_entropy(m(random(i, 4, 1, 8, 8)), integers(i, 3, 4), label_smoothing=0.1)
+    return model, lambda m, i: F.cross_entropy(m(drawn(i, 4, 1, 8, 8)), integers(i, 3, 4), label_smoothing=0.1)
 
 
 @program("torch")
@@ -231,4 +231,4 @@ def _spectral(dtype: torch.dtype) -> Built:
                 0, torch.tensor([[0] * z.shape[1]]), z[:1], "amax")  # fmt: skip
             return pooled.cumsum(0).logsumexp(0).mean() + s.log().std() + y.sort(-1).values.diff().prod(-1).sum()
 
-    return Spectral(), lambda m, i: m(random(i, 4, 2, 16, dtype=dtype))
+    return Spectral(), lambda m, i: m(drawn(i, 4, 2, 16, dtype=dtype))

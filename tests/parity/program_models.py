@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from program_list import Built, integers, program, random
+from program_list import Built, drawn, integers, program
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 def _classifier(make: Callable[[], nn.Module], size: int, dtype: torch.dtype, batch: int = 2) -> Built:
     return make().to(dtype), lambda m, i: F.cross_entropy(
-        m(random(i, batch, 3, size, size, dtype=dtype)), integers(i, 5, batch)
+        m(drawn(i, batch, 3, size, size, dtype=dtype)), integers(i, 5, batch)
     )
 
 
@@ -52,9 +52,7 @@ def _lraspp_segmentation(dtype: torch.dtype) -> Built:
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4).to(dtype)
-    return model, lambda m, i: F.cross_entropy(
-        m(random(i, 2, 3, 48, 48, dtype=dtype))["out"], integers(i, 4, 2, 48, 48)
-    )
+    return model, lambda m, i: F.cross_entropy(m(drawn(i, 2, 3, 48, 48, dtype=dtype))["out"], integers(i, 4, 2, 48, 48))
 
 
 @program("torchvision", heavy=True)
@@ -72,7 +70,7 @@ def _retinanet(dtype: torch.dtype) -> Built:
     def loss(m: nn.Module, i: int) -> Tensor:
         boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0], [20.0, 8.0, 60.0, 30.0]], dtype=dtype)
         targets = [{"boxes": boxes, "labels": torch.tensor([1, 2])}]
-        return sum(m([random(i, 3, 64, 64, dtype=dtype).sigmoid()], targets).values())
+        return sum(m([drawn(i, 3, 64, 64, dtype=dtype).sigmoid()], targets).values())
 
     return model.to(dtype), loss
 
@@ -195,12 +193,12 @@ _language("t5", "T5Config", "T5ForConditionalGeneration",
           lambda i, dtype: {"input_ids": integers(i, 60, 2, 9), "labels": integers(i + 5, 60, 2, 6)},
           vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)  # fmt: skip
 _language("whisper", "WhisperConfig", "WhisperForConditionalGeneration",
-          lambda i, dtype: {"input_features": random(i, 2, 8, 24, dtype=dtype), "labels": integers(i, 60, 2, 6)},
+          lambda i, dtype: {"input_features": drawn(i, 2, 8, 24, dtype=dtype), "labels": integers(i, 60, 2, 6)},
           vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
           encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=12, max_target_positions=16,
           pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)  # fmt: skip
 _language("wav2vec2", "Wav2Vec2Config", "Wav2Vec2ForCTC",
-          lambda i, dtype: {"input_values": random(i, 2, 400, dtype=dtype), "labels": integers(i, 58, 2, 3) + 1},
+          lambda i, dtype: {"input_values": drawn(i, 2, 400, dtype=dtype), "labels": integers(i, 58, 2, 3) + 1},
           conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2, num_conv_pos_embeddings=4,
           num_conv_pos_embedding_groups=2, mask_time_prob=0.0, **_SMALL)  # fmt: skip
 _VISION = {
@@ -212,8 +210,8 @@ _VISION = {
     "patch_size": 8,
 }
 _language("clip", "CLIPConfig", "CLIPModel",
-          lambda i, dtype: {"input_ids": integers(i, 60, 2, 9), "pixel_values": random(i, 2, 3, 16, 16, dtype=dtype), "return_loss": True},
+          lambda i, dtype: {"input_ids": integers(i, 60, 2, 9), "pixel_values": drawn(i, 2, 3, 16, 16, dtype=dtype), "return_loss": True},
           text_config={**_SMALL, "max_position_embeddings": 16, "eos_token_id": 2}, vision_config=_VISION, projection_dim=8)  # fmt: skip
 _language("segformer", "SegformerConfig", "SegformerForSemanticSegmentation",
-          lambda i, dtype: {"pixel_values": random(i, 2, 3, 32, 32, dtype=dtype), "labels": integers(i, 2, 2, 32, 32)},
+          lambda i, dtype: {"pixel_values": drawn(i, 2, 3, 32, 32, dtype=dtype), "labels": integers(i, 2, 2, 32, 32)},
           depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 2, 2, 2], decoder_hidden_size=16, num_labels=3)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from program_list import Built, integers, program, random
+from program_list import Built, drawn, integers, program
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,11 +25,11 @@ def _diffusion(dtype: torch.dtype) -> Built:
 
     def loss(m: nn.Module, i: int) -> Tensor:
         image, noise, at = (
-            random(i, 2, 4, 8, 8, dtype=dtype),
-            random(i + 9, 2, 4, 8, 8, dtype=dtype),
+            drawn(i, 2, 4, 8, 8, dtype=dtype),
+            drawn(i + 9, 2, 4, 8, 8, dtype=dtype),
             integers(i, 50, 2),
         )
-        return F.mse_loss(m(schedule.add_noise(image, noise, at), at, random(i, 2, 3, 8, dtype=dtype)).sample, noise)
+        return F.mse_loss(m(schedule.add_noise(image, noise, at), at, drawn(i, 2, 3, 8, dtype=dtype)).sample, noise)
 
     return model.to(dtype), loss
 
@@ -46,7 +46,7 @@ def _autoencoder(dtype: torch.dtype) -> Built:
     )
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        image = random(i, 2, 3, 16, 16, dtype=dtype)
+        image = drawn(i, 2, 3, 16, 16, dtype=dtype)
         found = m.encode(image).latent_dist
         return F.l1_loss(m.decode(found.sample()).sample, image) + found.kl().mean() * 1e-3
 
@@ -72,7 +72,7 @@ def _graph(name: str, layers: Callable[[Any], list[Any]]) -> None:
 
         def loss(m: nn.Module, i: int) -> Tensor:
             batch = torch.arange(20).div(7, rounding_mode="floor")
-            return F.nll_loss(m(random(i, 20, 5, dtype=dtype), integers(i, 20, 2, 60), batch), integers(i, 3, 3))
+            return F.nll_loss(m(drawn(i, 20, 5, dtype=dtype), integers(i, 20, 2, 60), batch), integers(i, 3, 3))
 
         return Net().to(dtype), loss
 
@@ -117,13 +117,13 @@ def _kornia(dtype: torch.dtype) -> Built:
                 + K.filters.bilateral_blur(x, 3, 0.1, (1.5, 1.5))
             )
             F8 = K.geometry.epipolar.find_fundamental(
-                q.new_ones(2, 9, 2) + self.move.sum() * random(3, 2, 9, 2, dtype=dtype), random(4, 2, 9, 2, dtype=dtype)
+                q.new_ones(2, 9, 2) + self.move.sum() * drawn(3, 2, 9, 2, dtype=dtype), drawn(4, 2, 9, 2, dtype=dtype)
             )
             return (
                 K.losses.ssim_loss(edges, x, 5) + q.abs().sum() + K.losses.total_variation(x).mean() + F8.square().sum()
             )
 
-    return Warp().to(dtype), lambda m, i: m(random(i, 2, 3, 12, 12, dtype=dtype))
+    return Warp().to(dtype), lambda m, i: m(drawn(i, 2, 3, 12, 12, dtype=dtype))
 
 
 @program("gpytorch", one_thread=True)  # its settings
@@ -155,14 +155,14 @@ def _botorch(dtype: torch.dtype) -> Built:
     from botorch.models import SingleTaskGP
     from botorch.sampling import SobolQMCNormalSampler
 
-    x = random(1, 8, 2, dtype=dtype).sigmoid()
+    x = drawn(1, 8, 2, dtype=dtype).sigmoid()
     gp = SingleTaskGP(x, (x * 4).sin().sum(-1, keepdim=True)).eval()
     gain = qLogExpectedImprovement(gp, best_f=1.0, sampler=SobolQMCNormalSampler(torch.Size([16]), seed=3))
 
     class Choice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.at = nn.Parameter(random(2, 3, 2, dtype=dtype).sigmoid())
+            self.at = nn.Parameter(drawn(2, 3, 2, dtype=dtype).sigmoid())
 
         def forward(self) -> Tensor:
             return -gain(self.at).sum()
@@ -183,7 +183,7 @@ def _neural_ode(dtype: torch.dtype) -> Built:
             return self.net(y) * t.cos()
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        start, times = random(i, 2, 3, dtype=dtype), torch.linspace(0, 1, 4, dtype=dtype)
+        start, times = drawn(i, 2, 3, dtype=dtype), torch.linspace(0, 1, 4, dtype=dtype)
         ends = odeint(m, start, times, method="rk4") + odeint_adjoint(
             m, start, times, method="dopri5", rtol=1e-5, atol=1e-5
         )

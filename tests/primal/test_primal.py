@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from primal_for_tests import DTYPES, REAL, eigh_jacobi, hermitian, lu_small, same_bits, svd_jacobi
+from helpers.primal import DTYPES, REAL, eigh_jacobi, hermitian, lu_small, same_bits, svd_jacobi
 from torch import Tensor
 
 from torch_manualgrad.derivatives.samples.drawing import random, random_conditioned

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from primal_for_tests import DTYPES, eigh_jacobi, hermitian, lu_small, same_bits, svd_jacobi
+from helpers.primal import DTYPES, eigh_jacobi, hermitian, lu_small, same_bits, svd_jacobi
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 

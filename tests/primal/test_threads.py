@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from primal_for_tests import DTYPES, hermitian, same_bits
+from helpers.primal import DTYPES, hermitian, same_bits
 from torch import Tensor
 from torch.func import vmap
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from primal_for_tests import REAL, eigh_tridiagonal, hermitian, same_bits
+from helpers.primal import REAL, eigh_tridiagonal, hermitian, same_bits
 from test_primal import assert_eigh, bound, special
 from torch import Tensor
 

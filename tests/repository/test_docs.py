@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -137,7 +138,7 @@ def site():
     folders = [str(ROOT / "tools" / "site"), str(ROOT / "benchmarks")]
     sys.path[:0] = folders
     try:
-        names = ("catalogue", "expressions", "plots", "presentation", "start", "stock", "typeset")
+        names = ("catalogue", "docstrings", "expressions", "mark", "plots", "presentation", "start", "stock", "typeset")
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         for folder in folders:
@@ -160,10 +161,25 @@ def site():
         ("p = +-inf", r"\(p = \pm  \infty\)"),
         ("the beta distribution", "the beta distribution"),
         ("S (*, k) and Vh (*, k, n)", r"\(S\) `(*, k)` and \({V^{H}}\) `(*, k, n)`"),
+        ("marked, as $L^-H W$, in A", r"marked, as \(L^{-H} \, W\), in A"),
+        ("$a$ $b$", r"\(a\) \(b\)"),
     ],
 )
 def test_typeset(site, text, typeset):
     assert site.typeset.typeset(text) == typeset
+
+
+def test_a_mark_without_an_end_raises(site):
+    with pytest.raises(ValueError, match="does not end: half of"):
+        site.typeset.typeset("half of $x")
+
+
+def test_marks_change_nothing_on_the_site(site):
+    for name, formula in mg.ops.items():
+        docstring = inspect.getdoc(formula.reference) or ""
+        sections, marked = map(site.docstrings.sections, (docstring, site.mark.mark(docstring)))
+        for section in sections.keys() - {*site.mark.UNMARKED}:
+            assert site.docstrings.markdown(marked[section]) == site.docstrings.markdown(sections[section]), name
 
 
 @pytest.mark.parametrize(
@@ -259,7 +275,7 @@ def test_plots_say_where_and_when_they_were_measured(site):
         assert len(re.findall("<text", text)) > 5
 
 
-def test_a_table_of_benchmarks_without_date_or_spread_is_drawn_all_the_same(site, tmp_path, monkeypatch):
+def test_a_benchmark_table_without_date_or_spread_is_drawn(site, tmp_path, monkeypatch):
     monkeypatch.setattr(site.plots, "RESULTS", tmp_path)
     (tmp_path / "overhead.csv").write_text(
         "# Cost; of a call; cpu X, cores 2, torch 2.13.0, system Linux\nwhat,1 threads ours ratio\na,1.5\nb,\n"

@@ -113,7 +113,7 @@ def test_learning_through_the_alignment_of_a_symmetric_molecule(kabsch):
         assert runs["kabsch", start].nan_step is None and runs["kabsch", start].guest_error < 1e-4
 
 
-def test_the_gradient_that_the_alignment_example_takes_for_exact(kabsch):
+def test_the_reference_gradient_of_the_alignment_example(kabsch):
     """Central differences at the symmetric cage."""
     align, cage, guest = kabsch["by_kabsch"], kabsch["buckminsterfullerene"](), torch.tensor([0.5, 0.3, 0.0]).double()
     observed = kabsch["frames"](64, 0.0, seed=0)

@@ -20,12 +20,12 @@ def hostile(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
 
-def test_no_call_ends_the_process_or_reads_what_nobody_wrote():
+def test_no_call_ends_the_process_or_reads_unwritten_memory():
     found = hostile("--seed", 5, "--calls", 3000, "--every", 8, "--only", "ops.")
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
 
 
-def test_it_sees_reads_past_the_end_and_memory_that_nobody_wrote(tmp_path):
+def test_it_detects_out_of_bounds_reads_and_unwritten_memory(tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text(
         f"""

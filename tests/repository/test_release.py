@@ -156,7 +156,7 @@ with mg.override("*"):
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_elsewhere_than_on_linux_the_package_is_python_alone(tree, platform):
+def test_the_package_is_pure_python_outside_linux(tree, platform):
     """Without a compiler anywhere: the wheel is for any platform, and differentiates."""
     blocked = {**os.environ, "PATH": str(tree / "no"), "CXX": str(tree / "no" / "c++"), "CC": str(tree / "no" / "cc")}
     blocked = {key: value for key, value in blocked.items() if not key.startswith("MANUALGRAD_")}

@@ -1,15 +1,19 @@
-"""The plain-text mathematics of docstrings, typeset: ``gB = L^-H W`` becomes Markdown with ``\\(g_{B} = L^{-H} W\\)``.
+"""The plain-text mathematics of docstrings, typeset: ``$gB = L^-H W$`` becomes Markdown with ``\\(g_{B} = L^{-H} W\\)``.
 
-Docstrings are read in editors, so they have no LaTeX. Their notation is regular enough to be recognised within a sentence:
-single letters, numbers, operators and the names of functions are mathematics, words are not.
+Docstrings are read in editors, so they have no LaTeX: mathematics is plain text between dollar signs. In a paragraph that has
+no dollar sign, mathematics is guessed: single letters, numbers, operators and the names of functions. The guesser is
+needed only until every docstring is marked; ``mark.py`` writes the marks where it guesses.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect
+from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
-__all__ = ["typeset"]
+__all__ = ["marked", "typeset"]
 
 GREEK = {
     "phi": r"\varphi",
@@ -78,24 +82,56 @@ class Token(NamedTuple):
     kind: str
     text: str
     before: str  # the white space before it
+    start: int = 0  # where it starts and ends in the text
+    end: int = 0
+
+
+MARK = "$"
 
 
 def typeset(text: str) -> str:
-    """Markdown of a paragraph, in which what is mathematics stands in ``\\(...\\)``."""
-    tokens = _tokens(text)
-    math = _mathematical(tokens)
-    out, i = [], 0
-    while i < len(tokens):
-        if not math[i]:
-            out.append(tokens[i].before + _plain(tokens[i]))
-            i += 1
-            continue
-        end = i
-        while end < len(tokens) and math[end]:
-            end += 1
-        out.append(f"{tokens[i].before}\\({_latex(tokens[i:end]).strip()}\\)")
-        i = end
+    """Markdown of a paragraph, with its mathematics in ``\\(...\\)``."""
+    text, marks = _without_marks(text)
+    out = []
+    for tokens, is_math in _runs(text, marks):
+        if is_math:
+            out.append(f"{tokens[0].before}\\({_latex(tokens).strip()}\\)")
+        else:
+            out += [token.before + _plain(token) for token in tokens]
     return "".join(out)
+
+
+def marked(text: str) -> str:
+    """The paragraph with a mark on each side of the mathematics that is guessed in it; unchanged if it has marks."""
+    if MARK in text:
+        return text
+    out, position = [], 0
+    for tokens, is_math in _runs(text, []):
+        start, end = tokens[0].start, tokens[-1].end
+        out += [text[position:start], MARK * is_math, text[start:end], MARK * is_math]
+        position = end
+    return "".join([*out, text[position:]])
+
+
+def _without_marks(text: str) -> tuple[str, list[int]]:
+    """The text without marks, and where in it mathematics starts and ends in turn."""
+    pieces = text.split(MARK)
+    if len(pieces) % 2 == 0:
+        raise ValueError(f"mathematics starts with {MARK} and does not end: {text}")
+    ends, length = [], 0
+    for piece in pieces[:-1]:
+        length += len(piece)
+        ends.append(length)
+    return "".join(pieces), ends
+
+
+def _runs(text: str, marks: list[int]) -> Iterator[tuple[list[Token], bool]]:
+    """Neighbouring tokens that are all mathematics, or all not: as marked, or guessed without marks."""
+    tokens = _tokens(text)
+    math = [bisect(marks, token.start) for token in tokens] if marks else _mathematical(tokens)
+    # the number of marks before a token is odd inside of a run, and differs between runs
+    for key, run in groupby(zip(tokens, math, strict=True), key=lambda pair: pair[1]):
+        yield [token for token, _ in run], key % 2 == 1
 
 
 def _tokens(text: str) -> list[Token]:
@@ -111,7 +147,7 @@ def _tokens(text: str) -> list[Token]:
                 value = "langle"
             elif value == ">" and not before and any(t.text == "langle" for t in found):
                 value = "rangle"
-        found.append(Token(kind, value, before))
+        found.append(Token(kind, value, before, match.start(), match.end()))
         before = ""
     return found
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random
-from sine_rules_for_tests import factor
+from helpers.calls import is_pytorchs
+from helpers.sine_rules import factor
+from helpers.tensors import random
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from ops_for_tests import random
-from sine_rules_for_tests import DOUBLE, TRIPLE, factor, sine_times
+from helpers.sine_rules import DOUBLE, TRIPLE, factor, sine_times
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 
@@ -170,7 +170,7 @@ def test_a_fork_while_threads_enter_and_leave(forks, scope):
 # -- uninstall and unregister ------------------------------------------------------------------------------------------
 
 
-def test_uninstall_removes_what_lost_its_handle():
+def test_uninstall_removes_installs_without_a_handle():
     mg.install(DOUBLE)
     mg.install("dist")
     mg.forward_ad.enable("aten::trace")
@@ -185,7 +185,7 @@ def test_uninstall_removes_what_lost_its_handle():
     assert handle.rules == () and factor() == 1
 
 
-def test_unregister_deactivates_nothing_and_active_says_so():
+def test_unregister_leaves_active_rules_active():
     handle = mg.install(DOUBLE)
     mg.unregister()
     assert factor() == 2 and [a.acting for a in mg.active()] == [DOUBLE]
@@ -196,7 +196,7 @@ def test_unregister_deactivates_nothing_and_active_says_so():
     assert "deactivates nothing" in mg.unregister.__doc__ and "uninstall" in mg.unregister.__doc__
 
 
-def test_what_is_left_too_often():
+def test_leaving_an_override_twice():
     block = mg.override(DOUBLE)
     with pytest.raises(RuntimeError, match="left more often than it was entered"):
         block.__exit__(None, None, None)

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 import torch
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random, same
-from sine_rules_for_tests import DOUBLE, TRIPLE, factor
+from helpers.calls import is_pytorchs
+from helpers.sine_rules import DOUBLE, TRIPLE, factor
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS
 from torch.func import vmap
-from transforms_for_tests import NESTINGS
 
 import torch_manualgrad as mg
 
@@ -210,12 +210,12 @@ def test_decorated_coroutines_are_under_the_rules_while_their_bodies_run():
 
 
 @pytest.mark.parametrize("what", [torch.nn.Linear, 3])
-def test_what_has_no_body_is_not_decorated(what):
+def test_an_object_without_a_body_cannot_be_decorated(what):
     with pytest.raises(TypeError, match="a function is decorated, got .*3|decorate the methods, such as __init__"):
         mg.override(DOUBLE)(what)
 
 
-def test_what_acts_now_and_why():
+def test_active_lists_rules_and_their_source():
     assert mg.active() == []
     with mg.override("dist", "nested"):
         named = mg.active()
@@ -297,7 +297,7 @@ def another_thread():
 
 
 @pytest.mark.parametrize("transforms", NESTINGS[:6], ids=lambda c: "-".join(t.__name__ for t in c))
-def test_after_the_block_it_is_stocks_also_while_other_threads_run(another_thread, transforms):
+def test_after_the_block_stock_is_back_while_other_threads_run(another_thread, transforms):
     """A registration cannot be taken away while a thread may be inside it; it then passes everything on."""
 
     def run(x):

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random, same
-from sine_rules_for_tests import factor, sine_times
+from helpers.calls import is_pytorchs
+from helpers.sine_rules import factor, sine_times
+from helpers.tensors import random, same
 from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
@@ -64,7 +64,7 @@ def test_a_forward_is_for_dense_tensors():
         same(torch.sin(x.to_sparse()).to_dense(), stock)
 
 
-def test_what_could_not_be_put_in_force_leaves_nothing_behind(monkeypatch):
+def test_a_failed_activation_leaves_no_registration(monkeypatch):
     from torch_manualgrad.core.override import kernels
 
     first, second = sine_times(2), mg.rule("aten::atanh", vjp={"self": lambda grad: grad}, register=False)

@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random, same
-from sine_rules_for_tests import DOUBLE, factor
+from helpers.sine_rules import DOUBLE, factor
+from helpers.tensors import random, same
+from helpers.transforms import NESTINGS
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
-from transforms_for_tests import NESTINGS
 
 import torch_manualgrad as mg
 

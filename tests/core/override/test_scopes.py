@@ -8,8 +8,8 @@ import time
 
 import pytest
 import torch
-from ops_for_tests import random, same
-from sine_rules_for_tests import DOUBLE, TRIPLE, factor, sine_times
+from helpers.sine_rules import DOUBLE, TRIPLE, factor, sine_times
+from helpers.tensors import random, same
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
@@ -47,7 +47,7 @@ def second(x, y):
     return round((torch.autograd.grad(first.sum(), x)[0] / x.detach().cos())[0].item(), 6)
 
 
-def test_other_threads_keep_what_they_have():
+def test_other_threads_keep_their_rules():
     with mg.override(DOUBLE, scope="thread"):
         assert factor() == 2 and thread(factor) == 1
         with mg.override(TRIPLE):  # of the process: below what is the thread's own

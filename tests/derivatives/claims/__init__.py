@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jvp
 
 from torch_manualgrad.testing import check

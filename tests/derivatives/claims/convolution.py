@@ -1,7 +1,7 @@
 """Convolution, pooling and sampling."""
 
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad
 
 from claims import own, point

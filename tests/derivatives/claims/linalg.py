@@ -1,7 +1,7 @@
 """Linear algebra."""
 
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad
 
 from claims import F64, own, point, tangent

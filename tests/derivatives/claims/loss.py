@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jvp
 
 from claims import F64, derivatives, own, point, scalar

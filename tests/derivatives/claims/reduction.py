@@ -3,7 +3,7 @@
 import math
 
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jacrev, jvp
 
 from claims import F64, own, point, tangent

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
+from helpers.tensors import random
+from helpers.transforms import differentiated
 from torch.func import jvp, vjp
 
 import torch_manualgrad as mg
@@ -49,23 +50,13 @@ def along(f):
     return lambda t: f(x + t * dx, w + t * dw).sin().cos().sum()
 
 
-def differentiated(loss, nesting):
-    """By jvp and vjp, the first letter outermost, of a function of one number."""
-    for way in reversed(nesting):
-        if way == "f":
-            loss = lambda t, f=loss: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            loss = lambda t, f=loss: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return loss(torch.tensor(0.1, dtype=F64))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_of_the_third_order(name):
     f, reference = CASES[name]
-    expected = differentiated(along(reference), "rrr")
+    expected = differentiated(along(reference), "rrr", 0.1)
     with mg.override("*"):
         for nesting in map("".join, itertools.product("fr", repeat=3)):
-            found = differentiated(along(f), nesting)
+            found = differentiated(along(f), nesting, 0.1)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=nesting)
 
 

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from torch.func import jvp, vjp
+from helpers.tensors import random
+from helpers.transforms import differentiated
+from torch.func import jvp
 
 import torch_manualgrad as mg
 
@@ -77,33 +78,24 @@ def along(f, dims):
     return lambda t: (W * f(image + t * d_image, grid + t * d_grid).reshape(W.shape).sin()).sum()
 
 
-def differentiated(loss, nesting):
-    """By jvp and vjp, the first letter outermost, of a function of one number."""
-    for way in reversed(nesting):
-        if way == "f":
-            loss = lambda t, f=loss: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            loss = lambda t, f=loss: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return loss(torch.tensor(0.01, dtype=F64))
-
-
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_up_to_the_third_order(name, which):
     dims, mode, align_corners = CASES[name]
     expected = [
-        differentiated(along(lambda x, g: by_sums(x, g, mode, align_corners), dims), "r" * order) for order in (1, 2, 3)
+        differentiated(along(lambda x, g: by_sums(x, g, mode, align_corners), dims), "r" * order, 0.01)
+        for order in (1, 2, 3)
     ]
     with mg.override(*which):
         loss = along(lambda x, g: aten.grid_sampler(x, g, mode, 0, align_corners), dims)
         for nesting in ("".join(n) for order in (1, 2, 3) for n in itertools.product("fr", repeat=order)):
-            found = differentiated(loss, nesting)
+            found = differentiated(loss, nesting, 0.01)
             torch.testing.assert_close(found, expected[len(nesting) - 1], rtol=1e-9, atol=1e-9, msg=nesting)
 
 
 def test_third_order_of_the_plain_graph():
     """Three times torch.autograd.grad: the plain call stays with PyTorch, and its backward does not."""
-    expected = differentiated(along(lambda x, g: by_sums(x, g, BICUBIC, False), 2), "rrr")
+    expected = differentiated(along(lambda x, g: by_sums(x, g, BICUBIC, False), 2), "rrr", 0.01)
     t = torch.tensor(0.01, dtype=F64, requires_grad=True)
     with mg.override():
         y = along(lambda x, g: aten.grid_sampler(x, g, BICUBIC, 0, False), 2)(t)
@@ -168,7 +160,7 @@ def test_a_plain_training_step_is_pytorchs_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_beside_double(dtype):
+def test_half_precision_against_double(dtype):
     given = [random(1, 2, 3, 4).to(dtype), random(1, 2, 2, 2, seed=1).tanh().to(dtype)]
     tangents = [random(1, 2, 3, 4, seed=2).to(dtype), random(1, 2, 2, 2, seed=3).to(dtype)]
     exact = mg.ops.grid_sampler_jvp(*[x.double() for x in (given[0], tangents[0], given[1], tangents[1])], 0, 0, False)

@@ -144,7 +144,7 @@ def test_the_kernel_for_samples(dtype, allowed):
         same(torch.ones(shape, dtype=dtype), torch.ones(shape, dtype=dtype))
 
 
-def test_what_the_kernel_for_samples_leaves():
+def test_cases_that_the_sample_kernel_declines():
     formula = mg.ops.standard_gamma_grad
     a, x = torch.tensor([[0.5, 2.0], [3.0, 40.0]], dtype=F64), torch.tensor([[0.2, 0.7], [1.5, 44.0]], dtype=F64)
     expected = formula(a, x)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from nestings_for_tests import assert_all_close, third_derivatives
-from ops_for_tests import random
+from helpers.tensors import random
+from helpers.transforms import assert_all_close, third_derivatives
 from torch.func import grad, jvp
 
 import torch_manualgrad as mg

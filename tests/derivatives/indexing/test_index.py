@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
@@ -54,7 +54,7 @@ def test_under_vmap_and_with_sizes_that_are_symbols():
             torch.testing.assert_close(compiled(x), grad(f)(x))
 
 
-def test_what_is_filled_is_counted_once():
+def test_a_filled_entry_counts_once():
     x, index = random(3, 4), torch.tensor([-1, 3, 0])
     value = torch.tensor(2.0, dtype=torch.float64)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cofactors_for_tests import cofactors, integers
+from helpers.matrices import cofactors, integers
 
 from torch_manualgrad.derivatives.linalg.adjugate import adjugate, adjugate_from_lu, small_adjugate
 

@@ -88,7 +88,7 @@ def test_third_order():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_failed_factorization_spoils_its_own_gradient_only(dtype):
+def test_a_failed_factorization_makes_only_its_own_gradient_nan(dtype):
     A = random_definite(3, 2, 2, dtype=dtype)
     A[1] = -A[1]
     with mg.override(*CHOLESKY):
@@ -185,7 +185,7 @@ def test_the_gradient_of_a_factor_is_pytorchs_where_it_is_read_and_zero_elsewher
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("name", FROM_FACTOR)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_in_the_other_triangle_does_not_matter(dtype, name, upper):
+def test_the_other_triangle_is_ignored(dtype, name, upper):
     """First and second derivatives, every mode: the same with nan there, in the tangents too."""
 
     def f(L):
@@ -216,7 +216,7 @@ def test_what_is_in_the_other_triangle_does_not_matter(dtype, name, upper):
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("columns", [1, 4])
-def test_which_inputs_need_a_gradient(columns, wanted):
+def test_each_subset_of_inputs_that_require_grad(columns, wanted):
     """And batches that broadcast, either way."""
     for of_B, of_L in (((4, columns), (2, 4, 4)), ((3, 1, 4, columns), (4, 4)), ((2, 4, columns), (3, 1, 4, 4))):
         B, L = random(*of_B, dtype=torch.float64), factor(*of_L, dtype=torch.float64)

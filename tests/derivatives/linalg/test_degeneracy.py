@@ -204,7 +204,7 @@ def test_nuclear_norm_and_rank_deficient_reconstruction():
     torch.testing.assert_close(found, U @ Vh, rtol=0, atol=1e-13)
 
 
-def test_forward_mode_of_what_does_not_split_a_group():
+def test_forward_mode_of_tangents_that_keep_a_group_together():
     A, E = torch.eye(3, dtype=torch.float64), weights(3, 1)
     with mg.override(), warnings.catch_warnings():
         warnings.simplefilter("ignore", GaugeWarning)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cofactors_for_tests import cofactors, integers
+from helpers.matrices import cofactors, integers
 
 import torch_manualgrad as mg
 
@@ -56,7 +56,7 @@ def test_gradient_is_the_cofactors_at_every_rank(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
-def test_the_factors_give_what_the_matrix_gives(dtype):
+def test_gradients_from_the_factors_equal_those_from_the_matrix(dtype):
     """Values, strides and conj bits, for a factorization of A and of A^T, also of nothing."""
     for shape in ((3, 3), (2, 5, 5), (40, 40), (0, 3, 3), (2, 0, 0)):
         generator = torch.Generator().manual_seed(0)
@@ -222,7 +222,7 @@ def test_slogdet_cotangents_that_are_missing():
         assert torch.autograd.grad(torch.linalg.slogdet(B)[0] * 1.0, B, allow_unused=True)[0] is None
 
 
-def test_logdet_goes_by_the_same_rule():
+def test_logdet_uses_the_same_rule():
     A = integers(4, 4, seed=2)
     A = A @ A.mT + torch.eye(4)
     with mg.override("logdet"):

@@ -44,7 +44,7 @@ def test_plain_backwards_need_no_python(dtype, shape, keep):
 @pytest.mark.parametrize(
     "A", [torch.eye(3, dtype=torch.float64), random(3, 3, dtype=torch.complex128)], ids=["a group", "a phase"]
 )
-def test_what_is_reported_is_computed_once(A):
+def test_reported_values_are_computed_once(A):
     with mg.override("aten::_linalg_eigh"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GaugeWarning)
         _, counted = gradient(A, (True, True))

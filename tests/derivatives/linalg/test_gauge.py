@@ -40,7 +40,7 @@ def test_gauge(decompose):
 @pytest.mark.parametrize(
     "decompose", [lambda A: torch.linalg.svd(A, full_matrices=False).U, lambda A: torch.linalg.eigh(A).eigenvectors]
 )
-def test_what_calls_without_python_find_is_reported(decompose, n):
+def test_gauge_dependence_is_reported_by_calls_without_python(decompose, n):
     """And computed once."""
     A = torch.diag(torch.arange(n).div(2, rounding_mode="floor").double()).requires_grad_()
     with mg.override():

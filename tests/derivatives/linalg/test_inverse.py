@@ -42,7 +42,7 @@ def test_smallest_sizes(n):
 
 @pytest.mark.skipif(not compiled_calls.loaded(), reason="Python asks the rule itself")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_which_batches_are_left_to_pytorch_is_one_fact(dtype):
+def test_the_limit_on_batches_for_pytorch_has_one_home(dtype):
     rule = mg.rules["aten::linalg_inv_ex"]
     for shape in [(455, 3, 3), (456, 3, 3), (63, 8, 8), (64, 8, 8), (51, 9, 9), (2, 48, 48), (2, 49, 49), (1, 64, 64)]:
         A = torch.eye(shape[-1], dtype=dtype).expand(shape).clone().requires_grad_()

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from helpers.tensors import same
 
 from torch_manualgrad.derivatives.linalg.linear import linear_backward, linear_double_backward
 from torch_manualgrad.derivatives.samples.drawing import random
 
 F64, C128 = torch.float64, torch.complex128
-same = torch.testing.assert_close
 
 
 def gradients(out, inputs, weight):

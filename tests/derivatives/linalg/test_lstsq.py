@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from helpers.tensors import close
 from torch.func import grad, jacfwd, jacrev, jvp
 
 import torch_manualgrad as mg
@@ -19,10 +20,6 @@ NO_SHAPES = ("agreement", "duality", "undefined cotangents", "noncontiguous")
 
 def ours():
     return mg.override(*RULES)
-
-
-def same(actual, expected, tol=1e-9):
-    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
 
 
 def gradients(f, *inputs, weights=1):
@@ -70,7 +67,7 @@ def test_a_batch_of_mixed_ranks_is_that_of_its_matrices(driver):
     with ours():
         together = gradients(f, A, B)
     for g, x in zip(together, gradients(lambda A, B: torch.linalg.pinv(A) @ B, A, B), strict=True):
-        same(g, x)
+        close(g, x)
 
 
 # -- tolerances -------------------------------------------------------------------------------------------------------
@@ -93,8 +90,8 @@ def test_values_under_rcond_are_zeros_in_the_derivative_where_stock_divides_by_t
     stock = (grad(f)(A) * T).sum()
     assert (stock - expected).abs() > 1e3 * expected.abs()
     with ours():
-        same((grad(f)(A) * T).sum(), expected)
-        same(jvp(f, (A,), (T,))[1], expected)
+        close((grad(f)(A) * T).sum(), expected)
+        close(jvp(f, (A,), (T,))[1], expected)
 
 
 def test_gels_takes_full_rank_whatever_the_tolerance():
@@ -104,8 +101,8 @@ def test_gels_takes_full_rank_whatever_the_tolerance():
         found = gradients(lambda A, B: torch.linalg.lstsq(A, B, rcond=0.1, driver="gels").solution, A, B)
         twice = grad(lambda A: grad(lambda A: torch.linalg.lstsq(A, B, 0.1, driver="gels")[0].sum())(A).sum())(A)
     for g, x in zip(found, expected, strict=True):
-        same(g, x)
-    same(twice, grad(lambda A: grad(lambda A: (torch.linalg.pinv(A) @ B).sum())(A).sum())(A), 1e-7)
+        close(g, x)
+    close(twice, grad(lambda A: grad(lambda A: (torch.linalg.pinv(A) @ B).sum())(A).sum())(A), 1e-7)
 
 
 def test_a_negative_rcond_is_the_precision_of_the_dtype():
@@ -114,7 +111,7 @@ def test_a_negative_rcond_is_the_precision_of_the_dtype():
     with ours():
         found = gradients(lambda A, B: torch.linalg.lstsq(A, B, -1.0, driver="gelsd").solution, A, B)
     for g, x in zip(found, expected, strict=True):
-        same(g, x)
+        close(g, x)
 
 
 @pytest.mark.parametrize("dtype", [F64, C128])
@@ -123,7 +120,7 @@ def test_the_kernel_of_lstsq_pinv_is_its_body(shape, dtype):
     A = random_conditioned(*shape, dtype=dtype)
     for rank in (torch.empty(0, dtype=torch.int64), torch.full(shape[:-2], min(shape[-2:]))):
         found, expected = lstsq_pinv(A, rank, None), lstsq_pinv.reference(A, rank, None)
-        same(found, expected)
+        close(found, expected)
         assert found.stride() == expected.stride() and not found.is_conj()
 
 
@@ -164,7 +161,7 @@ def test_every_part_alone_equals_stock(A, B, driver, dtype, outputs, alone):
         found = gradients(f, *inputs)
     for g, x in zip(found, expected, strict=True):
         assert g.shape == x.shape and g.dtype == x.dtype
-        same(g, x)
+        close(g, x)
 
 
 def test_no_columns_leave_all_of_b_as_the_residual():
@@ -172,7 +169,7 @@ def test_no_columns_leave_all_of_b_as_the_residual():
     with ours():
         gA, gB = gradients(lambda A, B: torch.linalg.lstsq(A, B, driver="gelss").residuals, A, B)
     assert gA.shape == A.shape
-    same(gB, 2 * B * random(2, dtype=F64, seed=9))
+    close(gB, 2 * B * random(2, dtype=F64, seed=9))
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -185,7 +182,7 @@ def test_strides_and_single_precision(driver):
     expected = gradients(lambda A, B: torch.linalg.pinv(A) @ B, A.contiguous(), B.contiguous())
     with ours():
         for g, x in zip(gradients(f, A, B), expected, strict=True):
-            same(g, x)
+            close(g, x)
         assert {g.dtype for g in gradients(f, A.float(), B.float())} == {torch.float32}
 
 
@@ -193,7 +190,7 @@ def test_the_older_name_is_the_tangent_of_the_solution():
     A, B = random_conditioned(5, 3, dtype=F64), random(5, 2, dtype=F64, seed=1)
     T = B @ B.mT @ A
     expected = jvp(lambda A, B: torch.linalg.lstsq(A, B).solution, (A, B), (T, 2 * B))[1]
-    same(linalg_lstsq_jvp(A, B, T, 2 * B), expected)
+    close(linalg_lstsq_jvp(A, B, T, 2 * B), expected)
 
 
 def test_a_very_tall_matrix_takes_no_square_of_its_height():
@@ -202,7 +199,7 @@ def test_a_very_tall_matrix_takes_no_square_of_its_height():
     (expected,) = torch.autograd.grad(torch.linalg.solve(x.mT @ x, x.mT @ B).sum(), x)
     with ours():
         (found,) = torch.autograd.grad(torch.linalg.lstsq(x, B).solution.sum(), x)
-    same(found, expected)
+    close(found, expected)
 
 
 # -- accuracy, order, errors ------------------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ def test_third_order(m, n, driver):
     with ours():
         for outer in (jacfwd, jacrev):
             for inner in (jacfwd, jacrev):
-                same(outer(inner(jacrev(line)))(zero), expected, 1e-7)
+                close(outer(inner(jacrev(line)))(zero), expected, 1e-7)
 
 
 def test_shapes_that_do_not_fit_raise():

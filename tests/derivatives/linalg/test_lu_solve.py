@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import close, random
 from torch.func import jvp, vjp
 
 import torch_manualgrad as mg
@@ -12,10 +12,6 @@ import torch_manualgrad as mg
 F64, C128 = torch.float64, torch.complex128
 DTYPES = [F64, C128]
 CASES = list(itertools.product([True, False], [True, False]))
-
-
-def same(actual, expected, tol=1e-9):
-    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
 
 
 def solved(LU, pivots, B, left, adjoint):
@@ -40,11 +36,11 @@ def test_lu_solve_is_the_solution_with_the_product(n, r, left, adjoint, dtype):
     )
     with mg.override():
         found = [*vjp(f, LU, B)[1](G), *(jvp(f, (LU, B), t)[1] for t in [(T, S), (T, 0 * S), (0 * T, S)])]
-        same(tuple(found), expected, 1e-7)
-        same(vjp(lambda LU: f(LU, B), LU)[1](G)[0], expected[0], 1e-7)
-        same(vjp(lambda B: f(LU, B), B)[1](G)[0], expected[1], 1e-7)
-        same(jvp(lambda LU: f(LU, B), (LU,), (T,))[1], expected[3], 1e-7)
-        same(jvp(lambda B: f(LU, B), (B,), (S,))[1], expected[4], 1e-7)
+        close(tuple(found), expected, 1e-7)
+        close(vjp(lambda LU: f(LU, B), LU)[1](G)[0], expected[0], 1e-7)
+        close(vjp(lambda B: f(LU, B), B)[1](G)[0], expected[1], 1e-7)
+        close(jvp(lambda LU: f(LU, B), (LU,), (T,))[1], expected[3], 1e-7)
+        close(jvp(lambda B: f(LU, B), (B,), (S,))[1], expected[4], 1e-7)
 
 
 @pytest.mark.parametrize("left, adjoint", CASES)
@@ -60,7 +56,7 @@ def test_lu_solve_forward_over_reverse_of_complex_matrices(left, adjoint):
         with pytest.raises(RuntimeError, match="same layout as primal"):
             jvp(pulled(torch.linalg.lu_solve), (LU, B), (T, S))
     with mg.override():
-        same(jvp(pulled(torch.linalg.lu_solve), (LU, B), (T, S))[1], expected)
+        close(jvp(pulled(torch.linalg.lu_solve), (LU, B), (T, S))[1], expected)
 
 
 @pytest.mark.parametrize("left, adjoint", CASES)
@@ -73,5 +69,5 @@ def test_lu_solve_broadcasts(of_LU, of_B, left, adjoint):
     G, T, S = random(*shape, seed=2), random(*LU.shape, seed=3), random(*B.shape, seed=4)
     expected = *vjp(f, LU, B)[1](G), jvp(f, (LU, B), (T, S))[1]
     with mg.override():
-        same((*vjp(f, LU, B)[1](G), jvp(f, (LU, B), (T, S))[1]), expected)
-    same(mg.ops.linalg_lu_solve_LU(G, LU, pivots, f(LU, B), left, adjoint), expected[0])
+        close((*vjp(f, LU, B)[1](G), jvp(f, (LU, B), (T, S))[1]), expected)
+    close(mg.ops.linalg_lu_solve_LU(G, LU, pivots, f(LU, B), left, adjoint), expected[0])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.tensors import same
 from torch.func import jvp
 
 import torch_manualgrad as mg
@@ -9,7 +10,6 @@ from torch_manualgrad.derivatives.linalg.matmul import mm_mat1_backward, mm_mat2
 from torch_manualgrad.derivatives.samples.drawing import random
 
 F32, F64, C128 = torch.float32, torch.float64, torch.complex128
-same = torch.testing.assert_close
 
 
 def gradients(out, inputs, weight):

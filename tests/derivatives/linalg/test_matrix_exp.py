@@ -6,7 +6,7 @@ import math
 import mpmath
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.derivatives.linalg.matrix_exp import differential_analytic_matrix_function
@@ -89,7 +89,7 @@ def test_each_matrix_of_a_batch_is_scaled_by_itself():
     torch.testing.assert_close(together[0], E[0], rtol=1e-15, atol=0)
 
 
-def test_what_is_not_finite_stays_in_its_matrix():
+def test_nan_stays_in_its_matrix():
     A, E = random(4, 3, 3), random(4, 3, 3, seed=1)
     A[1, 0, 0], A[2, 1, 1], E[3, 2, 2] = math.nan, math.inf, math.inf
     for found in (differential(A, E, False), differential.reference(A, E, False)):

@@ -39,7 +39,7 @@ def gradients(f, inputs, *names):
 @pytest.mark.parametrize("dtype", [F64, C128], ids=str)
 @pytest.mark.parametrize("numbers", [(1, 1), (0, 2), (0.5, 0), (2, 1.5)], ids=str)
 @pytest.mark.parametrize("f", ADDED, ids=lambda f: f.__name__)
-def test_what_is_added_is_broadcast(f, numbers, dtype):
+def test_the_added_tensor_is_broadcast(f, numbers, dtype):
     first, second, result = ADDED[f]
     beta, alpha = numbers if not dtype.is_complex else [n * (1 - 2j) if n not in (0, 1) else n for n in numbers]
     factors = [random(*s, dtype=dtype, seed=i) for i, s in enumerate((first, second))]

@@ -106,7 +106,7 @@ def test_third_order():
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("adjoint", [True, False])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
-def test_the_factors_give_what_the_matrix_gives(dtype, adjoint, left):
+def test_gradients_from_the_factors_equal_those_from_the_matrix(dtype, adjoint, left):
     shapes = [((3, 3), (3, 2)), ((3, 3), (2, 3, 3)), ((2, 1, 3, 3), (2, 4, 3, 1)), ((2, 0, 0), (2, 0, 2))]
     for of_A, of_B in [*shapes, ((3, 3), (3, 0)), ((0, 2, 2), (0, 2, 1))]:
         for A in (random(*of_A, dtype=dtype), random(*of_A, dtype=dtype).mT):
@@ -162,7 +162,7 @@ def test_stale_declarations(dtype):
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("columns", [1, 3])
-def test_which_inputs_need_a_gradient(columns, wanted, left):
+def test_each_subset_of_inputs_that_require_grad(columns, wanted, left):
     """Few columns and many, and no work for a gradient that nobody wants."""
     A = random_conditioned(2, 3, 3, dtype=torch.float64)
     B = random(3, columns, dtype=torch.float64)

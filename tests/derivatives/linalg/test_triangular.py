@@ -27,7 +27,7 @@ def test_a_gradient_has_the_shape_of_its_input():
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("columns", [1, 3])
-def test_which_inputs_need_a_gradient(columns, wanted, left):
+def test_each_subset_of_inputs_that_require_grad(columns, wanted, left):
     """Two ways to the gradient of B, few columns and many, and no work for one that nobody wants."""
     A = random_conditioned(2, 3, 3, dtype=torch.float64)
     B = random(3, columns, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_which_inputs_need_a_gradient(columns, wanted, left):
 @pytest.mark.parametrize("unitriangular", [True, False])
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_read_has_no_part(dtype, upper, unitriangular):
+def test_unread_entries_do_not_contribute(dtype, upper, unitriangular):
     """nan in the other triangle, and on a diagonal that counts as ones."""
     A = random_conditioned(3, 3, dtype=dtype)
     read = torch.ones(3, 3).triu(int(unitriangular)) if upper else torch.ones(3, 3).tril(-int(unitriangular))

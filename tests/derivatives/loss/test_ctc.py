@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from torch.func import grad, hessian, jacrev, jvp, vjp
+from helpers.tensors import random
+from helpers.transforms import differentiated
+from torch.func import grad, hessian, jacrev
 
 import torch_manualgrad as mg
 
@@ -47,15 +48,10 @@ FORMS = {
 }
 
 
-def differentiated(loss, nesting, x, v):
+def along_curve(loss, nesting, x, v):
     """By forward and reverse mode, the first letter outermost, of a function along a line."""
     f = lambda t: loss(x + t * v + t * t * v.flip(0) / 2)  # noqa: E731
-    for way in reversed(nesting):
-        if way == "f":
-            f = lambda t, f=f: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            f = lambda t, f=f: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return f(torch.tensor(0.1, dtype=F64))
+    return differentiated(f, nesting, 0.1)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,9 +72,9 @@ def test_gradient_and_hessian_of_log_probabilities_that_are_not_normalised(form)
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_third_order(nesting):
     v = random(4, 4, 3, seed=1)
-    expected = differentiated(reference, "rrr", LP, v)
+    expected = along_curve(reference, "rrr", LP, v)
     with mg.override():
-        torch.testing.assert_close(differentiated(FORMS["padded"], nesting, LP, v), expected)
+        torch.testing.assert_close(along_curve(FORMS["padded"], nesting, LP, v), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)

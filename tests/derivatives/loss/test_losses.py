@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from ops_for_tests import random
-from torch.func import grad, hessian, jvp, vjp
+from helpers.tensors import random
+from helpers.transforms import differentiated
+from torch.func import grad, hessian
 
 import torch_manualgrad as mg
 
@@ -70,26 +71,21 @@ CASES = {
 }  # fmt: skip
 
 
-def differentiated(loss, nesting):
+def along_curve(loss, nesting):
     """By forward and reverse mode, the first letter outermost, of a function along a curve."""
     a, b, c = (0.3 * random(3, 4, seed=k) for k in (3, 4, 5))
     f = lambda t: loss(X + t * a + t * t * c, Y + t * b).sin()  # noqa: E731
-    for way in reversed(nesting):
-        if way == "f":
-            f = lambda t, f=f: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            f = lambda t, f=f: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return f(torch.tensor(0.01, dtype=F64))
+    return differentiated(f, nesting, 0.01)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_to_third_order(name):
     f, reference = CASES[name]
-    expected = {n: differentiated(reference, "r" * n) for n in (1, 2, 3)}
+    expected = {n: along_curve(reference, "r" * n) for n in (1, 2, 3)}
     with mg.override():
         for nesting in NESTINGS:
             torch.testing.assert_close(
-                differentiated(f, nesting),
+                along_curve(f, nesting),
                 expected[len(nesting)],
                 rtol=1e-8,
                 atol=1e-9,
@@ -166,7 +162,7 @@ def test_kinks():
             assert not grad(f)(tie).any() and not hessian(f)(tie).any()
 
 
-def test_a_loss_of_what_is_broadcast():
+def test_losses_of_broadcast_inputs():
     """PyTorch divides by the number of entries of one of the two, where they are given to the operator so."""
     x, y = random(4), random(3, 1, seed=1)
     with mg.override("*"):

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random
+from helpers.calls import is_pytorchs
+from helpers.tensors import random
+from helpers.transforms import differentiated
 from torch.func import hessian, jacrev, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -74,16 +75,6 @@ def loss_along(f, starts):
     return lambda t: (W * f(*[x + t * d for x, d in zip(starts, directions)]).sin()).sum()
 
 
-def differentiated(loss, nesting):
-    """By jvp and vjp, the first letter outermost, of a function of one number."""
-    for way in reversed(nesting):
-        if way == "f":
-            loss = lambda t, f=loss: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            loss = lambda t, f=loss: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return loss(torch.tensor(0.2, dtype=F64))
-
-
 NESTINGS = ["".join(n) for order in (1, 2, 3) for n in itertools.product("fr", repeat=order)]
 
 
@@ -97,10 +88,10 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_to_third_order(name, which):
     f, expected = functions(name)
-    known = [differentiated(loss_along(expected, inputs(name)), "r" * order) for order in (1, 2, 3)]
+    known = [differentiated(loss_along(expected, inputs(name)), "r" * order, 0.2) for order in (1, 2, 3)]
     with mg.override(*which):
         for nesting in NESTINGS:
-            found = differentiated(loss_along(f, inputs(name)), nesting)
+            found = differentiated(loss_along(f, inputs(name)), nesting, 0.2)
             torch.testing.assert_close(found, known[len(nesting) - 1], rtol=1e-9, atol=1e-9, msg=nesting)
 
 
@@ -189,7 +180,7 @@ def test_autograd_keeps_no_scores(name, order, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_beside_double(dtype):
+def test_half_precision_against_double(dtype):
     given = tuple(x.to(dtype) for x in inputs("causal"))
     tangents = tuple(random(*x.shape, seed=4).to(dtype) for x in given)
     f, expected = functions("causal")

@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random
+from helpers.calls import is_pytorchs
+from helpers.tensors import random
+from helpers.transforms import differentiated
 from torch import nn
-from torch.func import functional_call, hessian, jvp, vjp
+from torch.func import functional_call, hessian
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule.derivative import derivative_of
@@ -78,23 +79,14 @@ def loss_along(f):
     return lambda t: (W * f(x + t * d).sin()).sum()
 
 
-def differentiated(loss, nesting):
-    for way in reversed(nesting):
-        if way == "f":
-            loss = lambda t, f=loss: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            loss = lambda t, f=loss: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return loss(torch.tensor(0.2, dtype=F64))
-
-
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_to_third_order(name, which):
     f, reference = CASES[name]
-    known = [differentiated(loss_along(reference), "r" * order) for order in (1, 2, 3)]
+    known = [differentiated(loss_along(reference), "r" * order, 0.2) for order in (1, 2, 3)]
     with mg.override(*which):
         for nesting in NESTINGS:
-            found = differentiated(loss_along(f), nesting)
+            found = differentiated(loss_along(f), nesting, 0.2)
             torch.testing.assert_close(found, known[len(nesting) - 1], rtol=1e-8, atol=1e-10, msg=nesting)
 
 

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from normalizations_for_tests import EPS, F64, composite
-from ops_for_tests import random
-from torch.func import jvp, vjp
+from helpers.normalizations import EPS, F64, composite
+from helpers.tensors import random
+from helpers.transforms import differentiated
+from torch.func import jvp
 
 import torch_manualgrad as mg
 
@@ -82,16 +83,6 @@ def loss_along(f, n):
     return loss
 
 
-def differentiated(loss, nesting):
-    """By jacfwd and jacrev, the first letter outermost, of a function of one number."""
-    for way in reversed(nesting):
-        if way == "f":
-            loss = lambda t, f=loss: jvp(f, (t,), (torch.ones_like(t),))[1]  # noqa: E731
-        else:
-            loss = lambda t, f=loss: vjp(f, t)[1](torch.ones_like(t))[0]  # noqa: E731
-    return loss(torch.tensor(0.2, dtype=F64))
-
-
 NESTINGS = ["".join(n) for n in itertools.product("fr", repeat=3)]
 
 
@@ -99,21 +90,21 @@ NESTINGS = ["".join(n) for n in itertools.product("fr", repeat=3)]
 @pytest.mark.parametrize("name", CASES)
 def test_second_and_third_order_in_every_nesting(name, which):
     f, reference, n = CASES[name]
-    expected = [differentiated(loss_along(reference, n), "r" * order) for order in (2, 3)]
+    expected = [differentiated(loss_along(reference, n), "r" * order, 0.2) for order in (2, 3)]
     with mg.override(*which):
         for nesting in (*("".join(n) for n in itertools.product("fr", repeat=2)), *NESTINGS):
-            found = differentiated(loss_along(f, n), nesting)
+            found = differentiated(loss_along(f, n), nesting, 0.2)
             torch.testing.assert_close(found, expected[len(nesting) - 2], rtol=1e-9, atol=1e-9, msg=nesting)
 
 
 @pytest.mark.parametrize("name", MENDED)
 def test_pytorch_is_silently_wrong(name):
     f, reference, n = CASES[name]
-    right = {k: differentiated(loss_along(reference, n), "r" * k).item() for k in (2, 3)}
+    right = {k: differentiated(loss_along(reference, n), "r" * k, 0.2).item() for k in (2, 3)}
     wrong = []
     for nesting in ("ff", "rf", *NESTINGS):
         try:
-            found = differentiated(loss_along(f, n), nesting).item()
+            found = differentiated(loss_along(f, n), nesting, 0.2).item()
         except RuntimeError:  # of some nestings, on some torches
             continue
         if not math.isclose(found, right[len(nesting)], rel_tol=1e-6):
@@ -187,7 +178,7 @@ def test_first_and_second_reverse_derivatives_are_pytorchs_to_rounding(name, whi
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parameters", [None, torch.float32], ids=["", "float32 parameters"])
 @pytest.mark.parametrize("name", ["layer_norm", "batch_norm without running statistics", "group_norm"])
-def test_half_precision_beside_double(name, dtype, parameters):
+def test_half_precision_against_double(name, dtype, parameters):
     f, reference, n = CASES[name]
     x, w, b = inputs(n, dtype)
     w, b = (p.detach().to(parameters or dtype).requires_grad_() for p in (w, b))

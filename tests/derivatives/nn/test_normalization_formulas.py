@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from normalizations_for_tests import EPS, F64, composite
-from ops_for_tests import random
+from helpers.normalizations import EPS, F64, composite
+from helpers.tensors import random
 from torch.func import jacrev, jvp, vjp
 
 import torch_manualgrad as mg

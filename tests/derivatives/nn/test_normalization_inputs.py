@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from normalizations_for_tests import EPS, F64, composite, second
-from ops_for_tests import random
+from helpers.normalizations import EPS, F64, composite, second
+from helpers.tensors import random
 from torch.func import functional_call, hessian, jacrev
 
 import torch_manualgrad as mg

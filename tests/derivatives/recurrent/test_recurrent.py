@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from calls_for_tests import is_pytorchs
-from ops_for_tests import random
+from helpers.calls import is_pytorchs
+from helpers.tensors import random
 from torch.func import functional_call, grad, jvp, vmap
 
 import torch_manualgrad as mg
@@ -170,7 +170,7 @@ def test_cells(parts, cell, biases):
     check(lambda *v: formula(*v, *pairs[6:]), [Sample(*pairs[:6])], modes=("rev", "fwd", "rev-rev"), checks=())
 
 
-def test_what_is_no_lstm_is_refused():
+def test_arguments_that_are_not_an_lstm_raise():
     x, w = torch.ones(2, 1, 3), torch.ones(12, 3)
     with pytest.raises(NotImplementedError, match="expected an LSTM"):
         mg.ops.mkldnn_rnn_layer_differentiable_backward(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch import nan, tensor
 from torch.func import grad, jvp
 
@@ -144,7 +144,7 @@ def test_cumulative_products_of_any_length(n):
     )
 
 
-def test_a_long_cumulative_product_beside_pytorchs():
+def test_a_long_cumulative_product_against_pytorchs():
     x = (1 + 0.01 * random(20_000)).float()
     g = random(20_000, seed=1).float()
     expected = torch.autograd.functional.vjp(lambda x: x.double().cumprod(0).float(), x, g)[1]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops_for_tests import random
+from helpers.tensors import random
 from torch.func import grad, jvp
 
 import torch_manualgrad as mg

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from ops_for_tests import random
+from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.derivatives.sparse.entries import product_of_entries, to_dense_at

@@ -6,11 +6,11 @@ import ctypes
 import itertools
 from collections.abc import Callable
 
-import factors_for_tests as factor
+import helpers.factors as factor
 import pytest
 import test_spectrum_kernels as spectrum
 import torch
-from torch import Tensor
+from helpers.tensors import random
 
 from torch_manualgrad.core import libraries
 
@@ -30,10 +30,6 @@ def machine() -> ctypes.CDLL:
 
 def set_order(order: str) -> None:
     machine().cuda_on_host_order(order.encode())
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def norm(dtype: torch.dtype, p: float, dim: int) -> tuple:

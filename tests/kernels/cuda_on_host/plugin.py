@@ -35,7 +35,9 @@ def _of_the_cpu(item: pytest.Item) -> bool:
         return True
     if item.path.name not in ("test_factor_kernels.py", "test_singular_factor_kernels.py"):
         return False
-    in_cache = item.originalname == "test_what_does_not_fit_is_named" and given["name"] in item.module.IN_CACHE
+    in_cache = (
+        item.originalname == "test_an_argument_of_the_wrong_shape_is_named" and given["name"] in item.module.IN_CACHE
+    )
     return in_cache or max(given.get("n", 0), given.get("m", 0)) > LARGEST_FACTOR
 
 

@@ -36,7 +36,7 @@ def environment(folder: Path, kind: str, order: str) -> dict[str, str]:
     """That of a process which imports the package in this folder."""
     variables = dict(
         os.environ,
-        PYTHONPATH=os.pathsep.join(map(str, (folder, HERE, HERE.parent, ROOT / "tests" / "helpers"))),
+        PYTHONPATH=os.pathsep.join(map(str, (folder, HERE, HERE.parent, ROOT / "tests"))),
         CUDA_ON_HOST_ORDER=order,
     )
     variables.setdefault("OMP_NUM_THREADS", "1")

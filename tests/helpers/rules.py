@@ -1,0 +1,82 @@
+"""What tests of all rules share: their samples, as functions of the differentiable inputs."""
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.rule import parameters
+
+RULES = list(mg.rules.values())
+
+
+def is_differentiable(x):
+    """A sparse tensor is held constant."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
+
+
+def without_tangent(rule):
+    """The names of the arguments in which a rule has no derivative, and raises where one has a tangent."""
+    if not rule.jvp:
+        return set()
+    read = {p.removesuffix("_t") for f in rule.jvp.values() for p in parameters(f) if p.endswith("_t")}
+    return set(rule.signature.names) - read - {n for key in rule.vjp for n in key}
+
+
+def random_like(tensors, seed=1, batch=()):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn((*batch, *x.shape), dtype=x.dtype, generator=generator) for x in tensors]
+
+
+def zero_if_none(found, like):
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(like, found, strict=True)]
+
+
+class Call:
+    """One sample of a rule as a function of its differentiable inputs: the rule's probe, outputs as a list."""
+
+    def __init__(self, rule, sample):
+        self.rule, self.sample = rule, sample
+        self._leaves, self._spec = tree_flatten(sample.args)
+        self._places = [i for i, a in enumerate(self._leaves) if is_differentiable(a)]
+        self.inputs = [self._leaves[i].detach() for i in self._places]
+        owners = [n for n, a in zip(rule.signature.names, sample.args) for _ in tree_leaves(a)]
+        self.names = [owners[i] for i in self._places]
+        self.outputs = [o.detach() for o in self(*self.inputs)]
+
+    def __repr__(self):
+        return f"{self.rule.name}{self.sample}"
+
+    def arguments(self, inputs):
+        """The positional arguments of the call with these in place of the inputs."""
+        leaves = list(self._leaves)
+        for i, x in zip(self._places, inputs):
+            leaves[i] = x
+        return tree_unflatten(leaves, self._spec)
+
+    def __call__(self, *inputs):
+        return self.outputs_of(self.rule.probe, inputs)
+
+    def outputs_of(self, function, inputs):
+        """The differentiable outputs of a function that takes what the operator takes."""
+        found = function(*self.arguments(inputs), **self.sample.kwargs)
+        return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
+
+
+def calls(rule, dtype):
+    """A `Call` for each of the rule's samples that has entries and that the operator takes in this dtype."""
+    for sample in rule.samples(dtype, "cpu"):
+        tensors = [x for x in tree_leaves((sample.args, sample.kwargs)) if isinstance(x, Tensor)]
+        if any(not x.numel() for x in tensors if x.is_floating_point() or x.is_complex()):
+            continue
+        try:
+            call = Call(rule, sample)
+        except (RuntimeError, NotImplementedError):
+            assert dtype.is_complex, f"{rule.name} refuses its own sample {sample}"
+            continue
+        yield call
+
+
+def local(name, **about):
+    """A rule that is in no table."""
+    return mg.rule(name, register=False, **about)
