@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from docstrings import markdown, sections, title
 from expressions import expression
 from stock import stock
@@ -85,7 +84,9 @@ def file_of(function: Any) -> Path:
 
 
 def is_operator(function: Any) -> bool:
-    return isinstance(getattr(function, "formula", function), torch._ops.OpOverload)
+    """Whether a rule binds an operator of PyTorch, which has no code in Python."""
+    bound = getattr(function, "formula", function)
+    return not hasattr(getattr(bound, "reference", bound), "__code__") and not hasattr(bound, "derivative")
 
 
 def mirrored(rule: Any) -> Path:
