@@ -1,8 +1,8 @@
-"""The command line, ``manualgrad`` or ``python -m torch_manualgrad``: commands and options, and no more.
+"""The command line, ``manualgrad`` or ``python -m torch_manualgrad``: its commands and options only.
 
-A module of its own beside the package, as importing the package imports torch: ``--help`` does without. Each command's
-work is in `torch_manualgrad.command_line`. Exit status: 0 if all is well, 1 if a check failed, 2 if something that was
-named does not exist.
+This module is outside of the package, because importing the package imports torch, and ``--help`` does not need torch.
+`torch_manualgrad.command_line` does the work of each command. Exit status: 0 if all is well, 1 if a check failed, 2 if a
+name does not exist.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Command = Callable[..., Any]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch_manualgrad", message="%(version)s")
 def cli() -> None:
-    """PyTorch's hand-written derivatives: what there is, whether it is right, and what a call of an operator does."""
+    """PyTorch's hand-written derivatives: list, show, explain and check them."""
 
 
 def _command(*imports: Command) -> Callable[[Command], Command]:
-    """A command that returns an `Answer`; with ``--json``, and with ``--import`` where ``_importing`` is given."""
+    """Define a command that returns an `Answer`, with ``--json``, and with ``--import`` if ``_importing`` is given."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
@@ -73,7 +73,7 @@ def list(name: str | None, everything: bool) -> Any:
 @_command(_importing)
 @click.argument("name")
 def show(name: str) -> Any:
-    """Show what a rule or a formula is made of, and its source text.
+    """Show the parts of a rule or a formula, and its source text.
 
     NAME is an operator or a function, such as aten::dist or linalg.svd, or a formula, such as norm_backward.
     """
@@ -103,8 +103,8 @@ def explain(name: str, samples: str | None, dtype: str) -> Any:
 @click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
 @click.option("--device", default="cpu", show_default=True, help="Of a rule's own samples.")
 @click.option("--modes", help="Some of rev,fwd,rev-rev,fwd-rev,fwd-fwd,rev-fwd.")
-@click.option("--checks", help="Some of the checks beside the modes, such as duality,vmap,compile.")
-@click.option("--fast", is_flag=True, help="Only reverse, forward and rev-rev mode, and what is cheap.")
+@click.option("--checks", help="Some of the checks other than modes, such as duality,vmap,compile.")
+@click.option("--fast", is_flag=True, help="Only reverse, forward and rev-rev mode, and the cheap checks.")
 @click.option("--junit", metavar="FILE", help="Write the results to a JUnit file too.")
 def check(target: str, samples: str | None, dtype: str, device: str, junit: str | None, **chosen: Any) -> Any:
     """Check the derivatives of TARGET in every mode and through every transform.
@@ -122,7 +122,7 @@ def check(target: str, samples: str | None, dtype: str, device: str, junit: str 
 @click.option("--samples", metavar="MODULE:NAME", help="The first is used.  [default: MODULE:samples]")
 @click.option("--compile/--no-compile", default=True, help="Whether to include what compiles or exports.")
 def composition(target: str, reference: str, samples: str | None, compile: bool) -> Any:
-    """Run an operator through everything in PyTorch, beside plain torch code."""
+    """Run an operator through PyTorch's transforms and engines, and compare it with plain torch code."""
     from torch_manualgrad.command_line import checking
 
     return checking.composition(target, reference, samples, compile=compile)
@@ -131,7 +131,7 @@ def composition(target: str, reference: str, samples: str | None, compile: bool)
 @_command(_importing)
 @click.option("--kind", help="Only entries of one kind: rule, elementwise, linear, view, gap, ...")
 def coverage(kind: str | None) -> Any:
-    """Say what there is for each entry of PyTorch's table of derivatives."""
+    """List each entry of PyTorch's table of derivatives, and what replaces it here."""
     from torch_manualgrad.command_line import coverage
 
     return coverage.coverage(kind)
@@ -157,8 +157,8 @@ def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
 def audit(script: str, arguments: tuple[str, ...]) -> Any:
     """Run a Python file or module, and list every operator that it differentiates.
 
-    Says of each in which ways, whether PyTorch is known to have it wrong there, what serves it under an override, and
-    at what cost. ARGUMENTS are for the script; put -- before those that begin with a dash.
+    Prints for each operator the modes, the source line, whether PyTorch's derivative is known to be wrong there, the
+    override to use, and its cost. ARGUMENTS are for the script; put -- before those that begin with a dash.
     """
     from torch_manualgrad.command_line import auditing
 

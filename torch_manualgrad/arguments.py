@@ -42,7 +42,7 @@ def explained(
         kept: further types of errors that stay as they are.
 
     Returns:
-        The error to raise; None where this one names an argument, or is of a type that is nobody's but the raiser's.
+        The error to raise; None if this one names an argument already, or is of a type of its own.
     """
     text, kind = str(error), type(error)
     named = any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", text) for n in values)
@@ -127,7 +127,7 @@ _CONTAINERS = {
 
 
 class _Expected:
-    """What an annotation admits.
+    """The values that an annotation admits.
 
     Attributes:
         text: in words.
@@ -180,7 +180,7 @@ def _expected(hint: Any, words: Mapping[Any, str]) -> _Expected:
 def arguments_of(
     function: Callable[..., Any], words: Mapping[Any, str] = types.MappingProxyType({}), name: str = ""
 ) -> Check:
-    """What checks the arguments of a call by the function's annotations: ``(args, kwargs) -> None``.
+    """Make the check of a call's arguments by the function's annotations: ``(args, kwargs) -> None``.
 
     The annotations are read at the first call. Numbers are as torch reads them: ``int`` admits no bool and no tensor, ``float`` admits ints and bools. A Sequence is
     a list or tuple. ``Any``, and what has no annotation, is not looked at. Missing, unknown and repeated arguments are
@@ -200,7 +200,7 @@ def arguments_of(
 
     @functools.cache
     def read() -> tuple[list[tuple[str, _Expected | None]], dict[str, _Expected]]:
-        """What is expected of the arguments: in their order, and by their names."""
+        """The admitted values of the arguments, in their order and by their names."""
         hints = typing.get_type_hints(function)
         expected = {
             name: _expected(hints[name], words)

@@ -1,4 +1,4 @@
-"""`audit`: a user's script, run as it is, and what it differentiates."""
+"""`audit`: run a user's script unchanged, and list the operators that it differentiates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coverage` and `conformance`: PyTorch's table of derivatives and its operator database, beside ours."""
+"""`coverage` and `conformance`: PyTorch's table of derivatives and its operator database, compared with ours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .targets import Unknown
 
 __all__ = ["conformance", "coverage"]
 
-# What is said of an entry beside the kinds of the catalogue.
+# Kinds of entries in addition to those of the catalogue.
 RULE_KINDS = ("rule", "elementwise", "linear")
 NOTHING = "nothing"
 
 
 def coverage(kind: str | None) -> Answer:
-    """Each entry of derivatives.yaml; status 1 if the registry says nothing of one."""
+    """Each entry of derivatives.yaml; status 1 if one is in neither the rules nor the catalogue."""
     if not derivatives_yaml.PATH.exists():
         raise Unknown(f"this torch comes without its table of derivatives, {derivatives_yaml.PATH}")
     known = [*RULE_KINDS, *KINDS, "absent", NOTHING]

@@ -18,7 +18,7 @@ __all__ = ["environment"]
 
 
 def environment() -> Answer:
-    """What a report of a fault should say of the machine."""
+    """The versions and libraries that a bug report should include."""
     cuda = torch.version.cuda or "none"
     if torch.version.cuda:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -26,7 +26,7 @@ class Unknown(click.ClickException):
 
 def import_module(source: str) -> Any:
     """``package.module`` or ``folder/file.py``, imported."""
-    # as `python -m` and `python FILE` do: what lies beside the caller, or beside the file, can be imported
+    # as `python -m` and `python FILE` do: modules next to the caller, or next to the file, can be imported
     path = Path(source)
     folder, name = (path.resolve().parent, path.stem) if source.endswith(".py") else (Path.cwd(), source)
     if source.endswith(".py") and not path.exists():

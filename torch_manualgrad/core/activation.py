@@ -1,8 +1,8 @@
 """The active handles: one tuple, exchanged by one assignment.
 
 A signal handler may raise between any two lines of Python, and a fork may copy this process in the middle of a change.
-Therefore nothing is undone halfway: what is made before the assignment can be thrown away, and what follows from it is
-computed from the tuple, by functions that can run again (`following`). The next change repairs what an interrupt has left.
+Therefore no change is half done: everything before the assignment can be thrown away, and everything after it is computed
+from the tuple by functions that can run again (`following`). The next change repairs the effects of an interrupt.
 
 The step itself is in C++ (csrc/calls/block.cpp) where that library is loaded: Python runs signal handlers between
 bytecodes, and so also between the end of a ``with`` block and the first line of an ``__exit__`` in Python.
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ActiveHandle:
-    """What can be activated.
+    """A handle that can be activated.
 
     Attributes:
         number: of its layer in the library of calls.
@@ -58,19 +58,19 @@ class _Truth:
 truth = _Truth()
 truth.entries = ()
 
-scoped = False  # whether anything was ever activated for one thread alone
+scoped = False  # whether a handle was ever activated for one thread alone
 
 _following: list[Callable[[], Any]] = []
 
 
 def following(function: F) -> F:
-    """Let a function run after each change; it may run again at any time."""
+    """Register a function that runs after each change. It may run again at any time."""
     _following.append(function)
     return function
 
 
 def settle() -> None:
-    """Bring in line what follows from the active handles."""
+    """Run the functions that follow from the active handles."""
     for function in _following:
         function()
 

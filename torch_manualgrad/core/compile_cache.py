@@ -1,7 +1,7 @@
-"""Keys for compiled graphs: they name the derivatives that are active, so that no graph outlives these.
+"""Keys for compiled graphs: they name the active derivatives, so that no graph is used under others.
 
 A graph of torch.compile has the derivatives of its operators baked in, and PyTorch keys none of its caches on
-registrations. Three caches stand in the way:
+registrations. There are three caches:
 
 - ``OpOverload._dispatch_cache``: registrations at the alias key Autograd, as all of ours are, go past it.
 - Graphs in this process: Dynamo gets a guard on `state`, which names every active override and swap.
@@ -32,7 +32,7 @@ _PACKAGE = __name__.partition(".")[0]
 _exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
 _defined: dict[str, str] = {}  # formula or custom op -> fingerprint
 _code = 0  # a digest of all their code, in any order: a change costs the same whatever was there before
-_state: str | None = ""  # None: to be made of `_exchanged` when it is asked for
+_state: str | None = ""  # None: made of `_exchanged` when it is read
 _OURS = re.compile(r"(\|torch_manualgrad:[0-9a-f]{16})+$")
 _files: set[str] = set()  # of definitions whose code is not in `_code` yet
 _guarded = False
@@ -46,7 +46,7 @@ rules_here: Callable[[], tuple[str, str]] = _no_rules  # active on this thread: 
 
 
 def state() -> str:
-    """What is active on this thread beyond the definitions; equal strings mean equal derivatives."""
+    """The derivatives that are active on this thread beyond the definitions, as text: equal texts mean equal derivatives."""
     global _state
     found = _state
     if found is None:
@@ -61,7 +61,7 @@ def _joined(definitions: str, rules: str) -> str:
 
 
 def put(key: str, what: str, code: str = "") -> None:
-    """Note what is active at ``key`` beyond its definition; empty: nothing is any more.
+    """Note the derivative that is active at ``key`` beyond its definition; empty: none.
 
     Args:
         key: an operator, or another place where derivatives are exchanged.
@@ -106,13 +106,13 @@ def _exchange(key: str, before: str | None, after: str | None) -> None:
 
 @activation.following
 def settle() -> None:
-    """Let the compiler's caches follow what is active on this thread."""
+    """Let the compiler's caches follow the derivatives that are active on this thread."""
     _tag()
     _guard()
 
 
 def _tag() -> None:
-    """Carry the digest in the public tag; what a user has put there stays, in front of ours.
+    """Put the digest into the public tag, after the user's own text.
 
     PyTorch's configuration is that of a thread: the tag is set again where Dynamo begins to compile.
     """

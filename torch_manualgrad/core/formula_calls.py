@@ -1,7 +1,7 @@
 """Checks for calls of formulas from outside the package; errors name the arguments.
 
-Formulas are public operators, and hand their arguments to kernels of PyTorch's that trust them. Rules call formulas with
-arguments that fit, and formulas call each other; these calls are not checked. So the check goes by who calls.
+Formulas are public operators, and pass their arguments to kernels of PyTorch's that trust them. Rules and formulas call
+formulas with arguments that fit, and these calls are not checked. The check depends on the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_outside(depth: int = 2) -> bool:
     """Whether the function that calls this one was called from outside of the package.
 
     Args:
-        depth: of the frame that is looked at; frames of torch and of dispatch modes are passed over.
+        depth: of the first frame to inspect; frames of torch and of dispatch modes are skipped.
     """
     frame = sys._getframe(depth)
     while True:
@@ -45,7 +45,7 @@ def is_outside(depth: int = 2) -> bool:
         if top == PACKAGE:
             _inside.add(name)
             return False
-        # a mode that sees calls and runs them is not who calls
+        # a mode that intercepts calls and runs them is not the caller
         if frame.f_back is None or (top != "torch" and frame.f_code.co_name not in _MODES):
             return True
         frame = frame.f_back
@@ -57,7 +57,7 @@ class FormulaCalls:
     Args:
         name: of the operator.
         function: its body.
-        requires: what its docstring cannot declare; see `formula`.
+        requires: a check that its docstring cannot declare; see `formula`.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], requires: Requirement | None) -> None:
@@ -73,8 +73,8 @@ class FormulaCalls:
 
     @functools.cached_property
     def declared(self) -> Mapping[str, Declared]:
-        """What the docstring says of each argument."""
-        # the docstrings of other packages are read by people only
+        """The declarations of the docstring, by argument."""
+        # docstrings of other packages declare nothing
         return _declared_of(self._function.__name__) if _bodies.get(self._function.__name__) is self._function else {}
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class FormulaCalls:
 
     @functools.cached_property
     def _asked(self) -> Sequence[str]:
-        """What `requires` asks for; nothing if this is an overload with other arguments."""
+        """The parameters of `requires`; none if this is an overload with other arguments."""
         asked = () if self.requires is None else tuple(inspect.signature(self.requires).parameters)
         return asked if self._signature.parameters.keys() >= {*asked} else ()
 
@@ -119,7 +119,7 @@ class FormulaCalls:
         return checked
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check the arguments; gives all values by their names."""
+        """Check the arguments, and return all values by their names."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -147,7 +147,7 @@ class FormulaCalls:
         return this.number or (this.complex and value is not None)
 
     def _check_devices(self, values: Mapping[str, Any]) -> None:
-        """Where a meta tensor is among others, PyTorch returns memory that nobody has written."""
+        """Refuse tensors on several devices: with a meta tensor among others PyTorch returns uninitialized memory."""
         found: list[tuple[str, Tensor]] = []
         for name, value in values.items():
             for x in tensors_in((value,)):

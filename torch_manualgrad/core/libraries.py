@@ -1,4 +1,4 @@
-"""The compiled libraries: found, loaded, accounted for, and asked for their limits. A missing or broken library never stops the import."""
+"""Finds and loads the compiled libraries, and reads their limits. A missing or broken library never stops the import."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _libraries: list[KernelLibrary] = []
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """One device's kernels: where they are, whether they act, and why not."""
+    """The kernels for one device: their file, whether it is loaded, and why not."""
 
     device: str
     path: Path | None
@@ -99,7 +99,7 @@ def _load_calls() -> Any:
         return None
     try:
         torch.ops.load_library(path)
-        found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then meets no change that is half done
+        found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then copies no change that is half done
         found.manualgrad_calls_error.restype = ctypes.c_char_p
         found.manualgrad_calls_node_type.restype = ctypes.c_void_p
         found.manualgrad_calls_node_type.argtypes = (ctypes.c_int64,)
@@ -117,10 +117,10 @@ calls_library: Any = _load_calls()  # None: there is none for this torch
 
 
 def checked(result: int) -> int:
-    """What a function of the library has returned.
+    """The result of a function of the library.
 
     Raises:
-        RuntimeError: it has failed, and why.
+        RuntimeError: the function failed; the message says why.
     """
     if result < 0:
         raise RuntimeError(f"torch_manualgrad: {calls_library.manualgrad_calls_error().decode()}")
@@ -132,9 +132,9 @@ def checked(result: int) -> int:
 
 @functools.cache
 def kernel_limit(name: str) -> int:
-    """Up to which order n a compiled kernel takes matrices: the number of this name in ``csrc/linalg/limits.h``.
+    """The largest order n of matrices that a compiled kernel takes: the number of this name in ``csrc/linalg/limits.h``.
 
-    The library says it; without the library it is 0.
+    The library returns it; without the library it is 0.
 
     Args:
         name: for instance ``"lane_order"``.

@@ -1,7 +1,7 @@
 """Rules, formulas and samples of other packages: modules named by the entry points of one group.
 
-They are imported when somebody first asks what rules there are, not when this package is imported: a package that
-imports this one at its top is then complete itself.
+They are imported when the registry of rules is first read, not when this package is imported. A package that imports this
+one at its top is complete by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def load() -> None:
     global _loaded
     if _loaded:
         return
-    _loaded = True  # first: the modules may ask for rules themselves
+    _loaded = True  # first: the modules may read rules themselves
     for entry in entry_points(group=GROUP):
         try:
             entry.load()

@@ -1,4 +1,4 @@
-"""Tables by name: no duplicates, and a misspelt name is answered with the nearest ones."""
+"""Registries: tables by name, without duplicates. The error for an unknown name suggests the nearest ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _versions = itertools.count()
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Read-only to its users: a mapping, whose entries are attributes too.
+    """A mapping, read-only to users, whose entries are attributes too.
 
     Args:
-        what: it is made of, for messages.
-        fill: called before entries are read, so that more may be entered then.
-        beside: another registry, which can have no entry of the same name as this one.
-        instead: what to do where a name is taken, for messages.
+        what: the kind of its entries, for messages.
+        fill: called before entries are read; it may add entries.
+        beside: another registry that shares the set of names: no name is in both.
+        instead: advice for the error that a name is taken.
 
     Attributes:
-        absent: name -> why it is not among the entries, for what this torch cannot have.
+        absent: name -> reason, for entries that this torch does not support.
 
     Raises:
-        KeyError, AttributeError: there is no entry of that name; the message names the nearest.
+        KeyError, AttributeError: no entry has that name; the message names the nearest.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry
 
     def remove(self, name: str) -> T:
-        """Take the entry out, and return it."""
+        """Remove the entry, and return it."""
         found = self[name]
         del self._entries[name]
         self._version = next(_versions)
@@ -68,11 +68,11 @@ class Registry(Mapping[str, T], Generic[T]):
         self.absent[name] = reason
 
     def find_by(self, find: Callable[[Any], list[T]]) -> None:
-        """Let `find` be what is called with names that are not those of entries. It raises a KeyError where it finds nothing."""
+        """Set the function that resolves names which no entry has. It raises a KeyError if it finds nothing."""
         self._find = find
 
     def find(self, name: Any) -> list[T]:
-        """The entries that a name, or what stands for one, means: for rules, those that `override` takes for it.
+        """The entries that a name selects: for rules, those that `override` takes for it.
 
         Args:
             name: for rules, the name of an operator with or without its overload, or of a function of torch; or such a
@@ -82,7 +82,7 @@ class Registry(Mapping[str, T], Generic[T]):
             The entries, at least one.
 
         Raises:
-            KeyError: there is none; the message names the nearest.
+            KeyError: there are none; the message names the nearest.
         """
         return [self[name]] if self._find is None else self._find(name)
 
@@ -97,12 +97,12 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def version(self) -> int:
-        """A number that changes with the entries, and that no other registry ever has: what follows from them may be kept by it."""
+        """A number that changes with the entries and is unique among registries: a key for caches of results."""
         self._fill()
         return self._version
 
     def missing(self, name: object) -> str:
-        """The message for a name that is not here."""
+        """The message for an unknown name."""
         if str(name) in self.absent:
             return self.absent[str(name)]
         if self._find is not None:
@@ -117,7 +117,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"there is no {self._what} {name!r}{hint}"
 
     def entered(self) -> list[T]:
-        """The entries so far, without asking other packages for theirs: for use while this package is imported."""
+        """The entries so far, without loading other packages: for use while this package is imported."""
         return list(self._entries.values())
 
     def __getitem__(self, name: str) -> T:
@@ -165,9 +165,9 @@ class Registry(Mapping[str, T], Generic[T]):
         return [*super().__dir__(), *self._entries]
 
 
-defined_ops: dict[str, Any] = {}  # every custom op of ours, a `CustomOp`, by its name
+defined_ops: dict[str, Any] = {}  # name -> `CustomOp`, for all of ours
 
 
 def defined(name: str) -> Any:
-    """The custom op of ours of that name; None if there is none."""
+    """Our custom op of that name, or None."""
     return defined_ops.get(name)

@@ -66,8 +66,8 @@ class Signature:
         schema: a ``torch.FunctionSchema``, or its text.
 
     Raises:
-        ValueError: the text is no schema; the schema mutates or aliases an argument (its derivative cannot be a
-            function of the inputs), and ``functional`` asks for neither.
+        ValueError: the text is not a schema; or ``functional`` is set and the schema mutates or aliases an argument (its
+            derivative cannot be a function of the inputs).
     """
 
     def __init__(self, schema: Any, *, functional: bool = False) -> None:
@@ -106,8 +106,8 @@ class Signature:
         self.positional = sum(not a.kwarg_only for a in self.arguments)
         self.defaults = [a.default for a in self.arguments]
 
-    # Made when a custom op asks for them: rules do not, and a class takes longer to make than the rest. `self` and the
-    # like are fine as names of arguments, but not as fields of a tuple.
+    # Made on use: only custom ops need them, and a class takes longer to make than the rest. `self` and the like are
+    # fine as names of arguments, but not as fields of a tuple.
     @functools.cached_property
     def Inputs(self) -> Any:
         """The type of all values of a call."""
@@ -129,7 +129,7 @@ class Signature:
                     )
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """All values in schema order; what the dispatcher left out because it equals the default is filled in."""
+        """All values in schema order, with the defaults that the dispatcher left out."""
         values = list(args)
         n = len(values)
         if n < len(self.names):
@@ -147,7 +147,7 @@ class Signature:
         return values[: self.positional], dict(zip(self.names[self.positional :], values[self.positional :]))
 
     def outputs(self, result: Any) -> tuple[Any, ...]:
-        """What the operator returned, as a tuple with one entry for each declared output."""
+        """The operator's result as a tuple with one entry for each declared output."""
         return result if len(self.returns) > 1 else () if not self.returns else (result,)
 
 
@@ -210,7 +210,7 @@ def _written(function: Any) -> str | None:
 
 
 def flatten(values: Iterable[Any], lists: Sequence[int]) -> tuple[list[Any], tuple[int | None, ...]]:
-    """The elements of the lists at positions ``lists`` in place of the lists; and the length of each (None: no list)."""
+    """Replace the lists at positions ``lists`` by their elements; also returns the length of each (None: not a list)."""
     flat: list[Any] = []
     lengths: list[int | None] = []
     for i, value in enumerate(values):
@@ -238,12 +238,12 @@ def unflatten(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
 
 
 def is_differentiable(x: Tensor) -> bool:
-    """Whether its dtype is one of those that have derivatives."""
+    """Whether its dtype has derivatives."""
     return x.is_floating_point() or x.is_complex()
 
 
 def blocksize(x: Tensor) -> tuple[int, int] | None:
-    """Of a sparse tensor made of blocks; None for others."""
+    """The size of the blocks of a sparse tensor; None for other tensors."""
     if x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
         return None
     batch_dims = (x.crow_indices() if x.layout is torch.sparse_bsr else x.ccol_indices()).dim() - 1

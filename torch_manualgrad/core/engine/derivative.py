@@ -15,7 +15,7 @@ __all__ = ["Derivative", "redispatch"]
 
 
 def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]) -> Any:
-    """The operator below autograd, at every key of the call that is below."""
+    """Call the operator below autograd, at every key of the call that is below."""
     args, kwargs = signature.split(values)
     sharding.ensure_registered(op)
     with below_autograd():
@@ -23,7 +23,7 @@ def redispatch(op: Any, signature: Signature, keyset: Any, values: Sequence[Any]
 
 
 class Derivative:
-    """What is registered for one operator: residuals, vjp and jvp, all in terms of ``values`` (see `schema`).
+    """The derivative of one operator: residuals, vjp and jvp, all in terms of ``values`` (see `schema`).
 
     Attributes:
         differentiable: for each output, whether it is; integer outputs never are.
@@ -32,7 +32,7 @@ class Derivative:
 
     pure = True
     selective = False  # `kept` leaves some tensors out
-    one_precision = False  # under autocast the vjp is given all in the widest precision among it
+    one_precision = False  # under autocast the vjp receives all tensors in the widest precision among them
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
     # where one tensor has a gradient, and `vjp` adds nothing to its formula: (*tensors, *static, *grads, mask) -> gradient
     one_vjp: Callable[[Sequence[Any]], Any] | None = None
@@ -47,7 +47,7 @@ class Derivative:
 
     @property
     def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
-        """What nodes show as attributes: the saved tensors, which of these are lists, and the constants that are kept."""
+        """Attributes of nodes: the names of saved tensors, the indices of those that are lists, the names of constants."""
         return (), [], ()
 
     def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -55,11 +55,11 @@ class Derivative:
         return None
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        """What the backward needs: tensors, which go through autograd's own saving, and anything else."""
+        """The residuals of the backward: tensors, which autograd saves, and anything else."""
         raise NotImplementedError
 
     def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
-        """The tensors, with None for those that no gradient needs; ``needs`` says it of each input that is a tensor."""
+        """The tensors, with None for those that no gradient needs; ``needs`` has a bool for each input that is a tensor."""
         return tensors
 
     def vjp(

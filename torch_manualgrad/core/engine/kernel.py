@@ -26,12 +26,12 @@ __all__ = ["Mode", "any_tangent", "apply", "differentiated"]
 
 
 class Mode(Enum):
-    """What a call is differentiated for, at this functorch level."""
+    """The modes in which a call is differentiated, at this functorch level."""
 
     NOTHING = 0
     REVERSE = 1
     DUAL = 2  # an input has a tangent
-    # the first two where no transform, tangent or tracer is near: the fast path
+    # the first two for plain calls, without a transform, tangent or tracer: the fast path
     PLAIN_NOTHING = 3
     PLAIN_REVERSE = 4
 
@@ -42,7 +42,7 @@ def any_tangent(tensors: Sequence[Tensor]) -> bool:
 
 
 def differentiated(signature: Signature, values: Sequence[Any]) -> Mode:
-    """What a call with these values is to be differentiated for, at this level."""
+    """The mode in which a call with these values is differentiated, at this level."""
     grad, plain = False, only_autograd()
     for i in signature.tensor_like:
         value = values[i]
@@ -71,7 +71,7 @@ def apply(derivative: Derivative, keyset: Any, mode: Mode, values: Sequence[Any]
         values: the arguments as `Signature.bind` gives them.
 
     Returns:
-        What the operator returns.
+        The operator's result.
     """
     made, signature = functions(derivative), derivative.signature
     if mode is Mode.PLAIN_REVERSE and made.plain is not None:

@@ -309,7 +309,7 @@ def save(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
 
 
 def saved(ctx: Any) -> tuple[Tensor | None, ...]:
-    """What `save` has saved."""
+    """The tensors that `save` saved."""
     nothing = getattr(ctx, "nothing_saved", None)
     return ctx.saved_tensors if nothing is None else nothing
 

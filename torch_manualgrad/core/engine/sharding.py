@@ -1,7 +1,7 @@
-"""Registers sharding strategies with ``DTensor`` before the first of its calls that meets our operators.
+"""Registers sharding strategies with ``DTensor`` before its first call that reaches our operators.
 
-``torch.distributed.tensor`` takes a second to import, and most programs do without: nothing here imports it. A distributed
-tensor that reaches one of our kernels shows that somebody has.
+Importing ``torch.distributed.tensor`` takes a second, and most programs do not use it, so nothing here imports it. A
+distributed tensor that reaches one of our kernels shows that it is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["computed_by_body", "ensure_registered", "is_sharded", "lock", "regis
 
 lock = threading.RLock()
 registered: set[Any] = set()  # operators
-computed_by_body: set[Any] = set()  # our opaque operators of which distributed tensors are given the body
+computed_by_body: set[Any] = set()  # our opaque operators whose body runs on distributed tensors
 _register: list[Callable[[], None]] = []
 _count = 0  # of our operators when all were registered
 
@@ -30,8 +30,8 @@ def register_with(register: Callable[[], None]) -> None:
 
 
 def ensure_registered(op: Any = None) -> None:
-    """Register the strategies, unless nobody has imported ``DTensor`` or it is done: for this operator, or for as many of our
-    operators as there are now.
+    """Register the strategies of this operator, or of all our operators, if ``DTensor`` is imported and they are not
+    registered yet.
     """
     global _count
     if "torch.distributed.tensor" not in sys.modules or op in registered or not _register:
@@ -50,6 +50,6 @@ def is_sharded(x: Any) -> bool:
 
 
 def takes_body(op: Any, values: Sequence[Any]) -> bool:
-    """Whether the operator's body is to be given these values in its place: `distributed.Body`, and distributed tensors."""
+    """Whether the operator's body must run on these values: it is registered with `distributed.Body`, and they are distributed."""
     ensure_registered(op)
     return bool(computed_by_body) and op in computed_by_body and any(is_distributed(x) for x in tensors_in(values))

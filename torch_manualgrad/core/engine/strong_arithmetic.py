@@ -123,7 +123,7 @@ class StrongArithmetic(DispatchMode):
 
 
 def _substitute(func: Any) -> Callable[..., Any] | None:
-    """What a fused operator is made of."""
+    """The function that computes the same as a fused operator, in operators that are not fused."""
     if func in _substitutes:
         return _substitutes[func]
     if (own := defined(func.name())) is not None:

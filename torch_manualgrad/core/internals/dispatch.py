@@ -116,7 +116,7 @@ def custom_ops_with_backward() -> Iterator[Any]:
 
 
 def library_backward(op: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any]] | None:
-    """What ``register_autograd`` was given for an operator of ``torch.library.custom_op``: (setup_context, backward)."""
+    """The arguments of ``register_autograd`` for an operator of ``torch.library.custom_op``: (setup_context, backward)."""
     definition = custom_ops.OPDEFS.get(op._schema.name)
     if definition is None or definition._backward_fn is None:
         return None
@@ -133,7 +133,7 @@ def custom_op_overload(given: Any) -> Any | None:
 
 
 def entry(op: Any) -> Callable[..., Any]:
-    """What an ``OpOverload`` calls when it is called: one Python frame less for a small operator."""
+    """The function that an ``OpOverload`` calls: one Python frame less for a small operator."""
     return getattr(op, "_op", op)
 
 
@@ -223,9 +223,9 @@ def operators(namespace: str) -> Iterator[Any]:
 
 
 def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any], source: str) -> None:
-    """What ``torch.library.register_fake`` does, given the place in the source instead of looking it up.
+    """As ``torch.library.register_fake``, with the place in the source as an argument.
 
-    The look-up reads the file of the caller and goes through all modules: 20 ms for the operators of this package.
+    PyTorch's looks the place up: it reads the caller's file and searches all modules, 20 ms for this package's operators.
     """
     holder = simple_registry.singleton.find(f"{library.ns}::{name}").fake_impl
     library._registration_handles.append(holder.register(function, source, lib=library))

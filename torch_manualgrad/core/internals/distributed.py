@@ -26,7 +26,7 @@ def is_distributed(x: Any) -> bool:
 
 
 def _dtensor() -> Any:
-    """The class ``DTensor``; None where nobody has imported it, or while another thread still does."""
+    """The class ``DTensor``; None if it is not imported, or another thread is importing it."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 

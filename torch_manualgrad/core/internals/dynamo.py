@@ -51,7 +51,7 @@ def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator. Where a compiled function calls the function, Dynamo ends the graph and runs the call eagerly.
 
-    What ``torch.compiler.disable(reason=...)`` does, which imports Dynamo.
+    As ``torch.compiler.disable(reason=...)``, which imports Dynamo.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:

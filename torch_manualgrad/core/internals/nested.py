@@ -35,7 +35,7 @@ def jagged_dim(nested: Any) -> int:
 
 
 class JaggedStructure(NamedTuple):
-    """What a jagged nested tensor is besides its buffer.
+    """The structure of a jagged nested tensor: everything but its buffer.
 
     PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the object,
     not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is learnt once.
@@ -70,7 +70,7 @@ def longest_known(structure: JaggedStructure) -> Any:
 
 
 def is_nested_int(x: Any) -> bool:
-    """Whether ``x`` is the size of a ragged dim, which is no number."""
+    """Whether ``x`` is the size of a ragged dim, which is not a number."""
     return isinstance(x, torch.SymInt) and x.node.is_nested_int()
 
 

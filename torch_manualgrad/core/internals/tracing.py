@@ -39,7 +39,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def constant_in_graphs(function: _F) -> _F:
     """Have Dynamo call a function of constants while it traces, and keep the result.
 
-    What ``torch.compiler.assume_constant_result`` does, which imports Dynamo.
+    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""What tensors hold: their memory, and their values where these can be read."""
+"""The contents of tensors: their memory, and their values where these can be read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def value_of(x: Tensor) -> Tensor:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """What all views of one tensor have in common; None for a tensor without memory, or of another layout."""
+    """A number that all views of one tensor share; None for a tensor without memory, or of another layout."""
     if x.layout is not torch.strided or x.is_nested or x._is_zerotensor():
         return None
     try:

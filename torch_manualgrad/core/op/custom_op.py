@@ -62,7 +62,7 @@ class CustomOp:
     Calling it calls the operator ``op`` (an ``OpOverload``), which is also at ``torch.ops.<namespace>.<name>``.
 
     Implementations are registered with the ``impl*`` methods, each usable as a decorator, in any order, and replaced by
-    registering again. At each call the autograd kernel goes by what is registered then: a whole `impl_autograd`;
+    registering again. Each call uses the implementations that are registered at that time: a whole `impl_autograd`;
     else the pair `impl_save_for_backward` and `impl_backward`, with `impl_jvp` or a jvp derived from the backward;
     else, with gradients needed, an error. Registrations act on the whole process, as PyTorch's do.
     """
@@ -154,7 +154,7 @@ class CustomOp:
         register_fake(library, short, self._run_fake, location_of(self.reference))
 
     def undefine(self) -> None:
-        """Take the op away, with all that is registered for it. No thread may be inside a call of it."""
+        """Unregister the op and its implementations. No call may be in flight."""
         with activation.lock:
             if self._untracked_calls is not None:
                 self._untracked_calls.detach()
@@ -261,7 +261,7 @@ class CustomOp:
             return self.op(*args, **kwargs)
 
     def cover(self) -> None:
-        """Leave all calls to the dispatcher from now on: another kernel is to be above the op's own."""
+        """Send all calls through the dispatcher from now on: another kernel will be above the op's own."""
         with activation.lock:
             self._covered = True
             self._resolve()
@@ -410,8 +410,8 @@ class CustomOp:
 class Swap:
     """Other implementations for a while; see `CustomOp.swap`.
 
-    A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. What is
-    left active then ends with this object.
+    A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. Layers that
+    are then left active end with this object.
     """
 
     def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:
@@ -443,8 +443,8 @@ def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[...,
             Tensors, optional tensors and lists of tensors may stand anywhere, results may be tensors, lists of
             tensors or numbers. It must be functional: no argument is written to or returned.
         redefine: replace the custom op of that name, if there is one, with everything registered for it; the schema may
-            be another. For notebooks, whose cells run again: no other thread may be inside a call of it. The new op is
-            at ``torch.ops``; the old `CustomOp` is not to be used any more.
+            be another. For notebooks, whose cells run again. No call of it may be in flight. The new op is at
+            ``torch.ops``; the old `CustomOp` must not be used any more.
 
     Returns:
         A decorator that makes a `CustomOp`; the function is its implementation on every device until another is

@@ -28,19 +28,20 @@ __all__ = [
 ]
 
 
-# types of which pytrees have no parts
+# types that are leaves of pytrees
 _LEAVES = {*PLAIN, type(None), bool, int, float, complex, str, torch.dtype, torch.device}
 
 
 class _Kept(NamedTuple):
-    """What a call keeps beside tensors.
+    """The residuals of a call that are not tensors.
 
     Attributes:
-        rest: of the leaves of what save_for_backward returned, None for each tensor and (x,) for any other; None where it
-            returned one tensor.
-        spec: the tree that they are of; None for a tuple of them.
-        shapes: the arguments, with its shape in place of each tensor: to check gradients against.
-        origin: arguments and outputs, with `Tensor` in place of each tensor, where the backward is to save again.
+        rest: for each leaf of the result of save_for_backward None if it is a tensor, else (x,). None if the result is
+            one tensor.
+        spec: the structure of the result; None for a tuple of leaves.
+        shapes: the arguments, with its shape instead of each tensor: gradients are checked against them.
+        origin: arguments and outputs, with `Tensor` instead of each tensor, if the backward must call save_for_backward
+            again.
     """
 
     rest: list[Any] | None
@@ -94,14 +95,14 @@ class SavedBackward(Transposed):
 
 
 class _Context(NamedTuple):
-    """What `pull_back` reads."""
+    """The attributes that `pull_back` reads."""
 
     saved_tensors: tuple[Tensor | None, ...]
     static: _Kept
 
 
 def _plain_bodies(derivative: SavedBackward) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """As those of `node.plain_function`, where most calls meet nothing that has to be asked for."""
+    """A faster forward and backward than those of `node.plain_function`, for plain calls."""
     signature, save, rule = derivative.signature, derivative.save.function, derivative.rule
     places, names, Inputs = signature.tensor_like, signature.tensor_names, signature.Inputs
     run, count = derivative.run, len(signature.names)
@@ -143,7 +144,7 @@ def _plain_bodies(derivative: SavedBackward) -> tuple[Callable[..., Any], Callab
 
 
 def _packed(saved: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor], _Kept]:
-    """The tensors of what save_for_backward returned, and what is kept beside them."""
+    """The result of save_for_backward as tensors and everything else."""
     shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in inputs]
     rest = spec = None
     tensors: Sequence[Tensor]
@@ -169,7 +170,7 @@ def _packed(saved: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[
 
 
 def _unpacked(kept: _Kept, tensors: Sequence[Any]) -> Any:
-    """What save_for_backward returned, with these tensors."""
+    """The result of save_for_backward, with these tensors."""
     rest, spec, _, _ = kept
     if rest is None:
         return tensors[0]
@@ -222,11 +223,11 @@ def user_jvp(
     return check_tangents(signature, rule.location, outputs, found)
 
 
-# -- the derivative of the reference, and which one an op has ----------------------------------------------------------
+# -- the derivative of the reference, and the selection of a derivative ----------------------------------------------------------
 
 
 class Selected(NamedTuple):
-    """What the autograd kernel goes by: resolved when registrations change, read at every call."""
+    """The derivative that the autograd kernel uses: selected when registrations change, read at every call."""
 
     derivative: Derivative | None = None
     autograd: Implementation | None = None
@@ -241,14 +242,14 @@ def select(
     current: Mapping[str, Implementation],
     reference: Callable[..., Any] | None,
 ) -> Selected:
-    """What the autograd kernel of an op goes by.
+    """Select the derivative of a custom op from its implementations.
 
     Args:
         name: of the op.
         op: its ``OpOverload``.
         signature: of the op.
         current: its implementations now, by their kinds.
-        reference: what is differentiated where no derivative is registered, if anything.
+        reference: the function that is differentiated if no derivative is registered; None for none.
     """
     get = current.get
     save, backward, jvp = get("save_for_backward"), get("backward"), get("jvp")
@@ -344,7 +345,7 @@ class ReferenceDerivative(Transposed):
 
 
 class _LibraryContext:
-    """What setup_context and backward are given."""
+    """The first argument of setup_context and backward."""
 
     def __init__(self, needs_input_grad: tuple[Any, ...]) -> None:
         self.needs_input_grad = needs_input_grad

@@ -41,7 +41,7 @@ __all__ = [
 DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
 KINDS = ("default", "fake", "vmap", "save_for_backward", "backward", "jvp", "autograd")
 
-count = itertools.count(1)  # of what is to be told apart in this process
+count = itertools.count(1)  # numbers that identify implementations in this process
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -100,7 +100,7 @@ def implementation(
         return made
     try:
         parameters = inspect.signature(function)
-    except (TypeError, ValueError):  # of what is written in C nothing is known
+    except (TypeError, ValueError):  # functions written in C have no signature
         return made
     try:
         parameters.bind(*given)
@@ -125,7 +125,7 @@ def check_reference(name: str, signature: Signature, function: Callable[..., Any
                 return  # exactly the arguments of the op, found without the cost of an `inspect.Signature`
     try:
         parameters = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # of what is written in C nothing is known
+    except (TypeError, ValueError):  # functions written in C have no signature
         return
     every = signature.schema.arguments
     for given in ([a for a in every if not a.has_default_value()], every):
@@ -167,12 +167,12 @@ def differentiability(name: str, signature: Signature, marks: Sequence[bool] | N
 def exchange(
     name: str, signature: Signature, registered: Mapping[str, Implementation], implementations: dict[str, Any]
 ) -> dict[str, Implementation | None]:
-    """What `CustomOp.swap` is given, as implementations.
+    """The arguments of `CustomOp.swap` as implementations.
 
     Args:
         name: of the op.
         signature: of the op.
-        registered: what is in its place otherwise.
+        registered: the implementations of the op without the swap.
         implementations: the arguments of `CustomOp.swap`.
 
     Returns:
@@ -216,7 +216,7 @@ def check_gradients(signature: Signature, location: str, values: Sequence[Any], 
         A gradient for each argument: None for zero, and for what is not a tensor.
 
     Raises:
-        RuntimeError: it is no dict with exactly the names of the tensor arguments, or an entry does not fit.
+        RuntimeError: it is not a dict with exactly the names of the tensor arguments, or an entry does not fit.
     """
     result: list[Any] = [None] * len(values)
     if type(found) is dict and len(found) == len(signature.tensor_names):

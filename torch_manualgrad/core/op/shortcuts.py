@@ -32,35 +32,35 @@ class UntrackedCalls:
             self._number = checked(calls_library.manualgrad_calls_custom_attach(*names))
 
     def act(self, yes: bool) -> None:
-        """Whether it serves the calls that it can; at first it does not."""
+        """Switch the kernel on or off; it starts switched off."""
         if self._number is not None:
             checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes)))
 
     def detach(self) -> None:
-        """Take the kernel away. A thread that is inside of it crashes."""
+        """Unregister the kernel. A call in flight crashes."""
         if self._number is not None:
             checked(calls_library.manualgrad_calls_custom_detach(ctypes.c_int64(self._number)))
             self._number = None
 
 
 def untracked_calls() -> int:
-    """How many calls these kernels have served on this thread; 0 without the library. For tests."""
+    """The number of calls that these kernels served on this thread; 0 without the library. For tests."""
     return 0 if calls_library is None else calls_library.manualgrad_calls_custom_count()
 
 
-# What a value of a type of a schema is in Python where the dispatcher hands it on as it is.
+# Type of a schema -> types of Python that the dispatcher passes on unchanged.
 _EXACT = {"Tensor": PLAIN, "float": (float,), "int": (int,), "bool": (bool,), "str": (str,)}
 
 
 def tracked_call(derivative: Derivative) -> Callable[[Sequence[Any]], Any] | None:
-    """What makes a call that autograd tracks, and that would meet nothing on its way to the op's kernel at Autograd.
+    """Make a function for plain calls that autograd tracks: it goes straight to the op's kernel at Autograd.
 
     Args:
         derivative: of the op.
 
     Returns:
-        A function of the arguments that are given by place: what the op returns, with the derivative attached, or
-        NotImplemented, where the call is to go through the dispatcher. None for an op of another kind.
+        A function of the positional arguments. It returns the op's result with the derivative attached, or NotImplemented
+        if the call must go through the dispatcher. None if the op has no such fast path.
     """
     signature = derivative.signature
     exact = [_exact(str(a.type)) for a in signature.schema.arguments]

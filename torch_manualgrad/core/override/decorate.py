@@ -25,7 +25,7 @@ def decorated(function: Any, context: Callable[[], AbstractContextManager[Any]])
         A function of the same kind.
 
     Raises:
-        TypeError: a class, of which no body runs; or what cannot be called.
+        TypeError: a class, which has no body to run under the rules, or an object that cannot be called.
     """
     if inspect.isclass(function) or not callable(function):
         raise TypeError(
@@ -76,7 +76,7 @@ def decorated(function: Any, context: Callable[[], AbstractContextManager[Any]])
 
 
 class _Steps(Generator[Any, Any, Any]):
-    """A generator, or what a coroutine waits by, each step of which runs inside the context."""
+    """A generator, or the awaitable of a coroutine, whose every step runs inside the context."""
 
     def __init__(self, body: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         self._body = body

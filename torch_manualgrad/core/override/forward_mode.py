@@ -1,10 +1,10 @@
 """Forward mode for operators that lack it: a replacement for calls in which an input has a tangent.
 
-All other calls stay PyTorch's, and so does reverse mode, but where a torch.func transform takes forward mode over it: what
-PyTorch's backward has saved is a constant there. There are three ways:
+All other calls stay PyTorch's, and so does reverse mode, except where a torch.func transform takes forward mode over
+reverse mode: the tensors that PyTorch's backward saved are constants there. There are three ways:
 
 - a decomposition, a Python function of differentiable operators that is run instead;
-- a rule, which acts on such calls only;
+- a rule, which is active for such calls only;
 - PyTorch's own reverse mode, transposed: u -> vjp(u) is linear, and its vjp at the tangents is the jvp.
 """
 
@@ -44,18 +44,18 @@ from ..schema import Signature, flatten, tensors_in, unflatten, with_tensors
 __all__ = ["ForwardMode", "by_decomposition", "by_derivative", "by_transposition"]
 
 _numbers = itertools.count(1)
-# Made once for each operator and function, as compiled graphs are kept for each.
+# One for each operator and function: compiled graphs are cached for each.
 _once = functools.lru_cache(maxsize=1024)
 
 
 class ForwardMode:
-    """What gives one operator forward mode.
+    """Forward mode for one operator.
 
     Args:
         op: the ``OpOverload``.
         how: "decomposition", "rule" or "transposition".
-        run: ``(keyset, mode, values) -> result`` for calls in which an input has a tangent, or will have in the derivative
-            of what reverse mode does; NotImplemented where PyTorch's own is to be called.
+        run: ``(keyset, mode, values) -> result`` for calls in which an input has a tangent, or will have one when reverse
+            mode is differentiated; returns NotImplemented to leave the call to PyTorch.
         code: the `fingerprint` of what it runs.
     """
 
@@ -134,7 +134,7 @@ def _by_transposition(
 
 
 class _Transposed(Derivative):
-    """What autograd makes of the operator itself at this level: the forward runs again under it for each derivative."""
+    """The derivative that autograd gives the operator at this level: the forward runs again under it for each derivative."""
 
     pure = False
 

@@ -99,7 +99,7 @@ def in_place_kernel(
         functional: its functional form.
         op: the in-place operator.
         stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call where nothing is
-            differentiated, no rule is active, or the result does not fit into what it is to be written to.
+            differentiated, no rule is active, or the result does not fit into the tensor that is written to.
         active: the derivative of the rule, or the way of forward mode, that is active now; None if neither is.
         copies_operands: whether operands that share memory with what is written to are copied now where no rule is active.
 
@@ -179,7 +179,7 @@ def _with_copies(signature: Signature, values: Sequence[Any]) -> list[Any]:
 
 
 def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
-    """Whether the result is of its dtype, and nobody but autograd of this tensor has to know that it was written to."""
+    """Whether the result has its dtype, and only the autograd of this tensor depends on the write."""
     if not is_differentiable(target) or is_view(target) or target.is_leaf and target.requires_grad:
         return False
     return all(is_dense(x) and (x.dtype is target.dtype or not is_differentiable(x)) for x in tensors_in(values[1:]))

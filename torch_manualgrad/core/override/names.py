@@ -22,26 +22,26 @@ __all__ = ["Chosen", "choose", "missing", "rules_named"]
 
 
 class Chosen(NamedTuple):
-    """What names mean, each rule and each replacement once."""
+    """The rules and replacements that names select, each once."""
 
     rules: tuple[Rule, ...]
     replacements: tuple[Replacements, ...]
 
 
-# Where a function of that name may also be found.
+# Prefixes under which a function may be found.
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.functional.", "torch.")
 
 
 def choose(names: Sequence[Any], strong_zero: bool = False) -> Chosen:
-    """What is meant by names.
+    """Select rules and replacements by names.
 
     Args:
         names: as for `install`. None given: every rule that improves on stock, and all replacements; "*": all.
-        strong_zero: as for `install`: without names, the rules in which zero may be strong are meant, too.
+        strong_zero: as for `install`: without names, it includes the rules that have strong zeros.
 
     Raises:
         KeyError: nothing has that name; the message names the nearest.
-        TypeError: something else than a name, a function, an operator of torch.ops, a rule or a replacement.
+        TypeError: an entry is not a name, a function, an operator of torch.ops, a rule or a replacement.
     """
     find = _remembered if all(isinstance(name, Hashable) for name in names) else _choose
     return find(tuple(names), strong_zero, rules.version, replacements.version)

@@ -19,7 +19,7 @@ from ..schema import Signature, tensors_in
 
 __all__ = ["refuse_partial_overlap"]
 
-_MOST = 2**20  # elements of tensors of which all places are compared
+_MOST = 2**20  # up to so many elements, the places of all are compared
 
 
 def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:

@@ -57,7 +57,7 @@ class Handle(activation.ActiveHandle):
     ) -> None:
         self.names = tuple(names)
         self.installed = installed
-        # of a handle for forward mode alone nothing else is asked
+        # a handle for forward mode alone changes nothing else
         every = not forward_modes and (not names or any(isinstance(name, str) and name == "*" for name in names))
         self.layer = Layer(*chosen, forward, strong_zero, bool(names), tuple(forward_modes), copies_operands=every)
         if scope == "thread":
@@ -69,7 +69,10 @@ class Handle(activation.ActiveHandle):
         self.number = self._in_calls.number
 
     def __repr__(self) -> str:
-        names = ", ".join(name if isinstance(name, str) else repr(name) for name in self.names) or "every improvement"
+        names = ", ".join(name if isinstance(name, str) else repr(name) for name in self.names)
+        if self.layer.forward_modes and not self.layer.rules:
+            names = f"forward mode of {len(self.layer.forward_modes)} operators"
+        names = names or "every improvement"
         scope = "one thread" if self.thread else "the process"
         return f"<{names} for {scope}: {'active' if self.is_active else 'removed'}>"
 
@@ -89,7 +92,7 @@ class Handle(activation.ActiveHandle):
 
     @property
     def forward_modes(self) -> tuple[ForwardMode, ...]:
-        """What it keeps active for calls with tangents."""
+        """The ways of forward mode that it keeps active."""
         return self.layer.forward_modes if self.is_active else ()
 
     def activate(self) -> None:
@@ -107,16 +110,16 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False, scope
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
     linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
-    rule keeps that rule's backward. What was once active stays registered for the life of the process, as another
-    thread may be inside of it; after `Handle.remove` it passes calls on to PyTorch, which without the library of
-    csrc/calls costs each a few microseconds. `unregister` gives such operators back to PyTorch; `uninstall` removes all
-    installs, also those whose handle is lost.
+    rule keeps that rule's backward. A kernel, once registered, stays for the life of the process, because a call may be in
+    flight in another thread. After `Handle.remove` it forwards calls to PyTorch, which costs each a few microseconds
+    without the library of csrc/calls. `unregister` gives such operators back to PyTorch. `uninstall` removes all installs,
+    including those whose handle is lost.
 
-    The replacement "nested" puts the functions of `torch_manualgrad.nested` in the place of calls on PyTorch's nested
-    tensors, of both layouts; calls on dense tensors do not meet it. Values then agree with PyTorch's to rounding. What PyTorch gives
-    as a view (select, split, chunk, transpose, values) may be a copy: write to the tensor itself. A jagged result refuses
-    to be changed in place. In-place operators and inference mode, which has no autograd, stay PyTorch's. What cannot be
-    carried raises, and stands in ``torch_manualgrad.nested.operators.LIMITS``.
+    The replacement "nested" runs the functions of `torch_manualgrad.nested` instead of PyTorch's operators on PyTorch's
+    nested tensors of both layouts. Calls on dense tensors are not affected. Values then agree with PyTorch's to rounding.
+    Results that are views in PyTorch (select, split, chunk, transpose, values) may be copies: write to the tensor itself.
+    A jagged result cannot be changed in place. In-place operators and inference mode, which has no autograd, stay
+    PyTorch's. Unsupported calls raise; ``torch_manualgrad.nested.operators.LIMITS`` lists them.
 
     Args:
         names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
@@ -124,29 +127,30 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False, scope
             rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
             every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
             differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
-            replacement. What this torch lacks (``mg.rules.absent``) is left out, and is an error where it is all that a
-            name means.
-        forward: let a rule that has a replacement primal use it; else forward values are bitwise identical to PyTorch's.
+            replacement. Operators that this torch lacks (``mg.rules.absent``) are left out. A name of such operators alone
+            is an error.
+        forward: use the replacement primals of the rules that have one. Otherwise forward values are bitwise identical to
+            PyTorch's.
         strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by: the
-            gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan. It takes
-            no part in sums of products either, as in those of matrices. Where the derivative of an elementwise operator
-            is exactly 0, it also hides a cotangent of nan. In decompositions and solutions a matrix is one thing: its
-            gradient is 0 if all its cotangents are. Without names, all rules that have zeros to keep are active, too.
-            On CUDA their backward waits for the device, to see whether all is finite. Where a replacement primal is used, for
-            sparse tensors, under compiled autograd and, but for elementwise rules, for batches of gradients
-            (``is_grads_batched=True``) it has no effect.
-        scope: "process", or "thread": only calls of this thread, on top of what is active for the process; other threads
-            keep what they have. A backward follows the thread scope in which its graph was built, also after the block and
+            gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan. Such a
+            term is also left out of sums of products, for example in matrix products. Where the derivative of an
+            elementwise operator is exactly 0, the result is 0 even for a cotangent of nan. Decompositions and solutions
+            treat a matrix as a whole: its gradient is 0 if all its cotangents are. Without names, all rules that have
+            zeros to keep are active, too. On CUDA their backward synchronizes with the device, to see whether all values
+            are finite. It has no effect where a replacement primal is used, for sparse tensors, under compiled autograd
+            and, except for elementwise rules, for batches of gradients (``is_grads_batched=True``).
+        scope: "process", or "thread": only calls of this thread, in addition to the rules of the process; other threads
+            keep theirs. A backward follows the thread scope in which its graph was built, also after the block and
             on whichever thread it runs. It needs the library of csrc/calls.
 
     Returns:
-        What takes them away again.
+        The handle that removes them again.
 
     Raises:
         KeyError: no rule of that name; the message names the nearest.
-        TypeError: something else than a name, a function of torch, an operator of torch.ops, a rule or a replacement;
-            ``forward`` or ``strong_zero`` is not a bool.
-        ValueError: there is no such ``scope``.
+        TypeError: an entry of ``names`` is not a name, a function of torch, an operator of torch.ops, a rule or a
+            replacement; ``forward`` or ``strong_zero`` is not a bool.
+        ValueError: an unknown ``scope``.
         RuntimeError: ``scope="thread"`` without the library of csrc/calls.
     """
     _check(forward, strong_zero, scope)
@@ -156,9 +160,9 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False, scope
 
 
 def uninstall() -> None:
-    """Remove everything that `install` has activated, also where its handle is lost. Blocks that are entered stay.
+    """Remove everything that `install` activated, even if its handle is lost. Blocks that are entered stay active.
 
-    What `torch_manualgrad.forward_ad.enable` and ``decompositions`` activated without a ``with`` block is removed, too.
+    This includes `torch_manualgrad.forward_ad.enable` and ``decompositions`` without a ``with`` block.
     """
     for handle in activation.truth.entries:
         if handle.installed:
@@ -180,13 +184,13 @@ def _check(forward: Any, strong_zero: Any, scope: Any) -> None:
 class override(activation.Block):  # type: ignore[misc]
     """`install` for the length of a ``with`` block; also a decorator, of functions, generators and coroutines.
 
-    What ``names`` mean is looked up when the block is entered: rules registered since are among them. A decorated
-    generator or coroutine is under the rules while its body runs, not while it waits.
+    ``names`` are resolved when the block is entered, so they include rules registered since. The rules apply to a decorated
+    generator or coroutine while its body runs, not while it waits.
 
     Blocks nest and may end in any order, also after an exception. A block is entered and left as a whole, whatever signal
-    arrives meanwhile; without the library of csrc/calls, docs/replacing.md says what an interrupt may leave. Under
-    torch.compile enter it outside of the compiled function: each set of rules gets its own graph, and entering again finds
-    the graph again.
+    arrives meanwhile; docs/replacing.md says what an interrupt may leave active without the library of csrc/calls. Under
+    torch.compile, enter the block outside of the compiled function. Each set of rules gets its own graph, which is used
+    again when the same rules are entered again.
     """
 
     def __init__(self, *names: Any, forward: bool = False, strong_zero: bool = False, scope: str = "process") -> None:
@@ -225,7 +229,7 @@ class override(activation.Block):  # type: ignore[misc]
     ) -> ModuleOverride:
         """Rules for the calls of one module, and for their backwards, until ``remove()`` or for a ``with`` block.
 
-        Other modules keep what they have, also where they call the same operators, and so do other threads. The backward
+        Other modules keep their derivatives, also where they call the same operators, and so do other threads. The backward
         follows whichever thread runs it. Copies of the module have the rules, too.
 
         Args:
@@ -262,16 +266,15 @@ class Active:
 
 
 def active() -> list[Active]:
-    """What acts now on this thread, and why.
+    """List the rules, ways of forward mode and replacements that are active on this thread, and why.
 
-    Kernels stay registered after an override, and pass calls on: these do not act, and are not listed. What stays active
-    after an `install` is.
+    Kernels stay registered after an override and forward calls to PyTorch. These are not active, and are not listed.
 
     Returns:
-        For each operator the rule that was installed last, then what gives forward mode, then the replacements.
+        For each operator the rule that was installed last, then the ways of forward mode, then the replacements.
     """
     state = here()
-    # of a thread that follows the scope of a graph, nobody knows who entered it
+    # a thread that follows the scope of a graph has no handle
     thread = compiled_calls.this_thread() if activation.scoped else 0
     entries = [h for h in activation.truth.entries if not h.abandoned]
     handles = [h for h in entries if not h.thread] + [h for h in entries if h.thread and h.thread == thread]
@@ -314,7 +317,7 @@ def unregister() -> None:
         for replacement in replacements.values():
             if replacement not in held:
                 replacement.unregister()
-        # what a replacement takes for PyTorch's own kernel may be a rule's
+        # the kernel that a replacement calls as PyTorch's own may be a rule's
         kept = {one.name for layer in layers for one in (*layer.rules, *layer.forward_modes)}
         kept |= {name for replacement in replacements.values() for name in replacement.registered}
         copies = any(layer.copies_operands for layer in layers)
@@ -335,7 +338,7 @@ class _Forward:
         return self._call([one.block for one in chain], chain[-1].before, args, kwargs)
 
     def _call(self, blocks: list[override], own: Any, args: Any, kwargs: Any) -> Any:
-        if blocks:  # the last is the first that was asked for; the one asked for last is to be innermost
+        if blocks:  # they are in reverse order of their requests; the last request is innermost
             with blocks.pop().again():
                 return self._call(blocks, own, args, kwargs)
         if own is not None:
@@ -344,7 +347,7 @@ class _Forward:
 
 
 class ModuleOverride:
-    """What ``override.module`` returns: it acts until `remove`, or until the ``with`` block ends."""
+    """The handle that ``override.module`` returns: its rules are active until `remove`, or until the ``with`` block ends."""
 
     def __init__(self, module: torch.nn.Module, block: override) -> None:
         self.module = module
@@ -360,7 +363,7 @@ class ModuleOverride:
         """Give the module its own forward back. Removing twice does nothing.
 
         Raises:
-            RuntimeError: another override or patch of the module came later, and is to be removed first.
+            RuntimeError: another override or patch of the module came later, and must be removed first.
         """
         now = self.module.__dict__.get("forward")
         if now is self._forward:

@@ -38,9 +38,8 @@ class Replacements:
         name: what `override` takes.
         key: the dispatch key.
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
-            where PyTorch's own is to be called.
-        besides: what is to be replaced beyond operators: ``switch(acts, yes)`` replaces it, or takes that back, and may be
-            called again; ``acts()`` says whether the replacement acts on this thread.
+            to leave the call to PyTorch.
+        besides: replacements beyond operators: ``switch(acts, yes)`` replaces, or restores, and may be called again; ``acts()`` says whether the replacement acts on this thread.
         calls: the kernels in C++ that cover those of some of the functions. A call that continues what they have begun
             is ours, whatever is active.
         choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;

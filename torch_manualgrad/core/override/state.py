@@ -16,7 +16,7 @@ __all__ = ["Acting", "Layer", "Replacing", "State", "here", "resolved"]
 
 
 class Replacing(Protocol):
-    """What a layer knows of `Replacements`."""
+    """The part of `Replacements` that a layer uses."""
 
     name: str
 
@@ -27,7 +27,7 @@ class Replacing(Protocol):
 
 
 class Layer(NamedTuple):
-    """What one `install` or one entered `override` adds."""
+    """The contents of one `install` or one entered `override`."""
 
     rules: tuple[Rule, ...]
     replacements: tuple[Replacing, ...]
@@ -39,20 +39,20 @@ class Layer(NamedTuple):
 
 
 class Acting(NamedTuple):
-    """What the kernel of one operator follows: a rule, or else what only calls with tangents follow."""
+    """The derivative of one operator: a rule's, or else a way of forward mode for calls with tangents."""
 
     derivative: RuleDerivative | None
     defer_to_stock: Callable[..., bool] | None
     forward_mode: ForwardMode | None
 
     def defers(self, values: Sequence[Any]) -> bool:
-        """Whether the call is stock's. With strong zeros only the library of calls can look after what stock gives."""
+        """Whether PyTorch keeps the call. With strong zeros only the library of calls can check PyTorch's gradients."""
         stays = self.derivative is not None and self.derivative.strong_zero
         return not stays and self.defer_to_stock is not None and self.defer_to_stock(*values)
 
 
 class State(NamedTuple):
-    """What follows from all layers together: the table that calls read, and what compiled graphs depend on.
+    """All layers together: the table that calls read, and the text that compiled graphs are guarded by.
 
     ``copies_operands``: in-place operators copy operands that share memory with what they write to.
     """
@@ -66,7 +66,7 @@ class State(NamedTuple):
 
 @functools.lru_cache(maxsize=128)  # so that entering again costs a look-up
 def resolved(layers: tuple[Layer, ...]) -> State:
-    """Several layers as one: the last rule for an operator acts, and a way of forward mode where there is none."""
+    """Several layers as one: the last rule for an operator, or a way of forward mode if it has no rule."""
     rules = {rule.name: (rule, layer) for layer in layers for rule in layer.rules}
     forward_modes = {one.name: one for layer in layers for one in layer.forward_modes if one.name not in rules}
     replacements = {one.name: one for layer in layers for one in layer.replacements}
@@ -113,7 +113,7 @@ _scoped: dict[int, tuple[_Seen, State]] = {}  # by the number of what a thread h
 
 
 def here() -> State:
-    """What is active on this thread."""
+    """The state of this thread."""
     seen = _seen
     if seen.entries is not activation.truth.entries:
         seen = _refresh()

@@ -1,4 +1,4 @@
-"""The vocabulary in which derivatives are written: formulas, rules, and what rules are made of."""
+"""The vocabulary for writing derivatives: formulas, rules and their parts."""
 
 from ..engine.sharding import is_sharded
 from ..sample import Sample

@@ -31,8 +31,8 @@ def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
         other: broadcasts with ``factor``.
 
     Returns:
-        What ``factor * other`` would be, in shape and dtype; in the layout of the first of the two that has its shape, and
-        contiguous if neither has.
+        A tensor of the shape and dtype of ``factor * other``, in the layout of the first of the two that has this shape;
+        contiguous if neither has it.
 
     Note:
         Derivatives, of any order: as those of the product, made of such products.
