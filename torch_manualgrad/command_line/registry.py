@@ -116,7 +116,7 @@ def _fields(rule: Rule) -> Fields:
     if not rule.jvp:
         pairs.append(("jvp", "derived from the vjp by transposition"))
     pairs += [
-        *[("compiled vjp", _compiled(vjp)) for vjp in [rule.compiled_vjp] if vjp is not None],
+        *[("compiled", _compiled(vjp)) for vjp in [rule.compiled_vjp] if vjp is not None],
         ("formulas", ", ".join(f.__name__ for f in rule.formulas) or "none"),
         ("residuals", ", ".join(rule.residuals) or "none"),
         ("improves", ", ".join(rule.improves) or "nothing: override() leaves it off unless it is named"),
