@@ -84,9 +84,6 @@ def _cudnn_convolution_backward(
 
     Returns:
         The shapes of ``self`` and ``weight``.
-
-    References:
-        ATen _cudnn_convolution_backward.
     """
     mask = [*[bool(m) for m in output_mask], False]
     rest = (stride, padding, dilation, transposed, output_padding, groups)

@@ -16,6 +16,14 @@ Operators that are a convolution under another name get their rules from `convol
 some convolutions have a kernel of their own. PyTorch calls most of these below aten::convolution, where autograd does not
 see them. Called by their own names they have no forward mode in PyTorch, and plain calls in reverse mode are left to
 PyTorch. The dims of conv_tbc are time, batch, channels.
+
+Args:
+    input_p: x, (N, C, *).
+    input_t: its tangent; None for zero.
+    weight_p: w, (D, C / groups, *), or (C, D / groups, *) if transposed.
+    weight_t: its tangent; None for zero.
+    bias_p: (D,), or None; its tangent does not depend on it.
+    bias_t: tangent of the bias; None for zero.
 """
 
 from __future__ import annotations
@@ -52,19 +60,10 @@ def convolution_jvp(
     """Tangent of a convolution with a bias: dx * w + x * dw + db.
 
     Args:
-        input_p: x, (N, C, *).
-        input_t: its tangent; None for zero.
-        weight_p: w, (D, C / groups, *), or (C, D / groups, *) if transposed.
-        weight_t: its tangent; None for zero.
-        bias_p: (D,), or None; its tangent does not depend on it.
-        bias_t: tangent of the bias; None for zero.
         stride, padding, dilation, transposed, output_padding, groups: of aten::convolution.
 
     Returns:
         The shape of the result.
-
-    References:
-        ATen convolution_jvp.
     """
     rest = (stride, padding, dilation, transposed, output_padding, groups)
     if input_t is None:
@@ -96,16 +95,12 @@ def _convolution_jvp(
     """Tangent of a convolution with a bias, of which the caller chooses how cuDNN computes it.
 
     Args:
-        input_p, input_t, weight_p, weight_t, bias_p, bias_t: see `convolution_jvp`.
         stride, padding, dilation, transposed, output_padding, groups: of aten::_convolution.
         benchmark, deterministic, cudnn_enabled, allow_tf32: of aten::_convolution; what the global settings say is used
             in their place, as in its backward.
 
     Returns:
         The shape of the result.
-
-    References:
-        ATen _convolution_jvp.
     """
     tensors = (input_p, input_t, weight_p, weight_t, bias_p, bias_t)
     return convolution_jvp(*tensors, stride, padding, dilation, transposed, output_padding, groups)
@@ -121,9 +116,6 @@ def convolution_backward_jvp_grad_bias(grad_out_t: Tensor, grad_bias: Tensor) ->
 
     Returns:
         (D,).
-
-    References:
-        ATen convolution_backward_jvp_grad_bias.
     """
     return _summed(grad_out_t)
 

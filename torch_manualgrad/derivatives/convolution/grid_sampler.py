@@ -17,6 +17,16 @@ and the grid. The derivatives of all operators are parts of the product of the H
 The vjp of the first order is PyTorch's fused operator; every other derivative is made of PyTorch's operators. Plain calls in
 reverse mode are left to PyTorch, which lacks forward mode. Half precision is computed in single.
 
+Args:
+    grad_output: g, (N, C, h, w).
+    input: x, the image, (N, C, H, W), real.
+    grid: coordinates from -1 to 1, that along W first, (N, h, w, 2).
+    interpolation_mode: 0 bilinear, 1 nearest, 2 bicubic.
+    padding_mode: of what is outside of the image: 0 zeros, 1 the border, 2 a reflection.
+    align_corners: whether -1 and 1 are the centers of the outermost pixels, or their outer edges.
+    output_mask: which of the two are wanted; the other comes back empty.
+    ggI, ggGrid: cotangents of the gradients of image and grid; None for zero.
+
 Note:
     Where not differentiable: bilinear at the centers of pixels, where the derivative is that on the right, and where the
     padding moves a point, where it is 0. For nearest the gradient of the grid is 0.
@@ -287,24 +297,12 @@ def grid_sampler_2d_backward(
 ) -> tuple[Tensor, Tensor]:
     """Cotangents of image and grid, given that of the samples.
 
-    Args:
-        grad_output: g, (N, C, h, w).
-        input: x, the image, (N, C, H, W), real.
-        grid: coordinates from -1 to 1, that along W first, (N, h, w, 2).
-        interpolation_mode: 0 bilinear, 1 nearest, 2 bicubic.
-        padding_mode: of what is outside of the image: 0 zeros, 1 the border, 2 a reflection.
-        align_corners: whether -1 and 1 are the centers of the outermost pixels, or their outer edges.
-        output_mask: which of the two are wanted; the other comes back empty.
-
     Returns:
         The shapes of ``input`` and ``grid``; contiguous.
 
     Note:
         Where not differentiable: bilinear at the centers of pixels, where the derivative is that on the right, and where
         the padding moves a point, where it is 0. For nearest the gradient of the grid is 0.
-
-    References:
-        ATen grid_sampler_2d_backward.
     """
     d = _directions(None, input, grid, grad_output, None, None)
     found = _parts(d, (interpolation_mode, padding_mode, align_corners), (input, grid), output_mask)
@@ -325,7 +323,6 @@ def grid_sampler_3d_backward(
 
     Args:
         grad_output: g, (N, C, d, h, w).
-        padding_mode, align_corners, output_mask: see `grid_sampler_2d_backward`.
         input: x, the image, (N, C, D, H, W), real.
         grid: coordinates from -1 to 1, that along W first, (N, d, h, w, 3).
         interpolation_mode: 0 bilinear, 1 nearest.
@@ -335,9 +332,6 @@ def grid_sampler_3d_backward(
 
     Note:
         Where not differentiable: see `grid_sampler_2d_backward`.
-
-    References:
-        ATen grid_sampler_3d_backward.
     """
     d = _directions(None, input, grid, grad_output, None, None)
     found = _parts(d, (interpolation_mode, padding_mode, align_corners), (input, grid), output_mask)
@@ -393,8 +387,6 @@ def grid_sampler_2d_double_backward(
     """Cotangents of grad_output, image and grid of the backward, given those of its two results.
 
     Args:
-        ggI, ggGrid: cotangents of the gradients of image and grid; None for zero.
-        grad_output, input, grid, interpolation_mode, padding_mode, align_corners: see `grid_sampler_2d_backward`.
         output_mask: which of the three are wanted; the others come back empty.
 
     Returns:
@@ -402,9 +394,6 @@ def grid_sampler_2d_double_backward(
 
     Note:
         Where not differentiable: see `grid_sampler_2d_backward`.
-
-    References:
-        ATen grid_sampler_2d_double_backward.
     """
     d = _directions(grad_output, input, grid, None, ggI, ggGrid)
     modes = (interpolation_mode, padding_mode, align_corners)
@@ -426,8 +415,7 @@ def grid_sampler_3d_double_backward(
     """Cotangents of grad_output, image and grid of the backward, given those of its two results.
 
     Args:
-        ggI, ggGrid: cotangents of the gradients of image and grid; None for zero.
-        grad_output, input, grid, interpolation_mode, padding_mode, align_corners: see `grid_sampler_3d_backward`.
+        grad_output, input, grid, interpolation_mode: see `grid_sampler_3d_backward`.
         output_mask: which of the three are wanted; the others come back empty.
 
     Returns:
@@ -435,9 +423,6 @@ def grid_sampler_3d_double_backward(
 
     Note:
         Where not differentiable: see `grid_sampler_2d_backward`.
-
-    References:
-        ATen grid_sampler_3d_double_backward.
     """
     modes = (interpolation_mode, padding_mode, align_corners)
     return grid_sampler_2d_double_backward(ggI, ggGrid, grad_output, input, grid, *modes, output_mask)
@@ -459,7 +444,6 @@ def grid_sampler_jvp(
         input_p: x, (N, C, H, W) or (N, C, D, H, W), real.
         grid_p: (N, *, 2) or (N, *, 3).
         input_t, grid_t: tangents; None for zero.
-        interpolation_mode, padding_mode, align_corners: see `grid_sampler_2d_backward`.
 
     Returns:
         (N, C, *).
@@ -492,8 +476,6 @@ def grid_sampler_backward_jvp(
     Args:
         grad_output_p, input_p, grid_p: g, x and the grid, in two or three dims.
         grad_output_t, input_t, grid_t: tangents; None for zero.
-        interpolation_mode, padding_mode, align_corners: see `grid_sampler_2d_backward`.
-        output_mask: which of the two are wanted; the other comes back empty.
 
     Returns:
         The shapes of ``input_p`` and ``grid_p``.

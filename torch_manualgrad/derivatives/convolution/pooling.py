@@ -61,9 +61,6 @@ def max_pool_double_backward(grad: Tensor, indices: Tensor, dim: int) -> Tensor:
 
     Note:
         Where not differentiable: at ties, where one of the maxima is taken for the only one.
-
-    References:
-        ATen max_pool_double_backward.
     """
     found = _flat(grad, dim).gather(-1, _flat(indices, dim))
     return found.reshape(indices.shape)

@@ -1,6 +1,11 @@
 """Activations that are smooth: sigmoid, softplus, silu, mish, gelu.
 
 In each formula the sigmoid of -x stands for one minus that of x, which is all rounding for large x.
+
+Args:
+    grad_output: cotangent of the result.
+    input: x, real.
+    grad: the product of the cotangents of both orders.
 """
 
 from __future__ import annotations
@@ -24,14 +29,10 @@ def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) 
     """Cotangent of x, given that of x s(x), with s the sigmoid: g conj(s (1 + x (1 - s))).
 
     Args:
-        grad_output: cotangent of the result.
         input: x, real or complex.
 
     Returns:
         The shape of ``grad_output``.
-
-    References:
-        ATen infinitely_differentiable_silu_backward.
     """
     s = input.sigmoid()
     return grad_output * (s * (1 + input * (1 - s))).conj()
@@ -43,15 +44,8 @@ def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) 
 
     1 - t^2 is the square of the hyperbolic secant, 4 s(2 u) s(-2 u) of u = softplus(x).
 
-    Args:
-        grad_output: cotangent of the result.
-        input: x, real.
-
     Returns:
         The shape of ``grad_output``; finite in every order for large x, where exp(x) is not.
-
-    References:
-        ATen infinitely_differentiable_mish_backward.
     """
     u = -torch.nn.functional.logsigmoid(-input)
     return grad_output * (u.tanh() + input * logistic(input) * (4 * logistic_slope(2 * u)))
@@ -61,15 +55,8 @@ def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) 
 def log_sigmoid_double_backward(grad: Tensor, input: Tensor) -> Tensor:
     """A cotangent times the second derivative of log s(x), with s the sigmoid: -g s(x) s(-x).
 
-    Args:
-        grad: the product of the cotangents of both orders.
-        input: x, real.
-
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen log_sigmoid_double_backward.
     """
     return -grad * logistic_slope(input)
 
@@ -79,16 +66,11 @@ def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshol
     """A cotangent times the second derivative of log(1 + exp(b x)) / b: g b s(b x) s(-b x), with s the sigmoid.
 
     Args:
-        grad: the product of the cotangents of both orders.
-        input: x, real.
         beta: b.
         threshold: the function is x where b x is above it, and the result zero.
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen softplus_double_backward.
     """
     x = input * beta
     return grad * torch.where(x > threshold, 0, logistic_slope(x) * beta)
@@ -103,14 +85,10 @@ def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: st
     Args:
         ggI: cotangent of the gradient of x.
         gO: cotangent of the result of the first order.
-        input: x, real.
         approximate: "none" or "tanh".
 
     Returns:
         The shape of ``input``.
-
-    References:
-        ATen gelu_double_backward.
     """
     x = input
     if approximate == "none":

@@ -1,5 +1,11 @@
 """Arithmetic: sums, products and quotients, complex numbers from their parts, and angles in degrees.
 
+Args:
+    grad: cotangent of the result, real.
+    other: y, broadcast with x; Python callers may give a number.
+    self_st: the dtype of x. If it is real, so is what is returned.
+    rounding_mode: None, "floor" or "trunc".
+
 Note:
     Where not differentiable: a quotient at a zero divisor, where it is infinite or nan; a rounded one where it jumps,
     where the derivative is 0; hypot at the origin, where the derivative is 0 by convention and PyTorch's is nan.
@@ -20,14 +26,8 @@ from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 def deg2rad_backward(grad: Tensor) -> Tensor:
     """Cotangent of an angle in degrees, given that of it in radians: g pi / 180.
 
-    Args:
-        grad: cotangent of the result, real.
-
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen deg2rad_backward.
     """
     return grad * (pi / 180)
 
@@ -36,14 +36,8 @@ def deg2rad_backward(grad: Tensor) -> Tensor:
 def rad2deg_backward(grad: Tensor) -> Tensor:
     """Cotangent of an angle in radians, given that of it in degrees: g 180 / pi.
 
-    Args:
-        grad: cotangent of the result, real.
-
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen rad2deg_backward.
     """
     return grad * (180 / pi)
 
@@ -61,9 +55,6 @@ def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
     Note:
         The rule of the operator knows phi, and is right for r <= 0 too.
-
-    References:
-        ATen polar_backward.
     """
     along = grad * result.conj()
     length = result.abs()
@@ -96,14 +87,9 @@ def mul_tensor_backward(grad: Tensor, other: Tensor, self_st: torch.dtype) -> Te
 
     Args:
         grad: cotangent of the product.
-        other: y, broadcast with x; Python callers may give a number.
-        self_st: the dtype of x. If it is real, so is what is returned.
 
     Returns:
         The shape of ``grad``, not yet summed to that of x.
-
-    References:
-        ATen mul_tensor_backward.
     """
     return _real_if(self_st, grad * _conj(other))
 
@@ -116,15 +102,9 @@ def div_tensor_self_backward(
 
     Args:
         grad: cotangent of the quotient.
-        other: y, broadcast with x; Python callers may give a number.
-        self_st: the dtype of x. If it is real, so is what is returned.
-        rounding_mode: None, "floor" or "trunc".
 
     Returns:
         The shape of ``grad``, not yet summed to that of x.
-
-    References:
-        ATen div_tensor_self_backward.
     """
     return _real_if(self_st, _of_dividend(grad, other, rounding_mode)).to(self_st)
 
@@ -137,13 +117,9 @@ def div_tensor_other_backward(grad: Tensor, self: Tensor, other: Tensor, roundin
         grad: cotangent of the quotient.
         self: x.
         other: y, broadcast with x.
-        rounding_mode: None, "floor" or "trunc".
 
     Returns:
         The shape of ``grad``, not yet summed to that of y; real for a real y.
-
-    References:
-        ATen div_tensor_other_backward.
     """
     return _real_if(other.dtype, _of_divisor(grad, self, other, rounding_mode)).to(other.dtype)
 

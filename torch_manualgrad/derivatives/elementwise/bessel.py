@@ -4,6 +4,10 @@ Near zero the derivative is a power series, so that every order is finite and ri
 second on are nan, zero or noise. Far from zero those of i0e and i1e are differences of nearly equal numbers, which PyTorch
 returns as 0 or as noise; here they are the derivative of the asymptotic series.
 
+Args:
+    grad: cotangent of the result.
+    self: x, real.
+
 Note:
     Where not differentiable: for i0e at 0, and for i1e at 0 from the second order on, where the sign of x counts as 0.
 """
@@ -38,7 +42,6 @@ def sinc_backward(grad: Tensor, self: Tensor) -> Tensor:
     """Cotangent of x, given that of sin(pi x) / (pi x): g conj(cos(y) y - sin(y)) pi / conj(y)^2 with y = pi x.
 
     Args:
-        grad: cotangent of the result.
         self: x, real or complex.
 
     Returns:
@@ -62,8 +65,6 @@ def i1_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
     """Cotangent of x, given that of I_1(x): g (I_0(x) - I_1(x) / x).
 
     Args:
-        grad: cotangent of the result.
-        self: x, real.
         result: I_1(x).
 
     Returns:
@@ -82,8 +83,6 @@ def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
     """Cotangent of x, given that of r = exp(-|x|) I_1(x): g (exp(-|x|) I_0(x) - r / x - r sgn(x)).
 
     Args:
-        grad: cotangent of the result.
-        self: x, real.
         result: r.
 
     Returns:

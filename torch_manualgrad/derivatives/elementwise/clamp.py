@@ -2,6 +2,11 @@
 
 Where an input is not the result, its gradient is zero, whatever the cotangent: nan times zero is zero here.
 
+Args:
+    grad: cotangent of the result.
+    self: x, real.
+    max: the upper bound, in the same way.
+
 Note:
     Where not differentiable, PyTorch's conventions hold. At a bound, from torch 2.15 on, a number shares the gradient with
     a bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the bounds are
@@ -74,19 +79,13 @@ def clamp_backward(grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor |
     """Cotangent of x, given that of x between bounds: g where min < x < max, and 0 outside.
 
     Args:
-        grad: cotangent of the result.
-        self: x, real.
         min: the lower bound, broadcast with x, or None; Python callers may give a number.
-        max: the upper bound, in the same way.
 
     Returns:
         The shape of ``grad``, not yet summed to that of x.
 
     Note:
         Where not differentiable: at the bounds, as the module says.
-
-    References:
-        ATen clamp_backward.
     """
     return part(grad, *_where_self(self, min, max))
 
@@ -98,10 +97,7 @@ def clamp_backward_min_max(
     """Cotangents of the bounds, given that of x between them: g where x < min < max, and where x > max or max < min.
 
     Args:
-        grad: cotangent of the result.
-        self: x, real.
         min: the lower bound, broadcast with x; Python callers may give None.
-        max: the upper bound, in the same way.
         grad_input_mask: which of the two are wanted.
 
     Returns:
@@ -109,9 +105,6 @@ def clamp_backward_min_max(
 
     Note:
         Where not differentiable: at the bounds, as the module says.
-
-    References:
-        ATen clamp_backward_min_max.
     """
     low = high = torch.zeros_like(grad)
     if min is not None and grad_input_mask[0]:
@@ -145,9 +138,6 @@ def clamp_jvp(
 
     Note:
         Where not differentiable: as `clamp_backward` and `clamp_backward_min_max`.
-
-    References:
-        ATen clamp_jvp.
     """
     terms = [part(x, *where) for x, where in _parts(self_p, self_t, min_p, min_t, max_p, max_t) if x is not None]
     return sum(terms[1:], terms[0]) if terms else torch.zeros_like(self_p)

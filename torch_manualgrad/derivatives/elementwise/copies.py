@@ -19,9 +19,6 @@ def _to_copy_backward(grad: Tensor, dtype: torch.dtype, device: torch.device) ->
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen _to_copy_backward.
     """
     if grad.is_complex() and not dtype.is_complex:
         grad = grad.real

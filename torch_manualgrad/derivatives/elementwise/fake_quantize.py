@@ -8,6 +8,14 @@ constant. So y = x + s d where q is inside its range, and y = s (q - z) where it
 differentiated, in every mode and order. Only the derivatives in s and z are multiplied by ``grad_factor``, in forward mode
 too.
 
+Args:
+    self: x, real.
+    scale: s, one number, or one for each index of x along the axis.
+    zero_point: z, the shape of ``scale``; it is rounded, and clamped to the range.
+    quant_min, quant_max: the range of q.
+    grad_factor: for the derivatives in s and z.
+    axis: None for one number.
+
 References:
     Bengio, Leonard, Courville, Estimating or propagating gradients through stochastic neurons, arXiv:1308.3432. Esser et
     al., Learned step size quantization, arXiv:1902.08153, equations 3 and 5. ATen
@@ -76,12 +84,6 @@ def fake_quantize_learnable_backward(
 
     Args:
         grad: cotangent of the result.
-        self: x, real.
-        scale: s, one number, or one for each index of x along the axis.
-        zero_point: z, the shape of ``scale``; it is rounded, and clamped to the range.
-        quant_min, quant_max: the range of q.
-        grad_factor: for the derivatives in s and z.
-        axis: None for one number.
 
     Returns:
         The shapes of ``self``, ``scale`` and ``zero_point``.
@@ -115,12 +117,6 @@ def fake_quantize_learnable_jvp(
 
     Args:
         self_t, scale_t, zero_point_t: tangents; None for zero.
-        self: x, real.
-        scale: s, one number, or one for each index of x along the axis.
-        zero_point: z, the shape of ``scale``; it is rounded, and clamped to the range.
-        quant_min, quant_max: the range of q.
-        grad_factor: for the derivatives in s and z.
-        axis: None for one number.
 
     Returns:
         The shape of ``self``.

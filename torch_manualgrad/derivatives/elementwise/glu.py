@@ -1,6 +1,10 @@
 """The gated linear unit a s(b), of the halves a and b of a tensor, with s the sigmoid; and its backward operator.
 
 With g the cotangent of a s(b), those of a and b are g s(b) and g a s(b) s(-b).
+
+Args:
+    dim: along which they are the halves.
+    input: a and b, real.
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ def glu_jvp(self_p: Tensor, self_t: Tensor, dim: int) -> Tensor:
     Args:
         self_p: a and b, real.
         self_t: their tangents.
-        dim: along which they are the halves.
 
     Returns:
         The shape of a.
@@ -46,14 +49,9 @@ def glu_double_backward_grad_output(grad: Tensor, input: Tensor, dim: int) -> Te
 
     Args:
         grad: both cotangents, the shape of ``input``.
-        input: a and b, real.
-        dim: along which they are the halves.
 
     Returns:
         The shape of a.
-
-    References:
-        ATen glu_double_backward_grad_output.
     """
     return glu_jvp(input, grad, dim)
 
@@ -67,14 +65,9 @@ def glu_double_backward(grad: Tensor, grad_output: Tensor, input: Tensor, dim: i
     Args:
         grad: h_a and h_b, the shape of ``input``.
         grad_output: g, the shape of a.
-        input: a and b, real.
-        dim: along which they are the halves.
 
     Returns:
         The shape of ``input``.
-
-    References:
-        ATen glu_double_backward.
     """
     a, s, ds = _parts(input, dim)
     h_a, h_b = grad.chunk(2, dim)

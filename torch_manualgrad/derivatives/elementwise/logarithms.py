@@ -33,9 +33,6 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
 
     Note:
         Where not differentiable: at the ends of the interval, which count as inside.
-
-    References:
-        ATen infinitely_differentiable_logit_backward.
     """
     low = 0.0 if eps is None else eps
     inside = (self >= low) & (self <= 1 - low)

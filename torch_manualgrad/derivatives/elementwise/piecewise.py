@@ -58,9 +58,6 @@ def elu_double_backward(
 
     Returns:
         The shape of ``grad``; zero where x >= 0.
-
-    References:
-        ATen elu_double_backward.
     """
     slope = 1 if is_result else _elu(self_or_result, alpha, scale, input_scale)
     return grad * grad_output * torch.where(self_or_result < 0, slope, 0) * input_scale

@@ -1,5 +1,10 @@
 """Exponentials, logarithms, roots and powers.
 
+Args:
+    grad: cotangent of the result.
+    self: x, real or complex.
+    exponent: y, broadcast with x.
+
 Note:
     Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is infinite,
     and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at x^0 and in
@@ -23,18 +28,11 @@ from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 def log1p_backward(grad: Tensor, self: Tensor) -> Tensor:
     """Cotangent of x, given that of log(1 + x): g / conj(1 + x).
 
-    Args:
-        grad: cotangent of the result.
-        self: x, real or complex.
-
     Returns:
         The shape of ``grad``.
 
     Note:
         Where not differentiable: at x = -1, where it is infinite.
-
-    References:
-        ATen log1p_backward.
     """
     return grad / (1 + self).conj()
 
@@ -44,8 +42,6 @@ def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
     """Cotangent of x, given that of x^y for a number y: g conj(y x^(y - 1)).
 
     Args:
-        grad: cotangent of the result.
-        self: x, real or complex.
         exponent: y.
 
     Returns:
@@ -53,9 +49,6 @@ def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
 
     Note:
         Where not differentiable: at x = 0 for y < 1, where it is infinite.
-
-    References:
-        ATen pow_backward.
     """
     return torch.zeros_like(grad) if exponent == 0 else grad * (exponent * self.pow(exponent - 1)).conj()
 
@@ -64,19 +57,11 @@ def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
 def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
     """Cotangent of x, given that of x^y: g conj(y x^(y - 1)).
 
-    Args:
-        grad: cotangent of the result.
-        self: x, real or complex.
-        exponent: y, broadcast with x.
-
     Returns:
         The shape of ``grad``, not yet summed to that of x; zero where y = 0.
 
     Note:
         Where not differentiable: at x = 0 for 0 < y < 1 and y < 0, where it is infinite.
-
-    References:
-        ATen pow_backward_self.
     """
     exponent = _in(grad.dtype, exponent)
     # 0^y is constant in y, for the mixed derivative too
@@ -93,17 +78,12 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
     """Cotangent of y, given that of x^y: g conj(x^y log x).
 
     Args:
-        grad: cotangent of the result.
         self: x, real or complex; Python callers may give a number.
-        exponent: y, broadcast with x.
         result: x^y.
 
     Returns:
         The shape of ``grad``, not yet summed to that of y; zero at x = 0 with Re y > 0 or y = 0, nan at x < 0 if the
         result is real.
-
-    References:
-        ATen pow_backward_exponent.
     """
     constant = _is_power_of_zero(exponent)
     if isinstance(self, Tensor):

@@ -29,9 +29,6 @@ def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
 
     Returns:
         The shape of ``gx``; zero for real x, and at x = 0.
-
-    References:
-        ATen sgn_backward.
     """
     if not x.is_complex():
         return torch.zeros_like(gx)
@@ -55,9 +52,6 @@ def angle_backward(grad: Tensor, self: Tensor) -> Tensor:
 
     Returns:
         The shape and dtype of ``self``; zero for real z, and at z = 0.
-
-    References:
-        ATen angle_backward.
     """
     if not self.is_complex():
         return torch.zeros_like(self)

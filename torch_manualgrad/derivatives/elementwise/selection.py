@@ -18,9 +18,6 @@ def masked_fill_backward(grad: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         ().
-
-    References:
-        ATen masked_fill_backward.
     """
     return torch.where(mask, grad, 0).sum()
 

@@ -5,6 +5,10 @@
 
 Where an input is -inf, y and its derivatives are 0. A line of nothing but -inf has y = 0 and no gradient in _safe_softmax,
 and y = nan in the others.
+
+Args:
+    output: y, real.
+    dim: along which y sums to 1.
 """
 
 from __future__ import annotations
@@ -23,8 +27,6 @@ def softmax_differential(x: Tensor, output: Tensor, dim: int) -> Tensor:
 
     Args:
         x: cotangent of y, or tangent of the input.
-        output: y, real.
-        dim: along which y sums to 1.
 
     Returns:
         The shape of ``output``.
@@ -62,14 +64,9 @@ def softmax_double_backward(grad: Tensor, grad_output: Tensor, dim: int, output:
     Args:
         grad: h.
         grad_output: g.
-        dim: along which y sums to 1.
-        output: y, real.
 
     Returns:
         The shape of ``output``.
-
-    References:
-        ATen softmax_double_backward.
     """
     along = (grad_output * output).sum(dim, keepdim=True)
     return grad * (grad_output - along) - grad_output * (grad * output).sum(dim, keepdim=True)

@@ -31,9 +31,6 @@ def mvlgamma_backward(grad: Tensor, self: Tensor, p: int) -> Tensor:
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen mvlgamma_backward.
     """
     shifts = torch.arange(1 - p, 1, dtype=self.dtype, device=self.device) / 2
     return grad * torch.digamma(self.unsqueeze(-1) + shifts).sum(-1)

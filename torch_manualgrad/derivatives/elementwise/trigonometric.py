@@ -32,9 +32,6 @@ def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Seque
 
     Note:
         Where not differentiable: at the origin, where every order is 0.
-
-    References:
-        ATen atan2_backward.
     """
     wanted = zip(output_mask, (_angle_slope(other, self, other), -_angle_slope(self, self, other)))
     y, x = (grad * slope if needed else torch.zeros_like(grad) for needed, slope in wanted)

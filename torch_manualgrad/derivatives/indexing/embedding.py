@@ -28,9 +28,6 @@ def embedding_dense_double_backward_symint(
     Returns:
         (*, d).
 
-    Note:
-        Where not differentiable: nowhere; the backward is linear.
-
     References:
         ATen embedding_dense_double_backward_symint, which leaves the frequencies out.
     """

@@ -3,6 +3,16 @@
 With rows W, bag b of entry i, and coefficients c_i, which are the per-sample weight, or one over the number of entries
 for a mean, or 0 for padding, the result is y_b = sum of c_i W[indices_i] over i in b. Gradients are linear in the cotangent:
 sum of c_i G_b for each row, and <G_b, W[indices_i]> for each weight; each of the three is the derivative of another.
+
+Args:
+    indices: (k,), integers.
+    offset2bag: (k,), the bag of each.
+    maximum_indices: (bags, d), which row has the maximum, for mode 2 only.
+    scale_grad_by_freq: whether entries are divided by how often their row is read, as its gradient is by convention.
+    mode: 0 for sums, 1 for means, 2 for maxima.
+    per_sample_weights: (k,), for sums, or None.
+    padding_idx: entries with this index count for nothing; negative for none.
+    grad: G, (bags, d), real.
 """
 
 from __future__ import annotations
@@ -65,14 +75,7 @@ def embedding_bag_linear(
 
     Args:
         weight: W, (n, d), real; or a tangent of it, or a cotangent of its gradient.
-        indices: (k,), integers.
-        offset2bag: (k,), the bag of each.
-        maximum_indices: (bags, d), which row has the maximum, for mode 2 only.
         bags: how many.
-        scale_grad_by_freq: whether entries are divided by how often their row is read, as its gradient is by convention.
-        mode: 0 for sums, 1 for means, 2 for maxima.
-        per_sample_weights: (k,), for sums, or None.
-        padding_idx: entries with this index count for nothing; negative for none.
 
     Returns:
         (bags, d).
@@ -108,10 +111,7 @@ def embedding_bag_adjoint(
     """Cotangent of the table, given that of embedding_bag: the sum of c_i G_b over the entries of each row.
 
     Args:
-        grad: G, (bags, d), real.
         num_weights: n, rows of the table.
-        indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: see
-            `embedding_bag_linear`.
 
     Returns:
         (n, d).
@@ -139,15 +139,10 @@ def embedding_bag_weights(
     """Cotangent of the per-sample weights, given that of embedding_bag: <G_b, W[indices_i]> for each entry.
 
     Args:
-        grad: G, (bags, d), real.
         weight: W, (n, d).
-        indices, offset2bag, scale_grad_by_freq, padding_idx: see `embedding_bag_linear`.
 
     Returns:
         (k,).
-
-    Note:
-        Where not differentiable: nowhere; it is bilinear.
 
     References:
         ATen _embedding_bag_per_sample_weights_backward, which has no derivative.

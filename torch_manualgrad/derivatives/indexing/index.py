@@ -31,12 +31,6 @@ def index_backward(zeros_like_self: Tensor, indices: Sequence[Tensor | None], gr
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: nowhere; indexing is linear.
-
-    References:
-        ATen index_backward.
     """
     return aten.index_put(zeros_like_self, list(indices), grad, True)
 

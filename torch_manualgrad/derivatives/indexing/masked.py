@@ -25,9 +25,6 @@ def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[i
     Returns:
         Of shape ``sizes``.
 
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
     References:
         ATen masked_scatter_backward_symint; with the places counted, so that no shape depends on the mask.
     """

@@ -31,9 +31,6 @@ def scatter_src_backward(grad: Tensor, dim: int, index: Tensor, src_sizes: Seque
     Returns:
         Of shape ``src_sizes``.
 
-    Note:
-        Where not differentiable: nowhere; the operators are linear.
-
     References:
         derivatives.yaml, scatter.src, which takes the index to have the sizes of src.
     """
@@ -51,12 +48,6 @@ def take_backward(grad: Tensor, self_sizes: Sequence[int], index: Tensor) -> Ten
 
     Returns:
         Of shape ``self_sizes``.
-
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
-    References:
-        ATen take_backward.
     """
     return grad.new_zeros(self_sizes).put(index, grad, accumulate=True)
 

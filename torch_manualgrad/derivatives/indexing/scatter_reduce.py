@@ -4,6 +4,15 @@ The derivative of a product needs the product of all entries of a group but one.
 prefixes times suffixes within a group, so that any number of zeros is right in every order: a quotient of the product by
 its factor is not, and neither is a count of the zeros when it is differentiated.
 
+Args:
+    grad: cotangent of the result, the shape of ``self``.
+    self: what is there before, (*).
+    dim: along which the entries of src go.
+    index: where to, integers; at most as large as ``src``.
+    reduce: "sum", "prod", "mean", "amax" or "amin".
+    include_self: whether ``self`` counts where something is sent.
+    result: as scatter_reduce returns it.
+
 Note:
     Where not differentiable: at ties of extrema, where each entry has an equal share.
 """
@@ -75,14 +84,7 @@ def scatter_reduce_backward(
     that attain it.
 
     Args:
-        grad: cotangent of the result, the shape of ``self``.
-        self: what is there before, (*).
-        dim: along which the entries of src go.
-        index: where to, integers; at most as large as ``src``.
         src: what is sent.
-        reduce: "sum", "prod", "mean", "amax" or "amin".
-        include_self: whether ``self`` counts where something is sent.
-        result: as scatter_reduce returns it.
 
     Returns:
         The shapes of ``self`` and ``src``.
@@ -129,7 +131,8 @@ def scatter_reduce_jvp(
     """Tangent of scatter_reduce.
 
     Args:
-        self_p, src_p, dim, index, reduce, include_self, result: see `scatter_reduce_backward`.
+        self_p: what is there before, (*).
+        src_p: what is sent.
         self_t, src_t: tangents; None for zero.
 
     Returns:
@@ -184,8 +187,6 @@ def index_reduce_backward(
     """Cotangents of self and source, given that of index_reduce: those of scatter_reduce with the index of each slice.
 
     Args:
-        grad: cotangent of the result, the shape of ``self``.
-        self, dim, reduce, include_self, result: see `scatter_reduce_backward`.
         index: one integer for each slice of the source.
         source: what is sent.
 
@@ -194,9 +195,6 @@ def index_reduce_backward(
 
     Note:
         Where not differentiable: as `scatter_reduce_backward`.
-
-    References:
-        ATen index_reduce_backward.
     """
     index = _expanded(dim, index, source)
     return scatter_reduce_backward(grad, self, dim, index, source, reduce, include_self, result)
@@ -217,7 +215,9 @@ def index_reduce_jvp(
     """Tangent of index_reduce.
 
     Args:
-        self_p, source_p, dim, index, reduce, include_self, result: see `index_reduce_backward`.
+        self_p: what is there before, (*).
+        index: one integer for each slice of the source.
+        source_p: what is sent.
         self_t, source_t: tangents; None for zero.
 
     Returns:
@@ -256,9 +256,6 @@ def scatter_prod_factors(src: Tensor, dim: int, index: Tensor, sizes: Sequence[i
 
     Returns:
         The products, of shape ``sizes``, 1 where nothing is sent; and those of the others, of the shape of ``src``.
-
-    Note:
-        Where not differentiable: nowhere; they are polynomials.
 
     References:
         Prefixes by doubling: Hillis, Steele, Data parallel algorithms, doi:10.1145/7902.7903.

@@ -13,6 +13,12 @@ and for l = log cumsum exp(x)
 Nothing is divided by x, so that zeros are no special case, and the exponentials of real numbers are at most 1. The
 recurrence is solved by pairs, in O(n) operations and O(log n) steps: Blelloch, Prefix sums and their applications,
 CMU-CS-90-190, section 1.4.
+
+Args:
+    dim: along which the products or sums run.
+    self_t: t, tangent of x.
+    self_p: x, real or complex.
+    result: P or l, with its dependence on x for higher orders.
 """
 
 from __future__ import annotations
@@ -95,7 +101,6 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
     Args:
         grad: cotangent of P.
         input: x, real or complex.
-        dim: along which the products run.
         output: P, with its dependence on x for higher orders.
 
     Returns:
@@ -111,12 +116,6 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
 @formula
 def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Tensor:
     """Tangent of the cumulative products P of x: y_m = x_m y_(m-1) + P_(m-1) t_m.
-
-    Args:
-        self_t: t, tangent of x.
-        self_p: x, real or complex.
-        result: P, with its dependence on x for higher orders.
-        dim: along which the products run.
 
     Returns:
         The shape and dtype of ``result``.
@@ -159,17 +158,12 @@ def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) 
     Args:
         grad: cotangent of l.
         self: x, real or complex.
-        result: l, with its dependence on x for higher orders.
-        dim: along which the sums run.
 
     Returns:
         The shape of ``self``.
 
     Note:
         Where not differentiable: where l is -inf; the derivative there is 0. Where x is inf it is nan.
-
-    References:
-        ATen logcumsumexp_backward.
     """
     x, l = _last(self, dim), _last(result, dim)  # noqa: E741
     a, w = _shares(x, l) if torch.is_grad_enabled() and not x.is_complex() else _ratios(x, l)
@@ -179,12 +173,6 @@ def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) 
 @formula
 def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -> Tensor:
     """Tangent of l = log cumsum exp(x): y_m = exp(l_(m-1) - l_m) y_(m-1) + exp(x_m - l_m) t_m.
-
-    Args:
-        self_p: x, real or complex.
-        self_t: t, tangent of x.
-        result: l, with its dependence on x for higher orders.
-        dim: along which the sums run.
 
     Returns:
         The shape of ``result``.

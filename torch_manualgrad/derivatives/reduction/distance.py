@@ -16,6 +16,20 @@ cdist's backward is B_i = sum_j g_ij w(d_ij), and for a vector v_i as its cotang
 
 The distances among the operator's arguments are those of the others, and get no gradient themselves.
 
+Args:
+    grad: cotangent of the distances, ``(*, P, R)``.
+    x1: ``(*, P, M)``, real.
+    x2: ``(*, R, M)``, real; the batch dims broadcast.
+    p: the order, 0 <= p <= inf.
+    cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but nothing
+        flows through this argument.
+    x1_p: ``(*, P, M)``, real.
+    x1_t: its tangent; None is zero.
+    x2_t: its tangent; None is zero.
+    self: x, ``(N, M)``, real or complex; of complex ones there is no pair.
+    pdist: the distances that the forward returned, as for `cdist_backward`.
+    res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+
 Note:
     Where not differentiable: as `norm_backward`, pair by pair: 0 for a pair of equal points; for p = inf ties share
     equally.
@@ -63,14 +77,6 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 
     For that of x2, exchange the two and transpose grad.
 
-    Args:
-        grad: cotangent of the distances, ``(*, P, R)``.
-        x1: ``(*, P, M)``, real.
-        x2: ``(*, R, M)``, real; the batch dims broadcast.
-        p: the order, 0 <= p <= inf.
-        cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but
-            nothing flows through this argument.
-
     Returns:
         The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
 
@@ -102,11 +108,7 @@ def cdist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | No
     """Tangent of the distances: sum_k w(x1_i - x2_j)_k (x1_t_i - x2_t_j)_k.
 
     Args:
-        x1_p: ``(*, P, M)``, real.
-        x1_t: its tangent; None is zero.
         x2_p: ``(*, R, M)``, real; the batch dims broadcast.
-        x2_t: its tangent; None is zero.
-        p: the order, 0 <= p <= inf.
 
     Returns:
         ``(*, P, R)``. Memory as `cdist_backward`.
@@ -166,9 +168,6 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
 
     Args:
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
-        self: x, ``(N, M)``, real or complex; of complex ones there is no pair.
-        p: the order, 0 <= p <= inf.
-        pdist: the distances that the forward returned, as for `cdist_backward`.
 
     Returns:
         ``(N, M)``, the dtype of ``self``.
@@ -203,7 +202,6 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     Args:
         self_p: x, ``(N, M)``, real or complex; of complex ones there is no pair.
         self_t: its tangent.
-        p: the order, 0 <= p <= inf.
 
     Returns:
         ``(N (N - 1) / 2,)``.
@@ -238,19 +236,13 @@ def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) 
     """Cotangents of x1 and x2, given that of the Euclidean distances, by matrix products.
 
     Args:
-        grad: cotangent of the distances, ``(*, P, R)``.
-        x1: ``(*, P, M)``, real.
         x2: ``(*, R, M)``, real.
-        res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
 
     Returns:
         Cotangents with the shapes of ``x1`` and ``x2``.
 
     Note:
         Where not differentiable: 0 for a pair at distance 0. Near it, as in the forward, the matrix product cancels.
-
-    References:
-        ATen _euclidean_dist_backward.
     """
     ratio = _quotient(grad, res)
     return x1 * ratio.sum(-1, keepdim=True) - ratio @ x2, x2 * ratio.sum(-2).unsqueeze(-1) - ratio.mT @ x1
@@ -261,11 +253,7 @@ def _euclidean_dist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: T
     """Tangent of the Euclidean distances: (a . da + b . db - a . db - da . b) / D.
 
     Args:
-        x1_p: ``(*, P, M)``, real.
-        x1_t: its tangent; None is zero.
         x2_p: ``(*, R, M)``, real.
-        x2_t: its tangent; None is zero.
-        res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
 
     Returns:
         ``(*, P, R)``.
@@ -315,7 +303,6 @@ def cdist_double_backward(gg: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: f
         grad: g, cotangent of the distances, ``(*, P, R)``.
         x1: a, ``(*, P, M)``, real.
         x2: b, ``(*, R, M)``, real; the batch dims broadcast.
-        p: the order, 0 <= p <= inf.
 
     Returns:
         The shapes of ``grad``, ``x1`` and ``x2``. Memory: that of all differences.
@@ -346,7 +333,6 @@ def cdist_backward_jvp(
     """Tangent of cdist's backward: sum_j dg_ij w(d_ij) + g_ij H(d_ij) (da_i - db_j).
 
     Args:
-        grad, x1, x2, p, cdist: see `cdist_backward`.
         grad_t, x1_t, x2_t: tangents; None for zero.
 
     Returns:
@@ -392,7 +378,6 @@ def pdist_double_backward(gg: Tensor, grad: Tensor, self: Tensor, p: float) -> t
         gg: v, ``(N, M)``.
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``.
         self: x, ``(N, M)``, real.
-        p: the order, 0 <= p <= inf.
 
     Returns:
         The shapes of ``grad`` and ``self``.
@@ -413,7 +398,7 @@ def pdist_backward_jvp(
     """Tangent of pdist's backward.
 
     Args:
-        grad, self, p, pdist: see `pdist_backward`.
+        grad: see `pdist_backward`.
         grad_t, self_t: tangents; None for zero.
 
     Returns:

@@ -1,6 +1,12 @@
 """Largest, smallest and middle entries, as values: amax, amin, aminmax, and max, min, median, nanmedian of all entries.
 
 All entries that attain the value share its cotangent equally, and its tangent is the mean of theirs.
+
+Args:
+    result: the values.
+    dim: the reduced dim; None for all.
+    input: x, (*), real.
+    value: 0-dim; nan is the value of all entries that are nan.
 """
 
 from __future__ import annotations
@@ -26,9 +32,6 @@ def scale_grad_by_count(grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tens
 
     Returns:
         The shape of ``mask``; nan where no entry attains the value, as with nan.
-
-    References:
-        ATen scale_grad_by_count.
     """
     return torch.where(mask, grad, 0) / mask.sum(dims, True)
 
@@ -40,15 +43,11 @@ def amaxamin_jvp(x: Tensor, dx: Tensor, result: Tensor, dim: Sequence[int], keep
     Args:
         x: (*), real.
         dx: its tangent.
-        result: the values.
         dim: the reduced dims; empty for all.
         keepdim: whether ``result`` has them.
 
     Returns:
         The shape of ``result``; nan where no entry attains the value, as with nan.
-
-    References:
-        ATen amaxamin_jvp.
     """
     mask = x == restore_reduced_dims(result, x.dim(), dim, keepdim)
     return torch.where(mask, dx, 0).sum(dim, keepdim) / mask.sum(dim, keepdim)
@@ -68,16 +67,12 @@ def aminmax_backward(
 
     Args:
         self: x, (*), real.
-        dim: the reduced dim; None for all.
         keepdim: whether the values have the reduced dims.
         grad_min, grad_max: cotangents of the values; None for zero.
         min, max: the values.
 
     Returns:
         The shape of ``self``.
-
-    References:
-        ATen aminmax_backward.
     """
     dims = [] if dim is None else [dim]
     found = None
@@ -96,15 +91,10 @@ def aminmax_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int | None,
     Args:
         self_p: x, (*), real.
         self_t: its tangent.
-        result: the values.
-        dim: the reduced dim; None for all.
         keepdim: whether ``result`` has the reduced dims.
 
     Returns:
         The shape of ``result``; nan where no entry attains the value, as with nan.
-
-    References:
-        ATen aminmax_jvp.
     """
     return amaxamin_jvp(self_p, self_t, result, [] if dim is None else [dim], keepdim)
 
@@ -119,14 +109,9 @@ def evenly_distribute_backward(grad: Tensor, input: Tensor, value: Tensor) -> Te
 
     Args:
         grad: cotangent of the value, 0-dim.
-        input: x, (*), real.
-        value: 0-dim; nan is the value of all entries that are nan.
 
     Returns:
         The shape of ``input``.
-
-    References:
-        ATen evenly_distribute_backward.
     """
     mask = _attains(input, value)
     return torch.where(mask, grad / mask.sum(), 0)
@@ -138,14 +123,9 @@ def evenly_read_jvp(fw_grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
 
     Args:
         fw_grad: tangent of x.
-        input: x, (*), real.
-        value: 0-dim; nan is the value of all entries that are nan.
 
     Returns:
         0-dim.
-
-    References:
-        ATen evenly_read_jvp.
     """
     mask = _attains(input, value)
     return torch.where(mask, fw_grad / mask.sum(), 0).sum()

@@ -2,6 +2,10 @@
 
 Divided by its sum, w does not depend on the result, which is a constant to every derivative. Where x is large this is more
 accurate, too: its exponentials add up to 1 only to within the rounding of the result.
+
+Args:
+    result: what the forward returned.
+    dim: the reduced dims.
 """
 
 from __future__ import annotations
@@ -40,8 +44,6 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
     Args:
         grad: cotangent of the result.
         self: x, real or complex.
-        result: what the forward returned.
-        dim: the reduced dims.
         keepdim: whether ``grad`` and ``result`` have the reduced dims.
 
     Returns:
@@ -49,9 +51,6 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
 
     Note:
         Where not differentiable: where the result is -inf; the derivative there is 0. Where x is inf it is nan.
-
-    References:
-        ATen logsumexp_backward.
     """
     e, total = _softmax(self, result, dim, keepdim, differentiated=torch.is_grad_enabled())
     return restore_reduced_dims(grad, self.dim(), dim, keepdim) / total.conj() * e.conj()
@@ -64,8 +63,6 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
     Args:
         self_p: x, real or complex.
         self_t: t, its tangent.
-        result: what the forward returned.
-        dim: the reduced dims.
         keepdim: whether the result has them.
 
     Returns:

@@ -13,6 +13,16 @@ Where not differentiable. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared 
 Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the other slices unless p is a
 positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; for p = 1 and
 +-inf it makes its own entry nan and leaves the others as they are, for p = 0 all are 0.
+
+Args:
+    grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
+    self: x, real or complex, any shape.
+    p: the order, any real, inf or -inf.
+    dim: the reduced dims; None or empty for all.
+    keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
+    self_p: x, real or complex, any shape.
+    self_t: its tangent, same shape.
+    result: the norm that the forward returned.
 """
 
 from __future__ import annotations
@@ -112,13 +122,8 @@ def norm_backward(
     """Cotangent of x, given that of its p-norm: grad * w(x), scale-safe, differentiable to any order.
 
     Args:
-        grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
-        self: x, real or complex, any shape.
-        p: the order, any real, inf or -inf.
         norm: the norm that the forward returned. A kernel may start from its value, but nothing flows through it: what
             is differentiated is w(x).
-        dim: the reduced dims; None or empty for all.
-        keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
 
     Returns:
         The shape and dtype of ``self``. Half precision is computed in float32.
@@ -130,9 +135,6 @@ def norm_backward(
 
     Note:
         Where not differentiable: the conventions in the module's docstring; a subgradient (0 at a zero slice).
-
-    References:
-        ATen norm_backward.
     """
     dims = wrap_dims(self, dim)
     keepdim = keepdim and not (not dim and grad.dim() == 0)
@@ -152,11 +154,7 @@ def norm_jvp(
     """Tangent of the p-norm: sum over ``dim`` of Re(conj(w(x)) t), differentiable to any order.
 
     Args:
-        self_p: x, real or complex, any shape.
-        self_t: its tangent, same shape.
-        p: the order, any real, inf or -inf.
         norm: the norm that the forward returned; only its dtype is used.
-        dim: the reduced dims; None or empty for all.
         keepdim: whether the reduced dims stay.
 
     Returns:
@@ -186,12 +184,7 @@ def linalg_vector_norm_backward(
     The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
 
     Args:
-        grad: as in `norm_backward`.
-        self: x, real or complex, any shape.
         ord: the order, p in `norm_backward`.
-        result: the norm that the forward returned.
-        dim: as in `norm_backward`.
-        keepdim: as in `norm_backward`.
 
     Returns:
         The shape and dtype of ``self``.
@@ -201,9 +194,6 @@ def linalg_vector_norm_backward(
 
     Note:
         Where not differentiable: as `norm_backward`.
-
-    References:
-        ATen linalg_vector_norm_backward.
     """
     if self.dtype == grad.dtype:
         return norm_backward(grad, self, ord, result, dim, keepdim)
@@ -218,11 +208,7 @@ def linalg_vector_norm_jvp(
     """Tangent of linalg.vector_norm: norm_jvp(x, t, ord, result, dim, keepdim), in the dtype of ``result``.
 
     Args:
-        self_p: x, real or complex, any shape.
-        self_t: its tangent, same shape.
         ord: the order, p in `norm_jvp`.
-        result: the norm that the forward returned.
-        dim: as in `norm_jvp`.
         keepdim: as in `norm_jvp`.
 
     Returns:
@@ -233,9 +219,6 @@ def linalg_vector_norm_jvp(
 
     Note:
         Where not differentiable: as `norm_jvp`.
-
-    References:
-        ATen linalg_vector_norm_jvp.
     """
     return norm_jvp(self_p, self_t, ord, result, dim, keepdim)
 

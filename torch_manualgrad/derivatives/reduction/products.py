@@ -48,9 +48,6 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
 
     Returns:
         The shape of ``inp``.
-
-    References:
-        ATen prod_safe_zeros_backward.
     """
     return grad * _products_of_others(inp, dim).conj()
 

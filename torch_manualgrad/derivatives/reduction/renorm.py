@@ -3,6 +3,11 @@
 It leaves the other slices as they are. With w the gradient of the norm, see `norm`, and <a, b> = sum Re(conj(a) b):
 
     d(f x) = f (t - x <w, t> / (n + eps)),        vjp: f (g - w <x, g> / (n + eps)).
+
+Args:
+    p: the order, positive; inf is allowed.
+    dim: the dim along which the slices are counted.
+    maxnorm: the bound, not negative.
 """
 
 from __future__ import annotations
@@ -42,9 +47,6 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
     Args:
         grad: cotangent of the result, the shape of ``self``.
         self: x, real or complex, at least two dims.
-        p: the order, positive; inf is allowed.
-        dim: the dim along which the slices are counted.
-        maxnorm: the bound, not negative.
 
     Returns:
         The shape and dtype of ``self``. f = maxnorm / (n + 1e-7); half precision is computed in float32.
@@ -55,9 +57,6 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
 
     Note:
         Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as `norm_backward`.
-
-    References:
-        ATen renorm_backward.
     """
     x = widened(self)
     dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
@@ -74,9 +73,6 @@ def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: floa
     Args:
         self_p: x, real or complex, at least two dims.
         self_t: its tangent, same shape.
-        p: as in `renorm_backward`.
-        dim: as in `renorm_backward`.
-        maxnorm: as in `renorm_backward`.
 
     Returns:
         The shape and dtype of ``self_p``.
@@ -86,9 +82,6 @@ def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: floa
 
     Note:
         Where not differentiable: as `renorm_backward`.
-
-    References:
-        ATen renorm_jvp.
     """
     x = widened(self_p)
     dims, scaled, w, n = _renorm_parts(x, self_p, p, dim, maxnorm)

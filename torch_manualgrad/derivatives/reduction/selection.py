@@ -1,6 +1,9 @@
 """What returns entries of its input with their indices: max, min, median and others along a dim, sort, topk, cummax.
 
 The entry at an index gets the cotangent and gives the tangent; of entries that are equal, the forward has chosen one.
+
+Args:
+    sizes: the shape of x.
 """
 
 from __future__ import annotations
@@ -24,14 +27,10 @@ def value_selecting_reduction_backward(
         grad: cotangent of the entries.
         dim: along which they were selected.
         indices: of the entries along ``dim``, the shape of ``grad``.
-        sizes: the shape of x.
         keepdim: whether ``grad`` and ``indices`` have ``dim``.
 
     Returns:
         ``sizes``, in the dtype of ``grad``.
-
-    References:
-        ATen value_selecting_reduction_backward.
     """
     grad, indices = (restore_reduced_dims(y, len(sizes), [dim], keepdim) for y in (grad, indices))
     return grad.new_zeros(sizes).scatter(dim, indices, grad)
@@ -49,9 +48,6 @@ def gather_with_keepdimed_indices(input: Tensor, dim: int, indices: Tensor, keep
 
     Returns:
         The shape of ``indices``.
-
-    References:
-        ATen gather_with_keepdimed_indices.
     """
     found = input.gather(dim, restore_reduced_dims(indices, input.dim(), [dim], keepdim))
     return found if keepdim or not input.dim() else found.squeeze(dim)
@@ -63,15 +59,11 @@ def cummaxmin_backward(grad: Tensor, sizes: Sequence[int], indices: Tensor, dim:
 
     Args:
         grad: cotangent of the extrema.
-        sizes: the shape of x.
         indices: of the extrema along ``dim``.
         dim: along which they run.
 
     Returns:
         ``sizes``, in the dtype of ``grad``.
-
-    References:
-        ATen cummaxmin_backward.
     """
     return grad.new_zeros(sizes).scatter_add(dim, indices, grad)
 

@@ -2,6 +2,11 @@
 
 All but nansum are linear: a tangent takes the place of the input, and each entry of the input gets the cotangent of the sum
 that it is in.
+
+Args:
+    grad: cotangent of the sum.
+    dim: the reduced dims; None or empty for all.
+    keepdim: whether ``grad`` has the reduced dims.
 """
 
 from __future__ import annotations
@@ -22,10 +27,7 @@ def sum_backward(grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, 
     """Cotangent of x, given that of its sum over ``dim``: the same for every entry that was summed.
 
     Args:
-        grad: cotangent of the sum.
         sizes: the shape of x.
-        dim: the reduced dims; None or empty for all.
-        keepdim: whether ``grad`` has the reduced dims.
 
     Returns:
         ``sizes``, in the dtype of ``grad``; its entries share memory.
@@ -41,16 +43,10 @@ def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepd
     """Cotangent of x, given that of the sum of what is not nan: that of the sum, and 0 where x is nan.
 
     Args:
-        grad: cotangent of the sum.
         self: x, (*).
-        dim: the reduced dims; None or empty for all.
-        keepdim: whether ``grad`` has the reduced dims.
 
     Returns:
         The shape of ``self``, in the dtype of ``grad``.
-
-    References:
-        ATen nansum_backward.
     """
     return torch.where(self.isnan(), 0, sum_backward(grad, self.shape, dim, keepdim))
 
@@ -62,15 +58,10 @@ def mean_backward(grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None,
     Args:
         grad: cotangent of the mean.
         shape: that of x.
-        dim: the reduced dims; None or empty for all.
         numel: the number of entries of x.
-        keepdim: whether ``grad`` has the reduced dims.
 
     Returns:
         ``shape``, in the dtype of ``grad``.
-
-    References:
-        ATen mean_backward.
     """
     n = math.prod(shape[d] for d in dim) if dim and shape else numel
     return sum_backward(grad, shape, dim, keepdim) / n
@@ -86,9 +77,6 @@ def cumsum_backward(grad: Tensor, dim: int) -> Tensor:
 
     Returns:
         The shape of ``grad``.
-
-    References:
-        ATen cumsum_backward.
     """
     return grad.flip(dim).cumsum(dim).flip(dim) if grad.dim() else grad
 

@@ -7,6 +7,16 @@ variance is infinite or nan, and so is its derivative.
 
 PyTorch's reverse mode is right in every order, and keeps plain calls; but for an empty list of dims, which means all, where it
 takes N for 1. Its reverse over forward mode of std gives nan for equal entries.
+
+Args:
+    self: x, real or complex.
+    dim: the reduced dims; None or empty for all.
+    correction: c; None is 1.
+    keepdim: whether the cotangents have the reduced dims.
+    self_t: t, tangent of x.
+    self_p: x, real or complex.
+    result: s, with its dependence on x for higher orders.
+    gmean: cotangent of the mean; None for zero.
 """
 
 from __future__ import annotations
@@ -47,16 +57,10 @@ def var_backward(
 
     Args:
         grad: cotangent of the variance, real.
-        self: x, real or complex.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
         keepdim: whether ``grad`` has the reduced dims.
 
     Returns:
         The shape and dtype of ``self``.
-
-    References:
-        ATen var_backward.
     """
     return _times_gradient(restore_reduced_dims(grad, self.dim(), dim, keepdim), self, dim, correction)
 
@@ -68,10 +72,6 @@ def var_jvp(
     """Tangent of the variance: the sum of 2 Re(conj(x - m) t) / (N - c).
 
     Args:
-        self_t: t, tangent of x.
-        self_p: x, real or complex.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
         keepdim: whether the variance has the reduced dims.
 
     Returns:
@@ -90,11 +90,7 @@ def std_backward(
     """Cotangent of x, given that of its standard deviation s: grad (x - m) / ((N - c) s).
 
     Args:
-        result: s, with its dependence on x for higher orders.
         grad: cotangent of s, real.
-        self: x, real or complex.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
         keepdim: whether ``grad`` and ``result`` have the reduced dims.
 
     Returns:
@@ -121,11 +117,6 @@ def std_jvp(
     """Tangent of the standard deviation s: the sum of Re(conj(x - m) t) / ((N - c) s).
 
     Args:
-        self_t: t, tangent of x.
-        self_p: x, real or complex.
-        result: s, with its dependence on x for higher orders.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
         keepdim: whether ``result`` has the reduced dims.
 
     Returns:
@@ -162,17 +153,9 @@ def var_mean_backward(
 
     Args:
         gvar: cotangent of the variance, real; None for zero.
-        gmean: cotangent of the mean; None for zero.
-        self: x, real or complex.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
-        keepdim: whether the cotangents have the reduced dims.
 
     Returns:
         The shape and dtype of ``self``.
-
-    References:
-        ATen var_mean_backward.
     """
     found = None if gvar is None else var_backward(gvar, self, dim, correction, keepdim)
     return _and_mean(found, gmean, self, dim, keepdim)
@@ -192,21 +175,13 @@ def std_mean_backward(
 
     Args:
         gstd: cotangent of the standard deviation, real; None for zero.
-        gmean: cotangent of the mean; None for zero.
-        self: x, real or complex.
         std: the standard deviation, with its dependence on x for higher orders.
-        dim: the reduced dims; None or empty for all.
-        correction: c; None is 1.
-        keepdim: whether the cotangents have the reduced dims.
 
     Returns:
         The shape and dtype of ``self``.
 
     Note:
         Where not differentiable: as `std_backward`.
-
-    References:
-        ATen std_mean_backward.
     """
     found = None if gstd is None else std_backward(std, gstd, self, dim, correction, keepdim)
     return _and_mean(found, gmean, self, dim, keepdim)

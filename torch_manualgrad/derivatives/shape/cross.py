@@ -1,4 +1,8 @@
-"""linalg_cross: the product of vectors in three dimensions."""
+"""linalg_cross: the product of vectors in three dimensions.
+
+Args:
+    dim: along which the vectors lie, of size 3.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,9 @@ def linalg_cross_backward(grad: Tensor, other: Tensor, dim: int) -> Tensor:
     Args:
         grad: g, the shape of x and y broadcast.
         other: y, which broadcasts with x.
-        dim: along which the vectors lie, of size 3.
 
     Returns:
         The shape of ``grad``, not yet summed to that of x.
-
-    Note:
-        Where not differentiable: nowhere; it is bilinear.
 
     References:
         derivatives.yaml, linalg_cross.
@@ -40,14 +40,11 @@ def linalg_cross_jvp(
     """Tangent of the cross product: dx times y, plus x times dy.
 
     Args:
-        self_p, other_p, dim: see `linalg_cross_backward`.
+        self_p, other_p: x and y, which broadcast.
         self_t, other_t: tangents; None for zero.
 
     Returns:
         The shape of the result.
-
-    Note:
-        Where not differentiable: nowhere; it is bilinear.
 
     References:
         derivatives.yaml, linalg_cross.

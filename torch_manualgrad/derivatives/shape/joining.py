@@ -1,4 +1,10 @@
-"""Tensors put together and taken apart: cat, stack, block_diag, and splits that are no views."""
+"""Tensors put together and taken apart: cat, stack, block_diag, and splits that are no views.
+
+Args:
+    grads: of each part, or None for zero; of one at least.
+    dim: along which x is split.
+    sizes: of x.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +28,10 @@ def split_with_sizes_backward(
     """Cotangent of x, given those of its parts along a dim: their concatenation.
 
     Args:
-        grads: of each part, or None for zero; of one at least.
         split_sizes: sizes of the parts along ``dim``.
-        dim: along which x is split.
-        sizes: of x.
 
     Returns:
         Of shape ``sizes``.
-
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
-    References:
-        ATen split_with_sizes_backward.
     """
     like = next(g for g in grads if g is not None)
 
@@ -51,19 +48,10 @@ def split_backward(grads: Sequence[Tensor | None], split_size: int, dim: int, si
     """Cotangent of x, given those of its parts of equal size, of which the last may be smaller.
 
     Args:
-        grads: of each part, or None for zero; of one at least.
         split_size: of the parts along ``dim``.
-        dim: along which x is split.
-        sizes: of x.
 
     Returns:
         Of shape ``sizes``.
-
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
-    References:
-        ATen split_backward.
     """
     last = sizes[dim] - split_size * (len(grads) - 1)
     return split_with_sizes_backward(grads, [split_size] * (len(grads) - 1) + [last], dim, sizes)

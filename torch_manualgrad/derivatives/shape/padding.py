@@ -24,12 +24,6 @@ def constant_pad_nd_backward(grad: Tensor, pad: Sequence[int]) -> Tensor:
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: nowhere; the operator is affine.
-
-    References:
-        ATen constant_pad_nd_backward.
     """
     return torch.constant_pad_nd(grad, [-n for n in pad], 0)
 

@@ -26,12 +26,6 @@ def repeat_backward(grad: Tensor, repeats: Sequence[int], input_shape: Sequence[
 
     Returns:
         Of shape ``input_shape``.
-
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
-    References:
-        ATen repeat_backward.
     """
     if not repeats:
         return grad
@@ -53,12 +47,6 @@ def slice_backward_wrapper(
 
     Returns:
         Of shape ``input_sizes``.
-
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
-    References:
-        ATen slice_backward_wrapper.
     """
     start = 0 if start is None else start
     end = input_sizes[dim] if end is None else end

@@ -27,9 +27,6 @@ def pack_padded_sequence_backward(
     Returns:
         Of shape ``input_size``.
 
-    Note:
-        Where not differentiable: nowhere; the operator is linear.
-
     References:
         ATen _pack_padded_sequence_backward.
     """

@@ -1,4 +1,8 @@
-"""The backwards of views, and scatters of views: zeros, or a copy, in which what a view shows is written anew."""
+"""The backwards of views, and scatters of views: zeros, or a copy, in which what a view shows is written anew.
+
+Args:
+    size, stride, storage_offset: of the view of the storage; without an offset it starts as x does.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,6 @@ def as_strided_scatter_backward(
         grad: cotangent of the result.
         self_offset: where x, which is contiguous, starts in its storage.
         src_sizes: of y.
-        size, stride, storage_offset: of the view of the storage; without an offset it starts as x does.
 
     Returns:
         The shape of ``grad``, and ``src_sizes``.
@@ -71,7 +74,6 @@ def as_strided_scatter_jvp(
         self_p: x, contiguous.
         src_p: y, of shape ``size``.
         self_t, src_t: tangents; None for zero.
-        size, stride, storage_offset: see `as_strided_scatter_backward`.
 
     Returns:
         The shape of x.
