@@ -17,7 +17,7 @@ from ..schema import Signature, signature_of
 from ..versions import UNTRIED, reached
 from .definition import Formulas, FromResult, Rule, exists, operator, rules
 from .derivative import derivative_of
-from .formulas import bound_to, parameters
+from .formulas import ArgumentBinding, bound_to, parameters
 from .samples import LINE, Interval, Sampler, drawn
 from .strong_product import strong_product
 
@@ -232,6 +232,8 @@ def _product(given: ElementDerivative, strong: bool) -> tuple[list[str], Callabl
     """The parameters of a derivative next to ``grad``, and a factor times it: ``(factor, *known, conjugate=) -> Tensor``."""
     derivative = _as_function(given)
     names = parameters(derivative)
+    if isinstance(derivative, ArgumentBinding) and derivative.renames_only:
+        derivative = derivative.formula
     if "grad" not in names:
         return names, lambda factor, *known, conjugate: _times(
             factor, derivative(*known), conjugate=conjugate, strong=strong

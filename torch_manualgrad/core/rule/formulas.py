@@ -74,6 +74,7 @@ class ArgumentBinding:
     Attributes:
         formula: the function: a formula, a Python function or an operator.
         renamed: its parameters, with the name, or the constant, that each is bound to.
+        renames_only: whether each parameter is bound to a name of its own.
     """
 
     def __init__(self, formula: Callable[..., Any], renamed: Mapping[str, Any]) -> None:
@@ -86,15 +87,15 @@ class ArgumentBinding:
         self.renamed = dict(renamed)
         self.__name__ = formula.__name__
         self._sources = sources(self)
-        self.parameter_names = [s.name for s in self._sources if s.name is not None]
-        self._has_constants = len(self.parameter_names) < len(self._sources)
+        self.parameter_names = list(dict.fromkeys(s.name for s in self._sources if s.name is not None))
+        self.renames_only = len(self.parameter_names) == len(self._sources)
 
     def __call__(self, *values: Any) -> Any:
-        """The function of the values of the names that it is bound to, in the order of its parameters."""
-        if not self._has_constants:
+        """The function of the values of its ``parameter_names``."""
+        if self.renames_only:
             return self.formula(*values)
-        given = iter(values)
-        return self.formula(*[s.value if s.name is None else next(given) for s in self._sources])
+        given = dict(zip(self.parameter_names, values))
+        return self.formula(*[s.value if s.name is None else given[s.name] for s in self._sources])
 
     def __repr__(self) -> str:
         renamed = [f"{p}={s}" if isinstance(s, str) else f"{p}={s!r}" for p, s in self.renamed.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_manualgrad.core.rule import linear_in
+from torch_manualgrad.core.rule import bind, linear_in
 
 _aten = torch.ops.aten
 
@@ -19,13 +19,9 @@ linear_in(
 )
 linear_in(
     "aten::col2im",
-    {
-        "self": lambda grad, kernel_size, dilation, padding, stride: _aten.im2col(
-            grad, kernel_size, dilation, padding, stride
-        )
-    },
+    {"self": bind(_aten.im2col.default, self="grad")},
 )
 linear_in(
     "aten::affine_grid_generator",
-    {"theta": lambda grad, size, align_corners: _aten.affine_grid_generator_backward(grad, size, align_corners)},
+    {"theta": bind(_aten.affine_grid_generator_backward.default)},
 )

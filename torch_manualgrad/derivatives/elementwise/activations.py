@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import elementwise, formula, rule
+from torch_manualgrad.core.rule import bind, elementwise, formula, rule
 
 from ..shape.common import of_dtype
 from .saturating import logistic, logistic_slope, normal_density
@@ -124,7 +124,7 @@ def _tanh_product(grad: Tensor, output: Tensor) -> Tensor:
     return grad * (1 - output * output).conj()
 
 
-elementwise("aten::sigmoid", lambda grad, result: aten.sigmoid_backward(grad, result))
+elementwise("aten::sigmoid", bind(aten.sigmoid_backward.default, grad_output="grad", output="result"))
 elementwise(
     "aten::silu",
     infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"),
@@ -139,14 +139,14 @@ elementwise(
 )
 elementwise(
     "aten::softplus",
-    lambda grad, self, beta, threshold: aten.softplus_backward(grad, self, beta, threshold),
+    bind(aten.softplus_backward.default, grad_output="grad"),
     real_only=True,
     arguments=[{}, {"beta": 2.0}, {"beta": 2.0, "threshold": 1.0}],
 )
 elementwise(
     "aten::softplus_backward",
     {
-        "grad_output": lambda self, beta, threshold: _softplus(self, beta, threshold),
+        "grad_output": _softplus,
         "self": lambda grad, grad_output, self, beta, threshold: softplus_double_backward(
             grad * grad_output, self, beta, threshold
         ),
@@ -161,14 +161,14 @@ elementwise(
 elementwise(
     "aten::gelu_backward",
     {
-        "grad_output": lambda self, approximate: _gelu(self, approximate),
+        "grad_output": _gelu,
         "self": gelu_double_backward.bind(ggI="grad", gO="grad_output", input="self"),
     },
 )
 rule(
     "aten::log_sigmoid_forward",
-    vjp={"self": lambda grad_output, self, buffer: aten.log_sigmoid_backward(grad_output, self, buffer)},
-    jvp={"output": lambda self_p, self_t, buffer: aten.log_sigmoid_backward(self_t, self_p, buffer)},
+    vjp={"self": bind(aten.log_sigmoid_backward.default)},
+    jvp={"output": bind(aten.log_sigmoid_backward.default, grad_output="self_t", self="self_p")},
     not_differentiable="buffer",
     kind="elementwise",
     source="ATen derivatives.yaml",
@@ -176,9 +176,9 @@ rule(
 elementwise(
     "aten::log_sigmoid_backward",
     {
-        "grad_output": lambda grad, self, buffer: aten.log_sigmoid_backward(grad, self, buffer),
+        "grad_output": bind(aten.log_sigmoid_backward.default, grad_output="grad"),
         "self": lambda grad, grad_output, self: log_sigmoid_double_backward(grad * grad_output, self),
-        "buffer": lambda: None,  # a function of the input, which the forward keeps on some devices
+        "buffer": None,  # a function of the input, which the forward keeps on some devices
     },
     improves="values",
 )

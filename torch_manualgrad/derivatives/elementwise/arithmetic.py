@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula, where_finite
 
 
 @formula
@@ -151,31 +151,31 @@ def _quotient_tangent(self_t: Tensor | None, other_t: Tensor | None, other_p: Te
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-elementwise("aten::neg", lambda: -1, finite=True)
-elementwise("aten::add.Tensor", {"self": lambda: 1, "other": lambda alpha: alpha}, arguments=_ALPHA, finite=True)
-elementwise("aten::add.Scalar", lambda: 1, arguments=[{"other": 2.0}], finite=True)
-elementwise("aten::sub.Tensor", {"self": lambda: 1, "other": lambda alpha: -alpha}, arguments=_ALPHA, finite=True)
-elementwise("aten::sub.Scalar", lambda: 1, arguments=[{"other": 2.0}], finite=True)
+elementwise("aten::neg", -1, finite=True)
+elementwise("aten::add.Tensor", {"self": 1, "other": "alpha"}, arguments=_ALPHA, finite=True)
+elementwise("aten::add.Scalar", 1, arguments=[{"other": 2.0}], finite=True)
+elementwise("aten::sub.Tensor", {"self": 1, "other": lambda alpha: -alpha}, arguments=_ALPHA, finite=True)
+elementwise("aten::sub.Scalar", 1, arguments=[{"other": 2.0}], finite=True)
 elementwise("aten::deg2rad", deg2rad_backward, real_only=True, finite=True)
 elementwise("aten::rad2deg", rad2deg_backward, real_only=True, finite=True)
 elementwise(
     "aten::rsub.Scalar", lambda alpha: -alpha, arguments=[{"other": 2.0}, {"other": 1.0, "alpha": 2.5}], finite=True
 )
-elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": lambda: 1}, arguments=_ALPHA, finite=True)
+elementwise("aten::rsub.Tensor", {"self": lambda alpha: -alpha, "other": 1}, arguments=_ALPHA, finite=True)
 elementwise(
     "aten::lerp.Scalar",
-    {"self": lambda weight: 1 - weight, "end": lambda weight: weight},
+    {"self": lambda weight: 1 - weight, "end": "weight"},
     arguments=[{"weight": 0.3}, {"weight": 2.0}],
     finite=True,
 )
 elementwise(
     "aten::lerp.Tensor",
-    {"self": lambda weight: 1 - weight, "end": lambda weight: weight, "weight": lambda self, end: end - self},
+    {"self": lambda weight: 1 - weight, "end": "weight", "weight": lambda self, end: end - self},
 )
 elementwise(
     "aten::addcmul",
     {
-        "self": lambda: 1,
+        "self": 1,
         "tensor1": lambda tensor2, value: tensor2 * value,
         "tensor2": lambda tensor1, value: tensor1 * value,
     },
@@ -184,7 +184,7 @@ elementwise(
 elementwise(
     "aten::addcdiv",
     {
-        "self": lambda: 1,
+        "self": 1,
         "tensor1": lambda tensor2, value: value / tensor2,
         "tensor2": lambda tensor1, tensor2, value: Ratio(-value * (tensor1 / tensor2), tensor2),
     },
@@ -194,14 +194,14 @@ elementwise(
 elementwise(
     "aten::hypot",
     {
-        "self": lambda self, other, result: _over(self, other, result),
-        "other": lambda self, other, result: _over(other, self, result),
+        "self": bind(_over, x="self", y="other"),
+        "other": bind(_over, x="other", y="self"),
     },
     real_only=True,
     improves="values",
     defer_to_stock=where_finite,
 )
-elementwise("aten::complex", {"real": lambda: 1, "imag": lambda: 1j}, real_only=True, finite=True)
+elementwise("aten::complex", {"real": 1, "imag": 1j}, real_only=True, finite=True)
 elementwise(
     "aten::polar",
     {"abs": lambda angle: torch.polar(torch.ones_like(angle), angle), "angle": lambda result: 1j * result},
@@ -218,27 +218,27 @@ elementwise(
     improves={"values": "2.15"},  # PyTorch's 2^n of a negative integer n is zero
     since="2.13",  # made of others before
 )
-elementwise("aten::mul.Tensor", {"self": lambda other: other, "other": lambda self: self})
-elementwise("aten::mul.Scalar", lambda other: other, arguments=[{"other": 2.5}])
+elementwise("aten::mul.Tensor", {"self": "other", "other": "self"})
+elementwise("aten::mul.Scalar", "other", arguments=[{"other": 2.5}])
 elementwise(
     "aten::div.Tensor",
     {
-        "self": lambda grad, other: _of_dividend(grad, other),
-        "other": lambda grad, self, other: _of_divisor(grad, self, other),
+        "self": bind(_of_dividend, rounding_mode=None),
+        "other": bind(_of_divisor, rounding_mode=None),
     },
     domain={"other": (0.2, inf)},
     tangent=_quotient_tangent,
 )
 elementwise(
     "aten::div.Scalar",
-    lambda grad, other: _of_dividend(grad, other),
+    bind(_of_dividend, rounding_mode=None),
     arguments=[{"other": 2.5}],
 )
 elementwise(
     "aten::div.Tensor_mode",
     {
-        "self": lambda grad, other, rounding_mode: _of_dividend(grad, other, rounding_mode),
-        "other": lambda grad, self, other, rounding_mode: _of_divisor(grad, self, other, rounding_mode),
+        "self": _of_dividend,
+        "other": _of_divisor,
     },
     domain={"other": (0.2, inf)},
     real_only=True,
@@ -246,7 +246,7 @@ elementwise(
 )
 elementwise(
     "aten::div.Scalar_mode",
-    lambda grad, other, rounding_mode: _of_dividend(grad, other, rounding_mode),
+    _of_dividend,
     real_only=True,
     arguments=[{"other": 1.7, "rounding_mode": mode} for mode in (None, "floor", "trunc")],
 )

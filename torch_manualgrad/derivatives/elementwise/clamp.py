@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, elementwise, formula, reached, rule
+from torch_manualgrad.core.rule import always, bind, elementwise, formula, reached, rule
 
 _SHARED = reached("2.15")
 
@@ -209,14 +209,14 @@ rule(
 )
 elementwise(
     "aten::clamp_min",
-    lambda grad, self, min: clamp_backward(grad, self, min, None),
+    clamp_backward.bind(max=None),
     real_only=True,
     arguments=[{"min": 0.5}],
     finite=True,
 )
 elementwise(
     "aten::clamp_max",
-    lambda grad, self, max: clamp_backward(grad, self, None, max),
+    clamp_backward.bind(min=None),
     real_only=True,
     arguments=[{"max": 0.5}],
     finite=True,
@@ -242,8 +242,8 @@ elementwise(
 elementwise(
     "aten::maximum",
     {
-        "self": lambda grad, self, other: _larger(grad, self, other),
-        "other": lambda grad, self, other: _larger(grad, other, self),
+        "self": bind(_larger, x="self", y="other"),
+        "other": bind(_larger, x="other", y="self"),
     },
     real_only=True,
     finite=True,
@@ -251,8 +251,8 @@ elementwise(
 elementwise(
     "aten::minimum",
     {
-        "self": lambda grad, self, other: _larger(grad, other, self),
-        "other": lambda grad, self, other: _larger(grad, self, other),
+        "self": bind(_larger, x="other", y="self"),
+        "other": bind(_larger, x="self", y="other"),
     },
     real_only=True,
     finite=True,

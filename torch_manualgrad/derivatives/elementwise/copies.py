@@ -30,9 +30,9 @@ for name in ("clone", "_lazy_clone"):
 linear_in("aten::_conj_physical", {"self": lambda grad: grad.conj_physical()})
 linear_in(
     "aten::_to_copy",
-    {"self": lambda grad, self_dtype, self_device: _to_copy_backward(grad, self_dtype, self_device)},
+    {"self": _to_copy_backward.bind(dtype="self_dtype", device="self_device")},
     source="ATen _to_copy_backward",
 )
 # PyTorch's forward mode writes the zeros into the tangent of the argument
-elementwise("aten::zero", lambda: None, finite=True, improves="values")
-elementwise("aten::fill.Scalar", lambda: None, arguments=[{"value": 2.5}], finite=True)
+elementwise("aten::zero", None, finite=True, improves="values")
+elementwise("aten::fill.Scalar", None, arguments=[{"value": 2.5}], finite=True)

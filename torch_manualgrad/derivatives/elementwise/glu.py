@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, formula, rule
+from torch_manualgrad.core.rule import always, bind, formula, rule
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def _glu_backward_jvp(
 
 rule(
     "aten::glu",
-    vjp={"self": lambda grad, self, dim: aten.glu_backward(grad, self, dim)},
+    vjp={"self": bind(aten.glu_backward.default, grad_output="grad")},
     jvp={"result": glu_jvp},
     improves="missing",
     defer_to_stock=always,  # what is missing is a derivative of the tangent

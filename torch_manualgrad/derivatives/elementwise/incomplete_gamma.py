@@ -198,8 +198,8 @@ def _in_the_first(self: Tensor, other: Tensor) -> Tensor:
 elementwise(
     "aten::igamma",
     {
-        "self": lambda self, other: _in_the_first(self, other),
-        "other": lambda self, other: _density(self, other),
+        "self": _in_the_first,
+        "other": _density,
     },
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),

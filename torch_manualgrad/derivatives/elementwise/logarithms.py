@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula, where_finite
 
 from .saturating import logistic, logistic_base_2
 
@@ -68,8 +68,8 @@ def _difference(x: Tensor, y: Tensor) -> Tensor:
 elementwise(
     "aten::xlogy.Tensor",
     {
-        "self": lambda grad, self, other: _times_log(grad, self, other),
-        "other": lambda self, other: _ratio(self, other),
+        "self": _times_log,
+        "other": bind(_ratio, x="self", y="other"),
     },
     domain={"other": (0, inf)},
     real_only=True,
@@ -78,7 +78,7 @@ elementwise(
 )
 elementwise(
     "aten::xlogy.Scalar_Self",
-    lambda self, other: _ratio(self, other),
+    bind(_ratio, x="self", y="other"),
     domain=(0, inf),
     real_only=True,
     arguments=[{"self": 2.5}],
@@ -87,14 +87,14 @@ elementwise(
 )
 elementwise(
     "aten::xlogy.Scalar_Other",
-    lambda grad, self, other: _times_log(grad, self, other),
+    _times_log,
     real_only=True,
     arguments=[{"other": 2.5}],
 )
 elementwise(
     "aten::special_xlog1py",
     {
-        "self": lambda grad, self, other: _times_log1p(grad, self, other),
+        "self": _times_log1p,
         "other": lambda self, other: _ratio(self, 1 + other),
     },
     domain={"other": (-1, inf)},
@@ -113,7 +113,7 @@ elementwise(
 )
 elementwise(
     "aten::special_xlog1py.other_scalar",
-    lambda grad, self, other: _times_log1p(grad, self, other),
+    _times_log1p,
     real_only=True,
     arguments=[{"other": 1.5}],
 )

@@ -1,8 +1,8 @@
-"""Activations made of pieces: relu and its kin, elu, hard and shrinking ones, and their backward operators.
+"""Piecewise activations: relu and its kin, elu, hard and shrinking ones, and their backward operators.
 
-At nan, PyTorch's backward kernels of elu, celu, hardswish, hardtanh, hardshrink and softshrink do not agree with themselves: the
-elements that they take in vectors have one derivative, the last few another. These rules have that of the vectors everywhere: nan
-for elu, celu and hardswish, else 0.
+At nan, PyTorch's backward kernels of elu, celu, hardswish, hardtanh, hardshrink and softshrink do not agree with
+themselves: elements that they process in vectors get one derivative, the last few another. These rules have that of the
+vectors everywhere: nan for elu, celu and hardswish, else 0.
 
 Note:
     Where not differentiable: where two pieces meet. The derivative there is PyTorch's: that of the left piece for relu,
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import FromResult, elementwise, formula, rule
+from torch_manualgrad.core.rule import FromResult, bind, elementwise, formula, rule
 
 aten = torch.ops.aten
 
@@ -67,17 +67,19 @@ def _hardswish(self: Tensor) -> Tensor:
     return torch.where(self <= -3, 0, torch.where(self >= 3, 1, self / 3 + 0.5))
 
 
-def _is_between(self: Tensor, low: Number, high: Number) -> Tensor:
-    return (self > low) & (self < high)
-
-
-def _is_outside(self: Tensor, lambd: Number) -> Tensor:
-    return (self < -lambd) | (self > lambd)
-
-
 def _selected(grad: Tensor, chosen: Tensor, self: Tensor) -> Tensor:
     """The cotangent where chosen, else 0. As in PyTorch it can be differentiated in x, with the derivative 0."""
     return torch.where(chosen, grad, torch.where(chosen, self, 0) if torch.is_grad_enabled() else 0)
+
+
+def _between(grad: Tensor, self: Tensor, min_val: Number, max_val: Number) -> Tensor:
+    """The cotangent where x is between the two."""
+    return _selected(grad, (self > min_val) & (self < max_val), self)
+
+
+def _outside(grad: Tensor, self: Tensor, lambd: Number) -> Tensor:
+    """The cotangent where |x| is larger than lambd."""
+    return _selected(grad, (self < -lambd) | (self > lambd), self)
 
 
 def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
@@ -110,57 +112,50 @@ def prelu_jvp(self_p: Tensor, weight_p: Tensor, self_t: Tensor | None, weight_t:
     return along + _left(self_p, weight_t, self_p)
 
 
-elementwise("aten::relu", lambda grad, result: aten.threshold_backward(grad, result, 0), real_only=True, finite=True)
-elementwise(
-    "aten::threshold",
-    lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold),
-    real_only=True,
-    arguments=[{"threshold": 0.5, "value": 2.0}],
-    finite=True,
-)
-elementwise(
-    "aten::threshold_backward",
-    {"grad_output": lambda grad, self, threshold: aten.threshold_backward(grad, self, threshold), "self": lambda: None},
-    finite=True,
-)
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+# PyTorch's own backward operators, which are linear in the cotangent
+_threshold = bind(aten.threshold_backward.default, grad_output="grad")
+_leaky = bind(aten.leaky_relu_backward.default, grad_output="grad", self_is_result=False)
+_of_relu = bind(aten.threshold_backward.default, grad_output="grad", self="result", threshold=0)
+_of_leaky = bind(aten.leaky_relu_backward.default, grad_output="grad", self="result", self_is_result=True)
+
+elementwise("aten::relu", _of_relu, real_only=True, finite=True)
 elementwise(
     "aten::leaky_relu",
-    lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
-    from_result=FromResult(
-        lambda grad, result, negative_slope: aten.leaky_relu_backward(grad, result, negative_slope, True),
-        nonnegative=("negative_slope",),
-    ),
+    _leaky,
+    from_result=FromResult(_of_leaky, nonnegative=("negative_slope",)),
     real_only=True,
     arguments=[{}, {"negative_slope": 0.3}],
     finite=True,
 )
-elementwise(
-    "aten::leaky_relu_backward",
-    {
-        "grad_output": lambda grad, self, negative_slope: aten.leaky_relu_backward(grad, self, negative_slope, False),
-        "self": lambda: None,
-    },
-    finite=True,
-)
+for _name, _product, _values in (
+    ("threshold", _threshold, [{"threshold": 0.5, "value": 2.0}]),
+    ("hardtanh", _between, [{"min_val": -1.1, "max_val": 1.3}]),
+    ("hardshrink", _outside, [{}, {"lambd": 1}]),
+    ("softshrink", _outside, [{}, {"lambd": 1}]),
+):
+    elementwise(f"aten::{_name}", _product, real_only=True, arguments=_values, finite=True)
+for _name, _grad, _product in (
+    ("threshold", "grad_output", _threshold),
+    ("leaky_relu", "grad_output", _leaky),
+    ("hardtanh", "grad_output", _between),
+    ("hardshrink", "grad_out", _outside),
+    ("softshrink", "grad_output", _outside),
+):
+    elementwise(f"aten::{_name}_backward", {_grad: _product, "self": None}, finite=True)
+
 elementwise(
     "aten::elu",
-    lambda self, alpha, scale, input_scale: _elu(self, alpha, scale, input_scale),
+    _elu,
     from_result=FromResult(
-        lambda result, alpha, scale, input_scale: _elu_slope(result, alpha, scale, input_scale, True),
+        bind(_elu_slope, self_or_result="result", is_result=True),
         nonnegative=("alpha", "scale", "input_scale"),
     ),
     real_only=True,
     arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],
 )
-elementwise(
-    "aten::elu_backward",
-    {
-        "grad_output": lambda alpha, scale, input_scale, is_result, self_or_result: _elu_slope(
-            self_or_result, alpha, scale, input_scale, is_result
-        ),
-        "self_or_result": elu_double_backward,
-    },
-)
+elementwise("aten::elu_backward", {"grad_output": _elu_slope, "self_or_result": elu_double_backward})
 elementwise(
     "aten::celu",
     lambda self, alpha: _elu(self, alpha, 1, 1 / alpha),
@@ -170,68 +165,20 @@ elementwise(
 )
 elementwise(
     "aten::hardsigmoid",
-    lambda grad, self: _selected(grad / 6, _is_between(self, -3, 3), self),
+    lambda grad, self: _between(grad / 6, self, -3, 3),
     domain=(-4, 4),
     real_only=True,
     improves=("values", "missing"),  # 1/6 is rounded to float32 in PyTorch's
     source="ATen hardsigmoid_backward; its derivatives are new",
     finite=True,
 )
-elementwise("aten::hardswish", lambda self: _hardswish(self), domain=(-4, 4), real_only=True)
+elementwise("aten::hardswish", _hardswish, domain=(-4, 4), real_only=True)
 elementwise(
     "aten::hardswish_backward",
     {
-        "grad_output": lambda self: _hardswish(self),
-        "self": lambda grad, grad_output, self: torch.where(_is_between(self, -3, 3), grad * grad_output / 3, 0),
+        "grad_output": _hardswish,
+        "self": lambda grad, grad_output, self: torch.where((self > -3) & (self < 3), grad * grad_output / 3, 0),
     },
-)
-elementwise(
-    "aten::hardtanh",
-    lambda grad, self, min_val, max_val: _selected(grad, _is_between(self, min_val, max_val), self),
-    real_only=True,
-    arguments=[{"min_val": -1.1, "max_val": 1.3}],
-    finite=True,
-)
-elementwise(
-    "aten::hardtanh_backward",
-    {
-        "grad_output": lambda grad, self, min_val, max_val: _selected(grad, _is_between(self, min_val, max_val), self),
-        "self": lambda: None,
-    },
-    finite=True,
-)
-
-
-elementwise(
-    "aten::hardshrink",
-    lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
-    real_only=True,
-    arguments=[{}, {"lambd": 1}],
-    finite=True,
-)
-elementwise(
-    "aten::hardshrink_backward",
-    {
-        "grad_out": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
-        "self": lambda: None,
-    },
-    # a function, as opcheck finds that the operator itself does not take symbolic sizes
-    finite=True,
-)
-elementwise(
-    "aten::softshrink",
-    lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
-    real_only=True,
-    arguments=[{}, {"lambd": 1}],
-    finite=True,
-)
-elementwise(
-    "aten::softshrink_backward",
-    {
-        "grad_output": lambda grad, self, lambd: _selected(grad, _is_outside(self, lambd), self),
-        "self": lambda: None,
-    },
-    finite=True,
 )
 elementwise(
     "aten::_prelu_kernel",

@@ -112,7 +112,7 @@ def _log(base: Number, *, complex_result: bool) -> complex | float:
     return found if complex_result else found.real if found.imag == 0 else nan
 
 
-elementwise("aten::exp", lambda result: result)
+elementwise("aten::exp", "result")
 elementwise("aten::exp2", lambda result: result * log(2))
 elementwise("aten::expm1", lambda result: result + 1)
 elementwise("aten::log", lambda self: Ratio(1, self), domain=(0, inf))

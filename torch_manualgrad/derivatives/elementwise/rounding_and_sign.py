@@ -156,20 +156,20 @@ def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
 
 
 for name in ("ceil", "floor", "round", "trunc", "sign"):
-    elementwise(f"aten::{name}", lambda: None, real_only=True, finite=True)
-elementwise("aten::round.decimals", lambda: None, real_only=True, arguments=[{"decimals": 0}], finite=True)
-elementwise("aten::frac", lambda: 1, real_only=True, finite=True)
-elementwise("aten::fmod.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
-elementwise("aten::remainder.Scalar", lambda: 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
+    elementwise(f"aten::{name}", None, real_only=True, finite=True)
+elementwise("aten::round.decimals", None, real_only=True, arguments=[{"decimals": 0}], finite=True)
+elementwise("aten::frac", 1, real_only=True, finite=True)
+elementwise("aten::fmod.Scalar", 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
+elementwise("aten::remainder.Scalar", 1, real_only=True, arguments=[{"other": 1.7}], finite=True)
 elementwise(
     "aten::fmod.Tensor",
-    {"self": lambda: 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="trunc")},
+    {"self": 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="trunc")},
     domain={"other": (0.5, inf)},
     real_only=True,
 )
 elementwise(
     "aten::remainder.Tensor",
-    {"self": lambda: 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="floor")},
+    {"self": 1, "other": lambda self, other: -torch.div(self, other, rounding_mode="floor")},
     domain={"other": (0.5, inf)},
     real_only=True,
 )
@@ -177,14 +177,14 @@ elementwise("aten::nan_to_num", lambda self: self.isfinite(), real_only=True, ar
 # x and its neighbours differ by rounding alone: the slope is 1 where the arguments are equal, too. PyTorch has 0 there.
 elementwise(
     "aten::nextafter",
-    {"self": lambda: 1, "other": lambda: None},
+    {"self": 1, "other": None},
     real_only=True,
     finite=True,
     improves={"values": None, "missing": "2.13"},
 )
 elementwise(
     "aten::copysign.Tensor",
-    {"self": copysign_tensor_self_backward, "other": lambda: None},
+    {"self": copysign_tensor_self_backward, "other": None},
     real_only=True,
     improves="values",
 )

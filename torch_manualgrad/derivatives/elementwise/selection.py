@@ -39,4 +39,4 @@ elementwise(
     },
     finite=True,
 )
-elementwise("aten::fill.Tensor", {"self": lambda: None, "value": lambda: 1}, finite=True)
+elementwise("aten::fill.Tensor", {"self": None, "value": 1}, finite=True)

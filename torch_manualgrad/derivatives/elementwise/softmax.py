@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, formula, rule
+from torch_manualgrad.core.rule import always, bind, formula, rule
 
 aten = torch.ops.aten
 
@@ -114,7 +114,9 @@ rule(
 rule(
     "aten::_log_softmax",
     vjp={
-        "self": lambda grad, result, dim, self_dtype: aten._log_softmax_backward_data(grad, result, dim, self_dtype),
+        "self": bind(
+            aten._log_softmax_backward_data.default, grad_output="grad", output="result", input_dtype="self_dtype"
+        ),
     },
     jvp={
         "result": lambda self_p, self_t, result, dim: _log_softmax_jvp(
@@ -128,9 +130,7 @@ rule(
 rule(
     "aten::_softmax_backward_data",
     vjp={
-        "grad_output": lambda grad, output, dim, grad_output_dtype: _softmax_backward(
-            grad, output, dim, grad_output_dtype
-        ),
+        "grad_output": bind(_softmax_backward, result="output", self_dtype="grad_output_dtype"),
         "output": softmax_double_backward,
     },
     source="ATen softmax_double_backward",

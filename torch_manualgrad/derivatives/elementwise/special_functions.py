@@ -78,7 +78,7 @@ def _log_ndtr(self: Tensor, result: Tensor) -> Ratio:
 
 elementwise("aten::erf", lambda self: 2 / sqrt(pi) * (-self.pow(2)).exp(), real_only=True)
 elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self.pow(2)).exp(), real_only=True)
-elementwise("aten::special_erfcx", lambda self, result: _erfcx(self, result), real_only=True, improves="values")
+elementwise("aten::special_erfcx", _erfcx, real_only=True, improves="values")
 elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square().exp(), domain=(-1, 1), real_only=True)
 elementwise(
     "aten::special_ndtri",
@@ -88,7 +88,7 @@ elementwise(
 )
 elementwise(
     "aten::special_log_ndtr",
-    lambda self, result: _log_ndtr(self, result),
+    _log_ndtr,
     real_only=True,
     improves="values",
 )

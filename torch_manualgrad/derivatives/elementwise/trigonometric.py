@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Ratio, elementwise, formula
+from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula
 
 
 @formula
@@ -63,7 +63,7 @@ elementwise("aten::atan", lambda self: Ratio(1, self * self + 1))
 elementwise(
     "aten::atan2",
     {
-        "self": lambda self, other: _angle_slope(other, self, other),
+        "self": bind(_angle_slope, part="other"),
         "other": lambda self, other: -_angle_slope(self, self, other),
     },
     domain={"self": (-inf, inf), "other": (0, inf)},
@@ -72,7 +72,7 @@ elementwise(
 )
 elementwise("aten::sinh", lambda self: self.cosh())
 elementwise("aten::cosh", lambda self: self.sinh())
-elementwise("aten::tanh", lambda grad, result: torch.ops.aten.tanh_backward(grad, result))
+elementwise("aten::tanh", bind(torch.ops.aten.tanh_backward.default, grad_output="grad", output="result"))
 elementwise("aten::asinh", lambda self: (self.pow(2) + 1).rsqrt())
-elementwise("aten::acosh", lambda self: _acosh(self), domain=(1, inf))
+elementwise("aten::acosh", _acosh, domain=(1, inf))
 elementwise("aten::atanh", lambda self: 1 / (1 - self * self), domain=(-1, 1))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import bind, formula, rule
 
 __all__ = ["embedding_bag_adjoint", "embedding_bag_linear", "embedding_bag_weights"]
 
@@ -277,19 +277,7 @@ rule(
         (
             "grad",
             "per_sample_weights",
-        ): lambda grad_result, grad, indices, offset2bag, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: (
-            _of_backward(
-                grad_result,
-                grad,
-                indices,
-                offset2bag,
-                maximum_indices,
-                scale_grad_by_freq,
-                mode,
-                per_sample_weights,
-                padding_idx,
-            )
-        )
+        ): bind(_of_backward, of_result="grad_result", bag="offset2bag")
     },
     improves="missing",
     source="the transpose of ATen _embedding_bag_dense_backward",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, linear_in, rule
+from torch_manualgrad.core.rule import bind, formula, linear_in, rule
 
 __all__ = ["index_backward"]
 
@@ -82,7 +82,7 @@ rule(
             grad.new_zeros(self_sizes), mask, indices, grad
         )
     },
-    jvp={"result": lambda self_t, mask, indices: aten._unsafe_masked_index(self_t, mask, indices, 0)},
+    jvp={"result": bind(aten._unsafe_masked_index.default, self="self_t", fill=0)},
     kind="linear",
     source="ATen derivatives.yaml",
 )

@@ -54,7 +54,7 @@ linear_in(
     "aten::masked_scatter",
     {
         "self": lambda grad, mask, self_sizes: grad.masked_fill(mask, 0).sum_to_size(self_sizes),
-        "source": lambda grad, mask, source_sizes: masked_scatter_backward(grad, mask, source_sizes),
+        "source": masked_scatter_backward.bind(grad_output="grad", sizes="source_sizes"),
     },
 )
 linear_in(

@@ -430,7 +430,7 @@ rule(
 )
 rule(
     "aten::_pdist_forward",
-    vjp={"self": lambda grad, self, p, result: pdist_backward(grad, self, p, result)},
+    vjp={"self": pdist_backward.bind(pdist="result")},
     jvp={"result": pdist_jvp},
     source="ATen _pdist_backward; the tangent and all second orders are new",
     improves=("values", "missing", "speed"),
@@ -438,8 +438,8 @@ rule(
 )
 rule(
     "aten::_euclidean_dist",
-    vjp={("x1", "x2"): lambda grad, x1, x2, result: _euclidean_dist_backward(grad, x1, x2, result)},
-    jvp={"result": lambda x1_p, x1_t, x2_p, x2_t, result: _euclidean_dist_jvp(x1_p, x1_t, x2_p, x2_t, result)},
+    vjp={("x1", "x2"): _euclidean_dist_backward.bind(res="result")},
+    jvp={"result": _euclidean_dist_jvp.bind(res="result")},
     source="ATen _euclidean_dist_backward; the tangent is new",
     improves="missing",
 )

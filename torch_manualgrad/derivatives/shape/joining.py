@@ -87,10 +87,10 @@ linear_in("aten::stack", {"tensors": _stack_vjp})
 linear_in("aten::block_diag", {"tensors": _block_diag_vjp})
 linear_in(
     "aten::unsafe_split.Tensor",
-    {"self": lambda grad, split_size, dim, self_sizes: split_backward(grad, split_size, dim, self_sizes)},
+    {"self": split_backward.bind(grads="grad", sizes="self_sizes")},
 )
 linear_in(
     "aten::unsafe_split_with_sizes",
-    {"self": lambda grad, split_sizes, dim, self_sizes: split_with_sizes_backward(grad, split_sizes, dim, self_sizes)},
+    {"self": split_with_sizes_backward.bind(grads="grad", sizes="self_sizes")},
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule for the operator"),
 )

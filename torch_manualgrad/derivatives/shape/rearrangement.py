@@ -64,7 +64,7 @@ linear_in("aten::rot90", {"self": lambda grad, k, dims: grad.rot90(-k, dims)})
 linear_in("aten::tril", {"self": lambda grad, diagonal: grad.tril(diagonal)})
 linear_in("aten::triu", {"self": lambda grad, diagonal: grad.triu(diagonal)})
 linear_in("aten::diag_embed", {"self": lambda grad, offset, dim1, dim2: grad.diagonal(offset, dim1, dim2)})
-linear_in("aten::repeat", {"self": lambda grad, repeats, self_sizes: repeat_backward(grad, repeats, self_sizes)})
+linear_in("aten::repeat", {"self": repeat_backward.bind(input_shape="self_sizes")})
 linear_in(
     "aten::channel_shuffle",
     {"self": lambda grad, groups: torch.channel_shuffle(grad, grad.shape[1] // groups) if grad.numel() else grad},
