@@ -31,6 +31,9 @@ def value_selecting_reduction_backward(
 
     Returns:
         ``sizes``, in the dtype of ``grad``.
+
+    References:
+        ATen value_selecting_reduction_backward.
     """
     grad, indices = (restore_reduced_dims(y, len(sizes), [dim], keepdim) for y in (grad, indices))
     return grad.new_zeros(sizes).scatter(dim, indices, grad)
