@@ -76,27 +76,24 @@ def definitions() -> dict[str, Definition]:
     return found
 
 
-def file_of(function: Any) -> Path:
-    """Where a function, a formula or what wraps one is written."""
+def file_of(function: Any) -> Path | None:
+    """The file of a function, of a formula or of a wrapper of one. None for operators and constants."""
     for attribute in ("derivative", "formula", "reference"):
         function = getattr(function, attribute, function)
-    return Path(inspect.unwrap(function).__code__.co_filename)
-
-
-def is_operator(function: Any) -> bool:
-    """Whether a rule binds an operator of PyTorch, which has no code in Python."""
-    bound = getattr(function, "formula", function)
-    return not hasattr(getattr(bound, "reference", bound), "__code__") and not hasattr(bound, "derivative")
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return None if code is None else Path(code.co_filename)
 
 
 def mirrored(rule: Any) -> Path:
-    """The file of a rule that is made in a loop and binds operators only: next to its samples, or the one that names it."""
-    parts = list(file_of(rule.samples).parts)
-    parts.remove("samples")
-    if (file := Path(*parts)).exists():
-        return file
-    quoted = f'"{rule.name.partition("::")[2]}"'
-    return next(file for file in rule_files() if quoted in file.read_text())
+    """The file of a rule that is made in a loop, of operators and constants: it names the rule, or mirrors its samples."""
+    samples = file_of(rule.samples)
+    if samples is not None and "samples" in samples.parts:
+        parts = list(samples.parts)
+        parts.remove("samples")
+        if (file := Path(*parts)).exists():
+            return file
+    names = [f'"{rule.name}"', f'"{rule.name.partition("::")[2]}"']
+    return next(file for name in names for file in rule_files() if name in file.read_text())
 
 
 class Family(NamedTuple):
@@ -123,8 +120,8 @@ def families() -> dict[str, Family]:
         if rule.name in written:
             file = written[rule.name].file
         else:
-            functions = [f for f in (*rule.vjp.values(), *rule.jvp.values()) if not is_operator(f)]
-            files = [f for f in map(file_of, functions) if "core" not in f.parts]
+            files = [file_of(f) for f in (*rule.vjp.values(), *rule.jvp.values())]
+            files = [f for f in files if f is not None and "core" not in f.parts]
             file = files[0] if files else mirrored(rule)
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].rules[file].append(rule)

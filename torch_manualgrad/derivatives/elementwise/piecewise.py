@@ -130,20 +130,20 @@ elementwise(
     finite=True,
 )
 for _name, _product, _values in (
-    ("threshold", _threshold, [{"threshold": 0.5, "value": 2.0}]),
-    ("hardtanh", _between, [{"min_val": -1.1, "max_val": 1.3}]),
-    ("hardshrink", _outside, [{}, {"lambd": 1}]),
-    ("softshrink", _outside, [{}, {"lambd": 1}]),
+    ("aten::threshold", _threshold, [{"threshold": 0.5, "value": 2.0}]),
+    ("aten::hardtanh", _between, [{"min_val": -1.1, "max_val": 1.3}]),
+    ("aten::hardshrink", _outside, [{}, {"lambd": 1}]),
+    ("aten::softshrink", _outside, [{}, {"lambd": 1}]),
 ):
-    elementwise(f"aten::{_name}", _product, real_only=True, arguments=_values, finite=True)
+    elementwise(_name, _product, real_only=True, arguments=_values, finite=True)
 for _name, _grad, _product in (
-    ("threshold", "grad_output", _threshold),
-    ("leaky_relu", "grad_output", _leaky),
-    ("hardtanh", "grad_output", _between),
-    ("hardshrink", "grad_out", _outside),
-    ("softshrink", "grad_output", _outside),
+    ("aten::threshold_backward", "grad_output", _threshold),
+    ("aten::leaky_relu_backward", "grad_output", _leaky),
+    ("aten::hardtanh_backward", "grad_output", _between),
+    ("aten::hardshrink_backward", "grad_out", _outside),
+    ("aten::softshrink_backward", "grad_output", _outside),
 ):
-    elementwise(f"aten::{_name}_backward", {_grad: _product, "self": None}, finite=True)
+    elementwise(_name, {_grad: _product, "self": None}, finite=True)
 
 elementwise(
     "aten::elu",

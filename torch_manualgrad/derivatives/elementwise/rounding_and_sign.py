@@ -155,8 +155,8 @@ def _abs_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
     return self_t.real * sign.real + self_t.imag * sign.imag  # no lazily negated part, for which vmap has no rule
 
 
-for name in ("ceil", "floor", "round", "trunc", "sign"):
-    elementwise(f"aten::{name}", None, real_only=True, finite=True)
+for _name in ("aten::ceil", "aten::floor", "aten::round", "aten::trunc", "aten::sign"):
+    elementwise(_name, None, real_only=True, finite=True)
 elementwise("aten::round.decimals", None, real_only=True, arguments=[{"decimals": 0}], finite=True)
 elementwise("aten::frac", 1, real_only=True, finite=True)
 elementwise("aten::fmod.Scalar", 1, real_only=True, arguments=[{"other": 1.7}], finite=True)

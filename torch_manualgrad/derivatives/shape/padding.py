@@ -37,8 +37,13 @@ rule(
     kind="linear",
     source="ATen derivatives.yaml",
 )
-for _name in ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-              "replication_pad1d", "replication_pad2d", "replication_pad3d"):  # fmt: skip
+for _name in (
+    *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+    *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+):
     _pad, _backward = operator(f"aten::{_name}"), operator(f"aten::{_name}_backward")
     linear_in(f"aten::{_name}", {"self": bind(_backward, grad_output="grad")})
-    linear_in(f"aten::{_name}_backward", {"grad_output": bind(_pad, self="grad"), "self": zero_of})
+    linear_in(
+        f"aten::{_name}_backward",
+        {"grad_output": bind(_pad, self="grad"), "self": lambda grad, self_sizes: zero_of(grad, self_sizes)},
+    )
