@@ -144,7 +144,7 @@ def test_attention_to_nothing():
         ({"query": batch(2, None, 4, lengths=(3, 2)).like(torch.zeros(2, 5, 4))}, TypeError, "key: expected the dtype"),
         ({"query": batch(2, None, 4, lengths=(3,))}, ValueError, "key and value"),
         ({"query": batch(None, 4, lengths=(3, 2))}, ValueError, "as many dims as query"),
-        ({"query": batch(3, None, 4, lengths=(3, 2)), "enable_gqa": True}, ValueError, "no multiple"),
+        ({"query": batch(3, None, 4, lengths=(3, 2)), "enable_gqa": True}, ValueError, "not a multiple"),
     ],
 )
 def test_attention_refuses(change, error, message):
