@@ -1,8 +1,8 @@
 """The command line, ``manualgrad`` or ``python -m torch_manualgrad``: its commands and options only.
 
 This module is outside of the package, because importing the package imports torch, and ``--help`` does not need torch.
-`torch_manualgrad.command_line` does the work of each command. Exit status: 0 if all is well, 1 if a check failed, 2 if a
-name does not exist.
+`torch_manualgrad.command_line` does the work of each command. Exit status: 0 if all is well, 1 if a check failed, 2 if
+a name does not exist.
 """
 
 from __future__ import annotations

@@ -182,9 +182,10 @@ def arguments_of(
 ) -> Check:
     """Make the check of a call's arguments by the function's annotations: ``(args, kwargs) -> None``.
 
-    The annotations are read at the first call. Numbers are as torch reads them: ``int`` admits no bool and no tensor, ``float`` admits ints and bools. A Sequence is
-    a list or tuple. ``Any``, and what has no annotation, is not looked at. Missing, unknown and repeated arguments are
-    left to the call. It is not for a graph: the compiler does not follow it.
+    The annotations are read at the first call. Numbers are as torch reads them: ``int`` admits no bool and no tensor,
+    ``float`` admits ints and bools. A Sequence is a list or tuple. ``Any``, and what has no annotation, is not looked
+    at. Missing, unknown and repeated arguments are left to the call. It is not for a graph: the compiler does not
+    follow it.
 
     Args:
         function: whose annotations are read.
@@ -195,7 +196,8 @@ def arguments_of(
         The check: ``(args, kwargs) -> None``.
 
     Raises:
-        TypeError: on checking: an argument that is not admitted. ArgumentError: a string that is not one of a Literal's.
+        TypeError: on checking: an argument that is not admitted. ArgumentError: a string that is not one of a
+            Literal's.
     """
 
     @functools.cache

@@ -1,8 +1,9 @@
 """The active handles: one tuple, exchanged by one assignment.
 
 A signal handler may raise between any two lines of Python, and a fork may copy this process in the middle of a change.
-Therefore no change is half done: everything before the assignment can be thrown away, and everything after it is computed
-from the tuple by functions that can run again (`following`). The next change repairs the effects of an interrupt.
+Therefore no change is half done: everything before the assignment can be thrown away, and everything after it is
+computed from the tuple by functions that can run again (`following`). The next change repairs the effects of an
+interrupt.
 
 The step itself is in C++ (csrc/calls/block.cpp) where that library is loaded: Python runs signal handlers between
 bytecodes, and so also between the end of a ``with`` block and the first line of an ``__exit__`` in Python.

@@ -18,7 +18,8 @@ _defining = False
 def defining() -> Iterator[None]:
     """The import of this package's own derivatives: checks of each, and what follows from each, are left out until its end.
 
-    The garbage collector waits: nothing that is made here becomes garbage, and to look for it takes a quarter of the time.
+    The garbage collector waits: nothing that is made here becomes garbage, and to look for it takes a quarter of the
+    time.
     """
     global _defining
     collects = gc.isenabled()

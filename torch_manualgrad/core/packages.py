@@ -1,7 +1,7 @@
 """Rules, formulas and samples of other packages: modules named by the entry points of one group.
 
-They are imported when the registry of rules is first read, not when this package is imported. A package that imports this
-one at its top is complete by then.
+They are imported when the registry of rules is first read, not when this package is imported. A package that imports
+this one at its top is complete by then.
 """
 
 from __future__ import annotations

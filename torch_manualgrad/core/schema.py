@@ -66,8 +66,8 @@ class Signature:
         schema: a ``torch.FunctionSchema``, or its text.
 
     Raises:
-        ValueError: the text is not a schema; or ``functional`` is set and the schema mutates or aliases an argument (its
-            derivative cannot be a function of the inputs).
+        ValueError: the text is not a schema; or ``functional`` is set and the schema mutates or aliases an argument
+            (its derivative cannot be a function of the inputs).
     """
 
     def __init__(self, schema: Any, *, functional: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Makes the autograd functions of a `Derivative`, and the Python classes of their graph nodes.
 
-Each function acts on one functorch level. A call is plain if no transform, no dual level and no tensor subclass takes part in it.
+Each function acts on one functorch level. A call is plain if no transform, no dual level and no tensor subclass takes
+part in it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class SingleLevelFunction(_SingleLevelFunction):
     """``torch.autograd.Function`` for use inside an `impl_autograd`, where it acts on one functorch level.
 
     Subclass it like ``torch.autograd.Function``, with or without ``setup_context``. Its ``forward`` calls
-    ``op.below_autograd(...)``. Its ``jvp`` reads the primals from ``ctx.saved_tensors``, and can be differentiated again.
+    ``op.below_autograd(...)``. Its ``jvp`` reads the primals from ``ctx.saved_tensors``, and can be differentiated
+    again.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -98,7 +100,8 @@ class Call:
 
     Attributes:
         keyset: of the call, for the redispatch.
-        lengths: for each argument the length of its list, or None if it is no list; None if the operator takes no lists.
+        lengths: for each argument the length of its list, or None if it is no list; None if the operator takes no
+            lists.
         dual: whether an input has a tangent.
         plain: whether the call is plain.
         out_lengths: the same for the outputs. The forward sets it.
@@ -194,8 +197,8 @@ def plain_function(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The forward and the backward for plain calls of an operator without lists. Most calls are plain, so this does little.
 
-    The caller guarantees that the call is plain and that a tensor requires grad. The forward takes ``(values, *tensors)``: what
-    `Signature.bind` returns, then the tensors in it.
+    The caller guarantees that the call is plain and that a tensor requires grad. The forward takes ``(values,
+    *tensors)``: what `Signature.bind` returns, then the tensors in it.
 
     Args:
         derivative: of the operator.

@@ -1,11 +1,12 @@
 """Strong zeros in any derivative: the operators that it calls, with other arithmetic.
 
-A vjp is linear in the cotangents, so each of its products, quotients and matrix products has at most one factor that comes
-from them. Where that factor is exactly 0, `StrongArithmetic` makes the product 0, and leaves the term out of a sum of products.
-Factors that come from a cotangent or tangent are told by their memory; what is made of one is one, too.
+A vjp is linear in the cotangents, so each of its products, quotients and matrix products has at most one factor that
+comes from them. Where that factor is exactly 0, `StrongArithmetic` makes the product 0, and leaves the term out of a
+sum of products. Factors that come from a cotangent or tangent are told by their memory; what is made of one is one,
+too.
 
-It is a mode below autograd: values change, and what is tracked is the same as ever. A second order then differentiates the
-derivative as it is written, by rules in which zero is as strong, and has the other factor at a cotangent of 0.
+It is a mode below autograd: values change, and what is tracked is the same as ever. A second order then differentiates
+the derivative as it is written, by rules in which zero is as strong, and has the other factor at a cotangent of 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every private PyTorch name that the package uses, and nothing else.
 
-Each name has a line saying what it is relied on for; ``tests/core/test_internals.py`` proves that each still behaves so.
+Each name has a line saying what it is relied on for; ``tests/core/test_internals.py`` proves that each still behaves
+so.
 """
 
 from .dispatch import (

@@ -99,8 +99,8 @@ shares_memory: Callable[[Sequence[Any], dict[str, Any], tuple[Tensor, ...]], boo
 def own_kernel(op: Any, key: str) -> Callable[..., Any]:
     """The kernel of an operator at a key, called as ``kernel(keyset, *args, **kwargs)``.
 
-    That of a ``torch.library.custom_op`` is in Python, and is made again: under a dispatch mode the dispatcher calls the
-    Python kernel that was registered last in its place.
+    That of a ``torch.library.custom_op`` is in Python, and is made again: under a dispatch mode the dispatcher calls
+    the Python kernel that was registered last in its place.
     """
     definition = custom_ops.OPDEFS.get(op._schema.name)
     if definition is not None and key.startswith("Autograd"):
@@ -225,7 +225,8 @@ def operators(namespace: str) -> Iterator[Any]:
 def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any], source: str) -> None:
     """As ``torch.library.register_fake``, with the place in the source as an argument.
 
-    PyTorch's looks the place up: it reads the caller's file and searches all modules, 20 ms for this package's operators.
+    PyTorch's looks the place up: it reads the caller's file and searches all modules, 20 ms for this package's
+    operators.
     """
     holder = simple_registry.singleton.find(f"{library.ns}::{name}").fake_impl
     library._registration_handles.append(holder.register(function, source, lib=library))

@@ -68,8 +68,9 @@ _guarded = False
 def guard_compiled_graphs(state: Callable[[], object], begin: Callable[[], None] = lambda: None) -> bool:
     """Make every graph that Dynamo compiles from now on valid only while ``state()`` is what it was at compilation.
 
-    ``begin()`` is called where a compilation begins, on its thread. Dynamo has no public hook for an ambient guard. Returns whether the guard is in place; False where Dynamo is not
-    imported yet (there is no graph to guard) or is of a version in which the hook is elsewhere (the caller resets).
+    ``begin()`` is called where a compilation begins, on its thread. Dynamo has no public hook for an ambient guard.
+    Returns whether the guard is in place; False where Dynamo is not imported yet (there is no graph to guard) or is of
+    a version in which the hook is elsewhere (the caller resets).
     """
     global _guarded
     if _guarded or "torch._dynamo.output_graph" not in sys.modules:

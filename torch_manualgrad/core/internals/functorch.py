@@ -99,8 +99,8 @@ _OFF_IN_CALLS = [
 def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     """``function(*values)``, where modes see what it calls: for use in the kernel at the key Autograd.
 
-    There, in the middle of a call of torch.func, a mode that is entered stays unseen. The values must have no tangent at
-    this level and not be tracked at it; they go to the level outside, as the result comes back.
+    There, in the middle of a call of torch.func, a mode that is entered stays unseen. The values must have no tangent
+    at this level and not be tracked at it; they go to the level outside, as the result comes back.
     """
     excluded = torch._C._dispatch_tls_local_exclude_set()
     if not in_functorch() or not excluded.has(_OFF_IN_CALLS[0]):

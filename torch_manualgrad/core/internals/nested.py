@@ -37,8 +37,9 @@ def jagged_dim(nested: Any) -> int:
 class JaggedStructure(NamedTuple):
     """The structure of a jagged nested tensor: everything but its buffer.
 
-    PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the object,
-    not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is learnt once.
+    PyTorch's size of the ragged dim, a nested int, is that of the tensor ``lengths``, or else ``offsets``: of the
+    object, not of its contents. ``known`` is the tensor's own dict, as PyTorch hands it on: what is learnt later is
+    learnt once.
     """
 
     offsets: Tensor

@@ -13,8 +13,8 @@ __all__ = ["stay_on_this_thread"]
 def stay_on_this_thread() -> None:
     """Let PyTorch, BLAS and LAPACK take one thread for calls from this thread; nothing changes for others.
 
-    ``torch.set_num_threads`` would also set what threads start with that are made later. Without an effect where PyTorch
-    is built without OpenMP: then ``torch.get_num_threads()`` is unchanged.
+    ``torch.set_num_threads`` would also change the number of threads that later threads start with. It has no effect if
+    PyTorch is built without OpenMP: then ``torch.get_num_threads()`` is unchanged.
     """
     torch.get_num_threads()  # PyTorch sets the numbers of a new thread at the first need: not after this
     try:

@@ -48,7 +48,8 @@ def constant_in_graphs(function: _F) -> _F:
 class _ForceEager:
     """The stance "force_eager" of `torch.compiler`, which is one for the process, while a thread is inside.
 
-    The first thread to enter sets it, and the last to leave takes it back: compiled functions of others run eagerly meanwhile.
+    The first thread to enter sets it, and the last to leave takes it back: compiled functions of others run eagerly
+    meanwhile.
     """
 
     def __init__(self) -> None:

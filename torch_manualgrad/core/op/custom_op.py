@@ -410,8 +410,8 @@ class CustomOp:
 class Swap:
     """Other implementations for a while; see `CustomOp.swap`.
 
-    A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. Layers that
-    are then left active end with this object.
+    A signal may interrupt `__enter__` and `__exit__` at any line, or arrive before the first line of `__exit__`. Layers
+    that are then left active end with this object.
     """
 
     def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:

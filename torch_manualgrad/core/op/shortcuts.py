@@ -59,8 +59,8 @@ def tracked_call(derivative: Derivative) -> Callable[[Sequence[Any]], Any] | Non
         derivative: of the op.
 
     Returns:
-        A function of the positional arguments. It returns the op's result with the derivative attached, or NotImplemented
-        if the call must go through the dispatcher. None if the op has no such fast path.
+        A function of the positional arguments. It returns the op's result with the derivative attached, or
+        NotImplemented if the call must go through the dispatcher. None if the op has no such fast path.
     """
     signature = derivative.signature
     exact = [_exact(str(a.type)) for a in signature.schema.arguments]

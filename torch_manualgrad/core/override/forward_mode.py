@@ -54,8 +54,8 @@ class ForwardMode:
     Args:
         op: the ``OpOverload``.
         how: "decomposition", "rule" or "transposition".
-        run: ``(keyset, mode, values) -> result`` for calls in which an input has a tangent, or will have one when reverse
-            mode is differentiated; returns NotImplemented to leave the call to PyTorch.
+        run: ``(keyset, mode, values) -> result`` for calls in which an input has a tangent, or will have one when
+            reverse mode is differentiated; returns NotImplemented to leave the call to PyTorch.
         code: the `fingerprint` of what it runs.
     """
 

@@ -1,12 +1,14 @@
 """The in-place form of an operator: ``x.renorm_(...)`` next to ``x.renorm(...)``.
 
 PyTorch differentiates it by a formula of its own. Under a rule it is the functional operator, with the rule's
-derivative, whose result is copied into the tensor: autograd knows what a copy is. Plain calls write to the tensor at once,
-so that a result that is kept is the tensor itself, and keep a copy of its old values only where the rule reads them.
+derivative, whose result is copied into the tensor: autograd knows what a copy is. Plain calls write to the tensor at
+once, so that a result that is kept is the tensor itself, and keep a copy of its old values only where the rule reads
+them.
 
-An operand may share memory with the tensor that is written to, as in ``x.mul_(x)``. PyTorch's forward mode then computes
-the tangent from values that are already overwritten, and so does reverse mode of lists (the ``_foreach`` operators). Such
-an operand is copied first. This needs no rule. One that shares a part of its memory is refused, see `overlap`.
+An operand may share memory with the tensor that is written to, as in ``x.mul_(x)``. PyTorch's forward mode then
+computes the tangent from values that are already overwritten, and so does reverse mode of lists (the ``_foreach``
+operators). Such an operand is copied first. This needs no rule. One that shares a part of its memory is refused, see
+`overlap`.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ def in_place_kernel(
         stock: PyTorch's own kernel, ``(keyset, *args, **kwargs) -> result``. It takes the call where nothing is
             differentiated, no rule is active, or the result does not fit into the tensor that is written to.
         active: the derivative of the rule, or the way of forward mode, that is active now; None if neither is.
-        copies_operands: whether operands that share memory with what is written to are copied now where no rule is active.
+        copies_operands: whether operands that share memory with what is written to are copied now where no rule is
+            active.
 
     Returns:
         ``(keyset, *args, **kwargs) -> the tensor that was written to``.

@@ -1,8 +1,9 @@
 """Our kernels for operators that others define: registered once, and kept for the life of the process.
 
 The dispatcher frees a kernel the moment its registration goes, although another thread may be inside it, and nothing in
-Python sees every thread (those of C++ and of the autograd engine). So what is switched on and off is what a kernel does,
-not whether it is there: while nothing is active at an operator, its kernel passes the call on to PyTorch's.
+Python sees every thread (those of C++ and of the autograd engine). So kernels stay
+registered, and their effect is switched on and off: while no rule is active for an operator, its kernel forwards the call
+to PyTorch's.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ _before_functorch: list[torch.library.Library] = []
 def _keep_numbers_from_functorch() -> None:
     """Make numbers among tensors plain tensors before functorch has them, in every pointwise operator.
 
-    To functorch such a number is a tensor, which it wraps. No Python kernel can be given that one: it is to be read as a
-    number again, and has no data. It may have entered by another operator, and come to ours in that one's derivative.
+    To functorch such a number is a tensor, which it wraps. No Python kernel can be given that one: it is to be read as
+    a number again, and has no data. It may have entered by another operator, and come to ours in that one's derivative.
     """
     for op in operators("aten"):
         if (

@@ -1,7 +1,7 @@
 """Looks up rules by name: those of an operator, or of every operator that a PyTorch function reaches.
 
-``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table `operators_of` says
-so for each public function.
+``torch.linalg.svd`` is composite: autograd sees ``aten::_linalg_svd``, which has the rule. The table `operators_of`
+says so for each public function.
 """
 
 from __future__ import annotations

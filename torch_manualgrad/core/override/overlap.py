@@ -1,8 +1,8 @@
 """Refuses a write in place whose operand lies in part where the result will.
 
-The result depends on the order of the writes then, and has no derivative. PyTorch refuses such an operand if both tensors are
-dense, and writes otherwise, as in ``x[..., ::2].mul_(x[..., 1:4])``. An operand that is the tensor itself is right: each
-element is read before it is written.
+The result depends on the order of the writes then, and has no derivative. PyTorch refuses such an operand if both
+tensors are dense, and writes otherwise, as in ``x[..., ::2].mul_(x[..., 1:4])``. An operand that is the tensor itself
+is right: each element is read before it is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MOST = 2**20  # up to so many elements, the places of all are compared
 def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any]) -> None:
     """Raise if an argument shares a part of its memory with the first one, which is written to.
 
-    Tensors of other strides that have more than `_MOST` elements together are not compared: PyTorch decides about these.
+    Tensors of other strides that have more than `_MOST` elements together are not compared: PyTorch decides about
+    these.
 
     Args:
         op: the operator.

@@ -110,35 +110,35 @@ def install(*names: Any, forward: bool = False, strong_zero: bool = False, scope
 
     It acts on the whole process, on every thread and on composite callers too (torch.norm reaches
     linalg_vector_norm). Of several rules for one operator the one installed last is active. A tensor computed under a
-    rule keeps that rule's backward. A kernel, once registered, stays for the life of the process, because a call may be in
-    flight in another thread. After `Handle.remove` it forwards calls to PyTorch, which costs each a few microseconds
-    without the library of csrc/calls. `unregister` gives such operators back to PyTorch. `uninstall` removes all installs,
-    including those whose handle is lost.
+    rule keeps that rule's backward. A kernel, once registered, stays for the life of the process, because a call may be
+    in flight in another thread. After `Handle.remove` it forwards calls to PyTorch, which costs each a few microseconds
+    without the library of csrc/calls. `unregister` gives such operators back to PyTorch. `uninstall` removes all
+    installs, including those whose handle is lost.
 
     The replacement "nested" runs the functions of `torch_manualgrad.nested` instead of PyTorch's operators on PyTorch's
-    nested tensors of both layouts. Calls on dense tensors are not affected. Values then agree with PyTorch's to rounding.
-    Results that are views in PyTorch (select, split, chunk, transpose, values) may be copies: write to the tensor itself.
-    A jagged result cannot be changed in place. In-place operators and inference mode, which has no autograd, stay
-    PyTorch's. Unsupported calls raise; ``torch_manualgrad.nested.operators.LIMITS`` lists them.
+    nested tensors of both layouts. Calls on dense tensors are not affected. Values then agree with PyTorch's to
+    rounding. Results that are views in PyTorch (select, split, chunk, transpose, values) may be copies: write to the
+    tensor itself. A jagged result cannot be changed in place. In-place operators and inference mode, which has no
+    autograd, stay PyTorch's. Unsupported calls raise; ``torch_manualgrad.nested.operators.LIMITS`` lists them.
 
     Args:
         names: functions ("linalg.svd", "det", ``torch.cdist``, ``torch.Tensor.norm``), which mean every operator with a
             rule that they reach; operators ("aten::linalg_vector_norm", without an overload: all overloads that have a
-            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None given:
-            every rule that improves on stock, and every replacement; a rule then leaves calls to PyTorch that PyTorch
-            differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all rules, and every
-            replacement. Operators that this torch lacks (``mg.rules.absent``) are left out. A name of such operators alone
-            is an error.
-        forward: use the replacement primals of the rules that have one. Otherwise forward values are bitwise identical to
-            PyTorch's.
-        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by: the
-            gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan. Such a
-            term is also left out of sums of products, for example in matrix products. Where the derivative of an
+            rule; ``torch.ops.aten.linalg_svd``); `Rule` or `Replacements` objects; "nested" is a replacement. None
+            given: every rule that improves on stock, and every replacement; a rule then leaves the calls to
+            PyTorch that PyTorch differentiates rightly in every order, and faster (`Rule.defer_to_stock`). "*": all
+            rules, and every replacement. Operators that this torch lacks (``mg.rules.absent``) are left out. A name of such operators
+            alone is an error.
+        forward: use the replacement primals of the rules that have one. Otherwise forward values are bitwise identical
+            to PyTorch's.
+        strong_zero: a cotangent or tangent of exactly 0 gives exactly 0 in every rule, whatever it is multiplied by:
+            the gradient through a branch that `torch.where` did not take, or that a mask removed, is 0 and not nan.
+            Such a term is also left out of sums of products, for example in matrix products. Where the derivative of an
             elementwise operator is exactly 0, the result is 0 even for a cotangent of nan. Decompositions and solutions
             treat a matrix as a whole: its gradient is 0 if all its cotangents are. Without names, all rules that have
-            zeros to keep are active, too. On CUDA their backward synchronizes with the device, to see whether all values
-            are finite. It has no effect where a replacement primal is used, for sparse tensors, under compiled autograd
-            and, except for elementwise rules, for batches of gradients (``is_grads_batched=True``).
+            zeros to keep are active, too. On CUDA their backward synchronizes with the device, to see whether all
+            values are finite. It has no effect where a replacement primal is used, for sparse tensors, under compiled
+            autograd and, except for elementwise rules, for batches of gradients (``is_grads_batched=True``).
         scope: "process", or "thread": only calls of this thread, in addition to the rules of the process; other threads
             keep theirs. A backward follows the thread scope in which its graph was built, also after the block and
             on whichever thread it runs. It needs the library of csrc/calls.
@@ -184,13 +184,13 @@ def _check(forward: Any, strong_zero: Any, scope: Any) -> None:
 class override(activation.Block):  # type: ignore[misc]
     """`install` for the length of a ``with`` block; also a decorator, of functions, generators and coroutines.
 
-    ``names`` are resolved when the block is entered, so they include rules registered since. The rules apply to a decorated
-    generator or coroutine while its body runs, not while it waits.
+    ``names`` are resolved when the block is entered, so they include rules registered since. The rules apply to a
+    decorated generator or coroutine while its body runs, not while it waits.
 
-    Blocks nest and may end in any order, also after an exception. A block is entered and left as a whole, whatever signal
-    arrives meanwhile; docs/replacing.md says what an interrupt may leave active without the library of csrc/calls. Under
-    torch.compile, enter the block outside of the compiled function. Each set of rules gets its own graph, which is used
-    again when the same rules are entered again.
+    Blocks nest and may end in any order, also after an exception. A block is entered and left as a whole, whatever
+    signal arrives meanwhile; docs/replacing.md says what an interrupt may leave active without the library of
+    csrc/calls. Under torch.compile, enter the block outside of the compiled function. Each set of rules gets its own
+    graph, which is used again when the same rules are entered again.
     """
 
     def __init__(self, *names: Any, forward: bool = False, strong_zero: bool = False, scope: str = "process") -> None:
@@ -229,8 +229,8 @@ class override(activation.Block):  # type: ignore[misc]
     ) -> ModuleOverride:
         """Rules for the calls of one module, and for their backwards, until ``remove()`` or for a ``with`` block.
 
-        Other modules keep their derivatives, also where they call the same operators, and so do other threads. The backward
-        follows whichever thread runs it. Copies of the module have the rules, too.
+        Other modules keep their derivatives, also where they call the same operators, and so do other threads. The
+        backward follows whichever thread runs it. Copies of the module have the rules, too.
 
         Args:
             module: the module; its ``forward`` is replaced on the instance.
@@ -308,8 +308,9 @@ def unregister() -> None:
     `uninstall` removes those of `install`. Calls of the other operators then cost what they cost before the first
     `override`.
 
-    Only where no other thread can be inside such a call: PyTorch frees a kernel although a thread is in it, and the process
-    crashes. A graph that was built under ``scope="thread"`` finds no rules in its backward any more, but those that it has.
+    Only where no other thread can be inside such a call: PyTorch frees a kernel although a thread is in it, and the
+    process crashes. A graph that was built under ``scope="thread"`` finds no rules in its backward any more, but those
+    that it has.
     """
     with activation.lock:
         layers = [handle.layer for handle in activation.truth.entries if not handle.abandoned]

@@ -1,8 +1,8 @@
 """Functions in place of PyTorch's operators for one kind of tensor, switched on and off together.
 
 A rule is the derivative of an operator on dense tensors. On other kinds of tensors PyTorch's operators may have no
-derivative, a wrong one, or no implementation; there a function takes the place of the whole call, and autograd sees what
-the function does. It is registered at that kind's own autograd key, so calls on dense tensors never meet it.
+derivative, a wrong one, or no implementation; there a function takes the place of the whole call, and autograd sees
+what the function does. It is registered at that kind's own autograd key, so calls on dense tensors never meet it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Replacements:
         key: the dispatch key.
         functions: operator ("aten::softmax.int") -> function with the schema's parameters; it returns NotImplemented
             to leave the call to PyTorch.
-        besides: replacements beyond operators: ``switch(acts, yes)`` replaces, or restores, and may be called again; ``acts()`` says whether the replacement acts on this thread.
+        besides: replacements beyond operators: ``switch(acts, yes)`` replaces, or restores, and may be called again;
+            ``acts()`` says whether the replacement acts on this thread.
         calls: the kernels in C++ that cover those of some of the functions. A call that continues what they have begun
             is ours, whatever is active.
         choose: ``(function, own, args, kwargs) -> result``, which of the function and PyTorch's own a call is given to;

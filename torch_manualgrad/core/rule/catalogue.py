@@ -1,7 +1,8 @@
 """Operators without a rule: each operator of PyTorch's has a rule or exactly one entry here.
 
-"Zero", "not differentiable" and "not implemented" are three different things. A derivative that is zero is a rule's; the
-other two are entries here, beside views and composites, whose derivatives are PyTorch's own or those of what they call.
+"Zero", "not differentiable" and "not implemented" are three different things. A derivative that is zero is a rule's;
+the other two are entries here, beside views and composites, whose derivatives are PyTorch's own or those of what they
+call.
 """
 
 from __future__ import annotations

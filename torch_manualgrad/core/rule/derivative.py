@@ -306,11 +306,12 @@ class StrongRuleDerivative(RuleDerivative):
     """The derivative in which a cotangent or tangent of 0 gives 0.
 
     A formula may have a variant with strong zeros, its attribute ``strong``, which then replaces it. Formulas without a
-    variant run as they are. If a result is not finite, they run again under `StrongArithmetic`; a finite result needs no
-    second run, because 0 times a finite number is 0. If values cannot be read, they run under `StrongArithmetic` at once.
+    variant run as they are. If a result is not finite, they run again under `StrongArithmetic`; a finite result needs
+    no second run, because 0 times a finite number is 0. If values cannot be read, they run under `StrongArithmetic` at
+    once.
 
-    Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these PyTorch's own gradients are computed
-    first, and are the result if they are finite (csrc/calls/stock.h).
+    Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these PyTorch's own gradients are
+    computed first, and are the result if they are finite (csrc/calls/stock.h).
     """
 
     strong_zero = True

@@ -1,11 +1,11 @@
 """The product in which zero is strong: 0 times anything, infinite or nan, is 0.
 
-A cotangent is exactly 0 where a branch was not taken, or an element was masked. Times the derivative there, which may be
-infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
+A cotangent is exactly 0 where a branch was not taken, or an element was masked. Times the derivative there, which may
+be infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
 `torch.where` around the product is right for its value, but not for its derivative: a second order differentiates the
-product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the product
-is an operator of its own, whose derivatives are made of itself. Derivatives that are more than one product are run with
-`strong_arithmetic`.
+product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the
+product is an operator of its own, whose derivatives are made of itself. Derivatives that are more than one product are
+run with `strong_arithmetic`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
         other: broadcasts with ``factor``.
 
     Returns:
-        A tensor of the shape and dtype of ``factor * other``, in the layout of the first of the two that has this shape;
-        contiguous if neither has it.
+        A tensor of the shape and dtype of ``factor * other``, in the layout of the first of the two that has this
+        shape; contiguous if neither has it.
 
     Note:
         Derivatives, of any order: as those of the product, made of such products.
