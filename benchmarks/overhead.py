@@ -1,4 +1,4 @@
-"""What a call costs in Python: an overridden operator and a custom op, small, with gradient and without."""
+"""The cost of a call in Python: an overridden operator and a custom op, small, with gradient and without."""
 
 from __future__ import annotations
 

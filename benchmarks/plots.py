@@ -41,7 +41,7 @@ STYLE = "<style>svg{color:#222}text{fill:currentColor}@media(prefers-color-schem
 
 
 class Ratio(NamedTuple):
-    """How many times as fast, and the quartiles over rounds: the ratio itself, where they were not kept."""
+    """The speedup and its quartiles over rounds; the ratio itself where no quartiles were saved."""
 
     middle: float
     low: float
@@ -49,7 +49,7 @@ class Ratio(NamedTuple):
 
 
 class Results(NamedTuple):
-    """A table of results/: what it says of itself, and its rows."""
+    """A table of results/: its heading and its rows."""
 
     about: str
     rows: list[dict[str, str]]
@@ -78,7 +78,7 @@ def _last_change(path: Path) -> str:
 
 
 def ratio(row: Mapping[str, str], column: str) -> Ratio | None:
-    """What stands in the columns ``<column> ratio`` and ``<column> quartiles``."""
+    """The values of the columns ``<column> ratio`` and ``<column> quartiles``."""
     if not (middle := row.get(f"{column} ratio")):
         return None
     low, _, high = (row.get(f"{column} quartiles") or f"{middle} to {middle}").partition(" to ")
@@ -86,7 +86,7 @@ def ratio(row: Mapping[str, str], column: str) -> Ratio | None:
 
 
 def inverse(text: str | None, spread: str = "") -> Ratio | None:
-    """Of a table that says which part of PyTorch's time or memory is needed."""
+    """For a table of fractions of PyTorch's time or memory."""
     if not text:
         return None
     low, _, high = (spread or f"{text} to {text}").partition(" to ")

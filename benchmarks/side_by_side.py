@@ -1,4 +1,4 @@
-"""Timing of several contenders in one run: taken in turn, so that a slow spell of the machine meets all of them."""
+"""Times several contenders in one run, in turn, so that a slow spell of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def summary(times: Mapping[str, Sequence[float]], baseline: str) -> dict[str, di
 
 
 def machine() -> dict[str, Any]:
-    """What ran: a processor by its family and model as well, as virtual machines hide the rest of its name."""
+    """The hardware: a processor also by its family and model, as virtual machines hide the rest of its name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     first = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
     cpu = first.get("model name") or platform.processor() or platform.machine()
@@ -123,7 +123,7 @@ def widened(row: Mapping[str, Any], earlier: Mapping[str, Any], runs: int) -> di
 
 
 def _what(row: Mapping[str, Any], found: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """What a row measures: all but times, and but what ``found`` names."""
+    """The key of a row: all columns but times and those in ``found``."""
     return tuple((k, v) for k, v in row.items() if not isinstance(v, dict) and k not in found)
 
 
@@ -147,7 +147,7 @@ def rounded(document: Mapping[str, Any], spread: Sequence[str], found: Sequence[
 
 
 def write(name: str, document: Mapping[str, Any], spread: Sequence[str], found: Sequence[str]) -> Path:
-    """``results/<name>.csv``; the first line says on which machine and day."""
+    """``results/<name>.csv``; its first line names the machine and the day."""
     path = RESULTS / f"{name}.csv"
     RESULTS.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
@@ -173,7 +173,7 @@ def main(
     All figures are in ``build/benchmarks/<name>.json``. With ``--add`` the rows of the last run stay that this one does
     not measure. With ``--again`` those that it does measure are put together with those of the last: the quartiles of one
     process's rounds know nothing of what differs from process to process, as where memory lies. ``spread`` names what
-    stands in columns, side by side; ``found`` the columns that are measured and no times.
+    is in columns, side by side; ``found`` has the measured columns that are not times.
 
     ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. plots.py draws the tables.
     """

@@ -70,7 +70,7 @@ def complex_points(case: Case, dtype: torch.dtype, count: int) -> Tensor:
 
 
 def dtypes(case: Case) -> tuple[torch.dtype, ...]:
-    """Those in which a function is compared."""
+    """The dtypes that a function is compared in."""
     return DTYPES + (COMPLEX if case.holomorphic else ())
 
 
@@ -115,7 +115,7 @@ def error(found: complex, expected: Any, change: Any, dtype: torch.dtype) -> flo
 
 
 def change(case: Case, x: complex, exact: list[Any], order: int) -> Any:
-    """What a unit of x makes of the derivative of this order; of a polynomial's derivatives of 0, of those before."""
+    """The change of this derivative per unit of x; for derivatives that are 0, of the ones before."""
     scale = mpf(abs(x) if case.singular else 1)
     if exact[order] == 0 == exact[order + 1]:
         return max(abs(d) / scale ** (order - k) for k, d in enumerate(exact[:order]))

@@ -29,7 +29,7 @@ class Case:
         exact: the same function of an `mpf`, or an `mpc`.
         domain: the interval on which the two are compared.
         singular: whether it has a singularity at 0, so that it changes on the scale of x there and not on that of 1.
-        bits: the precision in which `exact` is computed.
+        bits: the precision of `exact`.
         holomorphic: whether it is compared off the real line, too.
     """
 

@@ -1,4 +1,4 @@
-"""Counts, mode by mode, what is right and wrong over PyTorch's whole operator database.
+"""Counts right and wrong derivatives, mode by mode, over PyTorch's whole operator database.
 
 Writes a summary to docs/coverage.md, and a line for each operator to build/measure/coverage.md, which the site includes.
 

@@ -1,7 +1,7 @@
 """Counts the operators of PyTorch's database that lack forward mode, and those that `mg.forward_ad.enable` gives it.
 
 Run it:  python tools/forward_mode.py             (half a minute)
-         python tools/forward_mode.py --samples 8 (of each entry, in place of 2)
+         python tools/forward_mode.py --samples 8 (per entry, instead of 2)
 
 Each entry that the database marks as without forward mode, and with reverse mode, runs on its samples in double
 precision: the tangents are compared with finite differences by PyTorch, by the backward transposed alone, and by all that
@@ -50,7 +50,7 @@ def _size(case: Case) -> int:
 
 
 def outcome(chosen: list[Case], mode: str) -> tuple[str, str]:
-    """What a mode gives on the samples, and the first error."""
+    """The outcome of a mode on the samples, and the first error."""
     report = Report()
     for case in chosen:
         report += mg.testing.check(

@@ -1,4 +1,4 @@
-"""Prints the tree of the package: each folder and file with the first sentence that it says of itself.
+"""Prints the tree of the package: each folder and file with the first sentence of its docstring.
 
 Run it:  python tools/layout.py            (torch_manualgrad, csrc)
          python tools/layout.py tests      (or any other folder)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in parser.parse_args(arguments).folders:
         folder = ROOT / name
         if not folder.is_dir():
-            parser.error(f"{name!r} is no folder of this project")
+            parser.error(f"{name!r} is not a folder of this project")
         print("\n".join(lines(folder)))
 
 

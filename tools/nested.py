@@ -32,7 +32,7 @@ def apart(case: Case, kind: str, what: str, override: bool) -> tuple[str, str]:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what an abort says
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the message of an abort
         with mg.override("nested") if override else nullcontext():
             os.write(writing, json.dumps(measure(case, kind, what))[:60000].encode())
         os._exit(0)

@@ -22,7 +22,7 @@ LENGTHS, WIDTH = (2, 5, 3, 4), 4
 LONGEST, TOTAL = max(LENGTHS), sum(LENGTHS)
 ROWS = tuple((n, WIDTH) for n in LENGTHS)
 HEADS = tuple((2, n, 3) for n in LENGTHS)
-SQUARES = ((3, WIDTH),) * 2  # a ragged dim in which the components' sizes are equal
+SQUARES = ((3, WIDTH),) * 2  # a ragged dim whose components have equal sizes
 
 Pieces = list[Tensor]
 
@@ -38,7 +38,7 @@ class Case:
         shapes: of the components, for each nested argument; the ragged dim is the one in which they differ.
         dense: the shapes of the dense operands.
         random: whether the result has to be drawn from the same seed; the reference is then given the pieces too.
-        limit: the limit in `LIMITS` of which it is an example, or "".
+        limit: the entry of `LIMITS` that it is an example of, or "".
     """
 
     name: str

@@ -109,7 +109,7 @@ def write(found: dict[str, str]) -> None:
 
 
 def sums() -> str:
-    """How many operators of the table are wrong in some mode, raise in some and are wrong in none, and are right, by torch."""
+    """Counts of operators by torch: wrong in some mode; raising in some, but never wrong; right."""
     rows = list(known().values())
     lines = [["torch", "operators", "wrong in some mode", "raise in some mode", "right at the samples"]]
     for version in rows[0] if rows else ():
@@ -120,7 +120,7 @@ def sums() -> str:
 
 
 def main() -> None:
-    # What the table has from another torch as well: a claim may have ended, or not have begun, on this one.
+    # Rows that the table also has from another torch: a claim may have ended, or not have begun, on this one.
     table = known()
     claimed = [name for name, rule in mg.rules.items() if name in table or {"values", "missing"} & {*rule.claims}]
     found = {}

@@ -207,6 +207,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 def test_a_package_runs_in_a_new_process_that_imports_the_operators(tmp_path, monkeypatch):
     packaged(Together(), tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1]}:{HERE}")

@@ -244,6 +244,7 @@ def test_composition(module):
     assert "| rev-fwd-rev " in printed("composition", f"{path}:op", "--reference", f"{path}:plain", "--no-compile")
 
 
+@pytest.mark.slow
 def test_conformance():
     # its workers are forked, which PyTorch refuses to differentiate in once its threads for other devices have started
     arguments = ["conformance", "trace", "--limit", "1", "--workers", "1"]

@@ -21,7 +21,7 @@ from .program import Line, Program
 
 #: No tensor of a program has more elements, and none has numbers far from one: differences of them would be rounded.
 LARGEST, FAR = 128, 20.0
-#: How often a line is tried that does not fit the values so far.
+#: The probability of a line that does not fit the values so far.
 TRIES = 12
 #: How far from those of a sample a rule's arguments are, relative, where larger distances fit less often; 1: anywhere.
 REACHES = (1, 0.3, 0.3, 0.05, 0.05, 0.01)
@@ -29,7 +29,7 @@ SHAPES = ([], [1], [3], [4], [2, 3], [3, 3], [3, 2], [1, 4], [2, 2], [2, 3, 2], 
 
 #: Views that PyTorch does not differentiate once they are written to, or whose elements share memory.
 UNWRITABLE = ("expand", "unfold", "chunk", "split", "unbind", "tensor_split")
-#: How often a line is of each kind.
+#: The weights of the kinds of lines.
 SHARES = {"rule": 45, "view": 15, "function": 18, "join": 12, "write": 10}
 #: Words of errors about writes that PyTorch refuses to differentiate in every mode.
 REFUSED_WRITES = ("modified by an inplace operation", "modified inplace", "is being used in an in-place operation")

@@ -55,7 +55,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one mode of one program."""
+    """The outcome of one mode of one program."""
 
     mode: Mode
     outcome: str
@@ -109,7 +109,7 @@ class Subject:
 
     def __init__(self, program: Program, seed: int = 0) -> None:
         self.program = program
-        # a copy of each input: a program that writes to one would spoil it for the next mode
+        # a copy of each input: a program that writes to one would change it for the next mode
         sample = Sample(*(x.clone() for x in program.inputs.values()))
         self.problem = Joined(program.function, sample, seed)
         self.problem.w = self.problem.u
@@ -249,7 +249,7 @@ def verdicts(subject: Subject, rng: Random | None, only: Mode | None = None) -> 
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a jet says that it cannot: a documented error."""
+    """Whether a jet raises its documented error."""
     return isinstance(error, NotImplementedError)
 
 

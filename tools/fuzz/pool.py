@@ -1,4 +1,4 @@
-"""What programs are made of: a call of every rule, views, writes in place, joins, and public functions."""
+"""The lines of random programs: a call of every rule, views, in-place writes, joins, and public functions."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ JOINS: dict[str, Template] = {
     "gather": _fixed("torch.gather({0} * {1}, 0, torch.zeros({1}.shape, dtype=torch.long))", lambda x: x.dim() > 0),
 }
 
-#: Each writes to {0}, which is no input, from {1} of its shape and dtype.
+#: Each writes to {0}, which is not an input, from {1} of its shape and dtype.
 WRITES: dict[str, Template] = {
     "add_": _fixed("{0}.add_({1})"),
     "sub_": _fixed("{0}.sub_({1}, alpha=2)"),

@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """What findings of one cause have in common, roughly: the operators that are left."""
+        """A rough key for findings of one cause: the remaining operators."""
         return key_of(self.program, self.verdict)
 
     @property
@@ -117,7 +117,7 @@ def run(
         wanted: the entries that every program in turn has.
         all_configurations: each program under all of them.
         shrinking: seconds for each disagreement.
-        report: is told after each program, and of each finding.
+        report: called after each program, and with each finding.
     """
     chosen = list(configurations or CONFIGURATIONS)
     tally, start = Tally(), time.monotonic()
@@ -208,7 +208,7 @@ def stock_verdict(subject: Subject, mode: Mode) -> Verdict:
 
 
 def verdict(subject: Subject, failure: Verdict, name: str, around: Callable[[], object]) -> Verdict | None:
-    """What becomes of the mode that failed."""
+    """The outcome of the mode that failed."""
     if failure.outcome == judge.WRONG:
         subject.numbers  # noqa: B018  # before any override
     with CONFIGURATIONS[name](), around():  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ def shrink(
             return False
         if v is None or v.kind != failure.kind:
             return False
-        # what raises in PyTorch too is no fault
+        # an error that PyTorch raises too is not a fault
         return (
             v.outcome != judge.RAISES
             or v.mode.name == "jet"

@@ -80,7 +80,7 @@ def guarded(value: Any) -> Any:
 
 
 def mutated(value: Any, choice: random.Random) -> Any:
-    """Another value in place of this one; in one of five cases of another type."""
+    """Another value instead of this one; in one of five cases of another type."""
     if choice.random() < 0.2:
         return choice.choice([*_OTHERS, *_NUMBERS, lambda: None, _random(choice)])
     if isinstance(value, Tensor):

@@ -26,10 +26,10 @@ from .calls import Call, Target, call_number
 
 __all__ = ["DOCUMENTED", "Finding", "run"]
 
-#: What a call may raise. NotImplementedError and torch.linalg.LinAlgError are RuntimeErrors. Public functions also raise
-#: an IndexError for a dim, as PyTorch does, and a KeyError for the name of a rule.
+#: Exceptions that a call may raise. NotImplementedError and torch.linalg.LinAlgError are RuntimeErrors. Public
+#: functions also raise an IndexError for a dim, as PyTorch does, and a KeyError for the name of a rule.
 DOCUMENTED = (TypeError, ValueError, RuntimeError)
-#: What memory holds before it is written.
+#: The contents of memory before it is written.
 PATTERNS = (0x11, 0xB7)
 SECONDS = 10
 #: The same by the clock, which also runs while the machine is at other work.
@@ -45,7 +45,7 @@ _POOR = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a call."""
+    """The fault of a call."""
 
     number: int
     kind: str

@@ -93,7 +93,7 @@ def measured(numbers: Sequence[int]) -> dict[int, tuple[str, str]]:
 
 
 def measured_by(python: str) -> dict[str, Any]:
-    """What the entries do with the torch of another interpreter: its release, and the outcomes of each entry."""
+    """Runs the entries with another interpreter's torch: its release, and the outcomes of each entry."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = subprocess.run(
         [python, str(Path(__file__).parent), "--json"],

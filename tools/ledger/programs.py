@@ -1,4 +1,4 @@
-"""What an entry of the ledger is: a number, a program, and what it should return."""
+"""An entry of the ledger: a number, a program, and the expected result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
         title: what it is about, in our words.
         program: returns what PyTorch computes: a tensor, or several.
         expected: what it should return: a value, a list of them, or a function that returns it.
-        override: the arguments of ``mg.override`` for ours; None: the program asks for no rule, and ``ours`` is run.
+        override: the arguments of ``mg.override`` for ours; None: the program needs no rule, and ``ours`` is run.
         ours: the program in its place, where the answer is a function or an operator of this package.
         tolerance: relative.
         open: why ours is not right either, on some version at least; "" where it is.

@@ -1,4 +1,4 @@
-"""How many wrong derivatives `mg.testing.check` catches, and how many PyTorch's own checks; writes docs/mutants.md.
+"""Counts the wrong derivatives that `mg.testing.check` and PyTorch's own checks catch; writes docs/mutants.md.
 
 Run it:  python tools/mutants                            (`make mutants`; half an hour)
          python tools/mutants --kind sign --limit 10     (prints what became of these; writes nothing)

@@ -91,7 +91,7 @@ def originals() -> tuple[Rule, ...]:
 
 
 def family(rule: Rule) -> str:
-    """The folder in which the formulas of a rule are."""
+    """The folder of a rule's formulas."""
     for f in (*rule.vjp.values(), *rule.jvp.values()):
         f = getattr(f, "formula", f)
         f = getattr(f, "derivative", getattr(f, "reference", f))

@@ -1,4 +1,4 @@
-"""What changed formulas call."""
+"""Functions that mutated formulas call."""
 
 from __future__ import annotations
 

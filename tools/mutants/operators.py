@@ -1,4 +1,4 @@
-"""Mutation operators on syntax trees: each gives what may stand in the place of a node, and is wrong there."""
+"""Mutation operators on syntax trees: each yields wrong replacements of a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 Operator = Callable[[ast.AST], Iterator[ast.AST]]
 OPERATORS: dict[str, Operator] = {}
-#: What formulas call the inputs and outputs that they are given.
+#: The names of inputs and outputs in formulas.
 RESIDUALS = {
     *("self", "other", "result", "input", "target", "weight", "output", "x", "y", "x1", "x2", "mean", "rstd", "invstd"),
     *("A", "B", "X", "L", "U", "S", "V", "Vh", "Q", "R", "LU", "norm", "self_p", "solution", "inverse"),
@@ -24,7 +24,7 @@ def operator(kind: str) -> Callable[[Operator], Operator]:
 
 
 def expression(text: str, **parts: ast.AST) -> ast.expr:
-    """The expression of this text, with nodes in place of names."""
+    """The expression of this text, with nodes instead of names."""
 
     class Fill(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:

@@ -1,4 +1,4 @@
-"""The text of docs/mutants.md, and the list of mutants beside it."""
+"""The text of docs/mutants.md, and its list of mutants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a mutant is wrong at all: its numbers beside those of the right function, at random directions."""
+"""Whether a mutant is wrong at all: its numbers against those of the right function, in random directions."""
 
 from __future__ import annotations
 

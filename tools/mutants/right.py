@@ -47,14 +47,14 @@ NOT_RIGHT = {
 def names() -> tuple[str, ...]:
     """The operators of PyTorch's database that have derivatives, any number of them evenly over the alphabet.
 
-    There the families of operators stand together. The order does not depend on what is right.
+    Operators of a family follow each other there. The order does not depend on the outcomes.
     """
     found = sorted({op.name for op in op_db() if op.supports_autograd})
     return tuple(name for i in range(7) for name in found[i::7] if name not in NOT_RIGHT)
 
 
 def of_database(name: str) -> Subject | None:
-    """One call of an operator, with our rules in place of PyTorch's derivatives; None if there is no small one."""
+    """One call of an operator, with our rules instead of PyTorch's derivatives; None if there is no small one."""
     try:
         case = next(filter(_is_usable, op_samples(name, torch.float64)), None)
     except Exception:  # the database cannot make samples here

@@ -35,14 +35,14 @@ _known: dict[str, Record] = {}
 
 
 def _right(subject: Subject, left_out: Sequence[str]) -> Record:
-    """What the checkers say of a right function; kept, as several mutants may be made of it."""
+    """The verdicts on a right function; cached, as several mutants may come from it."""
     if subject.name not in _known:
         _known[subject.name] = {"name": subject.name} | {c: failing(subject, c, left_out) for c in CHECKERS}
     return _known[subject.name]
 
 
 def judge(kind: str, name: str, left_out: Sequence[str]) -> Record:
-    """Whether a mutant is wrong, and what the checkers say of it and of the right function."""
+    """Whether a mutant is wrong, and the verdicts on it and on the right function."""
     mutant, start = _numbered(kind)[name], time.perf_counter()
     record: Record = {"kind": kind, "name": name, "family": mutant.family, "change": mutant.change()}
     try:
@@ -60,7 +60,7 @@ def judge(kind: str, name: str, left_out: Sequence[str]) -> Record:
 
 
 def judge_right(name: str, left_out: Sequence[str]) -> Record:
-    """What the checkers say of an operator of PyTorch's database."""
+    """The verdicts on an operator of PyTorch's database."""
     subject = right.of_database(name)
     try:
         return {"name": name, "verdict": NOT_SMALL} if subject is None else _right(subject, left_out)
@@ -69,7 +69,7 @@ def judge_right(name: str, left_out: Sequence[str]) -> Record:
 
 
 class Results:
-    """What is known: mutants by kind and name, right functions by name; in a file, so that a run can go on."""
+    """The results so far: mutants by kind and name, right functions by name; in a file, so that a run can resume."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -95,20 +95,20 @@ class Results:
         return [r for r in self.mutants.values() if r["verdict"] == DIFFERENT and kind in (None, r["kind"])]
 
     def count(self, verdict: str) -> int:
-        """How many candidates are excluded for this reason."""
+        """The number of candidates that are excluded for this reason."""
         return sum(r["verdict"] == verdict for r in self.mutants.values())
 
     def judged_right(self) -> list[Record]:
-        """The right functions of which the checkers have said something."""
+        """The right functions that have a verdict."""
         return [r for name, r in self.right.items() if "verdict" not in r and name not in right.NOT_RIGHT]
 
     def of_database(self) -> list[Record]:
-        """Those of them that are no originals of mutants."""
+        """Those of them that no mutant comes from."""
         originals = {r["of"] for r in self.wrong()}
         return [r for r in self.judged_right() if r["name"] not in originals]
 
     def ended(self) -> list[str]:
-        """What ended the process in which it was judged: mutants and right functions."""
+        """The mutants and right functions that ended their process."""
         return [k for known in (self.mutants, self.right) for k, r in known.items() if r.get("verdict") == ENDS]
 
 

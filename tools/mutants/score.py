@@ -1,4 +1,4 @@
-"""What each checker says of a function: `mg.testing.check`, and PyTorch's gradcheck, gradgradcheck and opcheck."""
+"""The verdict of each checker on a function: `mg.testing.check`, and PyTorch's gradcheck, gradgradcheck and opcheck."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _columns(subject: Subject, sample: mg.Sample, modes: Sequence[str], checks: 
 
 
 def theirs(subject: Subject, sample: mg.Sample, first: bool, left_out: Sequence[str]) -> list[str]:
-    """Which of PyTorch's own checks fail at one sample."""
+    """The names of PyTorch's own checks that fail at one sample."""
     p = Problem(subject.fn, sample)
     xs = tuple(x.detach().clone().requires_grad_() for x in p.primals)
     batched = {"check_batched_grad": True}

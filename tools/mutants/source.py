@@ -17,7 +17,7 @@ from torch_manualgrad.core.rule import Formula, Rule, elementwise, linear_in, ru
 from . import helpers
 
 ROOT = Path(torch_manualgrad.derivatives.__file__).parent
-# what is said of a rule beside its mathematics
+# arguments of a rule that are not its mathematics
 ABOUT = {"samples", "probe", "defer_to_stock", "forward", "domain", "arguments", "compiled_vjp", "from_result"}
 # registers something else than rules, once
 REGISTERS = {"gap", "composite", "view", "nondifferentiable", "CompiledVjp"}
@@ -77,7 +77,7 @@ class Source:
         return tuple(found)
 
     def changed(self, site: Site, node: ast.AST, name: str) -> Rule:
-        """The rule of this name if this node stands at that site."""
+        """The rule of this name with this node at that site."""
         body = list(self.tree.body)
         statement = copy.deepcopy(body[site.statement])
         target = list(ast.walk(statement))[site.place]

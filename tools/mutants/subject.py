@@ -1,4 +1,4 @@
-"""What is handed to a checker: a function, calls of it, and the rules that act meanwhile."""
+"""The input of a checker: a function, calls of it, and the rules that are active meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch_manualgrad.core.rule import Rule
 from torch_manualgrad.testing.inputs import tree
 
 REAL, COMPLEX = torch.float64, torch.complex128
-#: How many calls of a function there are in each dtype, at most.
+#: The maximum number of calls of a function in each dtype.
 SAMPLES = {REAL: 2, COMPLEX: 1}
-#: How many numbers a call may be given to differentiate: gradgradcheck takes time with their square.
+#: The maximum number of differentiable numbers in a call: gradgradcheck takes time with their square.
 LARGEST = 40
 
 
@@ -39,7 +39,7 @@ class Subject:
     rules: tuple[Any, ...] = ()
 
     def active(self) -> AbstractContextManager[Any]:
-        """The context in which its derivatives are the ones that are meant."""
+        """The context that activates its derivatives."""
         return mg.override(*self.rules) if self.rules else nullcontext()
 
 
@@ -52,7 +52,7 @@ class Mutant:
         name: of the right one, and the place.
         family: of operators, for an even choice.
         pair: makes the wrong function, and the right one.
-        change: what was written, and what stands there instead.
+        change: the original text and its replacement.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Mutant:
 
 
 def of_rule(rule: Rule, name: str | None = None) -> Subject:
-    """The operator of a rule, with that rule in place of PyTorch's derivatives; the calls are those of the registered rule."""
+    """The operator of a rule, with that rule instead of PyTorch's derivatives, and the registered rule's calls."""
     known = mg.rules[rule.name]
     return Subject(name or rule.name, known.probe, tuple(calls(known)), (rule,))
 

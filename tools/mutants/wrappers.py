@@ -119,7 +119,7 @@ def _averaged(f: Formula, mean: Callable[..., Tensor], sizes: str) -> Formula:
 
 
 def _first(grad: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The cotangent, but for zeros in what is not the first along dims that were broadcast."""
+    """The cotangent with zeros everywhere but at the first index of broadcast dims."""
     shape = (1,) * (grad.dim() - len(sizes)) + tuple(sizes)
     for dim, (n, m) in enumerate(zip(grad.shape, shape)):
         if m == 1 and n > 1:
@@ -130,7 +130,7 @@ def _first(grad: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @wrapper("conjugate")
 def conjugate(r: Rule) -> Iterator[tuple[str, Rule]]:
-    """The gradient is conjugated: what is right of a real input only."""
+    """The gradient is conjugated, which is right for real inputs only."""
     for key, f in r.vjp.items():
         yield f"vjp of {', '.join(key)}", rebuilt(r, vjp={**r.vjp, key: _then(f, torch.conj)})
 

@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# The folder above in place of this one, whose wheel.py would be taken for the package that setuptools builds with.
+# The folder above instead of this one, whose wheel.py would be taken for the package that setuptools builds with.
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(HERE.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
 

@@ -28,7 +28,7 @@ assert cpu.loaded and cuda.path is not None and calls.loaded()
 
 
 def attempt_with(torch: str, env: Path | None, tests: Sequence[str]) -> None:
-    """Install the newest wheel beside this torch and run these tests, given relative to the repository."""
+    """Install the newest wheel with this torch and run these tests, given relative to the repository."""
     wheel = max((ROOT / "dist").glob("*-manylinux*.whl"), key=lambda path: path.stat().st_mtime)
     folder = (env or ROOT / f".venv-wheel-{torch}").absolute()
     python = folder / "bin" / "python"

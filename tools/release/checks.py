@@ -1,4 +1,4 @@
-"""What a wheel promises, checked on the file: its tag, its size, its libraries, and every symbol that these need."""
+"""Checks of a wheel file: its tag, its size, its libraries, and every symbol that these need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stable_abi() -> set[str]:
 
 
 def faults_of_library(name: str, path: Path) -> Iterator[str]:
-    """What is wrong with a library of the wheel."""
+    """The faults of a library of the wheel."""
     needed = foreign(path)
     for symbol in sorted(needed | defined(path)):
         if re.match(r"_?Py[A-Z_]", symbol):
@@ -45,7 +45,7 @@ def faults_of_library(name: str, path: Path) -> Iterator[str]:
 
 
 def faults(wheel: Path) -> Iterator[str]:
-    """What is wrong with the wheel, one line each."""
+    """The faults of the wheel, one line each."""
     if not wheel.name.endswith(f"-py3-none-{TAG}.whl"):
         yield f"the tag is not py3-none-{TAG}: {wheel.name}"
     if wheel.stat().st_size >= LARGEST:

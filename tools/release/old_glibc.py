@@ -1,4 +1,4 @@
-"""A folder of libraries to link against, in which glibc is as old as manylinux_2_28 has it.
+"""A folder of libraries to link against, with a glibc as old as that of manylinux_2_28.
 
 The symbols of glibc are those of stand-ins that zig makes of any version of it. What the compiler's own headers call and
 an old libstdc++ lacks is linked statically (old_libstdcxx.cpp). Code is compiled as always: only the link differs.
@@ -40,7 +40,7 @@ def _stand_ins(folder: Path) -> None:
 
 
 def link_flags() -> list[str]:
-    """What a link by g++ or nvcc has to be given for it to use the old libraries; made on the first call."""
+    """The linker arguments that make g++ or nvcc use the old libraries, which the first call makes."""
     folder = BUILD / f"glibc-{GLIBC}"
     if not (folder / "done").exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -38,6 +38,6 @@ def headers(release: str) -> Path:
 
 
 def names(release: str) -> set[str]:
-    """What the libraries of this release define, as far as the library of calls may use it."""
+    """The symbols that this release's libraries define and the library of calls may use."""
     headers(release)
     return set((BUILD / "torch" / release / "names").read_text().split("\n"))

@@ -21,7 +21,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def label(root: Path = ROOT) -> str:
-    """What is added to the version: nothing on a clean checkout of its tag, or without git; else the commit.
+    """The suffix of the version: nothing on a clean checkout of its tag, or without git; else the commit.
 
     Such a local version, 0.1.0+g1a2b3c4, is refused by every package index.
 

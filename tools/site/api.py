@@ -1,4 +1,4 @@
-"""What is public in the package's modules."""
+"""The public names of the package's modules."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def mirrored(rule: Any) -> Path:
 
 
 class Family(NamedTuple):
-    """What one page has, by the file that it is written in."""
+    """The contents of one page, by source file."""
 
     formulas: dict[Path, list[Any]]
     rules: dict[Path, list[Any]]
@@ -132,7 +132,7 @@ def families() -> dict[str, Family]:
 
 
 def code(text: str) -> str:
-    """Code as HTML, which may stand in the cell of a table."""
+    """Code as HTML, which fits into the cell of a table."""
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
@@ -257,7 +257,7 @@ class Writer:
         return [name, self.derivative(rule), stock(rule), ", ".join(claims), "; ".join(gaps)]
 
     def derivative(self, rule: Any) -> str:
-        """What the rule binds, as it is written; the formulas where that is found by no literal name."""
+        """The rule's bindings as they are written, or its formulas where the source has no literal name."""
         is_expression = rule.kind == "elementwise"
         lines = [self.bound(what, node, is_expression) for what, node in self.bindings(rule)]
         return "<br>".join(lines or [self.link(f.__name__) for f in rule.formulas] or ["as written below"])

@@ -14,7 +14,7 @@ HEADING = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Note|References|E
 
 
 def sections(docstring: str) -> dict[str, str]:
-    """What stands before the Google sections, under "", and the text of each."""
+    """The text before the Google sections, under "", and the text of each section."""
     found: dict[str, list[str]] = {"": []}
     name = ""
     for line in inspect.cleandoc(docstring).splitlines():
@@ -64,5 +64,5 @@ def _block(lines: list[str]) -> str:
 
 
 def _columns(line: str) -> str:
-    """One line of a displayed formula: what stands in a column of its own keeps its distance."""
+    """One line of a displayed formula; its columns keep their distance."""
     return "&emsp;&emsp;".join(typeset(part) for part in re.split(r"\s{3,}", line.strip()))

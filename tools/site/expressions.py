@@ -16,7 +16,7 @@ Typeset = tuple[str, int]
 
 # whose argument needs no brackets if it holds together
 FUNCTIONS = {name: rf"\{name}" for name in ("sin", "cos", "sinh", "cosh", "log")}
-# of any argument, which stands inside of what they write
+# functions of any argument, with the LaTeX around it
 AROUND: dict[str, Callable[[str], str]] = {
     "digamma": lambda x: rf"\psi({x})",
     "sgn": lambda x: rf"\operatorname{{sgn}}({x})",

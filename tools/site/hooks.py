@@ -1,4 +1,4 @@
-"""What MkDocs does besides Markdown: generated pages, figures, the public API, and mathematics as MathML."""
+"""Hooks of MkDocs: generated pages, figures, the public API, and mathematics as MathML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks as pages: each cell is run when the site is built, and what it prints and draws stands below it."""
+"""Notebooks as pages: the build runs each cell, and its output and figures follow it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _parts(source: Path) -> Iterator[str]:
 
 def _outputs(code: str, name: str, namespace: dict[str, Any]) -> Iterator[str]:
     """Run one cell; what it printed, and where its figures go."""
-    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for what asks for the line
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for readers of the source line
     printed, shown = io.StringIO(), []
 
     def show() -> None:

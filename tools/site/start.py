@@ -26,7 +26,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 GRID = torch.tensor([[[[-0.5, 0.3], [0.2, 0.6]]]], dtype=torch.float64)
-# what stands in the picture, a function, and its arguments
+# the label in the picture, a function, and its arguments
 ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "attention": (F.scaled_dot_product_attention, tuple(_random(3, 1, 1, 4, 2))),
     "cdist": (torch.cdist, (_random(3, 2), 1 + _random(4, 2))),

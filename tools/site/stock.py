@@ -1,4 +1,4 @@
-"""What PyTorch's own derivatives do, from build/measure/stock.csv, which `tools/stock.py` measures."""
+"""The outcomes of PyTorch's own derivatives, from build/measure/stock.csv, which `tools/stock.py` measures."""
 
 from __future__ import annotations
 

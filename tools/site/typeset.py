@@ -41,7 +41,7 @@ FUNCTIONS = (
 ).split()
 NOUNS = set("sum prod max min mean norm sign var rank det floor round".split())  # after "the", not mathematics
 DETERMINERS = ("the", "a", "their", "its", "this", "each")
-# Words of a sentence, also where a function has the name, or beside an operator.
+# Words of a sentence, also where a function has the name, or next to an operator.
 WORDS = (
     "a an and as at be but by each else for from give gives given if in into is it its not of on or over that the their "
     "then these this those to where which with without all both do does has have no are was"
@@ -160,13 +160,13 @@ def _is_differential(name: str) -> bool:
 def _mathematical(tokens: list[Token]) -> list[bool]:
     """For each token whether it is mathematics."""
     math = [_is_atom(tokens, i) for i in range(len(tokens))]
-    for i, token in enumerate(tokens):  # names beside an operator that is written between spaces: grad * mask
+    for i, token in enumerate(tokens):  # names next to an operator that is written between spaces: grad * mask
         if token.kind == "name" and not math[i] and token.text not in WORDS:
             left = i > 1 and tokens[i - 1].text in BINARY and _may_be_math(tokens, i - 2)
             right = i + 2 < len(tokens) and tokens[i + 1].text in BINARY and _may_be_math(tokens, i + 2)
             math[i] = left or right
     for _ in range(2):
-        for i, token in enumerate(tokens):  # names that are mathematics beside mathematics: grad conj(w)
+        for i, token in enumerate(tokens):  # names that are mathematics next to mathematics: grad conj(w)
             if token.kind == "long" or token.text in ("grad", "ij", "sign", "inf"):
                 called = i > 1 and tokens[i - 1].text == "(" and tokens[i - 2].text in FUNCTIONS
                 left = i > 0 and (math[i - 1] or tokens[i - 1].text in BINARY | {"_"})
@@ -187,7 +187,7 @@ def _mathematical(tokens: list[Token]) -> list[bool]:
         if tokens[i].text in FUNCTIONS and math[i] and tokens[i].text != "sign":
             argument = i + 1 < len(tokens) and (math[i + 1] or tokens[i + 1].text in "([|^_")
             math[i] = argument or (i > 0 and tokens[i - 1].text in BINARY | {"|", "("})
-    for i, token in enumerate(tokens):  # a lonely sign
+    for i, token in enumerate(tokens):  # a sign without operands
         if token.text in BINARY and not (i and math[i - 1]) and not (i + 1 < len(tokens) and math[i + 1]):
             math[i] = False
     return math
@@ -321,7 +321,7 @@ def _without_brackets(group: str) -> str:
 
 
 def _group(tokens: list[Token], i: int) -> tuple[str, int]:
-    """What stands between brackets, with these; to the end, where none closes."""
+    """A group with its brackets; up to the end if none closes it."""
     opening = tokens[i]
     inside, i = _pieces(tokens, i + 1, PAIRS[opening.text])
     return f"{_atom(opening)} {inside} {_atom(tokens[i]) if i < len(tokens) else ''}".rstrip(), i + 1

@@ -67,13 +67,13 @@ def check(
             vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
             hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
             alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks/table.py` has all,
-            and the docstring of each says what it claims.
+            and the docstring of each states its claim.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
         gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
             ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
             so is a right one.
         readout: applied to the result before it is differentiated or compared, to make it gauge-invariant or to leave
-            out what is not differentiable. The checks "fake" and "opcheck" call `fn` itself.
+            out nondifferentiable parts. The checks "fake" and "opcheck" call `fn` itself.
         outputs: the indices, among the tensor leaves of the result, of those that depend differentiably on the inputs;
             by default every floating point and complex one. A constant output is allowed; one that is declared
             non-differentiable but varies is not.

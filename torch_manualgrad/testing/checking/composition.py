@@ -104,7 +104,7 @@ class Inapplicable(Exception):
     """The operator or the sample cannot be used in this way."""
 
 
-#: A row's name, our numbers, the reference's. A string in place of our numbers says what is wrong; empty: nothing.
+#: A row's name, our numbers, the reference's. A string instead of our numbers describes a failure; empty: none.
 Way = tuple[str, Callable[[], "Numbers | str"], Callable[[], Numbers]]
 
 

@@ -39,7 +39,7 @@ def batched_gradients(c: Context) -> None:
         try:
             columns = _columns(p)
         except Exception:
-            return  # the mode fwd says so
+            return  # the mode fwd reports it
         c.equal(check, "forward jacobian", partial(_forward, p, columns))
 
 

@@ -101,7 +101,7 @@ def _keeps_the_value(p: Problem, build: Build) -> bool:
     try:
         there = float(_loss(p, build, _number()))
     except Exception:
-        return False  # the check "noncontiguous" says so
+        return False  # the check "noncontiguous" reports it
     here = float(p.loss(*p.primals))
     return abs(there - here) <= 1e-6 * max(abs(here), 1.0)
 

@@ -135,7 +135,7 @@ LAYOUTS: dict[str, Change] = {
 
 
 def edge_samples(p: Problem) -> Iterator[EdgeSample]:
-    """What the function may well refuse in part."""
+    """Samples that the function may reject in part."""
     usable = [i for i in p.index if p.leaves[i].layout == torch.strided and not p.leaves[i].is_nested]
     changes = values(p.dtype)
     for name, change in (changes | _bounds(p)).items():

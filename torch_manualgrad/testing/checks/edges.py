@@ -1,20 +1,20 @@
 """The check "edges": derivatives at inputs at the edge, which it makes itself from the user's ordinary sample.
 
-What is judged, and what is not:
+Judged derivatives, and derivatives that are not judged:
 
-- Where the function raises, or its values are not finite, nothing is. An error in a derivative alone is a failure, unless
-  it refuses an input that is not finite.
+- Where the function raises, or its values are not finite, nothing is judged. An error in a derivative alone is a
+  failure, unless it refuses an input that is not finite.
 - Where the function is differentiable, its derivative has to be that number. Where it has a kink, the outcome is "not
-  differentiable", and only what is certainly no generalized gradient is wrong (see `kinks`): sign(0) = 0, a half at
+  differentiable", and only values that are certainly not generalized gradients are wrong (see `kinks`): sign(0) = 0, a half at
   relu's kink and evenly shared ties are right, and so is any other choice among the derivatives nearby. nan and inf are
   wrong at a kink whose derivatives nearby are bounded: a generalized gradient exists there, and it is finite. PyTorch
   holds to this too: a norm, a standard deviation and a distance have gradient 0 at 0.
 - Where derivatives nearby grow without bound, as those of the square root at 0, nothing is said about this entry of the
-  result. A cotangent of 0 that meets an infinite derivative gives nan throughout PyTorch, so that nan in a gradient is
-  held against a function only if no entry of its result is of this kind or infinite. Nor is it at an infinite input, or
-  one whose square is too large or too small for the dtype, as in tanh(x**2), where the 0 of a saturated function meets
-  the inf of its argument. It is where the function hides an input that is nan. A solver that refuses a singular matrix is
-  held against a function where nan is.
+  result. A cotangent of 0 times an infinite derivative is nan throughout PyTorch, so that nan in a gradient counts as a
+  fault only if no entry of the result is of this kind or infinite. It is not a fault at an infinite input, or one whose
+  square is too large or too small for the dtype, as in tanh(x**2), where the 0 of a saturated function is multiplied by
+  the inf of its argument. It is a fault where the function hides an input that is nan. A solver that raises for a
+  singular matrix is at fault where nan is.
 - A derivative too small or too large for its dtype is not judged, nor one where the function in its own dtype is far from
   what it is in double precision: only gross errors are found here, the other checks are sharp.
 - A derivative that is mostly rounding error is not judged at a kink or at extreme scales: there, what is off has to exceed
@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ...core.rule import Sample
 from ..comparison import modes, report
@@ -50,7 +50,7 @@ from .edge_samples import BROADCAST, STRIDED, edge_samples
 
 #: No gradient with more elements is searched for the wrong one.
 SEARCHED = 48
-#: How many units in the last place inputs are moved by, to see how much of a derivative is rounding error.
+#: Units in the last place by which inputs are moved, to estimate the rounding error of a derivative.
 MOVED = range(1, 17)
 
 REVERSE: dict[str, Callable[[Problem], Sequence[Tensor | None]]] = {
@@ -67,7 +67,7 @@ MODES = (*REVERSE, *FORWARD, *SECOND)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one mode: an outcome, where, and both numbers."""
+    """The verdict on one mode: an outcome, its place, and both numbers."""
 
     outcome: str
     detail: str = ""
@@ -131,7 +131,7 @@ class Edge:
 
     @cached_property
     def ranges(self) -> list[Range]:
-        """What the derivative of each entry can be, along each direction."""
+        """The possible derivatives of each entry, along each direction."""
         return self._ranges(self.directions)
 
     def _ranges(self, directions: Sequence[Sequence[Tensor]], points: int | None = None) -> list[Range]:
@@ -174,7 +174,7 @@ class Edge:
 
     @property
     def nan_counts(self) -> bool:
-        """Whether nan can be held against the function: its results are finite and none of them has a derivative that
+        """Whether nan is a fault of the function: its results are finite and none of them has a derivative that
         grows without bound, its inputs and their squares fit.
         """
         infinite = any(bool(x.isinf().any()) for x in self.problem.primals)
@@ -194,7 +194,7 @@ class Edge:
         return usual and bool(self._settled.all()) and all(bool(r.smooth.all()) for r in self.ranges)
 
     def verdict(self, mode: str) -> Verdict | None:
-        """What is to be said of a mode; None if nothing.
+        """The verdict on a mode; None if it cannot be judged.
 
         Raises:
             Exception: whatever the derivative raises.
@@ -291,7 +291,7 @@ class Edge:
         return _passed(any(self._kink(k) for k in range(len(self.directions))))
 
     def _element(self, gradient: Sequence[Tensor], weights: Tensor) -> Verdict | None:
-        """The first element of a wrong gradient that is wrong by itself."""
+        """The first element of a wrong gradient that is wrong on its own."""
         if sum(g.numel() for g in gradient) > SEARCHED:
             return None
         for k, g in enumerate(gradient):
@@ -410,14 +410,14 @@ def edges(c: Context) -> None:
         except Exception:
             continue  # the function itself raises
         if label == f"inputs {STRIDED}" and edge.values_differ:
-            break  # a function of the storage, as as_strided is; the check "noncontiguous" says so
+            break  # a function of the storage, as as_strided is; the check "noncontiguous" reports it
         if label.endswith(BROADCAST) and not _broadcasts(p, edge, leaves):
             continue
         _judge(c, label, edge, able if second else [mode for mode in able if mode not in SECOND])
 
 
 def _broadcasts(p: Problem, edge: Edge, leaves: Sequence[Any]) -> bool:
-    """Whether the smaller input stands for the expanded one. Raw kernels that take any sizes read beyond their memory."""
+    """Whether the function broadcasts the smaller input. Raw kernels that accept any sizes read out of bounds."""
     full = [
         x.expand(y.shape) if isinstance(x, Tensor) and x.shape != y.shape else x
         for x, y in zip(leaves, p.leaves, strict=True)
@@ -475,7 +475,7 @@ def _judge(c: Context, label: str, edge: Edge, able: Sequence[str]) -> None:
 
 
 def _verdict(edge: Edge, mode: str) -> Verdict | None:
-    """The verdict on a mode, or an error if it can be held against the function."""
+    """The verdict on a mode, or an error if it is a fault of the function."""
     try:
         return edge.verdict(mode)
     except Exception as error:

@@ -84,7 +84,7 @@ class _Raising(DispatchMode):
 
 
 def _excused(compute: Callable[[_Raising], T | None], watched: _Raising) -> T | None:
-    """What is computed; None where an operator of PyTorch's own cannot."""
+    """The computed result; None if one of PyTorch's own operators cannot run."""
     try:
         return compute(watched)
     except Exception as error:

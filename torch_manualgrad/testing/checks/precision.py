@@ -21,11 +21,11 @@ from ..numerics.arithmetic import widen
 
 #: The low dtypes; complex inputs have one in complex64 only.
 LOW = (torch.float32, torch.bfloat16, torch.float16)
-#: How many times the attainable error is still right. Of 487 entries of PyTorch's operator database at two samples each,
-#: nine comparisons in ten have a ratio below 0.3 and all that are right one below 9; those that are not start at 60.
-#: Layers and networks of some ten layers have at most 1.
+#: The factor on the attainable error that is still right. Of 487 entries of PyTorch's operator database at two samples
+#: each, nine comparisons in ten have a ratio below 0.3 and all that are right one below 9; those that are not start at
+#: 60. Layers and networks of some ten layers have at most 1.
 FACTOR = 10.0
-#: Random perturbations, of which the largest movement counts.
+#: The number of random perturbations; the largest movement counts.
 PERTURBATIONS = 4
 
 
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _movements(p: Problem, given: Given, compute: Compute, eps: float) -> Iterator[Sequence[Tensor | None]]:
-    """What relative rounding errors of this size in the inputs, cotangents and tangents do to the results."""
+    """The movement of the results under relative rounding errors of this size in inputs, cotangents and tangents."""
     generator = torch.Generator().manual_seed(p.seed)
 
     def moved(x: Any) -> Any:

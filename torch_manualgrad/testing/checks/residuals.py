@@ -24,7 +24,7 @@ LIMIT = 8  # of the inputs and of the outputs that are written to
 
 
 def residuals(c: Context) -> None:
-    """What is written to between forward and backward, and by whom.
+    """Writes to memory between forward and backward, by the user, the function or its backward.
 
     A write of the user's to an argument or an output after the forward must leave the gradient as it was, or be
     noticed: backward then raises. The function and its backward write to no differentiable input, and backward neither

@@ -70,9 +70,9 @@ TABLE: dict[str, Check] = {
 
 #: Every check.
 ALL_CHECKS: tuple[str, ...] = tuple(name for name in TABLE if name not in MODES)
-#: What `check` runs by default: all that are cheap.
+#: The checks that run by default: all cheap ones.
 CHECKS: tuple[str, ...] = tuple(name for name in ALL_CHECKS if TABLE[name].default)
-#: What runs where time is short: pytest's ``--derivatives-fast`` and ``manualgrad check --fast``.
+#: The modes and checks for when time is short: pytest's ``--derivatives-fast`` and ``manualgrad check --fast``.
 FAST_MODES: tuple[str, ...] = ("rev", "fwd", "rev-rev")
 #: All default checks but `opcheck`, which compiles.
 FAST_CHECKS: tuple[str, ...] = tuple(name for name in CHECKS if name != "opcheck")

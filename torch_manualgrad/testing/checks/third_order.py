@@ -25,7 +25,7 @@ Scalar = Callable[..., Tensor]
 def third_order(c: Context) -> None:
     """Every nesting against finite differences; where these do not settle, the nestings against each other.
 
-    At a kink of the function or its first derivative there is no third one.
+    At a kink of the function or of its first derivative there is no third derivative.
     """
     if (kink := c.total_curvature.kink) is not None:
         return c.add("third order", "", report.KINK, str(kink))

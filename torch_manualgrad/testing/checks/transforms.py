@@ -61,7 +61,7 @@ def _forward_of_rules(c: Context) -> None:
         with without_overrides():
             return outputs_of(p, leaves, raw=True)
 
-    # PyTorch's own values may depend on whether a gradient is asked for, as it then uses another driver of LAPACK
+    # PyTorch's own values may depend on whether a gradient is required, as it then uses another LAPACK driver
     asking = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
     try:
         expected = [(leaves, stock(leaves)) for leaves in (p.leaves, asking)]
@@ -101,7 +101,7 @@ def _differs(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> str:
 
 
 def vmap(c: Context) -> None:
-    """`torch.func.vmap` against a loop, over each tensor argument by itself and over all of them."""
+    """`torch.func.vmap` against a loop, over each tensor argument alone and over all of them."""
     p = c.problem
     tensors = [i for i, x in enumerate(p.leaves) if isinstance(x, Tensor) and not tree.is_sparse(x)]
     choices = [[i] for i in tensors[:6]] + ([tensors] if len(tensors) > 1 else [])

@@ -138,7 +138,7 @@ class Context:
         tolerance: tuple[float, float],
         wrong: str = "",
     ) -> None:
-        """Compare a number with its reference; `wrong` is what to say where they differ."""
+        """Compare a number with its reference; `wrong` is the detail to report if they differ."""
         absolute = abs(ours - reference.value)
         numbers = {
             "ours": ours,
@@ -219,7 +219,7 @@ class Context:
         self.close_gap(check, engine, report.OK, "")
 
     def verdict(self, check: str, engine: str, compute: Callable[[], str | None]) -> None:
-        """Add what `compute` says is wrong; an empty string is right, and None nothing to say."""
+        """Add the failure that `compute` returns; an empty string is right, and None adds nothing."""
         found = self.run(check, engine, compute)
         if found is not None:
             self.close_gap(check, engine, report.WRONG if found else report.OK, found)

@@ -31,7 +31,7 @@ def gradient(p: Problem, wanted: Sequence[int] | None = None, subset: Subset = N
         subset: of the outputs; None for all.
 
     Returns:
-        One gradient per wanted input; None where autograd says there is none.
+        One gradient per requested input; None where autograd returns None.
 
     Raises:
         AssertionError: a gradient has not the shape, dtype and device of its input.

@@ -57,7 +57,7 @@ def both(p: Problem, at: Sequence[Tensor] | None = None, given: Sequence[Tensor]
 
 
 def labels(p: Problem) -> list[str]:
-    """What the tensors of `both` are."""
+    """Names of the tensors that `both` returns."""
     return [f"output {i}" for i in range(len(p.base))] + [f"gradient of {n}" for n in p.names if p.applicable]
 
 

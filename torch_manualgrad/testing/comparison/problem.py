@@ -258,7 +258,7 @@ class Problem:
         return references
 
     def _kinks(self, direction: Sequence[Tensor | None]) -> list[Range | None]:
-        """What the derivative of each output's loss can be; None where that is one number, or nothing is known."""
+        """The possible derivatives of each output's loss; None if there is one, or nothing is known."""
 
         def terms(*at: Tensor) -> Tensor:
             return torch.cat([self.terms(j, o).reshape(-1).double() for j, o in enumerate(self.call(*at))])

@@ -20,7 +20,7 @@ _FAILED = (WRONG, RAISES, UNSETTLED, WORKS)
 
 @dataclass(frozen=True)
 class Element:
-    """Where a wrong result differs most.
+    """The element in which a wrong result differs most.
 
     Attributes:
         at: an element of an input, ``args[0][1, 2]``, or of what is compared, ``gradient of args[0][1, 2]``.
@@ -41,7 +41,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Cause:
-    """What is likely to be at fault: one of `causes.KEYS`, and a sentence."""
+    """A likely cause: one of `causes.KEYS`, and a sentence."""
 
     key: str
     text: str
@@ -115,7 +115,7 @@ class Report:
 
     @property
     def causes(self) -> list[Cause]:
-        """What is likely to be at fault."""
+        """The likely causes."""
         return list(dict.fromkeys(cause for r in self.results for cause in r.causes))
 
     def outcome(self, check: str) -> str:
@@ -208,7 +208,7 @@ class Report:
 
 
 def table(lines: list[list[str]]) -> str:
-    """An aligned Markdown table of lines, the first of which is the header."""
+    """An aligned Markdown table; the first line is the header."""
     cells = [[c.replace("|", "\\|").replace("\n", " ") for c in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]

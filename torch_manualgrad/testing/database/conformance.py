@@ -1,4 +1,4 @@
-"""PyTorch's whole operator database in six modes: what is right, wrong or raises by PyTorch, and by this package.
+"""PyTorch's whole operator database in six modes, on PyTorch and on this package: right, wrong, or an error.
 
 Each operator has a process of its own: an operator of PyTorch's that ends the process counts as one that raises.
 """
@@ -153,7 +153,7 @@ def totals(found: Outcomes, columns: Sequence[str]) -> list[list[str]]:
 
 
 def _bad(outcomes: dict[str, str]) -> str:
-    """What is not right, mode by mode; "ok" if everything is."""
+    """The outcomes other than right, mode by mode; "ok" if there are none."""
     by_outcome: dict[str, list[str]] = {}
     for mode, outcome in outcomes.items():
         if outcome not in (OK, NOT_APPLICABLE, GAP):
@@ -162,7 +162,7 @@ def _bad(outcomes: dict[str, str]) -> str:
 
 
 def lines_of(found: Outcomes, columns: Sequence[str]) -> list[list[str]]:
-    """A line for each operator and dtype; those of one operator are one where they say the same."""
+    """One line per operator and dtype; equal lines of an operator are merged."""
     lines = []
     for variant, measured in found.items():
         if variant in NOT_COUNTED:

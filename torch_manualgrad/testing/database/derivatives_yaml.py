@@ -1,4 +1,4 @@
-"""PyTorch's own table of derivatives, derivatives.yaml, and what this package says of each of its entries.
+"""PyTorch's own table of derivatives, derivatives.yaml, and how this package covers each of its entries.
 
 Every wheel of torch has the table, in the package data of torchgen.
 """
@@ -47,15 +47,15 @@ class Entry:
 
     @property
     def is_marked_nondifferentiable(self) -> bool:
-        """No output is, or no input has a formula that says more than this."""
+        """Whether no output is differentiable, or no input has another formula."""
         if "output_differentiability" in self.lines:
             return self.lines["output_differentiability"].replace(" ", "") == "[False]"
         return bool(self.formulas) and all(text == "non_differentiable" for text in self.formulas)
 
     @property
     def kind(self) -> str:
-        """What the registry says of the operator: "rule", "elementwise", "linear", a kind of entry of the catalogue, "absent"
-        (declared as not in this torch), or "" where it says nothing."""
+        """The operator's status in the registry: "rule", "elementwise", "linear", a kind of catalogue entry, "absent"
+        (declared as not in this torch), or "" if there is none."""
         for name in dict.fromkeys((self.name, self.functional)):
             if name in rules:
                 return rules[name].kind

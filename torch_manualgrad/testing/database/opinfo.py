@@ -44,7 +44,7 @@ class Case:
 
     @property
     def gaps(self) -> dict[str, str]:
-        """What cannot work, for `check`: torch.func where plain autograd has the mode, too, given a compressed tensor."""
+        """Gaps for `check`: on a compressed tensor, torch.func lacks modes that plain autograd has."""
         given = tree.tensors((self.sample.args, self.sample.kwargs))
         return _WITHOUT_FUNC if any(x.layout in _COMPRESSED for x in given) else {}
 

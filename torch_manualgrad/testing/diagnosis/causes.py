@@ -1,4 +1,4 @@
-"""What is likely to be at fault, by the pattern of the results of one sample."""
+"""The likely causes of a failure, from the pattern of the results of one sample."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = (
     "strides",
 )
 _SECOND = ("rev-rev", "fwd-rev", "fwd-fwd", "rev-fwd")
-#: What explains an error; anything else explains wrong results only.
+#: Causes that explain an error; the others explain wrong results only.
 _RAISING = ("missing cotangent", "gradient shape", "once_differentiable", "needs_input_grad")
 
 
@@ -53,7 +53,7 @@ class Found:
 
 
 def causes(probe: Probe) -> list[Found]:
-    """What the failures of one sample have in common with known mistakes; nothing where the evidence is missing."""
+    """The known mistakes that explain the failures of one sample; none where the evidence is missing."""
     return [Found(Cause(key, text), checks) for source in _SOURCES for key, text, checks in source(Evidence(probe))]
 
 
@@ -72,7 +72,7 @@ class Evidence:
         return [r for r in self.results if r.check == check and r.engine.startswith(engine)]
 
     def right(self, *checks: str) -> bool:
-        """Whether each is right in an engine, and not wrong in one; an engine that raises says nothing."""
+        """Whether each is right in some engine and wrong in none; an engine that raises is ignored."""
         outcomes = [{r.outcome for r in self.of(c)} for c in checks]
         return all(OK in found and found <= {OK, RAISES} for found in outcomes)
 
@@ -95,11 +95,11 @@ def largest(x: Tensor) -> float:
 
 
 def first_order(e: Evidence) -> Said:
-    """What the wrong gradients, or tangents, have in common with the right ones."""
+    """Patterns that relate wrong gradients or tangents to the right ones."""
     rev = _first_order(e, "rev", "fwd", "vjp")
     fwd = _first_order(e, "fwd", "rev", "jvp")
     for key, text, names in rev:
-        # what is not connected in one mode is not in the other
+        # an input that is disconnected in one mode is disconnected in the other
         both = key == "zero" and any((key, names) == (k, n) for k, _, n in fwd)
         fwd = [item for item in fwd if not (both and item[0] == "zero")]
         yield key, text, (*_FROM_VJP, *_FROM_JVP) if both else _FROM_VJP
@@ -112,7 +112,7 @@ _FROM_JVP = ("fwd", "fwd-fwd", "fwd-rev", "rev-fwd", "duality", "agreement")
 
 
 def _first_order(e: Evidence, mode: str, other: str, formula: str) -> list[tuple[str, str, str]]:
-    """Key, sentence and the inputs that it is of, for what is wrong in one mode."""
+    """Key, sentence and inputs of each pattern in the wrong results of one mode."""
     engine = e.wrong_engine(mode)
     if not engine:
         return []
@@ -177,7 +177,7 @@ def _turned(e: Evidence, engine: str, i: int, ours: Tensor, right: Tensor) -> tu
         if right.numel() and e.close(ours, flipped.conj()):
             return conjugate
     elif len(p.weights) == 1 and p.weights[0].numel() == right.numel() > 1:
-        # J w in place of J^T w: row k of J is the right gradient of entry k of the output
+        # J w instead of J^T w: row k of J is the right gradient of entry k of the output
         rows = [e.probe.gradient("rev", engine, single(p, k), k) for k in e.probe.outputs]
         if rows and all(rows):
             w = p.weights[0].reshape(-1).to(right.dtype)
@@ -223,7 +223,7 @@ def _ratio(ours: Tensor, right: Tensor) -> complex | float:
 
 
 def _meaning(e: Evidence, i: int, ratio: complex | float) -> str | None:
-    """What a factor is, if it is a number that means something here."""
+    """The meaning of a factor, if it is a size of this problem."""
     p = e.p
     tensors = [(p.names[i], p.primals[i]), *((f"output {j}", p.base[j]) for j in p.outputs)]
     known = [(2, "")]

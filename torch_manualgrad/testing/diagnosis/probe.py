@@ -21,7 +21,7 @@ from ..numerics.arithmetic import magnitude, widen
 
 #: Inputs, or outputs, with more coordinates are not looked at one by one; a complex element has two.
 MOST = 64
-#: What is differentiated where no output alone shows the mistake.
+#: The key of the whole loss, differentiated where no single output shows the mistake.
 LOSS = "the loss"
 
 
@@ -82,7 +82,7 @@ class Wrong:
 
 
 class Probe:
-    """What can be found out about the failures of one context, in a limited time.
+    """Further measurements of the failures of one context, in a limited time.
 
     Args:
         c: the context, after its checks have run.
@@ -129,7 +129,7 @@ class Probe:
         return [(a, b) for a, b in found] if self.inputs else []
 
     def element(self, check: str, engine: str) -> Element | None:
-        """The element of an input by which the derivative is most wrong, and of which output."""
+        """The input element whose derivative is most wrong, and the output that it is for."""
         p, order = self.p, _order(check, engine)
         if not order:
             return None

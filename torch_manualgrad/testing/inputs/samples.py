@@ -1,4 +1,4 @@
-"""How a call is given to the functions of this folder: as a `Sample` or as a tuple of its arguments."""
+"""Calls as arguments of the checker: a `Sample`, or a tuple of positional arguments."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def widen(x: Any) -> Any:
 
 
 def computable(x: Tensor) -> Tensor:
-    """In complex64 if it is in complex32, in which PyTorch has hardly any arithmetic."""
+    """Complex32 as complex64, as PyTorch has hardly any arithmetic in complex32."""
     return x.to(torch.complex64) if x.dtype is torch.complex32 else x
 
 

@@ -2,13 +2,13 @@
 
 Clarke's generalized gradients of f at x are the numbers between the lower and the upper limit of
 ``(f(y + h u) - f(y)) / h`` as y -> x and h -> 0, along each direction u. They are one number where f is continuously
-differentiable, and an interval at a kink. So a range of quotients at points around x, ever closer to it, says all:
+differentiable, and an interval at a kink. So a range of quotients at points around x, ever closer to it, decides:
 
 - it shrinks to one number: f is differentiable, and the derivative is that number;
 - it stays an interval: f has a kink, and only a value outside of the interval is certainly no generalized gradient;
 - it grows: f is not Lipschitz there (a pole, a jump, the square root at zero) or is mostly rounding error.
 
-A kink's interval is of finite numbers, so nan and inf are no generalized gradients.
+A kink's interval is of finite numbers, so nan and inf are not generalized gradients.
 
 References:
     F. H. Clarke, Optimization and Nonsmooth Analysis (1983), sections 2.1 and 2.3.
@@ -51,7 +51,7 @@ class Range:
 
     @staticmethod
     def anything() -> Range:
-        """That of a number of which nothing is known."""
+        """The range of an unknown number."""
         infinite, no = torch.tensor(torch.inf, dtype=torch.float64), torch.tensor(False)
         return Range(-infinite, infinite, no, no, torch.zeros((), dtype=torch.float64))
 
@@ -78,7 +78,7 @@ class Range:
         return torch.maximum(self.low.abs(), self.high.abs())
 
     def excludes(self, ours: Tensor, tolerance: tuple[float, float]) -> Tensor:
-        """Where `ours` is certainly no generalized gradient; the range is known from samples, so half of it is added."""
+        """Where `ours` is certainly not a generalized gradient. The range is sampled, so half of it is added."""
         relative, absolute = max(tolerance[0], 1e-4), max(tolerance[1], 1e-6)
         slack = self.width / 2 + relative * torch.maximum(self.largest, ours.abs()) + absolute * self.scale
         inside = (ours >= self.low - slack) & (ours <= self.high + slack)
@@ -130,7 +130,7 @@ def ranges(
             base = at if offset is None else _moved(at, radius, offset)
             start = center if offset is None else value(*base)
             for quotients, u in zip(found, directions, strict=True):
-                # at the point itself, those to both sides; elsewhere the step is short beside the distance
+                # at the point itself, those to both sides; elsewhere the step is short compared with the distance
                 for h in (radius, -radius) if offset is None else (radius / 16,):
                     quotients[k].append((value(*_moved(base, h, u)) - start) / h)
 

@@ -1,4 +1,4 @@
-"""`audit`: which operators a program differentiates, in which ways, and which of these PyTorch is known to have wrong."""
+"""`audit`: the operators that a program differentiates, their modes, and PyTorch's known mistakes among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .lines import line_of
 
 __all__ = ["AuditReport", "Differentiated", "audit"]
 
-#: How an operator can be differentiated; the first is what a plain training step does.
+#: The ways of differentiating an operator; the first is that of a plain training step.
 REVERSE, SECOND, FORWARD, TRANSFORM = "reverse", "reverse, in a backward", "forward", "torch.func"
 _MODES = {REVERSE: "rev", SECOND: "rev-rev", FORWARD: "fwd", TRANSFORM: "torch.func"}
 MOST_LINES = 3
@@ -40,7 +40,7 @@ class Differentiated:
         doubt: what PyTorch is known to have wrong or not at all, in these ways; "" where nothing is known.
         served: by what under ``mg.override()``: a rule, or PyTorch and why.
         cost: of a plain call under ``mg.override()``.
-        known: whether the package says anything of PyTorch's derivative.
+        known: whether the registry has an entry about PyTorch's derivative.
         lines: of the user's code, ``train.py:12: y = x.norm()``, at most three; of an operator in a backward those of the forward.
         override: what to write where the derivative is doubtful, ``mg.override("aten::dist")``; "" where nothing is to be done.
     """
@@ -57,7 +57,7 @@ class Differentiated:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What `audit` saw; complete when its block ends. Prints as a table, the doubtful ones first."""
+    """The findings of `audit`, complete when its block ends. Prints as a table, doubtful ones first."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     lines: dict[str, dict[str, None]] = field(default_factory=dict)

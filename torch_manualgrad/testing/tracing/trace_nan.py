@@ -1,4 +1,4 @@
-"""`trace_nan`: which operation made a nan or an infinity out of finite numbers, in which mode, and on which line."""
+"""`trace_nan`: the operation that made a nan or infinity from finite numbers, with its mode and source line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class NanReport:
-    """What `trace_nan` found: mode -> origin; a mode whose results are finite is not in it. Prints as text."""
+    """The findings of `trace_nan`: mode -> origin, without modes whose results are finite. Prints as text."""
 
     origins: dict[str, Origin] = field(default_factory=dict)
     unreached: dict[str, str] = field(default_factory=dict)
@@ -92,9 +92,9 @@ def trace_nan(
 ) -> NanReport:
     """Find the operation that first makes a nan, or an infinity, out of finite numbers, mode by mode.
 
-    Unlike `torch.autograd.detect_anomaly`, it looks at every operation, in the forward as well as inside of a backward,
-    follows what reaches the result (a nan that `torch.where` drops is no fault), and says of a nan that was made of an
-    infinity where that came from.
+    Unlike `torch.autograd.detect_anomaly`, it looks at every operation, in the forward and inside of a backward,
+    and follows only values that reach the result: a nan that `torch.where` drops is not a fault. For a nan that was made
+    from an infinity it also reports the origin of the infinity.
 
     Args:
         f: a function of tensors, or a module.
@@ -341,7 +341,7 @@ def _first_origin(known: dict[int, _Origins], x: Any, what: str) -> Origin | Non
 
 
 def _snapshot(x: Any) -> Any:
-    """What can be said of an operand after the call, which may have written to it."""
+    """A description of an operand after the call, which may have written to it."""
     return x.detach().clone() if _is_watched(x) else x
 
 
