@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...arguments import ArgumentError, checked
 from ...derivatives.elementwise.softmax import softmax_differential
-from ...derivatives.nn.normalization import constant, standardized_by, wide
 from ...derivatives.nn.batch_norm import native_batch_norm_backward as _batch_norm_formula
 from ...derivatives.nn.layer_norm import native_layer_norm_backward as _layer_norm_formula
+from ...derivatives.nn.normalization import constant, standardized_by, wide
 
 __all__ = [
     "batch_norm_backward",
