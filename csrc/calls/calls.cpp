@@ -29,8 +29,8 @@ namespace {
 // ---- the kernel -----------------------------------------------------------------------------------------------------
 
 IValue fact(const at::Tensor& x, int64_t what) {
-  if (what == 0) return IValue(x.sizes().vec());
-  if (what == 1) return IValue(x.strides().vec());
+  if (what == Table::kSizes) return IValue(x.sizes().vec());
+  if (what == Table::kStrides) return IValue(x.strides().vec());
   return IValue(static_cast<int64_t>(x.scalar_type()));
 }
 
@@ -74,7 +74,7 @@ struct Kernel : public c10::OperatorKernel {
       below(op, keys, stack);
     } else if (!deferred(*table, arguments)) {
       differentiate(*table, op, keys, stack, numbers, nullptr);
-    } else if (!table->checked) {
+    } else if (!table->check_stock) {
       stock.callBoxed(op, keys, stack);
     } else {
       // hooks are to be given what is saved once; of a device, values cannot be read while a graph is captured
@@ -102,7 +102,7 @@ struct Kernel : public c10::OperatorKernel {
   // What core/rule/definition.py says.
   static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
-    if (table.defers == Table::kAsked) return deferred_in_python(table, arguments);
+    if (table.defers == Table::kPythonDecides) return deferred_in_python(table, arguments);
     const at::Tensor& A = arguments[0].toTensor();
     if (table.defers == Table::kReal) return !A.is_complex();
     if (A.dim() < 2) return true;

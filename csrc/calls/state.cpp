@@ -339,14 +339,12 @@ bool activate(const std::vector<Entry>& entries, const std::function<bool()>& pu
 
 using namespace manualgrad;
 
-// Makes a rule's table under this number, and keeps it for the next layer; `formula` is the compiled formula that is
-// the whole vjp, or null.
-MANUALGRAD_API int64_t manualgrad_calls_table(int64_t number, const char* node, const char* formula,
-                                              const int64_t* numbers, int64_t size) {
+// Makes the table of a rule, and keeps it for the next layer.
+MANUALGRAD_API int64_t manualgrad_calls_define_rule(const layout::Rule* rule) {
   return guarded([&]() -> int64_t {
-    all().held.push_back(read_table({numbers, numbers + size}, number, node, formula));
-    all().tables.insert_or_assign(number, all().held.back());
-    return number;
+    all().held.push_back(read_table(*rule));
+    all().tables.insert_or_assign(rule->number, all().held.back());
+    return rule->number;
   });
 }
 
@@ -364,20 +362,18 @@ MANUALGRAD_API int64_t manualgrad_calls_hold(int64_t number) {
   });
 }
 
-// Makes a layer, and returns its number. `numbers`: how many rules, and of each the operator's slot and the table; the
-// same of ways of forward mode.
-MANUALGRAD_API int64_t manualgrad_calls_layer(const int64_t* numbers, int64_t size, int64_t nested) {
+// Makes a layer, and returns its number.
+MANUALGRAD_API int64_t manualgrad_calls_define_layer(const layout::Layer* sent) {
   return guarded([&]() -> int64_t {
-    Reader in{numbers, numbers + size};
+    check_layout(*sent);
     auto layer = std::make_shared<Layer>();
-    for (Layer::Tables* tables : {&layer->rules, &layer->forward_modes}) {
-      for (int64_t n = in.number(); n > 0; --n) {
-        const auto slot = static_cast<size_t>(in.number());
-        tables->emplace_back(slot, table_of(in.number()));
-      }
-    }
+    const auto read = [](const layout::Span<layout::Served>& from, Layer::Tables& to) {
+      for (const layout::Served& one : from) to.emplace_back(static_cast<size_t>(one.slot), table_of(one.table));
+    };
+    read(sent->rules, layer->rules);
+    read(sent->forward_modes, layer->forward_modes);
     all().held.clear();
-    layer->nested = nested != 0;
+    layer->nested = sent->nested;
     layer->number = ++all().numbers;
     all().layers.emplace(layer->number, layer);
     return layer->number;

@@ -1,5 +1,4 @@
-// What a rule says, as data: which tensors are kept, whose gradients there are, which compiled formula is the whole
-// vjp.
+// A rule as data: the tensors to save, the inputs that get gradients, the compiled formula that is the whole vjp.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -12,12 +11,13 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "layout.h"
 
 namespace manualgrad {
 
@@ -30,14 +30,15 @@ using torch::autograd::variable_list;
 using torch::jit::Stack;
 // a shared_ptr in some releases, an intrusive_ptr in others
 using NodePointer = decltype(torch::autograd::Edge::function);
-// ---- what the rules say ---------------------------------------------------------------------------------------------
+
+// ---- rules ----------------------------------------------------------------------------------------------------------
 
 // Where an argument of the compiled formula comes from.
 struct Source {
   enum Kind : int64_t { kSaved, kConstant, kGrad, kLiteral, kNeeded };
   Kind kind;
   int64_t index;
-  IValue literal;     // kLiteral: the value; kConstant: what stands for None
+  IValue literal;     // kLiteral: the value; kConstant: the value that replaces None
   bool float_wanted;  // the schema says float, and a Scalar may hold an integer
   bool optional;
 };
@@ -71,17 +72,18 @@ struct Table : public std::enable_shared_from_this<Table> {
   size_t type = 0;   // of the node
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
-  // Which calls with a gradient go to stock: none; it is asked in Python; on the CPU all but many small matrices; all.
-  // kUnlessPlain: no rule is active; stock has plain calls, with a gradient or without, and Python all others. Lists of
-  // tensors are plain where none of them requires grad. kUnlessTracked: the same, but Python has every call with a
-  // gradient. kReal: those whose first argument is real.
-  enum Deferral : int64_t { kNever, kAsked, kButManySmall, kAlways, kUnlessPlain, kReal, kUnlessTracked };
+  // Which tracked calls go to stock. kButManySmall: on the CPU, all but batches of small matrices. kReal: those whose
+  // first argument is real. For kUnlessPlain and kUnlessTracked no rule is active: stock serves plain calls, tracked or
+  // not, and Python all others. A list of tensors is plain if none of them requires grad. With kUnlessTracked, Python
+  // also serves every tracked call.
+  enum Deferral : int64_t { kNever, kPythonDecides, kButManySmall, kAlways, kReal, kUnlessPlain, kUnlessTracked };
+  enum Fact : int64_t { kSizes, kStrides, kDtype };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
-  bool checked = false;  // the gradients of what goes to stock are checked: are they finite?
+  bool check_stock = false;  // stock's gradients are used only if they are finite
   bool selective = false;
   int64_t arguments = 0;  // how many the operator has
   std::vector<int64_t> tensors, saved, constants;
-  std::vector<std::pair<int64_t, int64_t>> facts;  // (place, what): 0 sizes, 1 strides, 2 dtype
+  std::vector<std::pair<int64_t, int64_t>> facts;  // (place, Fact)
   std::vector<bool> differentiable;
   std::vector<Use> uses;
   std::optional<CompiledVjp> compiled;
@@ -177,93 +179,80 @@ inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<
   return found;
 }
 
-// ---- the numbers that Python sends ----------------------------------------------------------------------------------
+// ---- from what Python sends -----------------------------------------------------------------------------------------
 
-// Read from the front. A list begins with its length.
-struct Reader {
-  const int64_t* at;
-  const int64_t* end;
+// `Sent` is a struct of layout.h.
+template <class Sent>
+void check_layout(const Sent& sent) {
+  TORCH_CHECK(sent.version == kLayoutVersion && sent.bytes == sizeof(Sent),
+              "torch_manualgrad: the library of calls was built for layout ", kLayoutVersion, " of ", sizeof(Sent),
+              " bytes, and the package sends layout ", sent.version, " of ", sent.bytes,
+              ": build the library again (make install, or pip install)");
+}
 
-  int64_t number() {
-    TORCH_CHECK(at < end, "torch_manualgrad: the table of a rule ends too early");
-    return *at++;
+inline std::vector<int64_t> list(const layout::Ints& ints) { return {ints.begin(), ints.end()}; }
+
+inline IValue value_of(const layout::Literal& literal) {
+  switch (literal.kind) {
+    case layout::kNone:
+      return IValue();
+    case layout::kBool:
+      return IValue(literal.integer != 0);
+    case layout::kInt:
+      return IValue(literal.integer);
+    case layout::kFloat:
+      return IValue(literal.real);
+    case layout::kString:
+      return IValue(std::string(literal.text));
+    default:
+      TORCH_CHECK(false, "torch_manualgrad: a literal of kind ", literal.kind);
   }
+}
 
-  std::vector<int64_t> list() {
-    std::vector<int64_t> found(number());
-    for (int64_t& x : found) x = number();
-    return found;
-  }
-
-  IValue literal() {
-    const int64_t kind = number(), bits = number();
-    double value = 0;
-    std::memcpy(&value, &bits, sizeof value);
-    if (kind == 4) {  // up to 8 characters
-      char text[sizeof bits + 1] = {};
-      std::memcpy(text, &bits, sizeof bits);
-      return IValue(std::string(text));
-    }
-    return kind == 0 ? IValue() : kind == 1 ? IValue(bits != 0) : kind == 2 ? IValue(bits) : IValue(value);
-  }
-};
-
-inline CompiledVjp read_compiled_vjp(Reader& in, const char* name) {
-  const std::string full = name;
+inline CompiledVjp read_compiled_vjp(const layout::Compiled& sent) {
+  const std::string full = sent.formula;
   const size_t dot = full.find('.');
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());
-  auto inputs = in.list();
-  const int64_t devices = in.number(), largest = in.number();
-  const int64_t declines = in.number();
-  CompiledVjp vjp{op, std::move(inputs), devices, largest, declines, in.number() != 0, {}, {}, {}, {}, {}, {}};
-  for (int64_t i = in.number(); i > 0; --i) {
-    const int64_t constant = in.number();
-    vjp.only.emplace_back(constant, in.literal());
+  const auto& parameters = op.schema().arguments();
+  TORCH_CHECK(static_cast<size_t>(sent.arguments.size) == parameters.size(), "torch_manualgrad: ", full, " has ",
+              parameters.size(), " arguments, and its rule binds ", sent.arguments.size);
+  CompiledVjp vjp{op, list(sent.inputs),     sent.devices,         sent.largest,      sent.declines,      sent.real,
+                  {}, list(sent.contiguous), list(sent.one_batch), list(sent.square), list(sent.nonzero), {}};
+  for (const layout::Condition& condition : sent.only) {
+    vjp.only.emplace_back(condition.constant, value_of(condition.value));
   }
-  vjp.contiguous = in.list();
-  vjp.one_batch = in.list();
-  vjp.square = in.list();
-  vjp.nonzero = in.list();
-  for (const c10::Argument& argument : op.schema().arguments()) {
-    const auto kind = static_cast<Source::Kind>(in.number());
-    const int64_t index = in.number();
-    IValue literal = in.literal();
-    const auto optional = argument.type()->cast<c10::OptionalType>();
-    const auto type = optional ? optional->getElementType() : argument.type();
-    vjp.arguments.push_back(
-        {kind, index, std::move(literal), type->kind() == c10::TypeKind::FloatType, bool(optional)});
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const layout::Argument& argument = sent.arguments.data[i];
+    const auto optional = parameters[i].type()->cast<c10::OptionalType>();
+    const auto type = optional ? optional->getElementType() : parameters[i].type();
+    vjp.arguments.push_back({static_cast<Source::Kind>(argument.source), argument.index, value_of(argument.literal),
+                             type->kind() == c10::TypeKind::FloatType, bool(optional)});
   }
   return vjp;
 }
 
-// A rule's table from what Python sends; `formula` is the compiled formula that is the whole vjp, or null.
-inline std::shared_ptr<const Table> read_table(Reader in, int64_t rule, const char* node, const char* formula) {
+inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
+  check_layout(sent);
   auto table = std::make_shared<Table>();
-  table->rule = rule;
-  table->node = node;
-  table->in_python = in.number() != 0;
-  table->type = static_cast<size_t>(in.number());
-  table->defers = in.number();
-  table->order = in.number();
-  table->complex_order = in.number();
-  table->entries = in.number();
-  table->checked = in.number() != 0;
-  table->selective = in.number() != 0;
-  table->arguments = in.number();
-  table->tensors = in.list();
-  table->saved = in.list();
-  table->constants = in.list();
-  for (int64_t i = in.number(); i > 0; --i) {
-    const int64_t place = in.number();
-    table->facts.emplace_back(place, in.number());
-  }
-  for (const int64_t yes : in.list()) table->differentiable.push_back(yes != 0);
-  for (int64_t i = in.number(); i > 0; --i) {
-    auto read = in.list();
-    table->uses.push_back({std::move(read), in.list()});
-  }
-  if (formula != nullptr) table->compiled.emplace(read_compiled_vjp(in, formula));
+  table->rule = sent.number;
+  table->type = static_cast<size_t>(sent.node_type);
+  table->node = sent.node;
+  table->in_python = sent.in_python;
+  table->defers = sent.defers;
+  table->order = sent.order;
+  table->complex_order = sent.complex_order;
+  table->entries = sent.entries;
+  table->check_stock = sent.check_stock;
+  table->selective = sent.selective;
+  table->arguments = sent.argument_count;
+  table->tensors = list(sent.tensors);
+  table->saved = list(sent.saved);
+  table->constants = list(sent.constants);
+  for (const layout::Fact& fact : sent.facts) table->facts.emplace_back(fact.place, fact.what);
+  for (const int64_t yes : sent.differentiable) table->differentiable.push_back(yes != 0);
+  for (const layout::Use& use : sent.uses) table->uses.push_back({list(use.saved), list(use.inputs)});
+  if (sent.compiled.formula != nullptr) table->compiled.emplace(read_compiled_vjp(sent.compiled));
   return table;
 }
 

@@ -28,8 +28,8 @@ pytestmark = [
 FAULTS = {
     "none": ("", ""),
     "a residual is a constant": (
-        "tensors.push_back(x.unpack(self));",
-        "tensors.push_back(x.unpack(self).detach());",
+        "tensors.push_back(unpacked(i));",
+        "tensors.push_back(unpacked(i).detach());",
     ),
     "the gradient is twice what it is": (
         "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ import torch
 from helpers.calls import made, needs_library, vector
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.override import compiled_calls
+from torch_manualgrad.core.libraries import calls_library, checked
+from torch_manualgrad.core.override import compiled_calls, compiled_table
 from torch_manualgrad.core.rule import CompiledVjp, Formula, rule
 
 pytestmark = needs_library
@@ -43,6 +45,38 @@ def test_every_compiled_vjp_equals_its_vjp():
             assert none == (0, 0, 0)
             torch.testing.assert_close(found, expected, equal_nan=True)
         assert served, made_rule.name
+
+
+def test_the_structs_of_python_are_those_of_the_library():
+    name, offset, size = ctypes.c_char_p(), ctypes.c_int64(), ctypes.c_int64()
+    compiled, index = {}, 0
+    while calls_library.manualgrad_calls_layout(
+        ctypes.c_int64(index), ctypes.byref(name), ctypes.byref(offset), ctypes.byref(size)
+    ):
+        compiled[name.value.decode()] = (offset.value, size.value)
+        index += 1
+    here = {}
+    for struct, kind in compiled_table.LAYOUT.items():
+        if issubclass(kind, ctypes.Structure):
+            fields = [(field, getattr(kind, field)) for field, _ in kind._fields_]
+            here |= {f"{struct}.{field}": (at.offset, at.size) for field, at in fields}
+        else:
+            here |= {f"{struct}.k{one.name.title().replace('_', '')}": (one.value, 0) for one in kind}
+    assert here == compiled
+
+
+def test_another_layout_is_refused():
+    rule, layer = compiled_table.describe(1 << 40, compiled_table.IN_PYTHON), compiled_table.layer([], [], False)
+    for sent, define in (
+        (rule, calls_library.manualgrad_calls_define_rule),
+        (layer, calls_library.manualgrad_calls_define_layer),
+    ):
+        for field in ("version", "bytes"):
+            before = getattr(sent, field)
+            setattr(sent, field, before + 1)
+            with pytest.raises(RuntimeError, match="layout.*build the library again"):
+                checked(define(ctypes.byref(sent)))
+            setattr(sent, field, before)
 
 
 def test_numbers_of_dtypes_are_those_of_libtorch():

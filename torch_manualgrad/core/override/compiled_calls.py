@@ -1,16 +1,14 @@
 """Calls without Python: the library in csrc/calls, which serves plain calls of overridden operators in C++.
 
 It was built for one release of torch, and is loaded there only; without it the general kernel, in Python, serves every
-call. What it does for a rule is data, a table of places that is made here, so that no rule has C++ of its own.
+call. What it does for a rule is data (compiled_table.py), so that no rule has C++ of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import math
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,12 +16,13 @@ import torch
 from torch import Tensor
 
 from .. import activation
-from ..engine.node import node_name, node_type, pull_back
+from ..engine.node import pull_back
 from ..internals import is_functionalizing, skipped_by_dynamo, tangents_possible
 from ..libraries import calls_library, checked
 from ..once import refuse_reload
-from ..rule.definition import ButManySmall, CompiledVjp, always, real, where_finite
 from ..rule.derivative import RuleDerivative
+from . import compiled_table
+from .compiled_table import IN_PYTHON, ByRule, UnlessPlain, Way
 
 __all__ = [
     "IN_PYTHON",
@@ -32,6 +31,7 @@ __all__ = [
     "Counts",
     "Served",
     "UnlessPlain",
+    "Way",
     "activate",
     "attach",
     "attach_before_functorch",
@@ -50,46 +50,6 @@ __all__ = [
 ]
 
 refuse_reload(globals())
-
-
-class ByRule(NamedTuple):
-    """Plain calls follow a rule's derivative, except those that are left to stock."""
-
-    derivative: RuleDerivative
-    defers: Callable[..., bool] | None
-
-
-class UnlessPlain(NamedTuple):
-    """Plain calls are stock's; all others go to the general kernel.
-
-    A call with a list of tensors is plain where none of them requires grad, too.
-
-    Attributes:
-        tensors: the places of the arguments to look at.
-        untracked: a call that autograd tracks is not plain.
-    """
-
-    tensors: tuple[int, ...]
-    untracked: bool = False
-
-
-class InPython(NamedTuple):
-    """All calls go to the general kernel."""
-
-
-IN_PYTHON = InPython()
-Way = ByRule | UnlessPlain | InPython
-
-# Numbers of dtypes in libtorch's ABI (torch/headeronly/core/ScalarType.h): a fact that a node of C++ keeps is a number.
-_DTYPES: tuple[torch.dtype | None, ...] = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.complex32, torch.complex64, torch.complex128, torch.bool, None, None, None, torch.bfloat16,
-)  # fmt: skip
-_FACTS = ("sizes", "strides", "dtype")
-_CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scalar"})
-_DEVICES = {"cpu": 1, "cuda": 2}
-_SAVED, _CONSTANT, _GRAD, _LITERAL, _NEEDED = range(5)  # Source::Kind in csrc/calls
-_UNLESS_PLAIN, _REAL, _UNLESS_TRACKED = 4, 5, 6  # Table::Deferral in csrc/calls
 
 
 _numbers = itertools.count(1)
@@ -184,14 +144,8 @@ class CallsLayer:
     def __init__(self, meaning: Any, rules: Sequence[Served], forward_modes: Sequence[Served], nested: bool) -> None:
         if calls_library is None:
             return
-        numbers = []
-        for served in (rules, forward_modes):
-            here = [one for one in served if one.name in _slots]
-            numbers.append(len(here))
-            for one in here:
-                numbers += [_slots[one.name], _table(one.way)]
-        size = ctypes.c_int64(len(numbers))
-        self.number = checked(calls_library.manualgrad_calls_layer(_array(numbers), size, ctypes.c_int64(nested)))
+        described = compiled_table.layer(_numbers_of(rules), _numbers_of(forward_modes), nested)
+        self.number = checked(calls_library.manualgrad_calls_define_layer(ctypes.byref(described)))
         _layers[self.number] = meaning
 
     def __del__(self) -> None:
@@ -291,6 +245,11 @@ def _array(numbers: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
 
 
+def _numbers_of(served: Sequence[Served]) -> list[tuple[int, int]]:
+    """The slot and the table of each operator whose calls come here."""
+    return [(_slots[one.name], _table(one.way)) for one in served if one.name in _slots]
+
+
 def _table(way: Way) -> int:
     """The number of a table, which exists until the next layer is made, and as long as a layer or a graph has it."""
     derivative = way.derivative if isinstance(way, ByRule) else None
@@ -299,118 +258,12 @@ def _table(way: Way) -> int:
     number = known.get(key)
     if number is not None and checked(calls_library.manualgrad_calls_hold(ctypes.c_int64(number))):
         return number
-    name, formula = "", None
-    if isinstance(way, ByRule):
-        name, formula, numbers = _plan(way.derivative, way.defers)
-    elif isinstance(way, UnlessPlain):
-        numbers = [
-            0,
-            0,
-            _UNLESS_TRACKED if way.untracked else _UNLESS_PLAIN,
-            *[0] * 6,
-            len(way.tensors),
-            *way.tensors,
-            *[0] * 5,
-        ]
-    else:
-        numbers = [1, *[0] * 14]
     number = next(_numbers)
     _derivatives[number] = derivative
-    call, size = calls_library.manualgrad_calls_table, ctypes.c_int64(len(numbers))
-    checked(call(ctypes.c_int64(number), name.encode(), formula and formula.encode(), _array(numbers), size))
+    described = compiled_table.describe(number, way)
+    checked(calls_library.manualgrad_calls_define_rule(ctypes.byref(described)))
     known[key] = number
     return number
-
-
-def _plan(derivative: RuleDerivative, defers: Callable[..., bool] | None) -> tuple[str, str | None, list[int]]:
-    """The name of the node, the compiled formula if there is one, and the table as numbers; Table in csrc/calls."""
-    signature = derivative.signature
-    arguments = signature.schema.arguments
-    n = len(arguments)
-    simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
-    simple = simple and all(what in _FACTS for _, what in derivative.facts)
-    in_python = derivative.plain_call is None or derivative.forward is not None or not simple
-    if isinstance(defers, ButManySmall):
-        to_stock = [2, *defers]
-    else:
-        all_calls = defers in (always, where_finite)
-        to_stock = [3 if all_calls else _REAL if defers is real else int(bool(defers)), 0, 0, 0]
-    checked_stock = derivative.strong_zero or defers is where_finite
-    numbers: list[int] = [in_python, node_type(derivative), *to_stock, checked_stock, derivative.selective]
-    numbers.append(n)
-    for places in (signature.tensor_like, derivative.tensor_places, derivative.constant_places):
-        numbers += [len(places), *places]
-    facts = [(place, _FACTS.index(what)) for place, what in derivative.facts if what in _FACTS]
-    numbers += [len(facts), *[x for fact in facts for x in fact]]
-    numbers += [len(derivative.differentiable), *derivative.differentiable]
-    numbers.append(len(derivative.uses))
-    for read, inputs in derivative.uses:
-        numbers += [len(read), *sorted(read), len(inputs), *inputs]
-    formula = None
-    compiled = None if derivative.strong_zero else derivative.rule.compiled_vjp
-    if compiled is not None and not in_python and len(derivative.uses) == 1:
-        formula = compiled.operator.name
-        numbers += _sources(derivative, compiled)
-    return node_name(signature), formula, [int(x) for x in numbers]
-
-
-def _is_simple(type_: Any) -> bool:
-    """Whether a value of this type of a schema is the same in C++ and, handed on, in Python."""
-    text = str(type_)
-    while text.startswith(("Optional[", "List[")):
-        text = text.partition("[")[2][:-1]
-    return text in _CONSTANTS
-
-
-def _sources(derivative: RuleDerivative, compiled: CompiledVjp) -> list[int]:
-    signature = derivative.signature
-    known = [*signature.names, *signature.output_names]
-    saved = [known[i] for i in derivative.tensor_places]
-    constants = [known[i] for i in derivative.constant_places]
-    devices = sum(_DEVICES[kind] for kind in (("cpu",) if compiled.declines else compiled.formula.kernels))
-    inputs = [signature.tensor_names.index(name) for name in compiled.names]
-    numbers = [
-        len(inputs),
-        *inputs,
-        devices,
-        -1 if compiled.largest is None else compiled.largest,
-        2 if callable(compiled.declines) else compiled.declines,
-        compiled.real,
-        len(compiled.only),
-    ]
-    for name, value in compiled.only.items():
-        numbers += [constants.index(name), *_literal(value)]
-    for names in (compiled.contiguous, compiled.one_batch, compiled.square, compiled.nonzero):
-        numbers += [len(names), *[saved.index(name) for name in names]]
-    for parameter in compiled.operator.signature.names:
-        source = compiled.bind.get(parameter, parameter)
-        name, default = source if isinstance(source, tuple) else (source, None)
-        if not isinstance(name, str):
-            numbers += [_LITERAL, 0, *_literal(name)]
-        elif name in saved:
-            numbers += [_SAVED, saved.index(name), *_literal(None)]
-        elif name in constants:
-            numbers += [_CONSTANT, constants.index(name), *_literal(default)]
-        elif name.startswith("needs_"):
-            numbers += [_NEEDED, signature.tensor_names.index(name.removeprefix("needs_")), *_literal(None)]
-        else:
-            numbers += [_GRAD, derivative.grad_names.index(name), *_literal(None)]
-    return numbers
-
-
-def _literal(value: Any) -> tuple[int, int]:
-    """(kind, bits), as Reader::literal in csrc/calls reads it."""
-    if value is None:
-        return 0, 0
-    if isinstance(value, bool):
-        return 1, int(value)
-    if isinstance(value, int):
-        return 2, value
-    if isinstance(value, str):
-        assert len(value.encode()) <= 8
-        return 4, struct.unpack("q", value.encode().ljust(8, b"\0"))[0]
-    assert isinstance(value, float) and not math.isnan(value)
-    return 3, struct.unpack("q", struct.pack("d", value))[0]
 
 
 # -- the vjp, called from C++ -----------------------------------------------------------------------------------------
@@ -464,7 +317,7 @@ def _report(rule: int) -> bool:
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
-    return _DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
+    return compiled_table.DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
 
 
 if calls_library is not None:
