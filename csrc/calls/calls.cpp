@@ -127,7 +127,7 @@ struct Kernel : public c10::OperatorKernel {
                                        : torch::autograd::Edge());
       wanted[place] = value.isTensor() && value.toTensor().requires_grad();
     }
-    auto node = node_types[table.type].make(table);
+    auto node = make_rule_node<>(table.type, table);
     node->set_next_edges(std::move(edges));
     // stock may have no derivative in one of these arguments, where the rule has
     if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack);

@@ -18,7 +18,9 @@
 namespace manualgrad {
 
 struct RuleNode : public Node {
-  explicit RuleNode(const Table& t) : shared(t.shared_from_this()), table(t) {}
+  // Not inline: there are hundreds of classes derived from this one, see node_types.cpp.
+  explicit RuleNode(const Table& t);
+  ~RuleNode() override;
 
   std::string name() const override { return table.node; }
 
@@ -253,12 +255,10 @@ struct RuleNode : public Node {
 // looked up.
 template <class Pointer, class Made, class... Arguments>
 auto make_node(Arguments&&... arguments) {
-  // one pointer type for all types of a rule's nodes
-  using Base = std::conditional_t<std::is_base_of_v<RuleNode, Made>, RuleNode, Made>;
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::shared_ptr<Base>(new Made(std::forward<Arguments>(arguments)...), [](Made* node) { deleteNode(node); });
+    return std::shared_ptr<Made>(new Made(std::forward<Arguments>(arguments)...), [](Made* node) { deleteNode(node); });
   } else {
-    return c10::intrusive_ptr<Base>(c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...));
+    return c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...);
   }
 }
 
@@ -266,23 +266,24 @@ auto make_node(Arguments&&... arguments) {
 
 // PyTorch finds the Python class of a node by its C++ type. There is a type for each class that core/engine/node.py
 // makes; those of number 0 have no class of their own.
-template <size_t>
-struct NumberedNode final : RuleNode {
-  using RuleNode::RuleNode;
-};
-
 struct NodeType {
   const std::type_info* type;
-  decltype(&make_node<NodePointer, RuleNode, const Table&>) make;
+  RuleNode* (*make)(const Table&);
 };
 
 constexpr size_t kNodeTypes = 768;
 
-template <size_t... I>
-std::array<NodeType, kNodeTypes> make_node_types(std::index_sequence<I...>) {
-  return {{{&typeid(NumberedNode<I>), &make_node<NodePointer, NumberedNode<I>, const Table&>}...}};
-}
+extern const std::array<NodeType, kNodeTypes> node_types;
 
-inline const std::array<NodeType, kNodeTypes> node_types = make_node_types(std::make_index_sequence<kNodeTypes>());
+// A new node of this type.
+template <class Pointer = NodePointer>
+auto make_rule_node(size_t type, const Table& table) {
+  RuleNode* const made = node_types[type].make(table);
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return std::shared_ptr<RuleNode>(made, [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::intrusive_ptr<RuleNode>::unsafe_steal_from_new(made);
+  }
+}
 
 }  // namespace manualgrad
