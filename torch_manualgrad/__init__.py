@@ -20,7 +20,8 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import distributed, forward_ad, testing
+    from . import compiling, distributed, forward_ad, testing
+    from .compiling import compile
     from .testing import audit
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "active",
     "audit",
     "catalogue",
+    "compile",
+    "compiling",
     "composite",
     "custom_op",
     "derivatives",
@@ -60,7 +63,7 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
-_ON_USE = ("distributed", "forward_ad", "testing")  # packages that define no operator
+_ON_USE = ("compiling", "distributed", "forward_ad", "testing")  # packages that define no operator
 
 
 def __getattr__(name: str) -> Any:
@@ -68,6 +71,10 @@ def __getattr__(name: str) -> Any:
 
     if name in _ON_USE:
         return import_module(f"{__name__}.{name}")
+    if name == "compile":
+        from .compiling import compile
+
+        return compile
     if name == "audit":
         from .testing import audit
 

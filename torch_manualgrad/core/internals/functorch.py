@@ -41,6 +41,7 @@ __all__ = [
     "primal",
     "saved_tensors_are_hooked",
     "saved_tensors_unhooked",
+    "some_dual_level",
     "tangent",
     "tangents_possible",
     "transform_depth",
@@ -158,6 +159,17 @@ def primal(x: Tensor) -> Tensor:
 def tangent(x: Tensor) -> Tensor | None:
     """The tangent of ``x`` at this level, connected to the levels outside."""
     return torch._VF._unpack_dual(x, level=0)[1] if has_tangent(x) else None
+
+
+@contextmanager
+def some_dual_level() -> Iterator[None]:
+    """Inside of a level at which tensors can be `dual`: that which is there, as there cannot be two, or else a new one."""
+    if forward_ad._current_level < 0:
+        with forward_ad.dual_level():
+            yield
+    else:
+        with forward_ad._set_fwd_grad_enabled(True):
+            yield
 
 
 def dual(x: Tensor, tangent: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ __all__ = [
     "SavedTensor",
     "address",
     "base_class",
+    "followed",
     "node_names",
     "register_class",
     "rename",
@@ -28,6 +29,21 @@ __all__ = [
 ]
 
 SavedTensor: Any = torch._C._autograd.SavedTensor
+
+
+def followed(ctx: Any) -> tuple[bool, ...]:
+    """Which gradients of a node the backward that is running needs: ``ctx.needs_input_grad``, without those that
+    ``torch.autograd.grad`` was not asked for."""
+    found = []
+    for needed, (node, _) in zip(ctx.needs_input_grad[1:], ctx.next_functions):
+        if needed and node is not None:
+            try:
+                needed = torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # a leaf whose gradient autograd.grad returns
+                needed = True
+        found.append(needed)
+    return tuple(found)
+
 
 # -- names ------------------------------------------------------------------------------------------------------------
 

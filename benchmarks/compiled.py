@@ -1,0 +1,202 @@
+"""Training steps of programs with second derivatives, compiled: backend "manualgrad" next to no compilation and to PyTorch's compiler.
+
+PyTorch's compiler has no second derivative. Its contender is the same program restructured by hand: the first derivative is
+computed inside of the compiled function, by torch.func.grad. First-order programs are compiled as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from models import ResidualBlock, TransformerBlock
+from side_by_side import main, measure, summary
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import torch_manualgrad as mg
+
+COLUMNS = ["program", "size", "eager", "restructured", "ours"]
+Step = Callable[[], object]
+
+
+class Potential(nn.Module):
+    """Messages between all pairs of atoms, filtered by functions of their distance."""
+
+    def __init__(self, atoms: int, width: int) -> None:
+        super().__init__()
+        self.filters = nn.ModuleList(nn.Sequential(nn.Linear(8, width), nn.SiLU()) for _ in range(2))
+        self.updates = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.SiLU()) for _ in range(2))
+        self.start, self.energy = nn.Parameter(torch.ones(width)), nn.Linear(width, 1)
+        self.register_buffer("centers", torch.linspace(0.5, 3, 8))
+        self.register_buffer("others", 1 - torch.eye(atoms))
+
+    def forward(self, x: Tensor) -> Tensor:
+        others = self.others
+        r = ((x[:, None] - x).pow(2).sum(-1) + 1 - others).sqrt()
+        features = torch.exp(-2 * (r[..., None] - self.centers) ** 2) * others[..., None]
+        atoms = self.start.expand(len(x), -1)
+        for f, update in zip(self.filters, self.updates):
+            atoms = atoms + update((f(features) * atoms * others[..., None]).sum(1))
+        return self.energy(atoms).sum()
+
+
+def gradient_of(call: Callable[..., Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.detach().requires_grad_()
+    value = call(x)
+    (gradient,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    return value, gradient
+
+
+def pulled_inside(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The loss of values and gradients, restructured so that PyTorch's compiler sees one function."""
+
+    def inside(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        def total(x: Tensor) -> tuple[Tensor, Tensor]:
+            value = functional_call(model, parameters, (x,))
+            return value.sum(), value
+
+        gradient, (_, value) = torch.func.grad_and_value(total, has_aux=True)(x)
+        return loss(value, gradient)
+
+    compiled = torch.compile(inside, dynamic=False)
+    return lambda x: compiled(dict(model.named_parameters()), x)
+
+
+def second_order(model: nn.Module, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Step]:
+    ours, restructured = mg.compile(model, dynamic=False), pulled_inside(model, loss)
+
+    def step(value_of: Callable[[], Tensor]) -> Step:
+        def run() -> None:
+            model.zero_grad()
+            value_of().backward()
+
+        return run
+
+    return {
+        "eager": step(lambda: loss(*gradient_of(model, x))),
+        "restructured": step(lambda: restructured(x)),
+        "ours": step(lambda: loss(*gradient_of(ours, x))),
+    }
+
+
+def first_order(model: nn.Module, x: Tensor) -> dict[str, Step]:
+    def step(call: Callable[[Tensor], Tensor]) -> Step:
+        def run() -> None:
+            model.zero_grad()
+            call(x).pow(2).mean().backward()
+
+        return run
+
+    stock = torch.compile(model, dynamic=False)
+    return {"eager": step(model), "restructured": step(stock), "ours": step(mg.compile(model, dynamic=False))}
+
+
+def potential() -> dict[str, Step]:
+    x = torch.cartesian_prod(torch.arange(3.0), torch.arange(4.0), torch.arange(2.0))
+    return second_order(Potential(24, 64), x + 0.1 * torch.randn(24, 3), lambda e, g: g.pow(2).mean() + 0.01 * e)
+
+
+def critic() -> dict[str, Step]:
+    net = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
+    penalty = lambda v, g: (g.norm(dim=1) - 1).pow(2).mean() - v.mean()  # noqa: E731
+    return second_order(net, torch.randn(64, 32), penalty)
+
+
+def laplacian() -> dict[str, Step]:
+    """Poisson's equation in two dimensions by two nested gradients."""
+    net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    x = torch.rand(256, 2)
+
+    def residual(call: Callable[..., Tensor], x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        second = [torch.autograd.grad(g[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(2)]
+        return (second[0] + second[1] + 1).pow(2).mean()
+
+    def inside(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        def u(x: Tensor) -> Tensor:
+            return functional_call(net, parameters, (x,)).sum()
+
+        first = torch.func.grad(u)
+        second = [torch.func.grad(lambda x, i=i: first(x)[:, i].sum())(x)[:, i] for i in range(2)]
+        return (second[0] + second[1] + 1).pow(2).mean()
+
+    ours, compiled = mg.compile(net, dynamic=False), torch.compile(inside, dynamic=False)
+
+    def step(value_of: Callable[[], Tensor]) -> Step:
+        def run() -> None:
+            net.zero_grad()
+            value_of().backward()
+
+        return run
+
+    return {
+        "eager": step(lambda: residual(net, x)),
+        "restructured": step(lambda: compiled(dict(net.named_parameters()), x)),
+        "ours": step(lambda: residual(ours, x)),
+    }
+
+
+def hessian_vector() -> dict[str, Step]:
+    """The product of a Hessian and a vector, of two transformer blocks and their parameters."""
+    model = nn.Sequential(TransformerBlock(64, 4), TransformerBlock(64, 4))
+    x, names = torch.randn(4, 16, 64), [n for n, _ in model.named_parameters()]
+    parameters = list(model.parameters())
+    vectors = [torch.randn_like(p) for p in parameters]
+
+    def product(call: Callable[[Tensor], Tensor]) -> object:
+        gradients = torch.autograd.grad(call(x).pow(2).mean(), parameters, create_graph=True)
+        return torch.autograd.grad(gradients, parameters, vectors)
+
+    def inside(values: list[Tensor], vectors: list[Tensor]) -> object:
+        def loss(*values: Tensor) -> Tensor:
+            return functional_call(model, dict(zip(names, values)), (x,)).pow(2).mean()
+
+        _, pull = torch.func.vjp(lambda *v: torch.func.grad(loss, tuple(range(len(v))))(*v), *values)
+        return pull(tuple(vectors))
+
+    ours, compiled = mg.compile(model, dynamic=False), torch.compile(inside, dynamic=False)
+
+    def eager() -> object:  # PyTorch has no second derivative of its attention
+        with mg.override():
+            return product(model)
+
+    return {
+        "eager": eager,
+        "restructured": lambda: compiled([p.detach() for p in parameters], vectors),
+        "ours": lambda: product(ours),
+    }
+
+
+PROGRAMS: dict[tuple[str, str], Callable[[], dict[str, Step]]] = {
+    ("energy and forces", "24 atoms"): potential,
+    ("gradient penalty", "64 x 32"): critic,
+    ("Laplacian", "256 points"): laplacian,
+    ("Hessian-vector product", "2 transformer blocks"): hessian_vector,
+    ("first order", "transformer, width 64"): lambda: first_order(TransformerBlock(64, 4), torch.randn(4, 16, 64)),
+    ("first order", "ResNet, 16 channels"): lambda: first_order(ResidualBlock(16), torch.randn(4, 16, 16, 16)),
+}
+
+
+def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for (program, size), make in PROGRAMS.items():
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        steps = make()
+        for name in list(steps):
+            try:
+                for _ in range(4):  # compile every order
+                    steps[name]()
+            except Exception as error:
+                print(f"{program}: {name} raises {type(error).__name__}: {str(error).splitlines()[0]}")
+                del steps[name]
+        found.append({"program": program, "size": size, **summary(measure(steps, given.seconds), "eager")})
+    return found
+
+
+if __name__ == "__main__":
+    main("compiled", "Training steps of compiled programs", rows, COLUMNS, threads=[1], seconds=6)

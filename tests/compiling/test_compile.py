@@ -1,0 +1,315 @@
+"""What programs around a compiled function see: buffers, random numbers, views, shapes, warnings."""
+
+import warnings
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from helpers.programs import PROGRAMS
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_manualgrad as mg
+from torch_manualgrad.compiling import backend
+from torch_manualgrad.compiling.function import Function
+from torch_manualgrad.compiling.program import Program
+
+
+def compiled(function, **options):
+    return mg.compile(function, lowering="eager", fullgraph=True, **options)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+
+
+def points(*shape, **kwargs):
+    return torch.randn(*shape, dtype=torch.float64, **kwargs)
+
+
+def test_dropout_has_one_mask_in_every_order():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1)).double()
+    x = points(5, 4, requires_grad=True)
+    f = compiled(net)
+
+    def orders(call):
+        torch.manual_seed(3)
+        y = call(x).sum()
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        (h,) = torch.autograd.grad(g.pow(2).sum(), net[0].weight, create_graph=True)
+        return y, g, h, torch.autograd.grad(h.sin().sum(), x)[0]
+
+    for _ in range(2):
+        torch.testing.assert_close(orders(f), orders(net))
+
+
+def test_a_random_distribution_that_is_computed_runs_uncompiled():
+    f = mg.compile(lambda x: torch.bernoulli(x.sigmoid()) * x, lowering="eager")
+    with pytest.warns(RuntimeWarning, match="runs uncompiled.*bernoulli.*draws random numbers"):
+        f(points(3, requires_grad=True)).sum().backward()
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        compiled(lambda x: torch.bernoulli(x.sigmoid()) * x)(points(3))
+
+
+def test_buffers_and_parameters_after_some_steps():
+    def trained(wrap):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).double()
+        f, optimizer = wrap(net), torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            f(points(2, 3, 6, 6)).pow(2).sum().backward()
+            optimizer.step()
+        return net.state_dict()
+
+    found, expected = trained(compiled), trained(lambda net: net)
+    torch.testing.assert_close(found, expected)
+    assert expected["1.num_batches_tracked"] == 3
+
+
+def test_an_input_that_is_written_to():
+    def f(x, y):
+        x.mul_(y)
+        return x.sum()
+
+    p, y = points(3, requires_grad=True), points(3, requires_grad=True)
+
+    def run(call):
+        x = p * 1
+        result = call(x, y) + x.sin().sum()
+        return x, result, *torch.autograd.grad(result, [p, y])
+
+    torch.testing.assert_close(run(compiled(f)), run(f))
+
+
+def test_outputs_that_are_views_share_memory_as_they_do_uncompiled():
+    def f(x):
+        y = x.sin()
+        return x.t(), x, y, y[0]
+
+    x = points(2, 3)
+    transposed, same, y, row = compiled(f)(x)
+    transposed[0, 0] = 5
+    y[0, 0] = 7
+    assert same is x and x[0, 0] == 5 and row[0] == 7
+
+
+def test_outputs_that_are_no_tensors():
+    x = points(2)
+    y, number, none, more = compiled(lambda x: (x.sin(), 3, None, {"a": x.cos()}))(x)
+    assert number == 3 and none is None
+    torch.testing.assert_close((y, more["a"]), (x.sin(), x.cos()))
+
+
+def test_other_shapes_and_no_gradients():
+    f = compiled(lambda x: x.sin() * 2, dynamic=True)
+    for n in (3, 4, 5):
+        x = points(n, requires_grad=True)
+        torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], 2 * x.cos())
+    with torch.no_grad():
+        assert not f(x).requires_grad
+
+
+def test_untracked_outputs_have_no_history_and_keep_their_tangents():
+    def f(x):
+        with torch.no_grad():
+            y = x.sin()
+        return y, x.cos(), x.exp().detach()
+
+    x = points(3, requires_grad=True)
+    y, z, w = compiled(f)(x)
+    assert not y.requires_grad and z.requires_grad and not w.requires_grad
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        y, _, w = compiled(f)(dual)
+        assert not y.requires_grad and not w.requires_grad
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, x.detach().cos())
+        assert not torch.autograd.forward_ad.unpack_dual(w).tangent.any()
+
+
+def test_a_write_to_a_tracked_tensor_without_tracking_runs_uncompiled():
+    def f(x):
+        y = x * 2
+        with torch.no_grad():
+            y.mul_(3)
+        return y.sum()
+
+    x = points(3, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="runs uncompiled.*under torch.no_grad"):
+        (g,) = torch.autograd.grad(mg.compile(f, lowering="eager")(x), x)
+    torch.testing.assert_close(g, torch.full_like(x, 2))
+
+
+def test_a_function_with_a_backward_of_its_own_keeps_it():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    x = points(3, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="higher-order operator autograd_function_apply"):
+        y = mg.compile(lambda x: Double.apply(x).sum(), lowering="eager")(x)
+    torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.full_like(x, 2))
+
+
+def test_autocast_inside_and_around():
+    net, x = nn.Linear(4, 4), torch.randn(5, 4, requires_grad=True)
+
+    def inside(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return net(x).float().sin()
+
+    torch.testing.assert_close(compiled(inside)(x), inside(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = compiled(net)(x), net(x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
+
+
+def test_gradcheck_hooks_checkpoint_and_transforms():
+    f = compiled(lambda x: (x.sin() * x.exp()).sum(1))
+    x = points(2, 3, requires_grad=True)
+    assert torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(f, x)
+    seen = []
+    y = f(x)
+    y.register_hook(seen.append)
+    torch.autograd.grad(y.sum(), x)
+    assert len(seen) == 1
+    torch.testing.assert_close(
+        torch.autograd.grad(checkpoint(f, x, use_reentrant=False).sum(), x), torch.autograd.grad(f(x).sum(), x)
+    )
+    expected = torch.func.hessian(lambda x: (x.sin() * x.exp()).sum())(x[0].detach())
+    uncompiled = mg.compile(lambda x: (x.sin() * x.exp()).sum(), lowering="eager")  # as PyTorch does under torch.func
+    torch.testing.assert_close(torch.func.hessian(uncompiled)(x[0].detach()), expected)
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    seen = []
+    original = Function.__call__
+
+    def spy(self, *values):
+        seen.append(self)
+        return original(self, *values)
+
+    x, w = points(3, requires_grad=True), points(3, requires_grad=True)
+    y = compiled(lambda x, w: (x * w).sin())(x, w)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Function, "__call__", spy)
+        torch.autograd.grad(y.sum(), x, retain_graph=True)
+        torch.autograd.grad(y.sum(), [x, w])
+    assert [f.outputs for f in seen] == [1, 2]
+
+
+def test_inputs_that_are_written_to_before_the_backward_raise():
+    f = compiled(lambda x, w: (x * w).sin())
+    for _ in range(2):  # the second forward saves what a second derivative reads
+        x, w = points(3, requires_grad=True), points(3, requires_grad=True)
+        (g,) = torch.autograd.grad(f(x, w).sum(), x, create_graph=True)
+        with torch.no_grad():
+            w.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(g.pow(2).sum(), x)
+
+
+def test_saved_cotangents_that_are_expanded():
+    f = compiled(lambda x: x.pow(3))
+    x = points(4, requires_grad=True)
+    (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(h.sum(), x)[0], torch.full_like(x, 6))
+
+
+def test_rules_that_are_swapped_are_followed():
+    f = compiled(torch.sin)
+    x = points(3, requires_grad=True)
+    wrong = mg.elementwise("aten::sin", lambda self: 3 * self.cos(), register=False)
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.cos())
+    with mg.override(wrong):
+        torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], 3 * x.cos())
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.cos())
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "fused_attention"])
+def test_without_an_override_the_rules_give_what_pytorch_lacks(name):
+    function, inputs = PROGRAMS[name]
+    inputs = [x.float() for x in inputs]  # PyTorch has no second derivative of either in float32
+
+    def penalty(call):
+        variables = [x.clone().requires_grad_() for x in inputs]
+        first = torch.autograd.grad(call(*variables).sum(), variables, create_graph=True)
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), variables)
+
+    found = penalty(compiled(function))
+    with mg.override():
+        torch.testing.assert_close(found, penalty(function))
+
+
+def test_the_backend_has_a_name_and_options():
+    (entry,) = entry_points(group="torch_dynamo_backends", name="manualgrad")
+    assert entry.load() is backend
+    x = points(3, requires_grad=True)
+    f = torch.compile(torch.sin, backend="manualgrad", options={"lowering": "eager"})
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], x.cos())
+    with pytest.raises(Exception, match="lowering: expected one of 'inductor', 'eager', got 'fast'"):
+        mg.compile(torch.sin, lowering="fast")(x)
+
+
+def test_what_inductor_cannot_compile_runs_uncompiled(monkeypatch):
+    from torch_manualgrad.compiling import function
+
+    def broken(graph, fakes, mode):
+        raise NotImplementedError("no compiler here")
+
+    monkeypatch.setitem(function.lowerings, "inductor", broken)
+    x = points(3, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="compiled runs uncompiled .*no compiler here"):
+        (g,) = torch.autograd.grad(mg.compile(torch.sin)(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], -x.sin())
+    torch.compiler.reset()
+    with pytest.raises(NotImplementedError, match="no compiler here"):
+        mg.compile(torch.sin, fullgraph=True)(x)
+
+
+def test_what_cannot_be_traced_is_differentiated_uncompiled(monkeypatch):
+    from torch_manualgrad.compiling import graphs
+
+    def broken(*args):
+        raise NotImplementedError("no trace here")
+
+    monkeypatch.setattr(graphs, "joint", broken)
+    monkeypatch.setattr(graphs, "pushed_forward", broken)
+    x = points(3, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="compiled is differentiated uncompiled .*no trace here"):
+        assert torch.autograd.gradcheck(mg.compile(torch.sin, lowering="eager"), x, check_forward_ad=True)
+
+
+def test_programs_are_freed_with_their_function():
+    import gc
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(x, (Program, Function)) for x in gc.get_objects())
+
+    before = alive()
+    f = mg.compile(lambda x: x.sin(), lowering="eager")
+    x = points(3, requires_grad=True)
+    f(x).sum().backward()
+    assert alive() > before
+    del f
+    torch.compiler.reset()
+    assert alive() == before
+
+
+def test_no_warning_where_everything_is_compiled():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        x = points(3, requires_grad=True)
+        compiled(lambda x: x.sin().sum())(x).backward()

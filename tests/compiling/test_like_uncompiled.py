@@ -1,0 +1,261 @@
+"""Programs at the edge of what a graph can say: compiled or not, they do what they do uncompiled."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad as fwAD, grad
+from torch.utils.checkpoint import checkpoint
+
+import torch_manualgrad as mg
+
+CASES = {}
+
+
+def case(function):
+    """A case is a program of a wrapper, which compiles a function or returns it as it is."""
+    CASES[function.__name__] = function
+    return function
+
+
+def ones(*shape, **kwargs):
+    return torch.ones(shape, dtype=torch.float64, **kwargs)
+
+
+@case
+def saved_tensor_hooks_of_another_call(wrap):
+    f, x = wrap(lambda x: x * x), ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 2 * t):
+        f(x)
+    return grad(f(x).sum(), x)
+
+
+@case
+def checkpointing_at_the_first_call(wrap):
+    x = ones(2, requires_grad=True)
+    return grad(checkpoint(wrap(lambda x: (x.sin() * x.exp()).tanh()), x, use_reentrant=False).sum(), x)
+
+
+@case
+def batched_gradients_have_a_history(wrap):
+    x = ones(2, requires_grad=True)
+    y = wrap(torch.sin)(x)
+    (jacobian,) = grad(y, x, torch.eye(2, dtype=x.dtype), is_grads_batched=True, create_graph=True)
+    return grad(jacobian.pow(2).sum() + y.sum(), x)
+
+
+@case
+def an_optimizer_step(wrap):
+    p = ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([p], 0.1, momentum=0.9)
+    step = wrap(optimizer.step)
+    for _ in range(3):
+        p.grad = ones(1)
+        step()
+    return p.detach(), optimizer.state[p]["momentum_buffer"]
+
+
+@case
+def data_has_no_history(wrap):
+    x = ones(2, requires_grad=True)
+    return grad(wrap(lambda x: x.data * x * 3)(x).sum(), x)
+
+
+@case
+def a_write_through_data(wrap):
+    def f(x):
+        y = x * 2
+        y.data.mul_(3)
+        return y * 1
+
+    x = ones(2, requires_grad=True)
+    y = wrap(f)(x)
+    return y, *grad(y.sum(), x)
+
+
+@case
+def a_transform_that_is_not_tracked(wrap):
+    def f(x):
+        with torch.no_grad():
+            g = torch.func.grad(lambda a: (a**3).sum())(x)
+        return g * x
+
+    x = ones(2, requires_grad=True)
+    return grad(wrap(f)(x).sum(), x)
+
+
+@case
+def a_write_through_a_view_under_no_grad(wrap):
+    buffer = torch.zeros(2, 2, dtype=torch.float64)
+
+    def f(x):
+        with torch.no_grad():
+            buffer[0].copy_(x)
+        return (x * buffer[0]).sum()
+
+    x = ones(2, requires_grad=True)
+    y = wrap(f)(x)
+    return y, buffer, *grad(y, x)
+
+
+@case
+def a_write_through_detach(wrap):
+    def f(x):
+        y = x * 2
+        y.detach().mul_(3)
+        return y * 1
+
+    return wrap(f)(ones(2))
+
+
+@case
+def a_detached_output_shares_memory(wrap):
+    x = ones(2)
+    y, z = wrap(lambda x: (x.detach(), x.sin().detach()))(x)
+    y.add_(1)
+    return x, z
+
+
+@case
+def an_argument_out(wrap):
+    def f(x, y):
+        z = torch.empty_like(x)
+        torch.add(x, y, out=z)
+        return z
+
+    return wrap(f)(ones(2), ones(2))
+
+
+@case
+def a_transposition_in_place(wrap):
+    def f(x):
+        y = x.sin()
+        v = y[0]
+        y.t_()
+        return y, v
+
+    return wrap(f)(ones(2, 3))
+
+
+@case
+def inputs_that_overlap(wrap):
+    def f(x, v):
+        x.mul_(2)
+        return v.sum()
+
+    base = ones(4)
+    return wrap(f)(base, base[:2])
+
+
+@case
+def a_write_to_an_output_leaves_residuals(wrap):
+    x = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+    z = wrap(lambda x: x.exp()[0] * 1)(x)
+    z.mul_(2)
+    return grad(z.sum(), x)
+
+
+@case
+def grad_mode_switched_on(wrap):
+    def f(x):
+        with torch.enable_grad():
+            return x.sin()
+
+    with torch.no_grad():
+        y = wrap(f)(ones(2, requires_grad=True))
+    return y, torch.tensor(y.requires_grad)
+
+
+@case
+def autocast_switched_off(wrap):
+    def f(x):
+        with torch.autocast("cpu", enabled=False):
+            return x @ x
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return wrap(f)(torch.full((2, 2), 1.001))
+
+
+@case
+def no_output_has_a_tangent(wrap):
+    with fwAD.dual_level():
+        return wrap(lambda x: (x > 0, x.argmax()))(fwAD.make_dual(ones(2), ones(2)))
+
+
+@case
+def attention_with_dropout(wrap):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, dropout=0.5).double()
+    x = torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True)
+    (g,) = grad(wrap(lambda x: model(x, x, x, need_weights=False)[0])(x).sin().sum(), x, create_graph=True)
+    return grad(g.sin().sum(), x)
+
+
+@case
+def an_embedding_of_bounded_norm(wrap):
+    torch.manual_seed(0)
+    model = nn.Embedding(10, 4, max_norm=0.5)
+    wrap(model)(torch.tensor([1, 2])).sum().backward()
+    return model.weight.detach(), model.weight.grad
+
+
+@case
+def sparse_gradients(wrap):
+    torch.manual_seed(0)
+    model = nn.Embedding(10, 4, sparse=True)
+    wrap(model)(torch.tensor([1, 2])).sum().backward()
+    return model.weight.grad.to_dense()
+
+
+@case
+def dropout_in_evaluation(wrap):
+    return wrap(lambda x: torch.native_dropout(x, 0.5, False)[0])(ones(2, 4))
+
+
+@case
+def random_numbers_of_a_transposed_tensor(wrap):
+    torch.manual_seed(0)
+    return wrap(lambda x: F.dropout(x.t()) + torch.randn_like(x.t()))(ones(2, 3))
+
+
+@case
+def no_inputs(wrap):
+    return wrap(lambda n: torch.arange(3.0) * n)(2)
+
+
+@case
+def sixteen_bits(wrap):
+    x = torch.linspace(-1, 1, 8, dtype=torch.bfloat16, requires_grad=True)
+    y = wrap(lambda x: x * 2 + x.relu())(x)
+    return y, *grad(y.sum(), x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_compiled_program_does_what_it_does_uncompiled(name):
+    torch.compiler.reset()
+    with warnings.catch_warnings(), mg.override():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        expected = CASES[name](lambda f: f)
+        torch.manual_seed(1)
+        found = CASES[name](lambda f: mg.compile(f, lowering="eager"))
+    torch.testing.assert_close(found, expected)
+
+
+def test_threads_that_call_a_function_for_the_first_time():
+    from concurrent.futures import ThreadPoolExecutor
+
+    f = mg.compile(lambda x: (x.sin() * x.exp()).tanh(), lowering="eager", dynamic=False)
+
+    def second(i):
+        x = (i + 1) * ones(3)
+        x.requires_grad_()
+        (g,) = grad(f(x).sum(), x, create_graph=True)
+        return grad(g.sum(), x)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(second, range(4)))
+    torch.testing.assert_close(found, [second(i) for i in range(4)])
+    assert torch.equal(torch.compile(torch.cos, backend="eager")(ones(2)), ones(2).cos())

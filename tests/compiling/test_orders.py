@@ -1,0 +1,54 @@
+"""Compiled functions next to the functions themselves, in every mode and order, and the same rules active."""
+
+import pytest
+import torch
+from helpers import modes
+from helpers.programs import PROGRAMS
+
+import torch_manualgrad as mg
+
+# dual numbers have one level: at most one transform is forward mode
+MODES = [m for m in modes.MODES if m.count("fwd") < 2]
+THREE_ORDERS = ("mlp", "detached", "partly_untracked", "in_place", "potential")
+COMPILED_BY_INDUCTOR = ("mlp", "layer_norm", "in_place", "potential")
+
+
+def compare(name, modes_of, lowering):
+    function, inputs = PROGRAMS[name]
+    torch.compiler.reset()
+    with mg.override():
+        compiled = mg.compile(function, dynamic=False, fullgraph=True, lowering=lowering)
+        for mode in ("", *modes_of):
+            expected = modes.derivatives(function, inputs, mode)
+            found = modes.derivatives(compiled, inputs, mode)
+            assert len(found) == len(expected)
+            for a, b in zip(found, expected):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, equal_nan=True, msg=lambda m: f"{mode}: {m}")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_graphs_have_the_derivatives_of_the_function(name):
+    compare(name, ("rev", "fwd", "revrev"), "eager")
+
+
+@pytest.mark.parametrize("name", THREE_ORDERS)
+def test_graphs_have_second_and_third_derivatives(name):
+    compare(name, ("fwdrev", "revfwd", "revrevrev", "revrevfwd"), "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_graphs_have_every_derivative_of_the_function(name):
+    compare(name, MODES, "eager")
+
+
+@pytest.mark.parametrize("name", COMPILED_BY_INDUCTOR)
+def test_inductor_has_the_derivatives_of_the_function(name):
+    compare(name, ("rev", "revrev", "fwd"), "inductor")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_inductor_has_every_derivative_of_the_function(name):
+    compare(name, MODES, "inductor")

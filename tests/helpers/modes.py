@@ -1,0 +1,60 @@
+"""Derivatives of every order and mode of a function of tensors, as dictionaries to be compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+
+MODES = ["rev", "fwd", *map("".join, itertools.product(["rev", "fwd"], repeat=2))]
+MODES += ["".join(m) for m in itertools.product(["rev", "fwd"], repeat=3)]
+
+
+def outputs_of(result: Any) -> list[torch.Tensor]:
+    flat = result if isinstance(result, (tuple, list)) else [result]
+    return [o for o in flat if isinstance(o, torch.Tensor)]
+
+
+def directions(tensors: Sequence[torch.Tensor], phase: float) -> list[torch.Tensor]:
+    made = []
+    for t in tensors:
+        steps = torch.arange(t.numel(), dtype=torch.float64) + phase
+        made.append((steps.sin() + 1.3).reshape(t.shape).to(t.dtype))
+    return made
+
+
+def differentiated(f: Callable[..., Any], mode: str) -> Callable[..., list[torch.Tensor]]:
+    """One derivative of a function, outer last: a function of the same inputs. Reverse mode with ``torch.autograd.grad``."""
+    if mode == "rev":
+
+        def rev(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            outputs = [o for o in outputs_of(f(*inputs)) if o.requires_grad]
+            if not outputs:
+                return []
+            found = torch.autograd.grad(
+                outputs, inputs, directions(outputs, 0.5), create_graph=True, materialize_grads=True
+            )
+            return [g.sin() for g in found]
+
+        return rev
+
+    def fwd(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        duals = [fwAD.make_dual(x, t) for x, t in zip(inputs, directions(inputs, 0.2))]
+        tangents = [fwAD.unpack_dual(o).tangent for o in outputs_of(f(*duals))]
+        return [t.cos() for t in tangents if t is not None]
+
+    return fwd
+
+
+def derivatives(f: Callable[..., Any], inputs: Sequence[torch.Tensor], mode: str) -> list[torch.Tensor]:
+    """``mode`` names the transforms, the inner first, three letters each. At most one is forward mode: PyTorch has one level."""
+    steps = [mode[i : i + 3] for i in range(0, len(mode), 3)]
+    g = f
+    for step in steps:
+        g = differentiated(g, step)
+    with fwAD.dual_level() if "fwd" in steps else nullcontext():
+        return [x.detach() for x in outputs_of(g(*[x.clone().requires_grad_() for x in inputs]))]

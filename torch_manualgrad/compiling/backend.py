@@ -1,0 +1,95 @@
+"""The backend ``"manualgrad"`` of torch.compile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..core.internals import PLAIN, compiler_lock, in_functorch
+from .function import Options, lowerings
+from .program import Program
+from .transforms import call, recorded
+
+__all__ = ["backend", "compile"]
+
+
+def backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    lowering: str = "inductor",
+    fallback: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one of Dynamo's graphs so that it can be differentiated to any order; for ``torch.compile(backend=...)``.
+
+    Args:
+        graph: the graph.
+        example_inputs: not read; each graph is traced at its first call.
+        lowering: "inductor", or "eager" to run graphs of ATen operators as they are, which compiles nothing.
+        fallback: run what cannot be compiled uncompiled, with a warning. Otherwise raise.
+        options: the last two by name, as ``torch.compile(options=...)`` passes them.
+
+    Returns:
+        A function with the outputs of the graph.
+
+    Raises:
+        ValueError: an unknown lowering.
+    """
+    chosen = Options(**{"lowering": lowering, "fallback": fallback, **(options or {})})
+    if chosen.lowering not in lowerings:
+        raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
+    programs: dict[Any, Program | None] = {}
+
+    def run(*values: Any) -> Any:
+        if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
+            return graph(*values)
+        key = tuple(v.shape if isinstance(v, Tensor) else v for v in values)
+        if key not in programs:
+            with compiler_lock():
+                try:
+                    programs[key] = Program(graph, values, chosen)
+                except Exception as error:
+                    chosen.report("a graph runs uncompiled", error)
+                    programs[key] = None
+        program = programs[key]
+        if program is None or not program.takes(values):
+            return graph(*values)
+        stand_ins = recorded(program, values)
+        return program(*values) if stand_ins is None else stand_ins
+
+    return run
+
+
+def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
+    """``torch.compile`` with derivatives of every order, also under torch.func. Usable as a decorator.
+
+    Under a transform of torch.func, Dynamo is called with tensors that stand in for the arguments. The function must then be one
+    graph, or it runs uncompiled. Modules, and functions that `torch.compile` has compiled, run uncompiled under torch.func.
+
+    Args:
+        function: a function or module.
+        dynamic: as in ``torch.compile``.
+        fullgraph: raise where Dynamo cannot trace the whole function, or a graph cannot be compiled.
+        options: of `backend`.
+
+    Returns:
+        What ``torch.compile`` returns.
+    """
+    if function is None:
+        return functools.partial(compile, dynamic=dynamic, fullgraph=fullgraph, **options)
+    chosen = functools.partial(backend, **{"fallback": not fullgraph, **options})
+    made: Any = torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=fullgraph)
+    if isinstance(function, torch.nn.Module):
+        return made
+    whole: Any = made if fullgraph else torch.compile(function, backend=chosen, dynamic=dynamic, fullgraph=True)
+
+    @functools.wraps(function)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return call(function, whole, args, kwargs) if in_functorch() else made(*args, **kwargs)
+
+    return compiled

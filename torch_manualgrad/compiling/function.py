@@ -1,0 +1,450 @@
+"""Functions that inductor compiles, and whose derivatives are functions of the same kind."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from ..core import compile_cache
+from ..core.engine.derivative import Derivative, redispatch
+from ..core.engine.kernel import Mode, apply, differentiated
+from ..core.engine.node import functions
+from ..core.internals import (
+    PLAIN,
+    compiled,
+    compiler_lock,
+    has_tangent,
+    in_clean_state,
+    is_autocast_enabled,
+    is_non_overlapping_and_dense,
+    make_contiguous_strides_for,
+    only_autograd,
+    set_autocast_off,
+    values_hidden,
+    version_of,
+)
+from ..core.override.override import override
+from ..core.schema import Signature, is_differentiable
+from . import graphs
+from .zeros import specialized
+
+__all__ = ["Function", "Options", "call", "lowerings"]
+
+_numbers = itertools.count(1)
+_functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+
+_library = torch.library.Library("manualgrad_compiled", "FRAGMENT")
+_library.define("call(int function, Tensor[] tensors) -> Tensor[]")
+call: Any = torch.ops.manualgrad_compiled.call.default
+_call_signature = Signature(call._schema)
+
+
+def _rules() -> Any:
+    """The active rules; where there are none, those that improve on PyTorch."""
+    return nullcontext() if compile_cache.rules_here()[0] else override()
+
+
+class Options(NamedTuple):
+    """How functions are compiled.
+
+    Attributes:
+        lowering: one of `lowerings`.
+        fallback: run what cannot be compiled uncompiled, with a warning; otherwise raise.
+    """
+
+    lowering: str = "inductor"
+    fallback: bool = True
+
+    def report(self, what: str, error: Exception) -> None:
+        """Warn of what is not compiled, or raise."""
+        if not self.fallback:
+            raise error
+        text = str(error).strip().partition("\n")[0]
+        warnings.warn(f"torch_manualgrad: {what} ({type(error).__name__}: {text})", RuntimeWarning, stacklevel=3)
+
+
+class Function:
+    """A functional graph, compiled when it is first run, and differentiated when a derivative is first asked for.
+
+    A call is tracked by autograd at every level and mode, as an operator is.
+
+    Attributes:
+        graph: of ATen operators, flat.
+        name: for graph nodes and errors.
+    """
+
+    def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, name: str, options: Options) -> None:
+        self.graph, self.mode, self.name, self.options = graph, mode, name, options
+        self.uncompiled = False
+        with mode:  # their own, as a traced value may be a view of another
+            self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
+        self.number = next(_numbers)
+        _functions[self.number] = self
+        self.outputs = len(graphs.outputs_of(graph))
+        self._views = graphs.views_of_inputs(graph)
+        self._run: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._strides: list[tuple[int, ...] | None] = []
+        self._made: dict[Any, Any] = {}
+        arguments = [f"Tensor a{i}" for i in range(len(fakes))]
+        returns = ", ".join(f"Tensor r{i}" for i in range(self.outputs))
+        self.signature = Signature(f"manualgrad_compiled::{name}({', '.join(arguments)}) -> ({returns})")
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def primal(self, *values: Any) -> tuple[Tensor, ...]:
+        """The outputs, not tracked. Compiles the graph at the first call."""
+        if self._run is None:
+            with compiler_lock():
+                self._compile()
+        arguments = list(values)
+        for i, strides in enumerate(self._strides):
+            if strides is not None and arguments[i].stride() != strides:
+                arguments[i] = _restrided(arguments[i], strides)
+        with set_autocast_off() if is_autocast_enabled() else nullcontext():
+            return tuple(self._run(arguments))  # type: ignore[misc]
+
+    def apart(self, *values: Any) -> Any:
+        """`primal` as the forward of an autograd function, which must not return its inputs; one output by itself."""
+        outputs = self.primal(*values)
+        if self._views:
+            outputs = tuple(torch.ops.aten.alias(x) if i in self._views else x for i, x in enumerate(outputs))
+        return outputs if len(outputs) != 1 else outputs[0]
+
+    def _compile(self) -> None:
+        if self._run is not None:
+            return
+        with in_clean_state():
+            try:
+                run = lowerings[self.options.lowering](self.graph, self.fakes, self.mode)
+            except Exception as error:
+                self.options.report(f"{self.name} runs uncompiled", error)
+                run = _interpreted(self.graph, self.fakes, self.mode)
+            self._strides = [x.stride() for x in self.fakes]
+            self._run = run
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        """The outputs, tracked by autograd."""
+        if values_hidden():  # gradients in batches: each operator has its rule
+            return self.as_it_is(*values)
+        if only_autograd():
+            plain = True
+            needs = []
+            for x in values:
+                plain = plain and type(x) in PLAIN
+                needs.append(x.requires_grad)
+            if plain:
+                if not torch.is_grad_enabled() or True not in needs:
+                    return self.primal(*values)
+                tower = None if self.uncompiled else self.tower(tuple(needs))
+                if tower is None:
+                    return self.as_it_is(*values) if self.uncompiled else self.primal(*values)
+                made = functions(tower.derivative())
+                result = made.plain(values, *values)
+                return (result,) if self.outputs == 1 and isinstance(result, Tensor) else result[: self.outputs]
+        return tuple(call(self.number, list(values)))
+
+    def as_it_is(self, *values: Any) -> tuple[Tensor, ...]:
+        """The graph, operator by operator, with the derivatives of the rules."""
+        with _rules():
+            return tuple(self.graph(*values))
+
+    def tower(self, needs: tuple[bool, ...]) -> Tower | None:
+        """The derivatives for these gradients; None if there are none, or the function is `uncompiled`."""
+        key = compile_cache.state(), needs
+        if key not in self._made:
+            with compiler_lock(), in_clean_state(), _rules():
+                if key not in self._made:
+                    try:
+                        first = _level(self, needs)
+                    except Exception as error:
+                        self.options.report(f"{self.name} is differentiated uncompiled", error)
+                        self.uncompiled, first = True, None
+                    self._made[key] = None if first is None else Tower(self, needs, first)
+        return self._made[key]
+
+    def pushes(self, moving: tuple[int, ...]) -> None:
+        """Trace the tangents of a call with these moving inputs, or find that it is to run uncompiled."""
+        try:
+            self.tangent(moving)
+        except Exception as error:
+            self.options.report(f"{self.name} is differentiated uncompiled", error)
+            self.uncompiled = True
+
+    def tangent(self, moving: tuple[int, ...]) -> tuple[Function, tuple[int, ...]]:
+        """The function of the arguments, then of the tangents of some, and the outputs whose tangents it returns."""
+        key = compile_cache.state(), "tangent", moving
+        if key not in self._made:
+            with compiler_lock(), in_clean_state(), _rules():
+                graph, outputs = graphs.pushed_forward(self.graph, self.fakes, self.mode, moving)
+                fakes = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+                self._made[key] = Function(graph, fakes, self.mode, f"{self.name}_jvp", self.options), outputs
+        return self._made[key]
+
+    def batched(self, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
+        """The function of a batch, whose outputs have the batch first."""
+        key = compile_cache.state(), "batch", dims, size, randomness
+        if key not in self._made:
+            with compiler_lock(), in_clean_state(), _rules():
+                fakes = [x if d is None else _with_batch(self.mode, x, d, size) for x, d in zip(self.fakes, dims)]
+                graph = graphs.batched(self.graph, fakes, self.mode, dims, randomness)
+                self._made[key] = Function(graph, fakes, self.mode, f"{self.name}_batched", self.options)
+        return self._made[key]
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.name}: {len(self.fakes)} tensors -> {self.outputs}>"
+
+
+def _compiled(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    plain = graphs.trace(graph, fakes, mode, decompose=True)
+    return compiled(graphs.without_stops(plain), fakes, mode)
+
+
+def _interpreted(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    def run(values: list[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            return graph(*values)
+
+    return run
+
+
+#: How a graph is run: by name, ``(graph, fakes, mode) -> function of a list``.
+lowerings = {"inductor": _compiled, "eager": _interpreted}
+
+
+def _with_batch(mode: Any, fake: Tensor, dim: int, size: int) -> Tensor:
+    shape = list(fake.shape)
+    shape.insert(dim, size)
+    with mode:
+        return torch.empty(shape, dtype=fake.dtype, device=fake.device)
+
+
+def _dense(x: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor, or those of a contiguous one if it has gaps or overlaps."""
+    return x.stride() if is_non_overlapping_and_dense(x) else make_contiguous_strides_for(x.shape)
+
+
+def _restrided(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    made = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+    return made.copy_(x)
+
+
+# -- reverse mode -----------------------------------------------------------------------------------------------------
+
+
+class Level:
+    """A function with its residuals among the outputs, and its backward."""
+
+    def __init__(self, forward: Function, backward: Function, partition: graphs.Partition) -> None:
+        self.forward, self.backward = forward, backward
+        self.smooth, self.wanted, self.saved = partition.smooth, partition.wanted, partition.saved
+        self._made: dict[Any, tuple[Function, tuple[int, ...]]] = {}
+
+    def backward_for(self, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[Function, tuple[int, ...]]:
+        """The backward, for some cotangents and some gradients, and the gradients that it returns."""
+        if (given, wanted) not in self._made:
+            with compiler_lock(), in_clean_state():
+                whole, first = self.backward, len(self.saved)
+                graph, kept = specialized(whole.graph, first, given, wanted)
+                fakes = [*whole.fakes[:first], *[x for x, yes in zip(whole.fakes[first:], given) if yes]]
+                made = Function(graph, fakes, whole.mode, whole.name, whole.options)
+                self._made[given, wanted] = made, tuple(self.wanted[i] for i in kept)
+        return self._made[given, wanted]
+
+
+def _level(function: Function, needs: tuple[bool, ...]) -> Level | None:
+    partition = graphs.joint(function.graph, function.fakes, function.mode, needs)
+    if partition is None:
+        return None
+    forward = Function(partition.forward, function.fakes, function.mode, function.name, function.options)
+    inputs = [n.meta["val"] for n in partition.backward.graph.find_nodes(op="placeholder")]
+    backward = Function(partition.backward, inputs, function.mode, f"{function.name}_backward", function.options)
+    return Level(forward, backward, partition)
+
+
+class Tower:
+    """The reverse derivatives of a function with respect to the same inputs: of the function, of its residuals, of theirs.
+
+    The backward of a backward gives cotangents to the residuals. The first time, they are pulled back from a second run of
+    the forward; from then on the forward keeps what that needs too.
+    """
+
+    def __init__(self, function: Function, needs: tuple[bool, ...], first: Level) -> None:
+        self.function, self.needs = function, needs
+        self.levels = [first]
+        self.depth = 0
+        self._derivatives: dict[tuple[int, bool], Compiled] = {}
+
+    def derivative(self, dual: bool = False) -> Compiled:
+        """The derivative that a call gets; ``dual`` if an input of it has a tangent."""
+        key = self.depth, dual
+        if key not in self._derivatives:
+            self._derivatives[key] = Compiled(self, *key)
+        return self._derivatives[key]
+
+    def level(self, k: int) -> Level:
+        """The function with the residuals of ``k`` levels as outputs."""
+        while len(self.levels) <= k:
+            with compiler_lock(), in_clean_state(), _rules():
+                if len(self.levels) <= k:
+                    found = _level(self.levels[-1].forward, self.needs)
+                    assert found is not None
+                    self.levels.append(found)
+        return self.levels[k]
+
+
+class Compiled(Derivative):
+    """The derivative of a compiled function that keeps the residuals of some levels.
+
+    Residuals are differentiable outputs. An output that the program computes under ``torch.no_grad`` is not, but may have a
+    tangent: `untracked` are these outputs.
+    """
+
+    prunes = True
+
+    def __init__(self, tower: Tower, depth: int, dual: bool) -> None:
+        self.tower, self.depth = tower, depth
+        self.forward = tower.level(depth).forward
+        own = tower.function.outputs
+        self.bounds = [own, *[level.forward.outputs for level in tower.levels[:depth]]]
+        self.untracked = [i for i in range(own) if i not in tower.levels[0].smooth]
+        differentiable = [dual or i not in self.untracked for i in range(self.forward.outputs)]
+        self.run = self.forward.apart
+        super().__init__(call, self.forward.signature, differentiable)
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        found = tuple(redispatch(call, _call_signature, keyset, [self.forward.number, list(values)]))
+        return found if len(found) > 1 else found[0]
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        kept: list[Any] = [None] * (len(inputs) + len(outputs))
+        levels = self.tower.levels[: self.depth + 1]
+        for level in levels:
+            for where, i in level.saved:
+                kept[i if where == "input" else len(inputs) + i] = inputs[i] if where == "input" else outputs[i]
+        return kept, (tuple(inputs), [version_of(x) for x in inputs])
+
+    def vjp(
+        self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        inputs, versions = static
+        n = len(inputs)
+        k = self._level_of(grads)
+        if k <= self.depth:
+            level = self.tower.level(k)
+            outputs: Sequence[Any] = tensors[n:]
+        else:
+            self._refuse_written(inputs, versions)
+            level = self.tower.level(k)
+            self.tower.depth = max(self.tower.depth, k)
+            outputs = level.forward(*inputs)
+        known = tensors[:n] if k <= self.depth else inputs
+        saved = [known[i] if where == "input" else outputs[i] for where, i in level.saved]
+        cotangents = [grads[i] if i < len(grads) else None for i in level.smooth]
+        given = tuple(c is not None for c in cotangents)
+        result: list[Any] = [None] * n
+        if True in given:
+            backward, wanted = level.backward_for(given, tuple(bool(needed[i]) for i in level.wanted))
+            for i, g in zip(wanted, backward(*saved, *[c for c in cotangents if c is not None])):
+                result[i] = g
+        return result
+
+    def _refuse_written(self, inputs: Sequence[Tensor], versions: Sequence[int]) -> None:
+        for i, (x, version) in enumerate(zip(inputs, versions)):
+            if version_of(x) != version:
+                raise RuntimeError(
+                    f"{self.tower.function.name}: one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: input {i}, {list(x.shape)}, is at version {version_of(x)}; expected version {version} "
+                    "instead"
+                )
+
+    def _level_of(self, grads: Sequence[Any]) -> int:
+        """The first level whose outputs include all that have cotangents."""
+        last = max(i for i, g in enumerate(grads) if g is not None)
+        for k, bound in enumerate(self.bounds):
+            if last < bound:
+                return k
+        return self.depth + 1
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        moving = tuple(i for i, t in enumerate(tangents) if isinstance(t, Tensor))
+        function, places = self.forward.tangent(moving)
+        found = function(*inputs, *[tangents[i] for i in moving]) if places else ()
+        result: list[Any] = [None] * len(outputs)
+        for i, t in zip(places, found):
+            result[i] = t
+        return result
+
+
+class Forward(Derivative):
+    """The derivative of a compiled function where nothing needs a gradient, and some input has a tangent."""
+
+    def __init__(self, function: Function) -> None:
+        self.forward = function
+        self.run = function.apart
+        super().__init__(call, function.signature)
+
+    redispatch = Compiled.redispatch
+    jvp = Compiled.jvp
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        return (), None
+
+
+# -- the operator -----------------------------------------------------------------------------------------------------
+
+
+def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    function = _functions[number]
+    values = list(tensors)
+    mode = differentiated(function.signature, values)
+    if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
+        return redispatch(call, _call_signature, keyset, [number, values])
+    dual = mode is Mode.DUAL
+    needs = tuple(x.requires_grad for x in tensors)
+    tower = function.tower(needs) if torch.is_grad_enabled() and True in needs and not function.uncompiled else None
+    if dual and not function.uncompiled:
+        function.pushes(tuple(i for i, x in enumerate(tensors) if has_tangent(x)))
+    if function.uncompiled:
+        return list(function.as_it_is(*tensors))
+    if tower is None and not dual:
+        return redispatch(call, _call_signature, keyset, [number, values])
+    derivative = Forward(function) if tower is None else tower.derivative(dual)
+    result = apply(derivative, keyset, Mode.REVERSE if mode is Mode.PLAIN_REVERSE else mode, values)
+    outputs = list((result,) if isinstance(result, Tensor) else result)[: function.outputs]
+    if dual and isinstance(derivative, Compiled):
+        for i in derivative.untracked:
+            if is_differentiable(outputs[i]):
+                outputs[i] = graphs.stop_reverse(outputs[i])
+    return outputs
+
+
+def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:
+    function = _functions[number]
+    batched = function.batched(tuple(in_dims[1]), info.batch_size, info.randomness)
+    found = call(batched.number, list(tensors))
+    return found, [0] * len(found)
+
+
+def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    found = _functions[number].apart(*tensors)
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def _uncompiled(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list(_functions[number].as_it_is(*tensors))
+
+
+_library.impl("call", _autograd, "Autograd", with_keyset=True)
+_library.impl("call", _kernel, "CompositeExplicitAutograd")
+_library.impl("call", _uncompiled, "Batched")  # gradients in batches, is_grads_batched=True: each operator has its rule
+torch.library.register_fake("manualgrad_compiled::call", _uncompiled, lib=_library)
+torch.library.register_vmap("manualgrad_compiled::call", _batch, lib=_library)

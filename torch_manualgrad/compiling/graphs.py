@@ -1,0 +1,380 @@
+"""Graphs of ATen operators: traced, differentiated, batched. All are flat and functional.
+
+A graph keeps the operators that have derivatives: they are decomposed only when the graph is compiled. Autograd passes each
+tensor that it saves through ``detach``, which would end the next derivative. So every ``detach`` is removed from a trace, and
+the program's own are written as `stop` before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..core.engine.derivative import redispatch
+from ..core.internals import dual, partitioned, some_dual_level, tangent, traced, unattached
+from ..core.schema import Signature, is_differentiable
+
+__all__ = [
+    "Partition",
+    "batched",
+    "is_alias",
+    "joint",
+    "outputs_of",
+    "pushed_forward",
+    "removed_detach",
+    "set_outputs",
+    "stop",
+    "stop_reverse",
+    "trace",
+    "views_of_inputs",
+    "without_stops",
+    "writes",
+]
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("manualgrad_compiled", "DEF")
+
+
+def _identity(name: str, keeps_tangent: bool) -> Any:
+    """An operator that returns its argument without its history."""
+    _library.define(f"{name}(Tensor x) -> Tensor")
+    op = getattr(torch.ops.manualgrad_compiled, name).default
+    signature = Signature(op._schema)
+
+    def autograd(keyset: Any, x: Tensor) -> Tensor:
+        result: Tensor = redispatch(op, signature, keyset, [x])
+        moving = tangent(x) if keeps_tangent else None
+        return result if moving is None else dual(result, op(moving))
+
+    _library.impl(name, lambda x: x.clone(), "CompositeExplicitAutograd")
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
+    torch.library.register_vmap(f"manualgrad_compiled::{name}", lambda _, dims, x: (op(x), dims[0]), lib=_library)
+    return op
+
+
+stop = _identity("stop", keeps_tangent=False)  # as x.detach()
+stop_reverse = _identity("stop_reverse", keeps_tangent=True)  # as what is computed under torch.no_grad()
+
+
+def trace(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    mode: Any,
+    *,
+    decompose: bool = False,
+    keeps_writes: bool = False,
+    stops: bool = False,
+) -> fx.GraphModule:
+    """The functional graph of a function of flat arguments.
+
+    Args:
+        function: returns a flat sequence.
+        fakes: the arguments, fake tensors.
+        mode: their fake mode.
+        decompose: operators as inductor decomposes them; only to compile the graph.
+        keeps_writes: the function may write to its arguments: ``copy_`` at the end of the graph.
+        stops: each ``detach`` is the program's own.
+
+    Raises:
+        NotImplementedError: a value is not a dense tensor.
+    """
+    graph = traced(function, fakes, mode, decompose=decompose)
+    if any(writes(n) for n in graph.graph.nodes):
+        functional = torch.func.functionalize(lambda *xs: tuple(graph(*xs)), remove="mutations")
+        graph = traced(functional, fakes, mode, decompose=decompose)
+        if not keeps_writes and any(writes(n) for n in graph.graph.nodes):
+            raise NotImplementedError("a derivative writes to its arguments")
+    for node in graph.graph.nodes:
+        if isinstance(x := node.meta.get("val"), Tensor) and x.layout is not torch.strided:
+            raise NotImplementedError(f"{node.target} returns a tensor of layout {x.layout}")
+    for node in graph.graph.find_nodes(op="call_function", target=aten.copy.default):
+        _copied(graph.graph, node)
+    if stops:
+        for node in graph.graph.find_nodes(op="call_function", target=aten.detach.default):
+            if is_differentiable(node.meta["val"]):
+                node.target = stop
+    removed_detach(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def writes(node: Any) -> bool:
+    """Whether the operator writes to an argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def removed_detach(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph without ``detach`` and ``alias``, which in a trace are autograd's own."""
+    for target in (aten.detach.default, aten.alias.default):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _copied(graph: Any, node: Any) -> None:
+    """Write what functionalization makes of ``copy_`` in operators that have derivatives."""
+    to, source = node.meta["val"], node.args[1]
+    value = source.meta["val"]
+    with graph.inserting_before(node):
+        for differs, target, args, kwargs in (
+            (value.dtype != to.dtype, aten._to_copy.default, (), {"dtype": to.dtype}),
+            (value.shape != to.shape, aten.expand.default, (list(to.shape),), {}),
+        ):
+            if differs:
+                source = graph.call_function(target, (source, *args), kwargs)
+                source.meta["val"] = value = to
+        node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same values; for a graph that is only to be run."""
+    for target in (stop, stop_reverse):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+class Partition:
+    """The forward and the backward of a graph, for the gradients of some of its inputs.
+
+    Attributes:
+        forward: the graph, whose further outputs are residuals.
+        backward: of the tensors ``saved``, then the cotangents of ``smooth``.
+        smooth: the outputs that are differentiable, by number.
+        wanted: the inputs whose gradients the backward returns, in its order. Others have none.
+        saved: for each argument of the backward that is no cotangent ``("input", i)`` or ``("output", i)`` of the forward.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    smooth: tuple[int, ...]
+    wanted: tuple[int, ...]
+    saved: tuple[tuple[str, int], ...]
+
+
+def joint(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequence[bool]) -> Partition | None:
+    """Differentiate a graph in reverse mode.
+
+    Args:
+        graph: a functional graph.
+        fakes: its arguments.
+        mode: their fake mode.
+        needs: for each argument, whether its gradient is needed.
+
+    Returns:
+        The partition; None if no output depends differentiably on these inputs.
+    """
+    found = _Differentiated(graph, fakes, mode, needs)
+    if not found.smooth:
+        return None
+    n = len(fakes)
+    with mode:
+        tangents = [torch.empty_like(o) for o in found.cotangents]
+    both = trace(found.both, [*fakes, *tangents], mode)
+    placeholders = both.graph.find_nodes(op="placeholder")
+    for i, node in enumerate(placeholders):  # the names by which the partitioner tells them
+        node.name = node.target = f"primals_{i + 1}" if i < n else f"tangents_{i - n + 1}"
+    both.recompile()
+    count = len(outputs_of(graph))
+    gradients = outputs_of(both)[count:]
+    result = Partition()
+    result.smooth, wanted = tuple(found.smooth), [i for i, yes in enumerate(needs) if yes]
+    result.wanted = tuple(i for i, g in zip(wanted, gradients) if g is not None)
+    set_outputs(both, [*outputs_of(both)[:count], *[g for g in gradients if g is not None]])
+    forward, backward = partitioned(both, count)
+    _separate(forward, backward, result, count)
+    return result
+
+
+class _Differentiated:
+    def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequence[bool]) -> None:
+        self.graph, self.needs, self.n = graph, tuple(needs), len(fakes)
+        with mode:
+            outputs = graph(*self._variables(fakes))
+        self.smooth = [i for i, o in enumerate(outputs) if isinstance(o, Tensor) and o.requires_grad]
+        self.cotangents = [outputs[i].detach() for i in self.smooth]
+
+    def _variables(self, inputs: Sequence[Any]) -> list[Any]:
+        return [x.detach().requires_grad_() if need else x for x, need in zip(inputs, self.needs)]
+
+    def both(self, *flat: Any) -> Any:
+        """The outputs, then the gradients."""
+        variables = self._variables(flat[: self.n])
+        outputs = self.graph(*variables)
+        gradients = torch.autograd.grad(
+            [outputs[i] for i in self.smooth],
+            [x for x, need in zip(variables, self.needs) if need],
+            flat[self.n :],
+            create_graph=True,
+            allow_unused=True,
+        )
+        return (*[o.detach() if isinstance(o, Tensor) else o for o in outputs], *gradients)
+
+
+def outputs_of(graph: Any) -> list[Any]:
+    """The nodes that a graph returns."""
+    return list(graph.graph.output_node().args[0])
+
+
+def set_outputs(graph: Any, nodes: Iterable[Any]) -> None:
+    """Have a graph return these nodes."""
+    graph.graph.output_node().args = (tuple(nodes),)
+    graph.recompile()
+
+
+def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int) -> None:
+    """Take residuals that are inputs out of the forward's outputs, and equal ones; note where the backward finds all."""
+    _views_again(forward, backward, count)
+    outputs = outputs_of(forward)
+    inputs = {node.name: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
+    kept: dict[str, int] = {}
+    for i, node in enumerate(outputs[:count]):
+        if isinstance(node, fx.Node):
+            kept.setdefault(node.name, i)
+    residuals: list[Any] = []
+    for node in outputs[count:]:
+        if node.name not in inputs and node.name not in kept:
+            kept[node.name] = count + len(residuals)
+            residuals.append(node)
+    own = [_apart(forward.graph, node, kept) for node in outputs[:count]]
+    set_outputs(forward, [*own, *residuals])
+    saved = []
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if not node.name.startswith("tangents"):
+            saved.append(("input", inputs[node.name]) if node.name in inputs else ("output", kept[node.name]))
+    result.forward, result.backward, result.saved = forward, backward, tuple(saved)
+
+
+def _apart(graph: fx.Graph, node: Any, kept: dict[str, int]) -> Any:
+    """An output, copied if it is a view of another: what is written to it must not change a residual."""
+    root = node
+    while isinstance(root, fx.Node) and root.op != "placeholder" and is_view_of_first(root):
+        root = root.args[0]
+    if root is node or root.op == "placeholder" or root.name not in kept:
+        return node
+    with graph.inserting_after(node):
+        copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _views_again(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Have the backward make the views that it reads itself, from their base: each further output of the forward costs."""
+    places = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    outputs = outputs_of(forward)
+    kept = {n.name: n for n in outputs[count:]}
+    for node in outputs[count:]:
+        chain = [node]
+        while chain[-1].op != "placeholder" and is_view_of_first(chain[-1]) and _is_no_larger(chain[-1].args[0], node):
+            chain.append(chain[-1].args[0])
+        base = chain[-1]
+        if base is node:
+            continue
+        if base.name not in places:
+            again = next((n for n in backward.graph.nodes if n.name == base.name), None)
+            if again is not None:  # the backward computes it again, which it need not now
+                again.name = f"{base.name}_again"
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                places[base.name] = backward.graph.placeholder(base.name)
+            places[base.name].name = base.name
+            places[base.name].meta = dict(base.meta)
+            if again is not None:
+                again.replace_all_uses_with(places[base.name])
+        made = places[base.name]
+        with backward.graph.inserting_before(first):
+            for view in reversed(chain[:-1]):
+                following = backward.graph.call_function(view.target, (made, *view.args[1:]), view.kwargs)
+                following.meta = dict(view.meta)
+                made = following
+        old = places.pop(node.name)
+        old.replace_all_uses_with(made)
+        backward.graph.erase_node(old)
+        del kept[node.name]
+        kept.setdefault(base.name, base)
+    set_outputs(forward, [*outputs[:count], *kept.values()])
+    forward.graph.eliminate_dead_code()
+    forward.recompile()
+    backward.graph.eliminate_dead_code()
+    backward.graph.lint()
+    backward.recompile()
+
+
+def _is_no_larger(base: Any, view: Any) -> bool:
+    return base.meta["val"].numel() <= view.meta["val"].numel()
+
+
+def views_of_inputs(graph: fx.GraphModule) -> tuple[int, ...]:
+    """The outputs that are inputs, or views of inputs, by number."""
+    found = []
+    for i, node in enumerate(outputs_of(graph)):
+        while isinstance(node, fx.Node) and node.op != "placeholder" and is_view_of_first(node):
+            node = node.args[0]
+        if isinstance(node, fx.Node) and node.op == "placeholder":
+            found.append(i)
+    return tuple(found)
+
+
+def is_alias(node: Any) -> bool:
+    """Whether a node is a view of its first argument that depends on no other node."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes != [node.args[0]]:
+        return False
+    returns = node.target._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def is_view_of_first(node: Any) -> bool:
+    """`is_alias`, or will be when the graph is compiled."""
+    return node.target in (stop, stop_reverse) or is_alias(node)
+
+
+def pushed_forward(
+    graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, moving: Sequence[int]
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """Differentiate a graph in forward mode.
+
+    Args:
+        graph: a functional graph.
+        fakes: its arguments.
+        mode: their fake mode.
+        moving: the arguments that have tangents.
+
+    Returns:
+        The graph of the arguments, then their tangents, and the outputs, by number, whose tangents it returns. Others are zero.
+    """
+
+    def tangents_of(*flat: Any) -> Any:
+        inputs, tangents = list(flat[: len(fakes)]), flat[len(fakes) :]
+        with some_dual_level():
+            for i, t in zip(moving, tangents):
+                inputs[i] = dual(unattached(inputs[i]), t)
+            outputs = graph(*inputs)
+            found = [tangent(o) if isinstance(o, Tensor) else None for o in outputs]
+        moved[:] = [i for i, t in enumerate(found) if t is not None]
+        return tuple(found[i] for i in moved)
+
+    moved: list[int] = []
+    with mode:
+        tangents = [torch.empty_like(fakes[i]) for i in moving]
+    return trace(tangents_of, [*fakes, *tangents], mode), tuple(moved)
+
+
+def batched(
+    graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, dims: Sequence[int | None], randomness: str
+) -> fx.GraphModule:
+    """vmap of a graph. All outputs have the batch first."""
+
+    def over(*flat: Any) -> Any:
+        return torch.func.vmap(lambda *xs: tuple(graph(*xs)), in_dims=tuple(dims), randomness=randomness)(*flat)
+
+    return trace(over, fakes, mode)

@@ -1,0 +1,134 @@
+"""Removes from a backward graph what cotangents of zero make zero, as autograd skips gradients that are undefined."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graphs import outputs_of, set_outputs
+
+__all__ = ["specialized"]
+
+aten = torch.ops.aten
+
+# Linear in the first argument, which may be a list.
+_LINEAR = {
+    aten.t, aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.permute, aten.transpose, aten.squeeze,
+    aten.unsqueeze, aten.slice, aten.select, aten.narrow, aten.as_strided, aten.diagonal, aten.alias, aten.clone,
+    aten.contiguous, aten._to_copy, aten.neg, aten.sum, aten.mean, aten.conj, aten._conj, aten.real, aten.view_as_real,
+    aten.view_as_complex, aten.flip, aten.roll, aten.repeat, aten.cat, aten.stack, aten.index_select, aten.gather,
+    aten.index, aten.tril, aten.triu, aten.diag_embed, aten.unfold, aten.cumsum, aten.split, aten.split_with_sizes,
+    aten.unbind, aten.chunk, aten._reshape_alias, aten.resolve_conj, aten.resolve_neg, aten.imag, aten.movedim,
+    aten.trace, aten.diag, aten.div, aten.detach, aten.sum_to_size, aten.expand_as, aten.view_as, aten.scalar_tensor,
+    aten.upsample_nearest2d, aten.avg_pool2d, aten.im2col, aten.col2im, aten.copy, aten.slice_scatter,
+}  # fmt: skip
+# Zero if one of the factors is.
+_BILINEAR = {
+    aten.mul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.matmul, aten.outer, aten.ger, aten.kron,
+    aten.convolution, aten.linear,
+}  # fmt: skip
+_PADDED = {aten.constant_pad_nd}
+
+
+def specialized(
+    graph: fx.GraphModule, first: int, given: Sequence[bool], wanted: Sequence[bool]
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A backward for some cotangents and some gradients.
+
+    Args:
+        graph: whose placeholders from ``first`` on are the cotangents.
+        first: the number of the first cotangent.
+        given: for each cotangent, whether it is given; zero otherwise. The others are no arguments of the result.
+        wanted: for each output, whether it is wanted.
+
+    Returns:
+        The graph, and the outputs that it returns, by number. The others are zero, or not wanted.
+    """
+    copy = fx.GraphModule(graph, _copied(graph.graph))
+    placeholders = copy.graph.find_nodes(op="placeholder")
+    zero = {n for n, yes in zip(placeholders[first:], given) if not yes}
+    for node in list(copy.graph.nodes):
+        if node.op == "call_function" and any(x in zero for x in node.all_input_nodes):
+            _propagate(copy.graph, node, zero)
+    outputs = outputs_of(copy)
+    kept = tuple(i for i, (o, yes) in enumerate(zip(outputs, wanted)) if yes and o is not None and o not in zero)
+    set_outputs(copy, [outputs[i] for i in kept])
+    copy.graph.eliminate_dead_code()
+    for node in placeholders[first:]:
+        if node in zero:
+            for user in list(node.users):
+                _materialize(copy.graph, user, zero)
+            copy.graph.erase_node(node)
+    copy.recompile()
+    return copy, kept
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    found: dict[Any, Any] = {}
+    output = copy.graph_copy(graph, found)
+    copy.output(output)
+    return copy
+
+
+def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
+    """Mark a node that is zero, leave out a term that is, or make zeros of an argument that has to be there."""
+    packet = getattr(node.target, "overloadpacket", None)
+    arguments = node.args
+    name = getattr(packet, "__name__", "")
+    if node.target is operator.getitem:
+        zero.add(node)
+    elif packet in _LINEAR or name.endswith("_backward") or packet in _PADDED and not any(arguments[2:]):
+        heads = arguments[0] if isinstance(arguments[0], (list, tuple)) else [arguments[0]]
+        if all(h in zero for h in heads if isinstance(h, fx.Node)) and any(isinstance(h, fx.Node) for h in heads):
+            zero.add(node)
+        else:
+            _materialize(graph, node, zero)
+    elif packet in _BILINEAR and (arguments[0] in zero or arguments[1] in zero) and len(arguments) == 2:
+        zero.add(node)
+    elif packet in (aten.add, aten.sub) and not isinstance(arguments[1], (int, float, complex)):
+        _without_term(graph, node, zero)
+    elif packet is aten.where and all(x in zero or _is_zero(x) for x in arguments[1:]):
+        zero.add(node)
+    else:
+        _materialize(graph, node, zero)
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, (int, float)) and x == 0
+
+
+def _without_term(graph: Any, node: Any, zero: set[Any]) -> None:
+    first, second = node.args[:2]
+    if first in zero and second in zero:
+        zero.add(node)
+        return
+    left = second if first in zero else first
+    same = isinstance(left, fx.Node) and _alike(left.meta.get("val"), node.meta.get("val"))
+    scaled = first in zero and (node.target.overloadpacket is aten.sub or "alpha" in node.kwargs)
+    if same and not scaled:
+        node.replace_all_uses_with(left)
+    else:
+        _materialize(graph, node, zero)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+
+
+def _materialize(graph: Any, node: Any, zero: set[Any]) -> None:
+    """Give a node tensors of zeros for its arguments that are zero."""
+    for x in node.all_input_nodes:
+        if x in zero and isinstance(value := x.meta.get("val"), torch.Tensor):
+            with graph.inserting_before(node):
+                made = graph.call_function(
+                    aten.full.default,
+                    (list(value.shape), 0),
+                    {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+                )
+            made.meta["val"] = value
+            node.replace_input_with(x, made)

@@ -1,0 +1,109 @@
+"""What a compiler backend needs of PyTorch: tracing to ATen, AOTAutograd's partitioner, inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .functorch import saved_tensors_unhooked
+from .tracing import outside_of_compiler
+
+__all__ = [
+    "compiled",
+    "in_clean_state",
+    "is_non_overlapping_and_dense",
+    "make_contiguous_strides_for",
+    "outside_of_transforms",
+    "partitioned",
+    "traced",
+]
+
+is_non_overlapping_and_dense = is_non_overlapping_and_dense_or_false
+_included = torch._C._dispatch_tls_local_include_set()
+_excluded = torch._C._dispatch_tls_local_exclude_set()
+
+
+@contextlib.contextmanager
+def in_clean_state(autocast: bool = False) -> Iterator[None]:
+    """Outside of all modes, transforms and dispatch guards, as a graph may be traced in the middle of a backward.
+
+    Args:
+        autocast: keep autocast on where it is on.
+    """
+    excluded = _excluded
+    if autocast:
+        excluded = excluded & torch._C._dispatch_tls_local_exclude_set()
+    with (
+        torch._C._ForceDispatchKeyGuard(_included, excluded),
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        outside_of_compiler(),
+        saved_tensors_unhooked(),
+        torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext(),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+def compiler_lock() -> Any:
+    """Dynamo's lock: tracing patches what is global."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
+
+
+@contextlib.contextmanager
+def outside_of_transforms() -> Iterator[None]:
+    """Outside of all modes and transforms, where Dynamo compiles what is called."""
+    with (
+        torch._C._ForceDispatchKeyGuard(_included, _excluded),
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+    ):
+        yield
+
+
+def traced(
+    function: Callable[..., Any], fakes: Sequence[Any], mode: Any, *, decompose: bool = False, composites: bool = False
+) -> torch.fx.GraphModule:
+    """The ATen operators that a function of flat arguments calls.
+
+    Args:
+        function: returns a flat sequence of tensors and numbers.
+        fakes: the arguments, fake tensors and symbolic numbers.
+        mode: their fake mode.
+        decompose: operators as inductor decomposes them.
+        composites: operators that write without saying so, as batch norm, as operators that say it.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = None
+    if decompose:
+        from torch._inductor.decomposition import select_decomp_table
+
+        table = select_decomp_table()
+    with mode, enable_python_dispatcher() if composites else contextlib.nullcontext():
+        return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+
+
+def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward and the backward of a joint graph, with the fewest bytes saved that its recomputation rules allow."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
+
+
+def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    with tracing(TracingContext(mode)), torch.no_grad():
+        return compile_fx_inner(graph, fakes, is_inference=True)
