@@ -6,7 +6,7 @@
 namespace manualgrad {
 
 // adj(L U) = det U D U^-1 E L^-1 where some pivots are zero: replaces these by ones, in U without the entries that fall
-// out, and gives the product of the others. See _adjugate_from_lu in torch_manualgrad/derivatives/linalg/det.py.
+// out, and gives the product of the others. See adjugate_from_lu in torch_manualgrad/derivatives/linalg/adjugate.py.
 // zeros[i]: how many of the pivots up to i were zero.
 template <class N>
 HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n) {

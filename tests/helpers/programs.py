@@ -175,7 +175,7 @@ def variational(mean, scale):
     noise = torch.linspace(-1, 1, 12, dtype=mean.dtype).reshape(4, 3)
     sample = mean + F.softplus(scale) * noise
     other = torch.distributions.Normal(mean, F.softplus(scale))
-    return other.log_prob(sample).sum(), torch.distributions.kl_divergence(other, torch.distributions.Normal(0.0, 1.0))
+    return other.log_prob(sample).sum() - torch.distributions.Normal(0.0, 1.0).log_prob(sample).sum(), other.entropy()
 
 
 @program((4, 3))
@@ -197,3 +197,11 @@ def gradient_inside(x):
 @program((3, 4))
 def piecewise(x):
     return torch.where(x > 0, x.exp(), x.clamp(-1, 0)) + F.hardswish(x) + x.abs() + torch.maximum(x, x.flip(1))
+
+
+@program((4, 4))
+def factors(a):
+    p, low, up = torch.linalg.lu(a)
+    u, s, vh = torch.linalg.svd(a)
+    q, r = torch.linalg.qr(a)
+    return low, up, u.abs(), s, vh.abs(), q.pow(2), r.pow(2)

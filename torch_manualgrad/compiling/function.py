@@ -48,7 +48,7 @@ _call_signature = Signature(call._schema)
 
 def _rules() -> Any:
     """The active rules; where there are none, those that improve on PyTorch."""
-    return nullcontext() if compile_cache.rules_here()[0] else override()
+    return nullcontext() if compile_cache.rules_here()[0] else override(scope="thread")
 
 
 class Options(NamedTuple):

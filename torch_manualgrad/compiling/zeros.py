@@ -24,7 +24,7 @@ _LINEAR = {
     aten.index, aten.tril, aten.triu, aten.diag_embed, aten.unfold, aten.cumsum, aten.split, aten.split_with_sizes,
     aten.unbind, aten.chunk, aten._reshape_alias, aten.resolve_conj, aten.resolve_neg, aten.imag, aten.movedim,
     aten.trace, aten.diag, aten.div, aten.detach, aten.sum_to_size, aten.expand_as, aten.view_as, aten.scalar_tensor,
-    aten.upsample_nearest2d, aten.avg_pool2d, aten.im2col, aten.col2im, aten.copy, aten.slice_scatter,
+    aten.upsample_nearest2d, aten.avg_pool2d, aten.im2col, aten.col2im,
 }  # fmt: skip
 # Zero if one of the factors is.
 _BILINEAR = {
@@ -79,10 +79,9 @@ def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
     """Mark a node that is zero, leave out a term that is, or make zeros of an argument that has to be there."""
     packet = getattr(node.target, "overloadpacket", None)
     arguments = node.args
-    name = getattr(packet, "__name__", "")
     if node.target is operator.getitem:
         zero.add(node)
-    elif packet in _LINEAR or name.endswith("_backward") or packet in _PADDED and not any(arguments[2:]):
+    elif packet in _LINEAR or _is_backward(node.target) or packet in _PADDED and not any(arguments[2:]):
         heads = arguments[0] if isinstance(arguments[0], (list, tuple)) else [arguments[0]]
         if all(h in zero for h in heads if isinstance(h, fx.Node)) and any(isinstance(h, fx.Node) for h in heads):
             zero.add(node)
@@ -96,6 +95,14 @@ def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
         zero.add(node)
     else:
         _materialize(graph, node, zero)
+
+
+def _is_backward(op: Any) -> bool:
+    """Whether an operator is linear in its first argument, the one cotangent that it takes."""
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or not op._schema.name.endswith("_backward"):
+        return False
+    cotangents = [i for i, a in enumerate(op._schema.arguments) if a.name.startswith("grad")]
+    return cotangents == [0]
 
 
 def _is_zero(x: Any) -> bool:

@@ -1,0 +1,54 @@
+"""Backwards without some cotangents, next to the same backwards given zeros."""
+
+import pytest
+import torch
+from helpers.programs import PROGRAMS
+
+import torch_manualgrad as mg
+from torch_manualgrad.compiling.function import Options
+from torch_manualgrad.compiling.program import Program
+
+
+class Graph:
+    """The graph that Dynamo makes of a function."""
+
+    def __init__(self, function):
+        self.seen = []
+        torch.compiler.reset()
+        self.compiled = torch.compile(function, backend=self.keep, fullgraph=True, dynamic=False)
+
+    def keep(self, graph, inputs):
+        def run(*values):
+            self.seen.append((graph, values))
+            return graph(*values)
+
+        return run
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_cotangents_that_are_left_out_are_zero(name):
+    function, inputs = PROGRAMS[name]
+    graph = Graph(function)
+    with mg.override():
+        graph.compiled(*inputs)
+        ((captured, values),) = graph.seen
+        program = Program(captured, values, Options("eager", False))
+        compiled = program.function
+        arguments = [v for v in values if isinstance(v, torch.Tensor)]
+        needs = tuple(x.is_floating_point() for x in arguments)
+        for k in range(2):
+            level = compiled.tower(needs).level(k)
+            outputs = level.forward.primal(*arguments)
+            saved = [arguments[i] if where == "input" else outputs[i] for where, i in level.saved]
+            cotangents = [torch.ones_like(outputs[i]).mul_(0.3 + 0.1 * i) for i in level.smooth]
+            wanted = tuple(True for _ in level.wanted)
+            for i in range(len(cotangents)):
+                given = tuple(j == i for j in range(len(cotangents)))
+                zeros = [c if yes else torch.zeros_like(c) for c, yes in zip(cotangents, given)]
+                expected = level.backward.primal(*saved, *zeros)
+                found, kept = level.backward_for(given, wanted)
+                result = dict(zip(kept, found.primal(*saved, cotangents[i]) if kept else ()))
+                for place, whole in zip(level.wanted, expected):
+                    torch.testing.assert_close(
+                        result.get(place, torch.zeros_like(whole)), whole, rtol=1e-9, atol=1e-10, equal_nan=True
+                    )
