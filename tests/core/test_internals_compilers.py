@@ -68,3 +68,51 @@ def test_no_meta_kernel():
         op(mode.from_tensor(random(3)))
     with pytest.raises(internals.NoMetaKernel):
         op(random(3).to("meta"))
+
+
+def test_which_gradients_a_backward_needs():
+    seen = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, call, a, b, c):
+            return a * b * c
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(internals.followed(ctx))
+            return None, g, g, g
+
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    y = Product.apply((), a, b * 2, torch.ones(2)).sum()
+    for inputs in (a, b, [a, b]):
+        torch.autograd.grad(y, inputs, retain_graph=True)
+    y.backward()
+    assert seen == [(True, False, False), (False, True, False), (True, True, False), (True, True, False)]
+
+
+def test_a_graph_can_be_traced_in_the_middle_of_anything():
+    def traced():
+        with internals.in_clean_state():
+            x = torch.ones(2, requires_grad=True)
+            return torch.autograd.grad((x * x).sum(), x)[0]
+
+    def twice(x):
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 2 * t)
+
+    with torch.no_grad(), twice(None), torch.autocast("cpu", dtype=torch.bfloat16), internals.below_autograd():
+        assert torch.equal(traced(), torch.full((2,), 2.0))
+    found = []
+    torch.func.grad(lambda x: found.append(traced()) or x.sum())(torch.ones(2))
+    assert torch.equal(found[0], torch.full((2,), 2.0))
+
+
+def test_a_dual_level_is_there_or_made():
+    def tangent():
+        with internals.some_dual_level():
+            x = internals.dual(torch.ones(2), torch.ones(2))
+            return internals.tangent(x.sin())
+
+    with torch.autograd.forward_ad.dual_level():
+        inside = tangent()
+    assert torch.equal(tangent(), inside) and torch.equal(inside, torch.ones(2).cos())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..core.engine.derivative import redispatch
-from ..core.internals import dual, partitioned, some_dual_level, tangent, traced, unattached
+from ..core.internals import OpOverload, dual, partitioned, some_dual_level, tangent, traced, unattached
 from ..core.schema import Signature, is_differentiable
 
 __all__ = [
@@ -105,7 +105,7 @@ def trace(
 
 def writes(node: Any) -> bool:
     """Whether the operator writes to an argument."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def removed_detach(graph: fx.GraphModule) -> fx.GraphModule:
@@ -327,7 +327,7 @@ def views_of_inputs(graph: fx.GraphModule) -> tuple[int, ...]:
 
 def is_alias(node: Any) -> bool:
     """Whether a node is a view of its first argument that depends on no other node."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes != [node.args[0]]:
+    if not isinstance(node.target, OpOverload) or node.all_input_nodes != [node.args[0]]:
         return False
     returns = node.target._schema.returns
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..core.internals import FakeTensorMode, in_clean_state, is_autocast_enabled, pytree, traced
+from ..core.internals import (
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    in_clean_state,
+    is_autocast_enabled,
+    pytree,
+    switch_grad_mode,
+    traced,
+)
 from ..core.schema import is_differentiable
 from . import graphs
 from .function import Function, Options
@@ -168,7 +177,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
     modules = [str(getattr(n.target, "__module__", "")) + str(n.target) for n in nodes if n.op == "call_function"]
     transforms = any("functorch" in m for m in modules)
     for node in nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             raise Unsupported(f"it has the higher-order operator {node.target.name()}")
     for node in nodes:
         if node.op == "get_attr":
@@ -177,7 +186,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
             raise Unsupported("it writes to an argument out=")
         if node.target in _OF_METADATA or transforms and _is_data(node):
             raise Unsupported(f"it calls {node.target}")
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is switch_grad_mode:
             if not tracked and node.args[0]:
                 raise Unsupported("it switches grad mode on, and is called under torch.no_grad()")
             if transforms and not node.args[0]:
@@ -272,7 +281,7 @@ def _noise(graph: fx.GraphModule) -> list[Callable[[], Tensor]]:
     last = graph.graph.find_nodes(op="placeholder")[-1]
     for node in list(graph.graph.nodes):
         op = node.target
-        if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
             continue
         if _drops_nothing(node):
             continue

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..core.internals import OpOverload
 from .graphs import outputs_of, set_outputs
 
 __all__ = ["specialized"]
@@ -99,7 +100,7 @@ def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
 
 def _is_backward(op: Any) -> bool:
     """Whether an operator is linear in its first argument, the one cotangent that it takes."""
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or not op._schema.name.endswith("_backward"):
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or not op._schema.name.endswith("_backward"):
         return False
     cotangents = [i for i, a in enumerate(op._schema.arguments) if a.name.startswith("grad")]
     return cotangents == [0]

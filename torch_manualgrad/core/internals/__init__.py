@@ -79,6 +79,8 @@ from .functorch import (
     vmap_call,
 )
 from .inductor import (
+    HigherOrderOperator,
+    OpOverload,
     compiled,
     compiler_lock,
     in_clean_state,
@@ -86,6 +88,7 @@ from .inductor import (
     make_contiguous_strides_for,
     outside_of_transforms,
     partitioned,
+    switch_grad_mode,
     traced,
 )
 from .levels import (
@@ -152,8 +155,10 @@ __all__ = [
     "PLAIN",
     "DispatchMode",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "JaggedStructure",
     "NoMetaKernel",
+    "OpOverload",
     "ReadsValues",
     "SavedTensor",
     "SingleLevelFunction",
@@ -262,6 +267,7 @@ __all__ = [
     "stay_on_this_thread",
     "storage_of",
     "strided_nested",
+    "switch_grad_mode",
     "table_blocks",
     "tangent",
     "tangents_possible",
