@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import inspect
 import weakref
 
 import pytest
@@ -15,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule import bound_to, parameters
 
 # -- where it acts ---------------------------------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def threefold(name):
         found = body(*args)
         return 3 * found if isinstance(found, torch.Tensor) else [None if g is None else 3 * g for g in found]
 
-    scaled.__signature__ = inspect.signature(body)
+    bound_to(scaled, parameters(formula))
     return mg.rule(name, vjp={key: scaled}, register=False)
 
 
