@@ -61,7 +61,7 @@ def in_clean_state(autocast: bool = False) -> Iterator[None]:
 
 def compiler_lock() -> Any:
     """Dynamo's lock: tracing patches what is global."""
-    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.convert_frame import compile_lock  # importing the compiler is slow
 
     return compile_lock
 
@@ -89,12 +89,12 @@ def traced(
         decompose: operators as inductor decomposes them.
         composites: operators that write without saying so, as batch norm, as operators that say it.
     """
-    from torch._dispatch.python import enable_python_dispatcher
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch._dispatch.python import enable_python_dispatcher  # importing the compiler is slow
+    from torch.fx.experimental.proxy_tensor import make_fx  # importing the compiler is slow
 
     table = None
     if decompose:
-        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.decomposition import select_decomp_table  # importing the compiler is slow
 
         table = select_decomp_table()
     with mode, enable_python_dispatcher() if composites else contextlib.nullcontext():
@@ -103,15 +103,15 @@ def traced(
 
 def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and the backward of a joint graph, with the fewest bytes saved that its recomputation rules allow."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._functorch.partitioners import min_cut_rematerialization_partition  # importing the compiler is slow
 
     return min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
 
 
 def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
     """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._guards import TracingContext, tracing  # importing the compiler is slow
+    from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
     with tracing(TracingContext(mode)), torch.no_grad():
         return compile_fx_inner(graph, fakes, is_inference=True)
