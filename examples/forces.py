@@ -71,7 +71,7 @@ def with_forces(energy: Callable[[Tensor], Tensor], positions: Tensor) -> tuple[
 
 
 def train(energy: Callable[[Tensor], Tensor], model: nn.Module, steps: int) -> tuple[list[float], float]:
-    """The loss at each step, and the median seconds of a step after the first few, in which graphs are compiled."""
+    """The loss at each step, and the median seconds of a step. The first steps, which compile graphs, are left out."""
     data = clusters(256, seed=0)
     target, forces = (x.detach() for x in with_forces(morse, data))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)

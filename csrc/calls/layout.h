@@ -1,4 +1,4 @@
-// The structs by which Python describes rules and layers to this library.
+// Python fills these structs to describe rules and layers to this library.
 //
 // torch_manualgrad/core/override/compiled_table.py has the same structs for ctypes. Raise kLayoutVersion there and here
 // with any change. Another version is refused; a test compares the fields by name, offset and size.

@@ -1,4 +1,4 @@
-"""What programs around a compiled function see: buffers, random numbers, views, shapes, warnings."""
+"""Programs around a compiled function: buffers, random numbers, views, shapes, warnings."""
 
 import warnings
 from importlib.metadata import entry_points
@@ -276,6 +276,16 @@ def test_what_inductor_cannot_compile_runs_uncompiled(monkeypatch):
     torch.compiler.reset()
     with pytest.raises(NotImplementedError, match="no compiler here"):
         mg.compile(torch.sin, fullgraph=True)(x)
+
+
+def test_without_the_library_of_calls(monkeypatch):
+    from torch_manualgrad.compiling import function
+
+    monkeypatch.setattr(function, "calls_library", None)
+    x = points(3, requires_grad=True)
+    (g,) = torch.autograd.grad(compiled(torch.sin)(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], -x.sin())
+    assert not mg.active()
 
 
 def test_what_cannot_be_traced_is_differentiated_uncompiled(monkeypatch):

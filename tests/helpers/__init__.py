@@ -1,1 +1,1 @@
-"""What several test files share, one module per subject."""
+"""Helpers of several test files, one module per subject."""

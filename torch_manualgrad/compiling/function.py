@@ -30,6 +30,7 @@ from ..core.internals import (
     values_hidden,
     version_of,
 )
+from ..core.libraries import calls_library
 from ..core.override.override import override
 from ..core.schema import Signature, is_differentiable
 from . import graphs
@@ -47,8 +48,10 @@ _call_signature = Signature(call._schema)
 
 
 def _rules() -> Any:
-    """The active rules; where there are none, those that improve on PyTorch."""
-    return nullcontext() if compile_cache.rules_here()[0] else override(scope="thread")
+    """The active rules; if there are none, those that improve on PyTorch."""
+    if compile_cache.rules_here()[0]:
+        return nullcontext()
+    return override(scope="process" if calls_library is None else "thread")
 
 
 class Options(NamedTuple):
