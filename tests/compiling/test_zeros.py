@@ -7,6 +7,7 @@ from helpers.programs import PROGRAMS
 import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Options
 from torch_manualgrad.compiling.program import Program
+from torch_manualgrad.compiling.zeros import _is_backward, specialized
 
 
 class Graph:
@@ -52,3 +53,27 @@ def test_cotangents_that_are_left_out_are_zero(name):
                     torch.testing.assert_close(
                         result.get(place, torch.zeros_like(whole)), whole, rtol=1e-9, atol=1e-10, equal_nan=True
                     )
+
+
+def test_an_operator_of_two_cotangents_needs_both_to_be_zero():
+    P, L, U = torch.linalg.lu(PROGRAMS["factors"][1][0])
+    names, values = ("P", "L", "U", "grad_L", "grad_U"), (P, L, U, torch.ones_like(L), torch.ones_like(U))
+    graph = torch.fx.Graph()
+    places = {}
+    for name, value in zip(names, values):
+        places[name] = graph.placeholder(name)
+        places[name].meta["val"] = value
+    arguments = [places[n] for n in ("grad_L", "grad_U", "P", "L", "U")]
+    graph.output((graph.call_function(torch.ops.manualgrad.linalg_lu_backward.default, (*arguments, True)),))
+    made, kept = specialized(torch.fx.GraphModule({}, graph), 3, (False, True), (True,))
+    assert kept == (0,)
+    torch.testing.assert_close(
+        made(P, L, U, values[4])[0], mg.ops.linalg_lu_backward(torch.zeros_like(L), values[4], P, L, U, True)
+    )
+
+
+def test_a_backward_is_zero_with_its_only_cotangent():
+    aten = torch.ops.aten
+    assert _is_backward(aten.sigmoid_backward.default) and _is_backward(aten.native_layer_norm_backward.default)
+    for op in (aten.lstm_mps_backward, aten.mkldnn_rnn_layer_backward, torch.ops.manualgrad.linalg_lu_backward):
+        assert not _is_backward(op.default)
