@@ -1,17 +1,7 @@
 """Samples and probes of the rules, a file for each family. Imported when the samples of a rule are first read."""
 
-from . import convolution, elementwise, fft, indexing, linalg, loss, nn, recurrent, reduction, shape, sparse
+import importlib
+import pkgutil
 
-__all__ = [
-    "convolution",
-    "elementwise",
-    "fft",
-    "indexing",
-    "linalg",
-    "loss",
-    "nn",
-    "recurrent",
-    "reduction",
-    "shape",
-    "sparse",
-]
+for _found in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_found.name)

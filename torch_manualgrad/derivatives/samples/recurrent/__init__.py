@@ -1,5 +1,1 @@
 """Samples of the rules of recurrent layers."""
-
-from . import cells, lstm_layer
-
-__all__ = ["cells", "lstm_layer"]
