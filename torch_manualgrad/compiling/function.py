@@ -23,8 +23,6 @@ from ..core.internals import (
     has_tangent,
     in_clean_state,
     is_autocast_enabled,
-    is_non_overlapping_and_dense,
-    make_contiguous_strides_for,
     only_autograd,
     set_autocast_off,
     values_hidden,
@@ -232,7 +230,8 @@ def _with_batch(mode: Any, fake: Tensor, dim: int, size: int) -> Tensor:
 
 def _dense(x: Tensor) -> tuple[int, ...]:
     """The strides of a tensor, or those of a contiguous one if it has gaps or overlaps."""
-    return x.stride() if is_non_overlapping_and_dense(x) else make_contiguous_strides_for(x.shape)
+    strides = x.stride()
+    return strides if torch.empty_like(x).stride() == strides else x.contiguous().stride()
 
 
 def _restrided(x: Tensor, strides: tuple[int, ...]) -> Tensor:

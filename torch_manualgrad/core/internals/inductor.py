@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .functorch import saved_tensors_unhooked
@@ -21,8 +20,6 @@ __all__ = [
     "compiled",
     "compiler_lock",
     "in_clean_state",
-    "is_non_overlapping_and_dense",
-    "make_contiguous_strides_for",
     "outside_of_transforms",
     "partitioned",
     "switch_grad_mode",
@@ -32,7 +29,6 @@ __all__ = [
 # What Dynamo's graphs call where a program enters or leaves torch.no_grad().
 switch_grad_mode: Any = torch._C._set_grad_enabled
 
-is_non_overlapping_and_dense = is_non_overlapping_and_dense_or_false
 _included = torch._C._dispatch_tls_local_include_set()
 _excluded = torch._C._dispatch_tls_local_exclude_set()
 
