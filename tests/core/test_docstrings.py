@@ -10,12 +10,14 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 import torch
 import torchgen
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.declared_arguments import declared
 from torch_manualgrad.core.docstrings import documentation, entries
+from torch_manualgrad.core.rule import reached
 
 
 def some_backward(grad, x, n, extra):
@@ -79,6 +81,7 @@ def test_every_parameter_of_every_formula_is_described():
     assert not missing
 
 
+@pytest.mark.skipif(not reached("2.13"), reason="some of these functions came with later releases of torch")
 def test_a_formula_without_a_reference_of_its_own_has_the_name_of_one_of_aten():
     yaml = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
     header = Path(torch.__file__).parent / "include/torch/csrc/autograd/FunctionsManual.h"
