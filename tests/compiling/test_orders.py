@@ -9,7 +9,7 @@ import torch_manualgrad as mg
 
 # dual numbers have one level: at most one transform is forward mode
 MODES = [m for m in modes.MODES if m.count("fwd") < 2]
-THREE_ORDERS = ("mlp", "detached", "partly_untracked", "in_place", "potential")
+THREE_ORDERS = ("mlp", "detached", "partly_untracked", "in_place", "equal_gradients", "potential")
 
 
 def compare(name, modes_of, lowering):

@@ -112,11 +112,14 @@ class Function:
             return tuple(self._run(arguments))  # type: ignore[misc]
 
     def apart(self, *values: Any) -> Any:
-        """`primal` as the forward of an autograd function, which must not return its inputs; one output by itself."""
-        outputs = self.primal(*values)
-        if self._views:
-            outputs = tuple(torch.ops.aten.alias(x) if i in self._views else x for i, x in enumerate(outputs))
-        return outputs if len(outputs) != 1 else outputs[0]
+        """`primal` as the forward of an autograd function: no output is an input, or another output; one output by itself."""
+        outputs = list(self.primal(*values))
+        seen = {id(x) for x in values}
+        for i, x in enumerate(outputs):
+            if id(x) in seen or i in self._views:
+                outputs[i] = torch.ops.aten.alias(x)
+            seen.add(id(x))
+        return tuple(outputs) if len(outputs) != 1 else outputs[0]
 
     def _compile(self) -> None:
         if self._run is not None:
