@@ -30,10 +30,15 @@ from .core.rule import Formula
 
 def stub() -> str:
     """The text of the file."""
-    public = {name: formula for name, formula in sorted(mg.ops.items()) if name.isidentifier() and name[0] != "_"}
+    public = {name: formula for name, formula in sorted(mg.ops.items()) if name[0] != "_" and is_ours(formula)}
     classes = [line for name, formula in public.items() for line in of_formula(name, formula)]
     attributes = [f"    {name}: _{name}" for name in public]
     return "\n".join([HEAD, *classes, "class Ops(Registry[Formula]):", *attributes, "", "ops: Ops", ""])
+
+
+def is_ours(formula: mg.Formula) -> bool:
+    """Whether this package defines the formula; other packages add theirs to ``mg.ops``."""
+    return formula.reference.__module__.startswith(f"{mg.__name__}.")
 
 
 def of_formula(name: str, formula: mg.Formula) -> Iterator[str]:

@@ -1,10 +1,11 @@
+import copy
 import sys
 
 import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.rule import Sample, probe_for, rule, samples_for, samples_in
+from torch_manualgrad.core.rule import Sample, probe_for, rule, samples, samples_for, samples_in
 
 BODY = """
 from torch_manualgrad.core.rule import Sample, samples_for
@@ -13,6 +14,14 @@ from torch_manualgrad.core.rule import Sample, samples_for
 def some(dtype, device):
     yield Sample()
 """
+
+
+@pytest.fixture(autouse=True)
+def tables_of_their_own(monkeypatch):
+    """What these tests register is gone afterwards."""
+    mg.rules["aten::sin"].samples  # noqa: B018  loads what is registered
+    for table in ("_samplers", "_probes", "_unloaded"):
+        monkeypatch.setattr(samples, table, copy.copy(getattr(samples, table)))
 
 
 def test_samples_are_imported_when_they_are_read(tmp_path, monkeypatch):
