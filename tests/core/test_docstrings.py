@@ -8,6 +8,7 @@ Args:
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,13 @@ def test_a_formula_without_a_reference_of_its_own_has_the_name_of_one_of_aten():
     known = {name for file in (yaml, header) for name in re.findall(r"\w+", file.read_text())} | set(
         dir(torch.ops.aten)
     )
-    own = {
-        n for n, f in formulas().items() if "    References:\n" not in inspect.getsource(inspect.unwrap(f.reference))
-    }
+    added = {n for n, f in formulas().items() if f.__doc__.endswith(f"References:\n    ATen {n}.")}
+    own = {n for n in added if "    References:\n" not in inspect.getsource(inspect.unwrap(mg.ops[n].reference))}
     assert own and own <= known
+
+
+def test_a_note_and_references_of_the_module_hold_for_its_formulas(monkeypatch):
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "__doc__", f"{__doc__}\nNote:\n    Not at zero.\n\nReferences:\n    A book.\n")
+    assert documentation(only_some).endswith("\n\nNote:\n    Not at zero.\n\nReferences:\n    A book.")
+    assert documentation(without_arguments).endswith("\n\nNote:\n    Not at zero.\n\nReferences:\n    A paper.")

@@ -1,8 +1,9 @@
 """Docstrings of formulas, completed from the docstring of their module.
 
 A family describes its parameters once, in the ``Args:`` section of the module's docstring. `documentation` copies the
-descriptions into each formula that has such parameters and does not describe them itself, and adds a reference to the
-ATen function of the same name where the formula names no source.
+descriptions into each formula that has such parameters and does not describe them itself. ``Note:`` and ``References:``
+of the module hold for each formula without such a section. A formula without any source refers to the ATen function of
+its own name.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ def documentation(function: Callable[..., Any]) -> str:
             added.append(textwrap.fill(entry, 116, subsequent_indent=8 * " "))
     if added:
         own = _with_entries(own, added)
-    if own and "References:\n" not in own:
-        own += f"\n\nReferences:\n    ATen {function.__name__}."
+    if own and not section(own, "Note") and (note := section(_shared(function), "Note")):
+        before, references, after = own.partition("References:\n")
+        own = f"{before.rstrip()}\n\nNote:\n{note}" + (f"\n\n{references}{after}" if references else "")
+    if own and not section(own, "References"):
+        source = section(_shared(function), "References") or f"    ATen {function.__name__}."
+        own += f"\n\nReferences:\n{source}"
     return own
 
 

@@ -14,7 +14,7 @@ from torch.func import jvp, vjp
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule.derivative import derivative_of
 from torch_manualgrad.derivatives.convolution.backends import BACKEND_RULES
-from torch_manualgrad.derivatives.samples.convolution.backends import arguments_of
+from torch_manualgrad.derivatives.samples.convolution import arguments_of
 from torch_manualgrad.testing import check
 
 F64 = torch.float64

@@ -299,10 +299,6 @@ def grid_sampler_2d_backward(
 
     Returns:
         The shapes of ``input`` and ``grid``; contiguous.
-
-    Note:
-        Where not differentiable: bilinear at the centers of pixels, where the derivative is that on the right, and where
-        the padding moves a point, where it is 0. For nearest the gradient of the grid is 0.
     """
     d = _directions(None, input, grid, grad_output, None, None)
     found = _parts(d, (interpolation_mode, padding_mode, align_corners), (input, grid), output_mask)
@@ -329,9 +325,6 @@ def grid_sampler_3d_backward(
 
     Returns:
         The shapes of ``input`` and ``grid``; contiguous.
-
-    Note:
-        Where not differentiable: see `grid_sampler_2d_backward`.
     """
     d = _directions(None, input, grid, grad_output, None, None)
     found = _parts(d, (interpolation_mode, padding_mode, align_corners), (input, grid), output_mask)
@@ -391,9 +384,6 @@ def grid_sampler_2d_double_backward(
 
     Returns:
         The shapes of ``grad_output``, ``input`` and ``grid``.
-
-    Note:
-        Where not differentiable: see `grid_sampler_2d_backward`.
     """
     d = _directions(grad_output, input, grid, None, ggI, ggGrid)
     modes = (interpolation_mode, padding_mode, align_corners)
@@ -420,9 +410,6 @@ def grid_sampler_3d_double_backward(
 
     Returns:
         The shapes of ``grad_output``, ``input`` and ``grid``.
-
-    Note:
-        Where not differentiable: see `grid_sampler_2d_backward`.
     """
     modes = (interpolation_mode, padding_mode, align_corners)
     return grid_sampler_2d_double_backward(ggI, ggGrid, grad_output, input, grid, *modes, output_mask)
@@ -447,9 +434,6 @@ def grid_sampler_jvp(
 
     Returns:
         (N, C, *).
-
-    Note:
-        Where not differentiable: see `grid_sampler_2d_backward`.
 
     References:
         ATen grid_sampler_2d, which has no forward mode before torch 2.15.
@@ -479,9 +463,6 @@ def grid_sampler_backward_jvp(
 
     Returns:
         The shapes of ``input_p`` and ``grid_p``.
-
-    Note:
-        Where not differentiable: see `grid_sampler_2d_backward`.
 
     References:
         The transpose of ATen grid_sampler_2d_double_backward.

@@ -1,14 +1,13 @@
 """Arithmetic: sums, products and quotients, complex numbers from their parts, and angles in degrees.
 
+Where not differentiable: a quotient at a zero divisor, where it is infinite or nan; a rounded one where it jumps, where
+the derivative is 0; hypot at the origin, where the derivative is 0 by convention and PyTorch's is nan.
+
 Args:
     grad: cotangent of the result, real.
     other: y, broadcast with x; Python callers may give a number.
     self_st: the dtype of x. If it is real, so is what is returned.
     rounding_mode: None, "floor" or "trunc".
-
-Note:
-    Where not differentiable: a quotient at a zero divisor, where it is infinite or nan; a rounded one where it jumps,
-    where the derivative is 0; hypot at the origin, where the derivative is 0 by convention and PyTorch's is nan.
 """
 
 from __future__ import annotations

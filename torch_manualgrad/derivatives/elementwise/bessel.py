@@ -4,12 +4,11 @@ Near zero the derivative is a power series, so that every order is finite and ri
 second on are nan, zero or noise. Far from zero those of i0e and i1e are differences of nearly equal numbers, which PyTorch
 returns as 0 or as noise; here they are the derivative of the asymptotic series.
 
+Where not differentiable: for i0e at 0, and for i1e at 0 from the second order on, where the sign of x counts as 0.
+
 Args:
     grad: cotangent of the result.
     self: x, real.
-
-Note:
-    Where not differentiable: for i0e at 0, and for i1e at 0 from the second order on, where the sign of x counts as 0.
 """
 
 from __future__ import annotations

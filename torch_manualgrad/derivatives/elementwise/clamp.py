@@ -83,9 +83,6 @@ def clamp_backward(grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor |
 
     Returns:
         The shape of ``grad``, not yet summed to that of x.
-
-    Note:
-        Where not differentiable: at the bounds, as the module says.
     """
     return part(grad, *_where_self(self, min, max))
 
@@ -102,9 +99,6 @@ def clamp_backward_min_max(
 
     Returns:
         The shape of ``grad`` each, not yet summed to those of the bounds; zeros where it is not wanted.
-
-    Note:
-        Where not differentiable: at the bounds, as the module says.
     """
     low = high = torch.zeros_like(grad)
     if min is not None and grad_input_mask[0]:
@@ -135,9 +129,6 @@ def clamp_jvp(
 
     Returns:
         The shape that the three broadcast to.
-
-    Note:
-        Where not differentiable: as `clamp_backward` and `clamp_backward_min_max`.
     """
     terms = [part(x, *where) for x, where in _parts(self_p, self_t, min_p, min_t, max_p, max_t) if x is not None]
     return sum(terms[1:], terms[0]) if terms else torch.zeros_like(self_p)

@@ -14,9 +14,8 @@ tails that of rounding a and x once is on top.
 A sample x of the gamma distribution has dx/da = -(dP/da) / p, the derivative of the quantile, from which p drops out:
 it is right where both underflow.
 
-Note:
-    Where not differentiable: at a = 0 and x = 0, the ends of the domain. At x = 0 < a, and at infinity, the derivative in
-    a is 0; at a = 0 < x it is that from the right, -E_1(x). Where the function is nan, so is its derivative.
+Where not differentiable: at a = 0 and x = 0, the ends of the domain. At x = 0 < a, and at infinity, the derivative in a
+is 0; at a = 0 < x it is that from the right, -E_1(x). Where the function is nan, so is its derivative.
 
 References:
     DLMF 8.2.4 and 8.7.1, https://dlmf.nist.gov/8.7.E1; Figurnov, Mohamed, Mnih, Implicit reparameterization gradients,

@@ -13,6 +13,9 @@ Args:
     per_sample_weights: (k,), for sums, or None.
     padding_idx: entries with this index count for nothing; negative for none.
     grad: G, (bags, d), real.
+
+Note:
+    Where not differentiable: where a maximum is attained twice. One of the rows has all of the derivative.
 """
 
 from __future__ import annotations
@@ -80,9 +83,6 @@ def embedding_bag_linear(
     Returns:
         (bags, d).
 
-    Note:
-        Where not differentiable: where a maximum is attained twice, one of the rows has all of the derivative.
-
     References:
         The transpose of ATen _embedding_bag_dense_backward.
     """
@@ -115,9 +115,6 @@ def embedding_bag_adjoint(
 
     Returns:
         (n, d).
-
-    Note:
-        Where not differentiable: as `embedding_bag_linear`.
 
     References:
         ATen _embedding_bag_dense_backward, which has no derivative.

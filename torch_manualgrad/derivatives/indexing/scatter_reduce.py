@@ -89,9 +89,6 @@ def scatter_reduce_backward(
     Returns:
         The shapes of ``self`` and ``src``.
 
-    Note:
-        Where not differentiable: at ties of extrema, where each entry has an equal share.
-
     References:
         ATen scatter_reduce_backward, whose product is a quotient.
     """
@@ -137,9 +134,6 @@ def scatter_reduce_jvp(
 
     Returns:
         The shape of ``self_p``.
-
-    Note:
-        Where not differentiable: as `scatter_reduce_backward`.
 
     References:
         ATen scatter_reduce_jvp, which has no product.
@@ -192,9 +186,6 @@ def index_reduce_backward(
 
     Returns:
         The shapes of ``self`` and ``source``.
-
-    Note:
-        Where not differentiable: as `scatter_reduce_backward`.
     """
     index = _expanded(dim, index, source)
     return scatter_reduce_backward(grad, self, dim, index, source, reduce, include_self, result)
@@ -222,9 +213,6 @@ def index_reduce_jvp(
 
     Returns:
         The shape of ``self_p``.
-
-    Note:
-        Where not differentiable: as `scatter_reduce_backward`.
 
     References:
         As scatter_reduce_jvp; ATen has none.

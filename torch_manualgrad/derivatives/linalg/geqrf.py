@@ -58,9 +58,6 @@ def geqrf_backward(grad_a: Tensor | None, grad_tau: Tensor | None, self: Tensor,
     Returns:
         (*, m, n).
 
-    Note:
-        Where not differentiable: see the module.
-
     References:
         `linalg_lu_backward` and `linalg_qr_backward`; PyTorch has no derivative.
     """
@@ -80,9 +77,6 @@ def geqrf_jvp(self_t: Tensor, self_p: Tensor, a: Tensor, tau: Tensor) -> tuple[T
 
     Returns:
         (*, m, n) and (*, k).
-
-    Note:
-        Where not differentiable: see the module.
 
     References:
         `linalg_qr_jvp` and `linalg_lu_jvp`; PyTorch has no derivative.

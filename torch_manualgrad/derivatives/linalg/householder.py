@@ -121,9 +121,6 @@ def householder_product_backward(grad: Tensor, input: Tensor, tau: Tensor) -> tu
     Returns:
         (*, m, n), zero outside of the reflectors; and (*, k).
 
-    Note:
-        Where not differentiable: nowhere. The product is a polynomial.
-
     References:
         ATen householder_product_backward, which needs every reflector to have an inverse; its ``result`` and
         ``flip_order`` are not needed here.

@@ -24,6 +24,11 @@ Args:
     solution: X, (*, n, k) or (*, n).
     self_t: tangent of A, (*, m, n). None for zero.
     b_t: tangent of B, its shape. None for zero.
+
+Note:
+    Where not differentiable: where the rank of a matrix changes. The result is the derivative at constant rank.
+    Directions that raise the rank are left out as the SVD leaves them out, also for gelsy, whose forward follows the
+    order of its pivots there.
 """
 
 from __future__ import annotations
@@ -67,9 +72,6 @@ def lstsq_pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
 
     Raises:
         LinAlgError: the singular values do not converge.
-
-    Note:
-        Where not differentiable: see `pinv_backward`.
 
     References:
         Golub and Van Loan, Matrix Computations, 5.5.
@@ -154,11 +156,6 @@ def linalg_lstsq_backward(
     Returns:
         gA and gB, of the shapes of ``self`` and ``b``.
 
-    Note:
-        Where not differentiable: where the rank of a matrix changes; the result is the derivative at constant rank.
-        Directions that raise the rank are left out as the SVD leaves them out, also for gelsy, whose forward follows
-        the order of its pivots there.
-
     References:
         ATen linalg_lstsq_backward; the module's docstring.
     """
@@ -195,9 +192,6 @@ def linalg_lstsq_solution_jvp(
     Returns:
         The shape of ``solution``.
 
-    Note:
-        Where not differentiable: where the rank of a matrix changes; the result is the derivative at constant rank.
-
     References:
         ATen linalg_lstsq_solution_jvp; the module's docstring.
     """
@@ -227,9 +221,6 @@ def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Te
 
     Returns:
         (*, n, k) or (*, n).
-
-    Note:
-        Where not differentiable: see `linalg_lstsq_solution_jvp`.
 
     References:
         ATen linalg_lstsq_jvp, of older releases.

@@ -294,9 +294,6 @@ def qr_rounding_backward(
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
-
-    References:
-        See the module.
     """
     settled, after = _left_by_rounding(Q, R, c)
     settled = settled & _is_needed(grad_Q, grad_R, after)
@@ -341,9 +338,6 @@ def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, 
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
-
-    References:
-        See the module.
     """
     settled, after = _left_by_rounding(Q, R, c)
     return (*_full_rank_jvp(A_t, Q, R), settled.unsqueeze(-1) & after)
@@ -487,9 +481,6 @@ def linalg_qr_backward(
         zero, or the loss is one of Q R and the leading columns leave rounding errors only. With mode "complete"
         and m > n, the result is the derivative of the span of the last columns of Q, with a GaugeWarning if the loss depends on
         more.
-
-    References:
-        ATen linalg_qr_backward, which has neither mode "r" nor the last columns.
     """
     Q = _with_Q(A, Q, mode)
     grad_Q = None if mode == "r" else grad_Q
@@ -526,9 +517,6 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         Where not differentiable: at zero pivots. The columns of Q and the rows of R are nan from there on. If the
         leading columns leave rounding errors only, the tangent of Q R is right, and there is a GaugeWarning. With mode
         "complete" and m > n, the last columns of Q do not turn within their span.
-
-    References:
-        ATen linalg_qr_jvp, which has neither mode "r" nor the last columns.
     """
     Q_r = _with_Q(A_p, Q, mode)
     undefined, Q_p, R_c = _well_defined(A_p, Q_r, R)

@@ -18,6 +18,10 @@ Args:
     X, solution: the solution, (*, n, k) or (*, n).
     dA: tangent of A, (*, n, n); None for zero.
     dB: tangent of B, its shape; None for zero. One of the two is given.
+
+Note:
+    Where not differentiable: where A is singular. The results for that matrix are inf or nan, those for the others in
+    the batch are not affected, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -76,9 +80,6 @@ def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, ad
     Returns:
         The shape of ``B``.
 
-    Note:
-        Where not differentiable: where A is singular; the solution is inf or nan.
-
     References:
         ATen linalg_lu_solve, as linalg_solve_backward and linalg_solve_jvp call it.
     """
@@ -110,10 +111,6 @@ def linalg_solve_backward(
 
     Returns:
         gA, with all batch dims of ``result``, and gB, the shape of ``result``: no broadcast dim is summed.
-
-    Note:
-        Where not differentiable: where A is singular; the gradients of that matrix are inf or nan, those of the others
-        in the batch are not affected, and nothing is raised.
     """
     if _is_vector(A, result):
         gA, gB = linalg_solve_backward(grad_result.unsqueeze(-1), result.unsqueeze(-1), A, LU, pivots, left)
@@ -139,9 +136,6 @@ def linalg_solve_jvp(
 
     Returns:
         The shape of ``X``.
-
-    Note:
-        Where not differentiable: see `linalg_solve_backward`.
     """
     return generic_solve_jvp(lambda R: solve_again(A, LU, pivots, R, left, False), X, A, dA, dB, left)
 

@@ -14,6 +14,9 @@ Args:
     unitriangular: whether the diagonal counts as ones.
     solution: X, (*, n, k), with all batch dims.
     transpose: whether to solve with A^T (not A^H) instead of A.
+
+Note:
+    Where not differentiable: where A is singular. The results are inf or nan, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -60,9 +63,6 @@ def linalg_solve_triangular_backward(
 
     Returns:
         gA, with all batch dims of X and zero in entries that are not read, and gB, the shape of ``X``.
-
-    Note:
-        Where not differentiable: where A is singular; the gradients are inf or nan, and nothing is raised.
     """
     gB = solve_triangular_adjoint(A, grad, upper, left, unitriangular)
     gA = gB @ -X.mH if left else -X.mH @ gB
@@ -89,9 +89,6 @@ def linalg_solve_triangular_forward_AD(
 
     Returns:
         The shape of ``result``.
-
-    Note:
-        Where not differentiable: see `linalg_solve_triangular_backward`.
     """
     if self_t is not None:
         self_t = _read(self_t, upper, unitriangular)
@@ -138,9 +135,6 @@ def triangular_solve_backward(
 
     Returns:
         The shapes of ``self`` and ``A``.
-
-    Note:
-        Where not differentiable: see `linalg_solve_triangular_backward`.
     """
     if grad_solution is None:
         gA = torch.zeros_like(A) if grad_cloned_coefficient is None else summed_to(grad_cloned_coefficient, A.shape)
@@ -171,9 +165,6 @@ def triangular_solve_jvp(
 
     Returns:
         The shape of ``solution``.
-
-    Note:
-        Where not differentiable: see `linalg_solve_triangular_backward`.
 
     References:
         ATen triangular_solve_jvp, which leaves out the transpose and the restriction of dA.

@@ -17,6 +17,9 @@ Args:
     margin: m.
     weight: w of each class, (C,), or None for 1.
     reduction: 0, 1 or 2 for none, mean, sum.
+
+Note:
+    Where not differentiable: where z = 0 in max(z, 0)^p. Its first and second derivatives are 0 there.
 """
 
 from __future__ import annotations
@@ -79,9 +82,6 @@ def multi_margin_loss_gradient(
     Returns:
         The shape of ``self``.
 
-    Note:
-        Where not differentiable: at z = 0 for p = 1. The derivative of max(z, 0) is 0 there.
-
     References:
         ATen multi_margin_loss_backward, which has no derivative.
     """
@@ -114,9 +114,6 @@ def multi_margin_loss_jvp(
     Returns:
         The shape of the loss.
 
-    Note:
-        Where not differentiable: as `multi_margin_loss_gradient`.
-
     References:
         The transpose of ATen multi_margin_loss_backward.
     """
@@ -144,9 +141,6 @@ def multi_margin_loss_double_backward(
     Returns:
         The shape of ``self``.
 
-    Note:
-        Where not differentiable: at z = 0. The second derivative of max(z, 0)^2 is 0 there.
-
     References:
         The derivative of ATen multi_margin_loss_backward.
     """
@@ -170,9 +164,6 @@ def multilabel_margin_loss_gradient(
 
     Returns:
         The shape of ``self``.
-
-    Note:
-        Where not differentiable: at 1 - x_k + x_j = 0. The derivative of max(z, 0) is 0 there.
 
     References:
         ATen multilabel_margin_loss_backward, which has no derivative.

@@ -24,6 +24,9 @@ Args:
     weight_p: w, (C,), or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
     running_mean_t, running_var_t: tangents of the statistics in evaluation; None for zero. Not read in training.
+
+Note:
+    Where not differentiable: with eps = 0, where a channel is constant. The result is nan.
 """
 
 from __future__ import annotations
@@ -110,9 +113,6 @@ def native_batch_norm_backward(
     Returns:
         The gradients, of the shapes of ``input``, (C,) and (C,); the first has its layout.
 
-    Note:
-        Where not differentiable: with eps = 0, where a channel is constant. The result is nan.
-
     References:
         ATen native_batch_norm_backward; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167.
     """
@@ -173,9 +173,6 @@ def batchnorm_double_backward(
     Returns:
         The shapes of x, (C,), and of x.
 
-    Note:
-        Where not differentiable: as `native_batch_norm_backward`.
-
     References:
         ATen batchnorm_double_backward, which takes the statistics for constants.
     """
@@ -218,9 +215,6 @@ def batch_norm_backward_jvp(
     Returns:
         The shapes of ``input``, (C,) and (C,).
 
-    Note:
-        Where not differentiable: as `native_batch_norm_backward`.
-
     References:
         The transpose of ATen batchnorm_double_backward.
     """
@@ -259,9 +253,6 @@ def batch_norm_jvp(
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: as `native_batch_norm_backward`.
 
     References:
         ATen batch_norm_jvp, which takes the statistics for constants in evaluation.

@@ -13,6 +13,9 @@ Args:
     grad_out: the cotangent of group_norm that the backward was given, the shape of x.
     rstd: as native_group_norm returns it, (N, group); where this is differentiated it is a function of x.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
+
+Note:
+    Where not differentiable: with eps = 0, where a group is constant. All results but the tangent of the mean are nan.
 """
 
 from __future__ import annotations
@@ -94,9 +97,6 @@ def infinitely_differentiable_native_group_norm_backward(
     Returns:
         The shapes of x, (C,) and (C,).
 
-    Note:
-        Where not differentiable: with eps = 0, where a group is constant. The result is nan.
-
     References:
         ATen infinitely_differentiable_native_group_norm_backward; Wu, He, Group Normalization, arXiv:1803.08494.
     """
@@ -129,9 +129,6 @@ def group_norm_double_backward(
 
     Returns:
         The shapes of x, (C,), and of x.
-
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
 
     References:
         ATen native_group_norm_backward has no derivative; Wu, He, Group Normalization, arXiv:1803.08494.
@@ -169,9 +166,6 @@ def group_norm_backward_jvp(
     Returns:
         The shapes of ``input``, (C,) and (C,).
 
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
-
     References:
         The transpose of `group_norm_double_backward`.
     """
@@ -198,9 +192,6 @@ def group_norm_jvp(
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
     """
     sizes = (*_sizes(input_p), group)
     s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
@@ -232,9 +223,6 @@ def group_norm_invstd_jvp(input_p: Tensor, input_t: Tensor, invstd_p: Tensor, gr
 
     Returns:
         (N, group).
-
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_group_norm_backward`.
     """
     sizes = (*_sizes(input_p), group)
     s = standardized(_grouped(input_p, *sizes), _DIMS, eps)

@@ -12,6 +12,9 @@ Args:
         of ``input``.
     weight, weight_p: w, of shape ``normalized_shape``, or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
+
+Note:
+    Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
 """
 
 from __future__ import annotations
@@ -66,9 +69,6 @@ def native_layer_norm_backward(
     Returns:
         The gradients, of the shape of ``input`` and of ``normalized_shape`` twice; contiguous.
 
-    Note:
-        Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
-
     References:
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
     """
@@ -117,9 +117,6 @@ def layer_norm_double_backward(
     Returns:
         The shapes of x, of ``normalized_shape``, and of x.
 
-    Note:
-        Where not differentiable: as `native_layer_norm_backward`.
-
     References:
         ATen layer_norm_double_backward, which takes the statistics for constants.
     """
@@ -145,9 +142,6 @@ def layer_norm_backward_jvp(
 
     Returns:
         The shape of ``input``, and twice ``normalized_shape``.
-
-    Note:
-        Where not differentiable: as `native_layer_norm_backward`.
 
     References:
         The transpose of ATen layer_norm_double_backward.
@@ -176,9 +170,6 @@ def layer_norm_jvp(
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
 
     References:
         ATen layer_norm_jvp, which takes the statistics for constants.

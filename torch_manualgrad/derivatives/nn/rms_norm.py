@@ -12,6 +12,9 @@ Args:
         of x.
     weight, weight_opt, weight_p: w, of shape ``normalized_shape``, or None for 1.
     input_t, weight_t: tangents; None for zero.
+
+Note:
+    Where not differentiable: with eps = 0, where all entries are zero. The result is nan.
 """
 
 from __future__ import annotations
@@ -53,9 +56,6 @@ def infinitely_differentiable_native_rms_norm_backward(
     Returns:
         The shapes of ``input`` and ``normalized_shape``.
 
-    Note:
-        Where not differentiable: with eps = 0, where all entries are zero. The result is nan.
-
     References:
         ATen infinitely_differentiable_native_rms_norm_backward; Zhang, Sennrich, Root Mean Square Layer Normalization,
         arXiv:1910.07467.
@@ -88,9 +88,6 @@ def rms_norm_double_backward(
     Returns:
         The shapes of x, of ``normalized_shape``, and of x.
 
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
-
     References:
         ATen _fused_rms_norm_backward has no derivative; Zhang, Sennrich, Root Mean Square Layer Normalization,
         arXiv:1910.07467.
@@ -116,9 +113,6 @@ def rms_norm_jvp(
 
     Returns:
         The shape of x.
-
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
     return norm_jvp(s, *widened(input_t, weight_p, weight_t, None)).to(input_p.dtype)
@@ -133,9 +127,6 @@ def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, norm
 
     Returns:
         The shape of ``saved_rstd``.
-
-    Note:
-        Where not differentiable: as `infinitely_differentiable_native_rms_norm_backward`.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
     return (-s.rstd.square() * s.mean(s.values * wide(input_t))).reshape(saved_rstd.shape).to(saved_rstd.dtype)

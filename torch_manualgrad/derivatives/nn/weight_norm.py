@@ -18,6 +18,9 @@ Args:
     dim: the dim that the norm is not taken along.
     grad_w: G, the shape of ``saved_v``.
     v_t, g_t, grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
+
+Note:
+    Where not differentiable: at v = 0. The result is nan.
 """
 
 from __future__ import annotations
@@ -57,9 +60,6 @@ def weight_norm_jvp(
     Returns:
         The shape of v.
 
-    Note:
-        Where not differentiable: at v = 0. The result is nan.
-
     References:
         Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
     """
@@ -88,9 +88,6 @@ def weight_norm_backward(
 
     Returns:
         The shapes of v and g.
-
-    Note:
-        Where not differentiable: as `weight_norm_jvp`.
 
     References:
         ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
@@ -127,9 +124,6 @@ def weight_norm_backward_jvp(
 
     Returns:
         The shapes of v and g.
-
-    Note:
-        Where not differentiable: as `weight_norm_jvp`.
 
     References:
         The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for

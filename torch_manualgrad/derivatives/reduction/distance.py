@@ -80,10 +80,6 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
     Returns:
         The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
 
-    Note:
-        Where not differentiable: as `norm_backward`, pair by pair: 0 for a pair of equal points; for p = inf ties share
-        equally.
-
     References:
         ATen _cdist_backward, which has no derivative.
     """
@@ -112,9 +108,6 @@ def cdist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | No
 
     Returns:
         ``(*, P, R)``. Memory as `cdist_backward`.
-
-    Note:
-        Where not differentiable: as `cdist_backward`, of which this is the adjoint.
 
     References:
         None in ATen.
@@ -172,9 +165,6 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
     Returns:
         ``(N, M)``, the dtype of ``self``.
 
-    Note:
-        Where not differentiable: as `cdist_backward`.
-
     References:
         ATen _pdist_backward, which has no derivative.
     """
@@ -205,9 +195,6 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
 
     Returns:
         ``(N (N - 1) / 2,)``.
-
-    Note:
-        Where not differentiable: as `cdist_backward`.
 
     References:
         None in ATen.
@@ -307,9 +294,6 @@ def cdist_double_backward(gg: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: f
     Returns:
         The shapes of ``grad``, ``x1`` and ``x2``. Memory: that of all differences.
 
-    Note:
-        Where not differentiable: as `cdist_backward`, 0.
-
     References:
         None in ATen.
     """
@@ -337,9 +321,6 @@ def cdist_backward_jvp(
 
     Returns:
         ``(*, P, M)``. Memory: that of all differences.
-
-    Note:
-        Where not differentiable: as `cdist_backward`, 0.
 
     References:
         The transpose of `cdist_double_backward`.
@@ -382,9 +363,6 @@ def pdist_double_backward(gg: Tensor, grad: Tensor, self: Tensor, p: float) -> t
     Returns:
         The shapes of ``grad`` and ``self``.
 
-    Note:
-        Where not differentiable: as `cdist_backward`, 0.
-
     References:
         None in ATen.
     """
@@ -403,9 +381,6 @@ def pdist_backward_jvp(
 
     Returns:
         ``(N, M)``.
-
-    Note:
-        Where not differentiable: as `cdist_backward`, 0.
 
     References:
         The transpose of `pdist_double_backward`.

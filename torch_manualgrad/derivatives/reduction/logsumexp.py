@@ -6,6 +6,9 @@ accurate, too: its exponentials add up to 1 only to within the rounding of the r
 Args:
     result: what the forward returned.
     dim: the reduced dims.
+
+Note:
+    Where not differentiable: where the result is -inf. The derivative there is 0. Where x is inf it is nan.
 """
 
 from __future__ import annotations
@@ -48,9 +51,6 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
 
     Returns:
         The shape of ``self``.
-
-    Note:
-        Where not differentiable: where the result is -inf; the derivative there is 0. Where x is inf it is nan.
     """
     e, total = _softmax(self, result, dim, keepdim, differentiated=torch.is_grad_enabled())
     return restore_reduced_dims(grad, self.dim(), dim, keepdim) / total.conj() * e.conj()
@@ -67,9 +67,6 @@ def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[
 
     Returns:
         The shape of the result.
-
-    Note:
-        Where not differentiable: as `logsumexp_backward`.
 
     References:
         ATen logsumexp_jvp and safe_logsumexp_jvp.

@@ -9,11 +9,6 @@ is computed from x / m, with m the largest |x_i| of the slice (the smallest for 
 overflows or underflows. m is a constant to every derivative, since w does not depend on it. The norm that the forward
 saved does not enter: w is a function of x alone and may be differentiated to any order in any mode.
 
-Where not differentiable. p = 0: w = 0. p = 1: sgn(x). p = +-inf: sgn(x) shared equally among the entries that attain n.
-Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the other slices unless p is a
-positive even integer, for which w is a polynomial in x over a power of n. A nan makes its slice nan; for p = 1 and
-+-inf it makes its own entry nan and leaves the others as they are, for p = 0 all are 0.
-
 Args:
     grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
     self: x, real or complex, any shape.
@@ -23,6 +18,13 @@ Args:
     self_p: x, real or complex, any shape.
     self_t: its tangent, same shape.
     result: the norm that the forward returned.
+
+Note:
+    Where not differentiable: for p = 0, w = 0. For p = 1, sgn(x). For p = +-inf, sgn(x) shared equally among the
+    entries that attain n. Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the
+    other slices unless p is a positive even integer, for which w is a polynomial in x over a power of n. A nan makes
+    its slice nan; for p = 1 and +-inf it makes its own entry nan and leaves the others as they are, for p = 0 all are
+    0.
 """
 
 from __future__ import annotations
@@ -132,9 +134,6 @@ def norm_backward(
         IndexError: a dim out of range.
         TypeError: an integer ``self``.
         RuntimeError: another shape of ``grad``.
-
-    Note:
-        Where not differentiable: the conventions in the module's docstring; a subgradient (0 at a zero slice).
     """
     dims = wrap_dims(self, dim)
     keepdim = keepdim and not (not dim and grad.dim() == 0)
@@ -164,9 +163,6 @@ def norm_jvp(
         IndexError: a dim out of range.
         TypeError: an integer ``self_p``.
 
-    Note:
-        Where not differentiable: as `norm_backward`, of which this is the adjoint; 0 where the norm is 0.
-
     References:
         ATen norm_jvp, both overloads.
     """
@@ -191,9 +187,6 @@ def linalg_vector_norm_backward(
 
     Raises:
         IndexError, TypeError, RuntimeError: as `norm_backward`.
-
-    Note:
-        Where not differentiable: as `norm_backward`.
     """
     if self.dtype == grad.dtype:
         return norm_backward(grad, self, ord, result, dim, keepdim)
@@ -216,9 +209,6 @@ def linalg_vector_norm_jvp(
 
     Raises:
         IndexError, TypeError: as `norm_jvp`.
-
-    Note:
-        Where not differentiable: as `norm_jvp`.
     """
     return norm_jvp(self_p, self_t, ord, result, dim, keepdim)
 

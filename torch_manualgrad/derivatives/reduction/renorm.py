@@ -8,6 +8,9 @@ Args:
     p: the order, positive; inf is allowed.
     dim: the dim along which the slices are counted.
     maxnorm: the bound, not negative.
+
+Note:
+    Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as `norm_backward`.
 """
 
 from __future__ import annotations
@@ -54,9 +57,6 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
     Raises:
         IndexError: ``dim`` out of range.
         RuntimeError: fewer dims, another p or maxnorm, another shape of ``grad``.
-
-    Note:
-        Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as `norm_backward`.
     """
     x = widened(self)
     dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
@@ -79,9 +79,6 @@ def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: floa
 
     Raises:
         IndexError, RuntimeError: as `renorm_backward`.
-
-    Note:
-        Where not differentiable: as `renorm_backward`.
     """
     x = widened(self_p)
     dims, scaled, w, n = _renorm_parts(x, self_p, p, dim, maxnorm)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Sample, Sampler
+from torch_manualgrad.core.rule import Sample, Sampler, samples_for
 
 __all__ = [
     "alike",
     "both",
     "distinct",
     "drawn_by",
+    "drawn_for",
     "in_one_precision",
     "index",
     "leaf",
@@ -147,3 +148,9 @@ def drawn_by(*calls: Callable[..., Sequence[Any]], real_only: bool = False) -> S
             yield Sample(*arguments, **keywords)
 
     return samples
+
+
+def drawn_for(operators: str | tuple[str, ...], *calls: Callable[..., Sequence[Any]], real_only: bool = False) -> None:
+    """Register samples by `drawn_by` for one operator, or for several."""
+    names = (operators,) if isinstance(operators, str) else operators
+    samples_for(*names)(drawn_by(*calls, real_only=real_only))

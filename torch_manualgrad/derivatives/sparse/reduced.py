@@ -7,6 +7,9 @@ Args:
     self, self_p: A, (m, k), CSR, real.
     other, other_p: B, (k, n).
     reduce: "sum", "mean", "amax" or "amin".
+
+Note:
+    Where not differentiable: where products are equal. The first of them has all of the cotangent.
 """
 
 from __future__ import annotations
@@ -61,9 +64,6 @@ def sparse_mm_reduce_backward(
     Returns:
         (m, k), with the entries of A; (k, n).
 
-    Note:
-        Where not differentiable: where products are equal. The first of them has all of the cotangent.
-
     References:
         ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
     """
@@ -95,9 +95,6 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
 
     Returns:
         (m, n).
-
-    Note:
-        Where not differentiable: see `sparse_mm_reduce_backward`.
 
     References:
         The transpose of `sparse_mm_reduce_backward`.

@@ -1,1 +1,0 @@
-"""Samples of the rules of elementwise operators."""
