@@ -48,7 +48,8 @@ def rule(
     ``<name>_device``, ``<name>_layout`` and ``<name>_blocksize`` (None where no blocks are stored) of an input or output, of
     each tensor in a list, are available in a vjp without saving the tensor. A
     tensor is kept for the backward only if a formula for an input that requires grad names it. A missing cotangent or
-    tangent is None.
+    tangent is None. If all that a formula names are missing, it is not called, and its results are zero. Gradients of
+    inputs that need none are dropped.
 
     Args:
         name: ``"aten::linalg_lu"``, ``"aten::norm.Scalar"``; any operator, not only aten's.

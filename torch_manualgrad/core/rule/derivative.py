@@ -30,9 +30,15 @@ __all__ = [
 
 
 class _Plan:
-    """One formula, and the position of each of its arguments in the tuple of known values."""
+    """One formula, and the position of each of its arguments in the tuple of known values.
 
-    def __init__(self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+    Attributes:
+        factors: the positions of the cotangents or tangents that it asks for, if these are some of them and not all.
+    """
+
+    def __init__(
+        self, rule: str, what: str, function: Callable[..., Any], names: Sequence[str], linear: Sequence[str]
+    ) -> None:
         formula = function.formula if isinstance(function, ArgumentBinding) else function
         self.call = formula.run if isinstance(formula, Formula) else formula
         self.constants: tuple[Any, ...] = ()
@@ -53,9 +59,16 @@ class _Plan:
                     f"rule {rule}: the {what} formula asks for {name!r}, which is not one of {list(names)}"
                 )
         self.pick = itemgetter(*self.places) if len(self.places) > 1 else self._pick
+        factors = {names.index(n) for n in linear}
+        asked = factors.intersection(self.places)
+        self.factors = [] if asked == factors else sorted(asked)
 
     def _pick(self, known: Sequence[Any]) -> list[Any]:
         return [known[i] for i in self.places]
+
+    def is_zero(self, known: Sequence[Any]) -> bool:
+        """Whether the formula would be given no cotangent or tangent, although others are there."""
+        return bool(self.factors) and all(known[i] is None for i in self.factors)
 
     def __call__(self, known: Sequence[Any]) -> Any:
         if self.constants:
@@ -138,7 +151,7 @@ class RuleDerivative(Transposed):
         self.grad_names = signature.cotangent_names
         names = [*tensors, *constants, *facts, *self.grad_names, "output_mask"]
         self.vjps = [
-            (_Plan(rule.name, "vjp", self.meant(f), names), [signature.names.index(n) for n in key])
+            (_Plan(rule.name, "vjp", self.meant(f), names, self.grad_names), [signature.names.index(n) for n in key])
             for key, f in vjp.items()
         ]
         self.uses = [({p for p in plan.places if p < len(tensors)}, inputs) for plan, inputs in self.vjps]
@@ -150,9 +163,14 @@ class RuleDerivative(Transposed):
         self.tables: dict[Any, int] = {}  # the numbers of the tables in csrc/calls, by their `defers`
         self.in_place_functions: dict[Any, Any] = {}  # see in_place.py
         self._without_vjp = [i for i in signature.tensor_like if not any(i in inputs for _, inputs in self.vjps)]
-        names = [*known, *[f"{n}_p" for n in signature.names], *[f"{n}_t" for n in signature.names]]
+        tangents = [f"{n}_t" for n in signature.names]
+        names = [*known, *[f"{n}_p" for n in signature.names], *tangents]
+        differentiated = [tangents[i] for i in signature.tensor_like]
         self._jvps = [
-            (_Plan(rule.name, "jvp", self.meant(f), names), [signature.output_names.index(n) for n in key])
+            (
+                _Plan(rule.name, "jvp", self.meant(f), names, differentiated),
+                [signature.output_names.index(n) for n in key],
+            )
             for key, f in rule.jvp.items()
         ]
         asked = {p for f in rule.jvp.values() for p in parameters(f)}
@@ -257,6 +275,8 @@ class RuleDerivative(Transposed):
                 )
         known = (*tensors, *static, *grads)
         for plan, inputs in self.vjps:
+            if plan.factors and plan.is_zero(known):
+                continue
             if len(inputs) == 1:
                 (at,) = inputs
                 if any(needed[at]) if isinstance(needed[at], list) else needed[at]:
@@ -268,7 +288,7 @@ class RuleDerivative(Transposed):
                 if not isinstance(found, (tuple, list)) or len(found) != len(inputs):
                     check_count(self.rule.name, "vjp", [self.signature.names[i] for i in inputs], found)
                 for i, g in zip(inputs, found):
-                    result[i] = g
+                    result[i] = None if needed[i] is False else g
         if self.checked:
             for i, grad in enumerate(result):
                 if i in self._sizes:
@@ -289,6 +309,8 @@ class RuleDerivative(Transposed):
         result: list[Any] = [None] * len(outputs)
         known = (*inputs, *outputs, *inputs, *tangents)
         for plan, places in self._jvps:
+            if plan.factors and plan.is_zero(known):
+                continue
             found = plan(known)
             if len(places) == 1:
                 found = (found,)

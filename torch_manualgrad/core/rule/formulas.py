@@ -355,7 +355,7 @@ class Formula(CustomOp):
                 return route.run(*args)
         return self.reference(*args)
 
-    def bind(self, **parameters: Any) -> ArgumentBinding:
+    def bind(self, /, **parameters: Any) -> ArgumentBinding:
         """`bind` of this formula.
 
         ``cholesky_backward.bind(grad_L="grad", L="result")``: its ``L`` is the rule's ``result``.

@@ -6,7 +6,7 @@ the operator is an entry of the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,25 +91,6 @@ def _cudnn_convolution_backward(
     return tuple(g if yes else self.new_zeros(0) for g, yes in zip(found, output_mask))  # type: ignore[return-value]
 
 
-def _without_bias(*args: Any) -> tuple[Tensor | None, ...]:
-    return tuple(g if yes else None for g, yes in zip(_cudnn_convolution_backward(*args), args[-1]))
-
-
-_CUDNN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "cudnn_convolution": (
-        lambda grad, self, weight, padding, stride, dilation, groups, output_mask: _without_bias(
-            self, grad, weight, padding, [0], stride, dilation, False, groups, output_mask
-        ),
-        {"transposed": False, "output_padding": [0]},
-    ),
-    "cudnn_convolution_transpose": (
-        lambda grad, self, weight, padding, output_padding, stride, dilation, groups, output_mask: _without_bias(
-            self, grad, weight, padding, output_padding, stride, dilation, True, groups, output_mask
-        ),
-        {"transposed": True},
-    ),
-}
-
 _PLAIN: dict[str, Any] = {"transposed": False, "output_padding": [0]}
 _TRANSPOSED: dict[str, Any] = {"transposed": True}
 # backend, operator, and arguments of `convolution_like`
@@ -123,13 +104,7 @@ _CONVOLUTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "NNPACK",
         "_nnpack_spatial_convolution",
-        {
-            **_PLAIN,
-            "input": "input",
-            "dilation": [1, 1],
-            "groups": 1,
-            **_ON_CPU,
-        },
+        {**_PLAIN, "input": "input", "dilation": [1, 1], "groups": 1, **_ON_CPU},
     ),
     ("another package", "convolution_overrideable", {"input": "input"}),
 )
@@ -146,8 +121,7 @@ def _depthwise_vjp(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     rest = (stride, padding, dilation, False, [0], self.shape[1])
-    found = _aten.convolution_backward(grad, self, weight, [grad.shape[1]], *rest, output_mask)
-    return tuple(g if yes else None for g, yes in zip(found, output_mask))
+    return _aten.convolution_backward(grad, self, weight, [grad.shape[1]], *rest, output_mask)
 
 
 def _depthwise_jvp(
@@ -164,24 +138,17 @@ def _depthwise_jvp(
     return convolution_jvp(self_p, self_t, weight_p, weight_t, None, bias_t, *rest)
 
 
-# -- sampling of cuDNN: bilinear, zeros outside, aligned corners --------------------------------------------------------
-
-
-def _grid_vjp(grad: Tensor, self: Tensor, grid: Tensor, output_mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    found = grid_sampler_2d_backward(grad, self, grid, 0, 0, True, list(output_mask))
-    return tuple(g if yes else None for g, yes in zip(found, output_mask))
-
-
+# Sampling of cuDNN: bilinear, zeros outside, aligned corners.
 _BILINEAR: dict[str, Any] = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": True}
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
-for _name, (_vjp, _fixed) in _CUDNN.items():
+for _name, _fixed in (("cudnn_convolution", _PLAIN), ("cudnn_convolution_transpose", _TRANSPOSED)):
     BACKEND_RULES[_name] = convolution_like(
         f"aten::{_name}",
         bias=False,
-        vjp={("self", "weight"): _vjp},
+        vjp={("self", "weight"): _cudnn_convolution_backward.bind(grad_output="grad", **_fixed)},
         **_fixed,
         **_about("cuDNN", _name),
     )
@@ -203,14 +170,16 @@ for _name in ("_conv_depthwise2d", "conv_depthwise3d"):
     )
 BACKEND_RULES["cudnn_grid_sampler"] = rule(
     "aten::cudnn_grid_sampler",
-    vjp={("self", "grid"): _grid_vjp},
+    vjp={("self", "grid"): grid_sampler_2d_backward.bind(grad_output="grad", input="self", **_BILINEAR)},
     jvp={"output": grid_sampler_jvp.bind(input_p="self_p", input_t="self_t", **_BILINEAR)},
     source="ATen cudnn_grid_sampler_backward; the jvp is new",
     **_about("cuDNN", "cudnn_grid_sampler"),
 )
 BACKEND_RULES["cudnn_grid_sampler_backward"] = rule(
     "aten::cudnn_grid_sampler_backward",
-    vjp=double_vjps(grid_sampler_2d_double_backward, "self", ("grad_grad_self", "grad_grad_grid"), **_BILINEAR),
+    vjp=double_vjps(
+        grid_sampler_2d_double_backward, ggI="grad_grad_self", ggGrid="grad_grad_grid", input="self", **_BILINEAR
+    ),
     jvp={
         ("grad_self", "grad_grid"): grid_sampler_backward_jvp.bind(
             input_p="self_p", input_t="self_t", output_mask=[True, True], **_BILINEAR

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import Rule, always, bound_to, formula, operator, rule
 
-from .common import total
+from ..terms import total
 
 _aten = torch.ops.aten
 _ARGUMENTS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -156,8 +156,7 @@ def convolution_like(name: str, *, input: str = "self", bias: bool = True, **abo
         wanted = [*mask, False][:3]
         *geometry, groups = complete(given)
         channels = weight.shape[1] * groups if geometry[3] else weight.shape[0]  # without input channels, grad has none
-        found = _aten.convolution_backward(grad, x, weight, [channels], *geometry, groups, wanted)
-        return tuple(g if yes else None for g, yes in zip(found, mask))
+        return _aten.convolution_backward(grad, x, weight, [channels], *geometry, groups, wanted)[: len(mask)]
 
     inputs = (input, "weight", "bias") if bias else (input, "weight")
     return rule(
@@ -184,29 +183,31 @@ def backward_like(name: str, *, input: str = "self", bias: bool = True, **about:
     outputs = [r.name or f"result{i}" for i, r in enumerate(operator(name)._schema.returns)]
     cotangents = [f"grad_{o}" for o in outputs]
 
-    def gradient(place: int, g: Tensor, x: Tensor, w: Tensor, given: Sequence[Any]) -> Tensor:
+    def gradient(
+        place: int, g: Tensor | None, x: Tensor | None, w: Tensor | None, given: Sequence[Any]
+    ) -> Tensor | None:
+        if g is None or x is None or w is None:
+            return None
         mask = [place == 0, place == 1, False]
         return _aten.convolution_backward(g, x, w, None, *complete(given), mask)[place]
 
-    def of_grad_output(x: Tensor, w: Tensor, *others: Any) -> Tensor | None:
+    def of_grad_output(x: Tensor, w: Tensor, *others: Any) -> Tensor:
         (a, b, *c), given = others[: len(outputs)], others[len(outputs) :]
-        if all(t is None for t in (a, b, *c)):
-            return None
         return convolution_jvp(x, a, w, b, None, c[0] if c else None, *complete(given))
 
-    def of_input(g: Tensor, x: Tensor, b: Tensor | None, *given: Any) -> Tensor | None:
-        return None if b is None else gradient(0, g, x, b, given)
+    def of_input(g: Tensor, x: Tensor, b: Tensor, *given: Any) -> Tensor | None:
+        return gradient(0, g, x, b, given)
 
-    def of_weight(g: Tensor, w: Tensor, a: Tensor | None, *given: Any) -> Tensor | None:
-        return None if a is None else gradient(1, g, a, w, given)
+    def of_weight(g: Tensor, w: Tensor, a: Tensor, *given: Any) -> Tensor | None:
+        return gradient(1, g, a, w, given)
 
     def jvp(*known: Any) -> tuple[Tensor | None, ...]:
         (g, dg, x, dx, w, dw, mask, bias_gradient), given = known[:8], known[8:]
         found: list[Tensor | None] = [None] * len(outputs)
         if mask[0]:
-            found[0] = total(dg if dg is None else gradient(0, dg, x, w, given), of_input(g, x, dw, *given))
+            found[0] = total(gradient(0, dg, x, w, given), gradient(0, g, x, dw, given))
         if mask[1]:
-            found[1] = total(dg if dg is None else gradient(1, dg, x, w, given), of_weight(g, w, dx, *given))
+            found[1] = total(gradient(1, dg, x, w, given), gradient(1, g, dx, w, given))
         if bias and mask[2] and dg is not None:
             found[2] = convolution_backward_jvp_grad_bias(dg, bias_gradient)
         return tuple(found)

@@ -41,9 +41,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import bound_to, formula, known_finite, reached, rule
+from torch_manualgrad.core.rule import Formula, bound_to, formula, known_finite, reached, rule
 
-from .common import total
+from ..terms import total
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
@@ -485,35 +485,19 @@ def _stays_inside(input: Tensor, grid: Tensor, interpolation_mode: int, padding_
     return known_finite(grid)
 
 
-def double_vjps(
-    double_backward: Any,
-    image: str = "input",
-    cotangents: Sequence[str] = ("grad_result0", "grad_result1"),
-    **modes: Any,
-) -> dict[str, Callable[..., Any]]:
-    """The vjps of a backward operator.
+def double_vjps(double_backward: Formula, **bound: Any) -> dict[str, Callable[..., Any]]:
+    """The vjps of a backward operator. Its argument output_mask hides the mask of a vjp, so that each has its own.
 
     Args:
         double_backward: the formula.
-        image: the name of the image.
-        cotangents: the names of those of the two results.
-        modes: the values of arguments of aten::grid_sampler that the operator lacks.
+        bound: the names, or values, that its parameters are bound to.
     """
-    asked = [m for m in _MODES if m not in modes]
-    names = ("grad_output", image, "grid")
 
     def of(place: int) -> Callable[..., Any]:
-        mask = [place == i for i in range(3)]
+        one = double_backward.bind(**bound, output_mask=[place == i for i in range(3)])
+        return bound_to(lambda *given: one(*given)[place], one.parameter_names)
 
-        def vjp(*given: Any) -> Tensor | None:
-            if given[0] is None and given[1] is None:
-                return None
-            values = {**modes, **dict(zip(asked, given[5:]))}
-            return double_backward(*given[:5], *[values[m] for m in _MODES], mask)[place]
-
-        return bound_to(vjp, [*cotangents, *names, *asked])
-
-    return {name: of(place) for place, name in enumerate(names)}
+    return {bound.get(name, name): of(i) for i, name in enumerate(("grad_output", "input", "grid"))}
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -532,10 +516,6 @@ def _rules(
         about: arguments of `rule`.
     """
 
-    def vjp(grad: Tensor, input: Tensor, grid: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        found = backward(grad, input, grid, *rest[:3], list(rest[3]))
-        return tuple(g if yes else None for g, yes in zip(found, rest[3]))
-
     def backward_jvp(*known: Any) -> tuple[Tensor | None, ...]:
         *values, wanted = known if has_mask else (*known, [True, True])
         found = grid_sampler_backward_jvp(*values, wanted)
@@ -545,7 +525,7 @@ def _rules(
     has_backward = not is_fallback or reached("2.12")
     rule(
         f"aten::{forward}",
-        vjp={("input", "grid"): bound_to(vjp, ["grad", "input", "grid", *_MODES, "output_mask"])},
+        vjp={("input", "grid"): backward.bind(grad_output="grad")},
         jvp={"result": grid_sampler_jvp},
         defer_to_stock=_stays_inside if has_backward else None,
         # the fallback's gradients are constants until 2.12, of which PyTorch makes second derivatives of zero
@@ -557,7 +537,7 @@ def _rules(
         return
     rule(
         f"aten::{forward}_backward",
-        vjp=double_vjps(double_backward),
+        vjp=double_vjps(double_backward, ggI="grad_result0", ggGrid="grad_result1"),
         jvp={("result0", "result1"): bound_to(backward_jvp, [*primals, *_MODES, *["output_mask"] * has_mask])},
         improves="missing",
         source="ATen grid_sampler_2d_double_backward; the jvp is new",

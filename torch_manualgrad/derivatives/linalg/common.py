@@ -34,12 +34,6 @@ def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
     return gradient if gradient.shape == sizes else gradient.sum_to_size(sizes)
 
 
-def total(*terms: Tensor | None) -> Tensor | None:
-    """The sum of the terms that are not None; None if all are."""
-    given = [term for term in terms if term is not None]
-    return sum(given[1:], given[0]) if given else None
-
-
 def sym(X: Tensor) -> Tensor:
     """X + X^H."""
     return X + X.mH

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula
 
-from .common import total
+from ..terms import total
 
 
 def _weight_like(g: Tensor, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.types import Number
 from torch_manualgrad.core.engine.strong_arithmetic import stands_for
 from torch_manualgrad.core.rule import formula, rule
 
-from .common import total
+from ..terms import total
 
 
 def scaled(x: Tensor, by: Number) -> Tensor:

@@ -17,7 +17,8 @@ from torch.types import Number
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .common import summed_to, total
+from ..terms import total
+from .common import summed_to
 from .matmul import mm_mat1_backward, mm_mat2_backward, scaled
 
 

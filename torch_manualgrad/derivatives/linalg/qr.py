@@ -62,7 +62,8 @@ from torch.nn.functional import pad
 from torch_manualgrad.core.libraries import kernel_limit
 from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, is_sharded, readable, rule
 
-from .common import LARGEST, eye_like, phi, skew, small, sym, total
+from ..terms import total
+from .common import LARGEST, eye_like, phi, skew, small, sym
 from .gauge import depends_on_basis, report
 
 # Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.

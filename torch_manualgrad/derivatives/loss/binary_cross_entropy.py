@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torch_manualgrad.core.rule import always, formula, rule
+from torch_manualgrad.core.rule import always, bind, formula, rule
 
 from ..elementwise.saturating import logistic
-from .common import NONE, fitted, of_all, reduced, scaled
+from ..terms import fitted_to, sum_over_tangents
+from .common import NONE, of_all, reduced, scaled
 
 aten = torch.ops.aten
 
@@ -164,110 +165,68 @@ def _self_vjp(grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None,
     return aten.binary_cross_entropy_backward(grad, self, target, weight, reduction)
 
 
-def _jvp(
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target_p: Tensor,
-    target_t: Tensor | None,
-    weight_p: Tensor | None,
-    weight_t: Tensor | None,
-    reduction: int,
-) -> Tensor:
-    found = torch.zeros_like(self_p)
-    if self_t is not None:
-        found = found + aten.binary_cross_entropy_backward(self_t, self_p, target_p, weight_p, NONE)
-    if target_t is not None:
-        found = found + binary_cross_entropy_target_backward(target_t, self_p, target_p, weight_p, NONE)
-    if weight_t is not None:
-        found = found + aten.binary_cross_entropy(self_p, target_p, None, NONE) * weight_t
-    return reduced(found, reduction)
-
-
-def _backward_jvp(
-    grad_output_p: Tensor,
-    grad_output_t: Tensor | None,
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target_p: Tensor,
-    target_t: Tensor | None,
-    weight_p: Tensor | None,
-    weight_t: Tensor | None,
-    reduction: int,
-) -> Tensor:
-    found, known = torch.zeros_like(self_p), (self_p, target_p, weight_p, reduction)
-    if grad_output_t is not None:
-        found = found + _self_vjp(grad_output_t, *known)
-    if self_t is not None:
-        found = found + binary_cross_entropy_double_backward(grad_output_p, self_t, *known)
-    if target_t is not None:
-        found = found + binary_cross_entropy_double_backward_target(target_t, grad_output_p, *known)
-    if weight_t is not None:
-        found = found + _self_vjp(grad_output_p, self_p, target_p, None, reduction) * weight_t
-    return found
-
-
-def _with_logits_jvp(
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target_p: Tensor,
-    target_t: Tensor | None,
-    weight_p: Tensor | None,
-    weight_t: Tensor | None,
-    pos_weight_p: Tensor | None,
-    pos_weight_t: Tensor | None,
-    reduction: int,
-) -> Tensor:
-    found, known = torch.zeros_like(self_p), (self_p, target_p, weight_p, pos_weight_p, NONE)
-    if self_t is not None:
-        found = found + binary_cross_entropy_with_logits_backward(self_t, *known)
-    if target_t is not None:
-        found = found + binary_cross_entropy_with_logits_target_backward(target_t, *known)
-    if weight_t is not None:
-        losses = aten.binary_cross_entropy_with_logits(self_p, target_p, None, pos_weight_p, NONE)
-        found = found + losses * weight_t
-    if pos_weight_t is not None:
-        found = found - _weighted(target_p * logsigmoid(self_p), weight_p) * pos_weight_t
-    return reduced(found, reduction)
-
-
 rule(
     "aten::binary_cross_entropy",
-    vjp={
-        "self": _self_vjp,
-        "target": lambda grad, self, target, weight, reduction: fitted(
-            binary_cross_entropy_target_backward(grad, self, target, weight, reduction), target
-        ),
+    vjp={"self": _self_vjp, "target": fitted_to("target", binary_cross_entropy_target_backward)},
+    jvp={
+        "result": sum_over_tangents(
+            lambda self_t, self_p, target_p, weight_p: aten.binary_cross_entropy_backward(
+                self_t, self_p, target_p, weight_p, NONE
+            ),
+            lambda target_t, self_p, target_p, weight_p: binary_cross_entropy_target_backward(
+                target_t, self_p, target_p, weight_p, NONE
+            ),
+            lambda weight_t, self_p, target_p: aten.binary_cross_entropy(self_p, target_p, None, NONE) * weight_t,
+            then=reduced,
+        )
     },
-    jvp={"result": _jvp},
     improves="values",
     source="ATen binary_cross_entropy_backward, binary_cross_entropy_target_backward",
 )
 rule(
     "aten::binary_cross_entropy_backward",
     vjp={
-        "grad_output": lambda grad, grad_output, self, target, weight, reduction: fitted(
-            binary_cross_entropy_double_backward_grad_output(grad, self, target, weight, reduction), grad_output
-        ),
+        "grad_output": fitted_to("grad_output", binary_cross_entropy_double_backward_grad_output.bind(input="self")),
         "self": binary_cross_entropy_double_backward.bind(input="self"),
-        "target": lambda grad, grad_output, self, target, weight, reduction: fitted(
-            binary_cross_entropy_double_backward_target(grad, grad_output, self, target, weight, reduction), target
-        ),
+        "target": fitted_to("target", binary_cross_entropy_double_backward_target),
     },
-    jvp={"result": _backward_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            bind(_self_vjp, grad="grad_output_t", self="self_p", target="target_p", weight="weight_p"),
+            lambda self_t, grad_output_p, self_p, target_p, weight_p, reduction: binary_cross_entropy_double_backward(
+                grad_output_p, self_t, self_p, target_p, weight_p, reduction
+            ),
+            binary_cross_entropy_double_backward_target.bind(
+                grad="target_t", grad_output="grad_output_p", self="self_p", target="target_p", weight="weight_p"
+            ),
+            lambda weight_t, grad_output_p, self_p, target_p, reduction: (
+                _self_vjp(grad_output_p, self_p, target_p, None, reduction) * weight_t
+            ),
+        )
+    },
     improves="values",
     source="ATen binary_cross_entropy_double_backward",
 )
+_AT = {"target": "target_p", "weight": "weight_p", "pos_weight": "pos_weight_p", "reduction": NONE}
 rule(
     "aten::binary_cross_entropy_with_logits",
     vjp={
-        "self": lambda grad, self, target, weight, pos_weight, reduction: fitted(
-            binary_cross_entropy_with_logits_backward(grad, self, target, weight, pos_weight, reduction), self
-        ),
-        "target": lambda grad, self, target, weight, pos_weight, reduction: fitted(
-            binary_cross_entropy_with_logits_target_backward(grad, self, target, weight, pos_weight, reduction), target
-        ),
+        "self": fitted_to("self", binary_cross_entropy_with_logits_backward.bind(input="self")),
+        "target": fitted_to("target", binary_cross_entropy_with_logits_target_backward.bind(grad_output="grad")),
     },
-    jvp={"result": _with_logits_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            binary_cross_entropy_with_logits_backward.bind(grad="self_t", input="self_p", **_AT),
+            binary_cross_entropy_with_logits_target_backward.bind(grad_output="target_t", self="self_p", **_AT),
+            lambda weight_t, self_p, target_p, pos_weight_p: (
+                aten.binary_cross_entropy_with_logits(self_p, target_p, None, pos_weight_p, NONE) * weight_t
+            ),
+            lambda pos_weight_t, self_p, target_p, weight_p: (
+                -_weighted(target_p * logsigmoid(self_p), weight_p) * pos_weight_t
+            ),
+            then=reduced,
+        )
+    },
     improves="values",  # in forward mode the weights are constants to PyTorch
     defer_to_stock=always,
     source="ATen binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_target_backward",

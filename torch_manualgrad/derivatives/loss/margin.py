@@ -13,12 +13,12 @@ Args:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
 from ..elementwise.saturating import logistic, logistic_slope
+from ..terms import fitted_to, sum_over_tangents
 from .common import NONE, fitted, reduced, scaled
 
 
@@ -63,46 +63,26 @@ def soft_margin_loss_double_backward_grad_output(
     return fitted(soft_margin_loss_backward(grad, input, target, reduction), grad_output)
 
 
-def _jvp(self_p: Tensor, self_t: Tensor | None, target_p: Tensor, target_t: Tensor | None, reduction: int) -> Tensor:
-    """The loss is symmetric in x and y."""
-    found = torch.zeros_like(self_p)
-    if self_t is not None:
-        found = found + soft_margin_loss_backward(self_t, self_p, target_p, NONE)
-    if target_t is not None:
-        found = found + soft_margin_loss_backward(target_t, target_p, self_p, NONE)
-    return reduced(found, reduction)
-
-
-def _backward_jvp(
-    grad_output_p: Tensor,
-    grad_output_t: Tensor | None,
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target_p: Tensor,
-    target_t: Tensor | None,
-    reduction: int,
-) -> Tensor:
+def _target_double(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     """The derivative of -y s(-u), u = y x, with respect to y is -s(-u) + u s(u) s(-u)."""
-    found = torch.zeros_like(self_p)
-    if grad_output_t is not None:
-        found = found + soft_margin_loss_backward(grad_output_t, self_p, target_p, reduction)
-    if self_t is not None:
-        found = found + soft_margin_loss_double_backward(grad_output_p * self_t, self_p, target_p, reduction)
-    if target_t is not None:
-        u = target_p * self_p
-        slope = (-u).sigmoid() * (u * u.sigmoid() - 1)
-        found = found + scaled(grad_output_p * target_t * slope, reduction, self_p)
-    return found
+    u = target * self
+    return scaled(grad * ((-u).sigmoid() * (u * u.sigmoid() - 1)), reduction, self)
 
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+_X, _Y = {"self": "self_p", "target": "target_p"}, {"self": "target_p", "target": "self_p"}
 
 rule(
     "aten::soft_margin_loss",
-    vjp={
-        "self": lambda grad, self, target, reduction: fitted(
-            soft_margin_loss_backward(grad, self, target, reduction), self
+    vjp={"self": fitted_to("self", soft_margin_loss_backward.bind(grad_output="grad"))},
+    jvp={
+        "result": sum_over_tangents(  # the loss is symmetric in x and y
+            soft_margin_loss_backward.bind(grad_output="self_t", **_X, reduction=NONE),
+            soft_margin_loss_backward.bind(grad_output="target_t", **_Y, reduction=NONE),
+            then=reduced,
         )
     },
-    jvp={"result": _jvp},
     improves=("values", "missing"),
     source="ATen soft_margin_loss_backward",
 )
@@ -110,11 +90,24 @@ rule(
     "aten::soft_margin_loss_backward",
     vjp={
         "grad_output": soft_margin_loss_double_backward_grad_output.bind(input="self"),
-        "self": lambda grad, grad_output, self, target, reduction: fitted(
-            soft_margin_loss_double_backward(grad * grad_output, self, target, reduction), self
+        "self": fitted_to(
+            "self",
+            lambda grad, grad_output, self, target, reduction: soft_margin_loss_double_backward(
+                grad * grad_output, self, target, reduction
+            ),
         ),
     },
-    jvp={"result": _backward_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            soft_margin_loss_backward.bind(grad_output="grad_output_t", **_X),
+            lambda self_t, grad_output_p, self_p, target_p, reduction: soft_margin_loss_double_backward(
+                grad_output_p * self_t, self_p, target_p, reduction
+            ),
+            lambda target_t, grad_output_p, self_p, target_p, reduction: _target_double(
+                grad_output_p * target_t, self_p, target_p, reduction
+            ),
+        )
+    },
     improves=("values", "missing"),
     source="ATen soft_margin_loss_double_backward",
 )

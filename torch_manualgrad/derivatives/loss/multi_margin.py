@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import bind, formula, rule
 
-from ..linalg.common import total
+from ..terms import sum_over_tangents
 from .common import NONE, of_all, reduced, scaled
 
 aten = torch.ops.aten
@@ -196,46 +196,6 @@ def _vjp(
     return multi_margin_loss_gradient(grad, self, target, p, margin, weight, reduction)
 
 
-def _jvp(
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target: Tensor,
-    p: Number,
-    margin: Number,
-    weight_p: Tensor | None,
-    weight_t: Tensor | None,
-    reduction: int,
-) -> Tensor | None:
-    """The loss is linear in the weights."""
-    return total(
-        None if self_t is None else multi_margin_loss_jvp(self_p, self_t, target, p, margin, weight_p, reduction),
-        None if weight_t is None else aten.multi_margin_loss(self_p, target, p, margin, weight_t, reduction),
-    )
-
-
-def _backward_jvp(
-    grad_output_p: Tensor,
-    grad_output_t: Tensor | None,
-    self_p: Tensor,
-    self_t: Tensor | None,
-    target: Tensor,
-    p: Number,
-    margin: Number,
-    weight_p: Tensor | None,
-    weight_t: Tensor | None,
-    reduction: int,
-) -> Tensor | None:
-    at, g = (self_p, target, p, margin), grad_output_p
-    found = None
-    if grad_output_t is not None:
-        found = multi_margin_loss_gradient(grad_output_t, *at, weight_p, reduction)
-    if self_t is not None:
-        found = total(found, multi_margin_loss_double_backward(self_t, g, *at, weight_p, reduction))
-    if weight_t is not None:
-        found = total(found, multi_margin_loss_gradient(g, *at, weight_t, reduction))
-    return found
-
-
 def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
     losses = self[..., :1] if self.dim() else self
     grad_output, reduction = of_all(grad_output, losses, reduction)
@@ -248,7 +208,16 @@ def _multilabel_vjp(grad_output: Tensor, self: Tensor, target: Tensor, reduction
 rule(
     "aten::multi_margin_loss",
     vjp={"self": _vjp},
-    jvp={"result": _jvp},
+    jvp={
+        "result": sum_over_tangents(
+            lambda self_t, self_p, target, p, margin, weight_p, reduction: multi_margin_loss_jvp(
+                self_p, self_t, target, p, margin, weight_p, reduction
+            ),
+            lambda weight_t, self_p, target, p, margin, reduction: aten.multi_margin_loss(
+                self_p, target, p, margin, weight_t, reduction
+            ),
+        )
+    },
     improves="missing",
     source="ATen multi_margin_loss_backward; its derivatives are new",
 )
@@ -258,7 +227,17 @@ rule(
         "grad_output": multi_margin_loss_jvp.bind(self_p="self", self_t="grad"),
         "self": multi_margin_loss_double_backward,
     },
-    jvp={"result": _backward_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            multi_margin_loss_gradient.bind(grad_output="grad_output_t", self="self_p", weight="weight_p"),
+            multi_margin_loss_double_backward.bind(
+                grad="self_t", grad_output="grad_output_p", self="self_p", weight="weight_p"
+            ),
+            lambda weight_t, grad_output_p, self_p, target, p, margin, reduction: multi_margin_loss_gradient(
+                grad_output_p, self_p, target, p, margin, weight_t, reduction
+            ),
+        )
+    },
     improves="missing",
     source="the derivative of ATen multi_margin_loss_backward",
 )
@@ -273,18 +252,10 @@ rule(
 rule(
     "aten::multilabel_margin_loss_backward",
     vjp={
-        "grad_output": lambda grad, self, target, reduction, is_target: _multilabel_jvp(
-            self, grad, target, reduction, is_target
-        ),
+        "grad_output": bind(_multilabel_jvp, self_p="self", self_t="grad"),
         ("self", "is_target"): lambda: (None, None),
     },
-    jvp={
-        "result": lambda grad_output_t, self_p, target, reduction, is_target: (
-            None
-            if grad_output_t is None
-            else multilabel_margin_loss_gradient(grad_output_t, self_p, target, reduction, is_target)
-        )
-    },
+    jvp={"result": multilabel_margin_loss_gradient.bind(grad_output="grad_output_t", self="self_p")},
     improves="missing",
     source="the derivative of ATen multilabel_margin_loss_backward",
 )

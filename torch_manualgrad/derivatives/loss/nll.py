@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import always, rule
 
-from ..linalg.common import total
+from ..terms import sum_over_tangents
 from .common import MEAN, reduced
 
 aten = torch.ops.aten
@@ -29,50 +29,40 @@ def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Te
     return -of_class * x.gather(dim, classes.unsqueeze(dim)).squeeze(dim), of_class
 
 
-def _weight_jvp(x: Tensor, target: Tensor, weight_p: Tensor, weight_t: Tensor, reduction: int, ignored: int) -> Tensor:
+def _weight_jvp(
+    weight_t: Tensor, weight_p: Tensor, self_p: Tensor, target: Tensor, reduction: int, ignore_index: int
+) -> Tensor:
     """Tangent of the loss for that of the weights; a mean is divided by the sum of weights, W: (dS - L dW) / W."""
-    losses, of_class = _losses(x, target, weight_t, ignored)
+    losses, of_class = _losses(self_p, target, weight_t, ignore_index)
     if reduction != MEAN:
         return reduced(losses, reduction)
-    known, total = _losses(x, target, weight_p, ignored)
+    known, total = _losses(self_p, target, weight_p, ignore_index)
     return (losses.sum() - known.sum() / total.sum() * of_class.sum()) / total.sum()
 
 
 def _weight_backward_jvp(
-    grad: Tensor, x: Tensor, target: Tensor, weight_p: Tensor, weight_t: Tensor, reduction: int, ignored: int
+    weight_t: Tensor,
+    weight_p: Tensor,
+    grad_output_p: Tensor,
+    self_p: Tensor,
+    target: Tensor,
+    reduction: int,
+    ignore_index: int,
 ) -> Tensor:
     """Tangent of the gradient for that of the weights."""
+    x = self_p.contiguous()
     if reduction == MEAN:
-        _, of_class = _losses(x, target, weight_t, ignored)
-        _, total = _losses(x, target, weight_p, ignored)
+        _, of_class = _losses(x, target, weight_t, ignore_index)
+        _, total = _losses(x, target, weight_p, ignore_index)
         W = total.sum()
         weight_t = weight_t / W - weight_p * (of_class.sum() / (W * W))
-    slope, of_class = torch.zeros_like(x), _losses(x, target, weight_t, ignored)[1]
+    slope, of_class = torch.zeros_like(x), _losses(x, target, weight_t, ignore_index)[1]
     dim = 1 if x.dim() > 1 else 0
-    classes = target.where(target != ignored, 0)
-    return slope.scatter(dim, classes.unsqueeze(dim), (-grad * of_class).unsqueeze(dim))
+    classes = target.where(target != ignore_index, 0)
+    return slope.scatter(dim, classes.unsqueeze(dim), (-grad_output_p * of_class).unsqueeze(dim))
 
 
 def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, **about: Any) -> None:
-    def backward_jvp(
-        grad_output_p: Tensor,
-        grad_output_t: Tensor | None,
-        self_p: Tensor,
-        target: Tensor,
-        weight_p: Tensor | None,
-        weight_t: Tensor | None,
-        reduction: int,
-        ignore_index: int,
-        total_weight: Tensor,
-    ) -> Tensor | None:
-        found, x = None, self_p.contiguous()
-        if grad_output_t is not None:
-            found = backward(grad_output_t, x, target, weight_p, reduction, ignore_index, total_weight)
-        if weight_p is not None and weight_t is not None:
-            of_weight = _weight_backward_jvp(grad_output_p, x, target, weight_p, weight_t, reduction, ignore_index)
-            found = total(found, of_weight)
-        return found
-
     rule(
         f"aten::{name}_forward",
         vjp={
@@ -81,9 +71,11 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             )
         },
         jvp={
-            "output": lambda self_p, self_t, target, weight_p, weight_t, reduction, ignore_index: total(
-                None if self_t is None else forward(self_t, target, weight_p, reduction, ignore_index)[0],
-                None if weight_t is None else _weight_jvp(self_p, target, weight_p, weight_t, reduction, ignore_index),
+            "output": sum_over_tangents(
+                lambda self_t, target, weight_p, reduction, ignore_index: forward(
+                    self_t, target, weight_p, reduction, ignore_index
+                )[0],
+                _weight_jvp,
             )
         },
         not_differentiable="total_weight",
@@ -101,7 +93,14 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
             "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
             "total_weight": lambda: None,  # a function of the weights: their derivative includes it
         },
-        jvp={"result": backward_jvp},
+        jvp={
+            "result": sum_over_tangents(
+                lambda grad_output_t, self_p, target, weight_p, reduction, ignore_index, total_weight: backward(
+                    grad_output_t, self_p.contiguous(), target, weight_p, reduction, ignore_index, total_weight
+                ),
+                _weight_backward_jvp,
+            )
+        },
         improves="values",  # in forward mode the weights are constants to PyTorch
         defer_to_stock=always,
         kind="linear",

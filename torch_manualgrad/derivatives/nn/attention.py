@@ -54,7 +54,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import bound_to, formula, parameters, rule
 
-from ..linalg.common import total
+from ..terms import total
 from .normalization import wide
 
 ROWS = 64

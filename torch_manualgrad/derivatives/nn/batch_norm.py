@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, formula, rule, rules
+from torch_manualgrad.core.rule import always, bind, formula, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
 from .normalization import (
@@ -262,13 +262,6 @@ def batch_norm_jvp(
     return norm_jvp(s, _moved(s, input_p, input_t, running_mean_t, running_var_t), *affine).to(input_p.dtype)
 
 
-_PARAMETERS = ("input", "weight", "bias")
-_INPUTS = ("input", "weight", "grad_out")
-_GRADIENTS = ("result0", "result1", "result2")
-# The saved statistics are functions of the input: their part is in the derivative of the input.
-_SAVED: Any = lambda: (None, None)  # noqa: E731
-
-
 def _vjp(
     grad: Tensor,
     input: Tensor,
@@ -285,14 +278,7 @@ def _vjp(
     # process
     ours = torch.is_grad_enabled() or not input.numel()
     backward = native_batch_norm_backward if ours else torch.ops.aten.native_batch_norm_backward
-    mask = list(output_mask)
-    found = backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
-    return tuple(g if yes else None for g, yes in zip(found, mask))
-
-
-def _double_vjp(input: Tensor, weight: Tensor | None, *others: Any) -> tuple[Tensor | None, ...]:
-    of_x, of_weight, of_g = batchnorm_double_backward(input, weight, *others)
-    return of_x, None if weight is None else of_weight, of_g
+    return backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -303,111 +289,101 @@ def _defer_to_stock(input: Tensor, *_: Any) -> bool:
     return input.numel() > 0
 
 
-_ABOUT: dict[str, Any] = {
-    "defer_to_stock": _defer_to_stock,
-    "improves": "values",
-    "source": "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167",
-}
+_SOURCE = "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167"
+
+
+def _forward(name: str, bound: dict[str, Any], others: Sequence[str] = (), **about: Any) -> Any:
+    """The rule of a batch normalization.
+
+    Args:
+        name: the operator, without ``aten::``.
+        bound: where the training flag, the running statistics and eps come from, if not from arguments of these names.
+        others: its outputs after the saved statistics.
+        about: arguments of `rule`.
+    """
+    return rule(
+        f"aten::{name}",
+        vjp={
+            ("input", "weight", "bias"): bind(
+                _vjp, grad="grad_result0", save_mean="result1", save_invstd="result2", **bound
+            )
+        },
+        jvp={"result0": batch_norm_jvp.bind(**bound)},
+        not_differentiable=("result1", "result2", *others),
+        **{"defer_to_stock": _defer_to_stock, "improves": "values", "source": _SOURCE, **about},
+    )
+
+
+def _backward(name: str, train: str | bool, saved: Sequence[str], *, g: str = "grad_out", **about: Any) -> Any:
+    """The rule of the backward of one.
+
+    Args:
+        name: the operator, without ``aten::``.
+        train: its training flag.
+        saved: its saved statistics. As functions of the input, they have their part in the derivative of the input.
+        g: its cotangent.
+        about: other parameters of the formulas, and arguments of `rule`.
+    """
+    fixed = {n: about.pop(n) for n in ("running_mean", "running_var", "eps") if n in about}
+    gradients = {"ggI": "grad_result0", "ggG": "grad_result1", "ggB": "grad_result2"}
+    return rule(
+        f"aten::{name}",
+        vjp={
+            ("input", "weight", g): batchnorm_double_backward.bind(
+                gamma="weight", **gradients, gO=g, training=train, **fixed
+            ),
+            **({tuple(saved): lambda: (None, None)} if saved else {}),
+        },
+        jvp={
+            ("result0", "result1", "result2"): batch_norm_backward_jvp.bind(
+                grad_out=g, grad_out_t=f"{g}_t", train=train, **fixed
+            )
+        },
+        improves="values",
+        source="ATen batchnorm_double_backward",
+        **about,
+    )
+
+
+_NO_STATISTICS: dict[str, Any] = {"running_mean": None, "running_var": None}
 _STATISTICS = ("running_mean_out", "running_var_out")
 _NO_BATCHES = dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator")
-_ABOUT_BACKWARD: dict[str, Any] = {
-    "improves": "values",
-    "source": "ATen batchnorm_double_backward",
-}
 
-# fmt: off
-rule(
-    "aten::native_batch_norm",
-    vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
-         _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
-    jvp={"result0": batch_norm_jvp.bind(train="training")},
-    not_differentiable=("result1", "result2"),
-    **_ABOUT,
-)
-rule(
-    "aten::_native_batch_norm_legit.no_stats",
-    vjp={_PARAMETERS: lambda grad_result0, input, weight, result1, result2, eps, output_mask:
-         _vjp(grad_result0, input, weight, None, None, result1, result2, True, eps, output_mask)},
-    jvp={"result0": batch_norm_jvp.bind(running_mean=None, running_var=None, train=True)},
-    not_differentiable=("result1", "result2"),
-    **_ABOUT,
-)
-rule(
-    "aten::native_batch_norm_backward",
-    vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, train, eps:
-         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, train, eps),
-         ("save_mean", "save_invstd"): _SAVED},
-    jvp={_GRADIENTS: batch_norm_backward_jvp},
-    **_ABOUT_BACKWARD,
-)
-rule(
-    "aten::batch_norm_backward",
-    vjp={_INPUTS: lambda grad_result0, grad_result1, grad_result2, grad_out, input, weight, running_mean, running_var, update, eps:
-         _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_out, running_mean, running_var, update, eps),
-         ("save_mean", "save_var"): _SAVED},
-    jvp={_GRADIENTS: batch_norm_backward_jvp.bind(train="update")},
-    **_ABOUT_BACKWARD,
-)
-for _name, _statistics in (("_native_batch_norm_legit", ()), ("_native_batch_norm_legit_functional", _STATISTICS)):
-    rule(
-        f"aten::{_name}",
-        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask:
-             _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, eps, output_mask)},
-        jvp={"result0": batch_norm_jvp.bind(train="training")},
-        not_differentiable=("result1", "result2", *_statistics),
-        **_ABOUT,
-    )
-for _name, _statistics in (("_batch_norm_with_update", ()), ("_batch_norm_with_update_functional", _STATISTICS)):
-    rule(
-        f"aten::{_name}",
-        vjp={_PARAMETERS: lambda grad_result0, input, weight, running_mean, running_var, result1, result2, eps, output_mask:
-             _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, True, eps, output_mask)},
-        jvp={"result0": batch_norm_jvp.bind(train=True)},
-        not_differentiable=("result1", "result2", "result3", *_statistics),
-        gaps={} if _statistics else _NO_BATCHES,
-        **_ABOUT,
-    )
-# fmt: on
+_forward("native_batch_norm", {"train": "training"})
+_forward("_native_batch_norm_legit", {"train": "training"})
+_forward("_native_batch_norm_legit_functional", {"train": "training"}, _STATISTICS)
+_forward("_native_batch_norm_legit.no_stats", {"train": True, **_NO_STATISTICS})
+_forward("_batch_norm_with_update", {"train": True}, ("result3",), gaps=_NO_BATCHES)
+_forward("_batch_norm_with_update_functional", {"train": True}, ("result3", *_STATISTICS))
+_backward("native_batch_norm_backward", "train", ("save_mean", "save_invstd"))
+_backward("batch_norm_backward", "update", ("save_mean", "save_var"))
 
-# -- the rules of cuDNN and MIOpen ------------------------------------------------------------------------------------
-
-_HERE = {
+# of operators that only GPUs have
+_LIBRARIES = {
     "cudnn": torch.backends.cudnn.is_available() and torch.cuda.is_available(),
     "miopen": torch.version.hip is not None,
 }
-
-
-def _gpu_rules(library: str) -> list[Any]:
-    """The rules of one library's forward and backward."""
-    reserve = ("result3",) if library == "cudnn" else ()
-    # fmt: off
-    return [
-        rule(
-            f"aten::{library}_batch_norm",
-            vjp={("input", "weight", "bias"): lambda grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask:
-                 _vjp(grad_result0, input, weight, running_mean, running_var, result1, result2, training, epsilon, output_mask)},
-            jvp={"result0": batch_norm_jvp.bind(train="training", eps="epsilon")},
-            not_differentiable=("result1", "result2", *reserve),
+GPU_RULES = []
+for _library, _here in _LIBRARIES.items():
+    GPU_RULES += [
+        _forward(
+            f"{_library}_batch_norm",
+            {"train": "training", "eps": "epsilon"},
+            ("result3",) if _library == "cudnn" else (),
             defer_to_stock=always,
-            improves="values",
             source="ATen batch_norm_jvp",
-            register=_HERE[library],
+            register=_here,
         ),
-        rule(
-            f"aten::{library}_batch_norm_backward",
-            vjp={("input", "weight", "grad_output"): lambda grad_result0, grad_result1, grad_result2, grad_output, input, weight, epsilon:
-                 _double_vjp(input, weight, grad_result0, grad_result1, grad_result2, grad_output, None, None, True, epsilon)},
-            jvp={("result0", "result1", "result2"): batch_norm_backward_jvp.bind(
-                grad_out="grad_output", grad_out_t="grad_output_t", running_mean=None, running_var=None, train=True, eps="epsilon")},
-            improves="values",
-            source="ATen batchnorm_double_backward",
-            register=_HERE[library],
+        _backward(
+            f"{_library}_batch_norm_backward",
+            True,
+            (),
+            g="grad_output",
+            eps="epsilon",
+            **_NO_STATISTICS,
+            register=_here,
         ),
     ]
-    # fmt: on
-
-
-GPU_RULES = [*_gpu_rules("cudnn"), *_gpu_rules("miopen")]
 
 for _rule in GPU_RULES:
     if _rule not in rules.entered():

@@ -257,34 +257,7 @@ def _vjp(
         kept = gradient_format(input) if input.device.type == "cpu" else torch.contiguous_format
         g, x = (t.contiguous(memory_format=kept) for t in (grad_result0, input))
         found = torch.ops.aten.native_group_norm_backward(g, x, result1, result2, weight, *sizes, mask)
-    return tuple(f if yes else None for f, yes in zip(found, mask))
-
-
-def _double_vjp(
-    grad_result0: Tensor | None,
-    grad_result1: Tensor | None,
-    grad_result2: Tensor | None,
-    grad_out: Tensor,
-    input: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-) -> tuple[Tensor | None, ...]:
-    of_x, of_weight, of_g = group_norm_double_backward(
-        input, weight, grad_result0, grad_result1, grad_result2, grad_out, rstd, N, C, HxW, group
-    )
-    return of_x, None if weight is None else of_weight, of_g
-
-
-def _mean_jvp(input_t: Tensor | None, result1: Tensor, group: int) -> Tensor | None:
-    return None if input_t is None else group_norm_mean_jvp(input_t, result1, group)
-
-
-def _invstd_jvp(input: Tensor, input_t: Tensor | None, result2: Tensor, group: int, eps: float) -> Tensor | None:
-    return None if input_t is None else group_norm_invstd_jvp(input, input_t, result2, group, eps)
+    return found
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -295,12 +268,21 @@ _SOURCE = "Wu, He, Group Normalization, arXiv:1803.08494"
 rule(
     "aten::native_group_norm",
     vjp={("input", "weight", "bias"): _vjp},
-    jvp={"result0": group_norm_jvp, "result1": _mean_jvp, "result2": _invstd_jvp},
+    jvp={
+        "result0": group_norm_jvp,
+        "result1": group_norm_mean_jvp.bind(mean_p="result1"),
+        "result2": group_norm_invstd_jvp.bind(invstd_p="result2"),
+    },
     source=f"ATen infinitely_differentiable_native_group_norm_backward, group_norm_jvp; {_SOURCE}",
 )
 rule(
     "aten::native_group_norm_backward",
-    vjp={("input", "weight", "grad_out"): _double_vjp, ("mean", "rstd"): lambda grad_result0: (None, None)},
+    vjp={
+        ("input", "weight", "grad_out"): group_norm_double_backward.bind(
+            ggI="grad_result0", ggG="grad_result1", ggB="grad_result2"
+        ),
+        ("mean", "rstd"): lambda: (None, None),
+    },
     jvp={("result0", "result1", "result2"): group_norm_backward_jvp},
     improves="missing",
     source=f"ATen has none; {_SOURCE}",

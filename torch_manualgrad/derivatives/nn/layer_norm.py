@@ -191,25 +191,7 @@ def _vjp(
     # PyTorch's own, which the compiler fuses, if no further derivative follows
     again = torch.is_grad_enabled()
     backward = native_layer_norm_backward if again else torch.ops.aten.native_layer_norm_backward
-    found = backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, list(output_mask))
-    return tuple(g if yes else None for g, yes in zip(found, output_mask))
-
-
-def _double_vjp(
-    grad_result0: Tensor | None,
-    grad_result1: Tensor | None,
-    grad_result2: Tensor | None,
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-) -> tuple[Any, ...]:
-    of_x, of_weight, of_g = layer_norm_double_backward(
-        input, weight, grad_result0, grad_result1, grad_result2, grad_out, mean, rstd, normalized_shape
-    )
-    return of_g, of_x, None if weight is None else of_weight
+    return backward(grad_result0, input, normalized_shape, result1, result2, weight, bias, output_mask)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -226,7 +208,19 @@ rule(
 )
 rule(
     "aten::native_layer_norm_backward",
-    vjp={("grad_out", "input", "weight"): _double_vjp, ("mean", "rstd", "bias"): lambda: (None, None, None)},
+    vjp={
+        ("input", "weight", "grad_out"): layer_norm_double_backward.bind(
+            input_t="input",
+            gamma="weight",
+            ggI="grad_result0",
+            ggG="grad_result1",
+            ggB="grad_result2",
+            gO_t="grad_out",
+            save_mean_t="mean",
+            save_invstd_t="rstd",
+        ),
+        ("mean", "rstd", "bias"): lambda: (None, None, None),
+    },
     jvp={("result0", "result1", "result2"): layer_norm_backward_jvp},
     improves="values",
     source="ATen layer_norm_double_backward",

@@ -132,21 +132,6 @@ def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, norm
     return (-s.rstd.square() * s.mean(s.values * wide(input_t))).reshape(saved_rstd.shape).to(saved_rstd.dtype)
 
 
-def _double_vjp(
-    grad_result0: Tensor | None,
-    grad_result1: Tensor | None,
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    rstd: Tensor,
-    weight: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    of_x, of_weight, of_g = rms_norm_double_backward(
-        input, weight, grad_result0, grad_result1, grad_out, normalized_shape, rstd
-    )
-    return of_x, None if weight is None else of_weight, of_g
-
-
 # -- the rule, of an operator that only GPUs have ---------------------------------------------------------------------
 
 GPU_RULES = []
@@ -154,7 +139,10 @@ if exists("aten::_fused_rms_norm_backward"):
     GPU_RULES.append(
         rule(
             "aten::_fused_rms_norm_backward",
-            vjp={("input", "weight", "grad_out"): _double_vjp, "rstd": lambda grad_result0: None},
+            vjp={
+                ("input", "weight", "grad_out"): rms_norm_double_backward.bind(ggI="grad_result0", ggG="grad_result1"),
+                "rstd": lambda: None,
+            },
             improves="missing",
             source="ATen has none; Zhang, Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467",
             register=torch.cuda.is_available(),

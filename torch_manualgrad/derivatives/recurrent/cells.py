@@ -14,8 +14,6 @@ Args:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -130,21 +128,6 @@ def _thnn_fused_lstm_cell_jvp(
     return lstm_cell_jvp(gates, gates_t, cx_p, cx_t)
 
 
-def _lstm_vjp(
-    grad_result0: Tensor | None,
-    grad_result1: Tensor | None,
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-    cx: Tensor,
-) -> tuple[Any, ...]:
-    *found, of_bias, of_other = _thnn_differentiable_lstm_cell_backward(
-        grad_result0, grad_result1, input_gates, hidden_gates, input_bias, hidden_bias, cx
-    )
-    return (*found, *((None, None) if input_bias is None else (of_bias, of_other)))
-
-
 # -- GRU --------------------------------------------------------------------------------------------------------------
 
 
@@ -226,22 +209,6 @@ def _thnn_fused_gru_cell_jvp(
     return found if hx_t is None else found + z * hx_t
 
 
-def _gru_vjp(
-    grad_result0: Tensor | None,
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-) -> tuple[Any, ...]:
-    if grad_result0 is None:
-        return (None,) * 5
-    *found, of_bias, of_other = _thnn_differentiable_gru_cell_backward(
-        grad_result0, input_gates, hidden_gates, hx, input_bias, hidden_bias
-    )
-    return (*found, *((None, None) if input_bias is None else (of_bias, of_other)))
-
-
 # -- the rules, of operators that only GPUs have ----------------------------------------------------------------------
 
 
@@ -251,7 +218,11 @@ _HERE = torch.cuda.is_available()
 RULES = [
     rule(
         "aten::_thnn_fused_lstm_cell",
-        vjp={(*_INPUTS, "cx", "input_bias", "hidden_bias"): _lstm_vjp},
+        vjp={
+            (*_INPUTS, "cx", "input_bias", "hidden_bias"): _thnn_differentiable_lstm_cell_backward.bind(
+                grad_hy="grad_result0", grad_cy="grad_result1"
+            )
+        },
         jvp={("result0", "result1"): _thnn_fused_lstm_cell_jvp},
         not_differentiable="result2",
         defer_to_stock=always,
@@ -261,7 +232,11 @@ RULES = [
     ),
     rule(
         "aten::_thnn_fused_gru_cell",
-        vjp={(*_INPUTS, "hx", "input_bias", "hidden_bias"): _gru_vjp},
+        vjp={
+            (*_INPUTS, "hx", "input_bias", "hidden_bias"): _thnn_differentiable_gru_cell_backward.bind(
+                grad_hy="grad_result0"
+            )
+        },
         jvp={"result0": _thnn_fused_gru_cell_jvp},
         not_differentiable="result1",
         defer_to_stock=always,

@@ -24,7 +24,6 @@ __all__ = [
     "no_tangent",
     "product_of_entries",
     "to_dense_at",
-    "wanted",
     "with_values",
 ]
 
@@ -54,11 +53,6 @@ def no_tangent(result: Tensor) -> Tensor:
         NotImplementedError: always.
     """
     raise NotImplementedError(f"a tangent of layout {result.layout}: PyTorch's dual tensors cannot be sparse")
-
-
-def wanted(found: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """The gradients in the mask, and None for the others."""
-    return tuple(x if yes else None for x, yes in zip(found, mask))
 
 
 def entries(x: Tensor) -> tuple[Tensor, ...]:

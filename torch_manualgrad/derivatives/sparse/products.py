@@ -18,8 +18,9 @@ from torch.types import Number
 
 from torch_manualgrad.core.rule import blocksize, formula, rule
 
-from ..linalg.common import summed_to, total
+from ..linalg.common import summed_to
 from ..linalg.matmul import scaled
+from ..terms import total
 from .construction import to_sparse_backward
 from .entries import (
     OF_COMPRESSED,
@@ -29,7 +30,6 @@ from .entries import (
     entries_at,
     no_tangent,
     product_of_entries,
-    wanted,
     with_values,
 )
 from .sums import sparse_sparse_matmul_backward
@@ -148,11 +148,7 @@ rule(
 )
 rule(
     "aten::sparse_sampled_addmm",
-    vjp={
-        ("self", "mat1", "mat2"): lambda grad, self, mat1, mat2, alpha, beta, output_mask: wanted(
-            sparse_sampled_addmm_backward(grad, self, mat1, mat2, alpha, beta, output_mask), output_mask
-        )
-    },
+    vjp={("self", "mat1", "mat2"): sparse_sampled_addmm_backward.bind(grad_input_mask="output_mask")},
     jvp={"result": no_tangent},
     sparse=True,
     gaps=OF_COMPRESSED | OF_SPARSE_RESULTS,

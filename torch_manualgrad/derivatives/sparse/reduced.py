@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import formula, rule
 
-from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, wanted, with_values
+from .entries import OF_COMPRESSED, as_coo, entries, product_of_entries, to_dense_at, with_values
 from .products import products_at
 
 
@@ -114,11 +114,7 @@ def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduc
 
 rule(
     "aten::_sparse_mm_reduce_impl",
-    vjp={
-        ("self", "other"): lambda grad_result0, self, other, reduce, output_mask: wanted(
-            sparse_mm_reduce_backward(self, grad_result0, other, reduce, output_mask), output_mask
-        )
-    },
+    vjp={("self", "other"): sparse_mm_reduce_backward.bind(grad="grad_result0")},
     jvp={"result0": sparse_mm_reduce_jvp},
     sparse=True,
     gaps=OF_COMPRESSED,
