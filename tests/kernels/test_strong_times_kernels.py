@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_manualgrad.core import libraries
 from torch_manualgrad.core.internals import FakeTensorMode
-from torch_manualgrad.core.rule.strong_product import strong_times
+from torch_manualgrad.derivatives.elementwise.strong_times import strong_times
 
 LIBRARIES = {library.device: library for library in libraries.load()}
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

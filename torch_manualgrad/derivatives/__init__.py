@@ -14,6 +14,7 @@ from . import (
     reduction,
     shape,
     sparse,
+    strong_zeros,
 )
 
 from . import flops  # isort: skip  # last: it counts the formulas of the others
@@ -36,4 +37,5 @@ __all__ = [
     "reduction",
     "shape",
     "sparse",
+    "strong_zeros",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engine.derivative import Derivative
 from ..engine.kernel import any_tangent
 from ..engine.node import pull_back
-from ..engine.strong_arithmetic import StrongArithmetic, linear_among
+from ..engine.strong_arithmetic import StrongArithmetic, linear_among, running
 from ..engine.transpose import Transposed
 from ..internals import PLAIN, below_autograd, is_autocast_enabled, pytree, saved_tensors_are_hooked, unwrap_if_dead
 from ..schema import Signature, flatten, tensors_in, unflatten
@@ -42,12 +42,14 @@ class _Kept(NamedTuple):
         shapes: the arguments, with its shape instead of each tensor: gradients are checked against them.
         origin: arguments and outputs, with `Tensor` instead of each tensor, if the backward must call save_for_backward
             again.
+        linear: the places of the saved tensors that are cotangents or tangents of a call in `strong_arithmetic`.
     """
 
     rest: list[Any] | None
     spec: Any
     shapes: list[Any]
     origin: list[Any] | None
+    linear: Sequence[int]
 
 
 class SavedBackward(Transposed):
@@ -71,6 +73,12 @@ class SavedBackward(Transposed):
         if grads[0] is None and not any(True for _ in tensors_in(grads)):
             return [None] * len(kept.shapes)
         tensors = [unwrap_if_dead(t) for t in tensors]
+        if kept.linear:  # it was called with strong zeros, and its derivatives are
+            with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in kept.linear]])):
+                return self._vjp(needed, tensors, kept, grads)
+        return self._vjp(needed, tensors, kept, grads)
+
+    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Any], kept: _Kept, grads: Sequence[Any]) -> Sequence[Any]:
         if kept.origin is not None and (torch.is_grad_enabled() or any_tangent(tensors)):
             known = iter(tensors[1 if kept.rest is None else sum(r is None for r in kept.rest) :])
             values = [_with_tensors(v, known) for v in kept.origin]
@@ -124,7 +132,7 @@ def _plain_bodies(derivative: SavedBackward) -> tuple[Callable[..., Any], Callab
         if grad is None:
             return (None, *[None] * len(places))
         saved, kept = ctx.saved_tensors, ctx.static
-        plain = type(grad) in PLAIN and kept.origin is None
+        plain = type(grad) in PLAIN and kept.origin is None and not kept.linear
         tensors = []
         for x in saved:
             plain = plain and type(x) in PLAIN
@@ -165,13 +173,15 @@ def _packed(saved: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[
             if not any(x is other for other in known) and (x.is_floating_point() or x.is_complex()):
                 # It was computed here and has no history: the next derivative computes it again, from all of these.
                 origin = [_without_tensors(v) for v in (*inputs, *outputs)]
-                return [*tensors, *known], _Kept(rest, spec, shapes, origin)
-    return tensors, tuple.__new__(_Kept, (rest, spec, shapes, None))
+                tensors = [*tensors, *known]
+                return tensors, _Kept(rest, spec, shapes, origin, linear_among(tensors))
+    linear = linear_among(tensors) if running.mode is not None else ()
+    return tensors, tuple.__new__(_Kept, (rest, spec, shapes, None, linear))
 
 
 def _unpacked(kept: _Kept, tensors: Sequence[Any]) -> Any:
     """The result of save_for_backward, with these tensors."""
-    rest, spec, _, _ = kept
+    rest, spec, *_ = kept
     if rest is None:
         return tensors[0]
     given = iter(tensors)
@@ -290,7 +300,7 @@ class ReferenceDerivative(Transposed):
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
         static, linear = static
-        if linear:  # what the call computed with strong zeros, it is to have again
+        if linear:  # it was called with strong zeros, and its derivatives are
             with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in linear]])):
                 return self._vjp(needed, tensors, static, grads)
         return self._vjp(needed, tensors, static, grads)

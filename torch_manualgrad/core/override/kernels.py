@@ -302,6 +302,7 @@ class _Operator(_Registered):
                 assert active.forward_mode is not None
                 return active.forward_mode(stock, keyset, args, kwargs)
             values = args if len(args) == size else bind(args, kwargs)
+            derivative = derivative.of_call(values)
             if derivative.plain_call is not None and only_autograd():
                 tracking = torch.is_grad_enabled()
                 grad = False if not tracking and derivative.forward is None else _differentiable(values, places)

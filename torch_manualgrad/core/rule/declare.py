@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine.strong_arithmetic import by_element
+from ..engine.strong_arithmetic import by_element, strong_product
 from ..internals import is_composite
 from ..once import is_defining
 from ..schema import Signature, signature_of
@@ -19,7 +19,6 @@ from .definition import Formulas, FromResult, Rule, exists, operator, rules
 from .derivative import derivative_of
 from .formulas import ArgumentBinding, bound_to, parameters
 from .samples import LINE, Interval, Sampler, drawn
-from .strong_product import strong_product
 
 __all__ = [
     "Ratio",

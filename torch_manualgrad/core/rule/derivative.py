@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engine.node import FACTS, functions, picker
-from ..engine.strong_arithmetic import StrongArithmetic
+from ..engine.strong_arithmetic import StrongArithmetic, linear_among
 from ..engine.transpose import Transposed, transposing
 from ..internals import are_finite, at_next_level, below_autograd, values_readable
 from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, location_of
@@ -223,6 +223,10 @@ class RuleDerivative(Transposed):
         derivative, nonnegative = self._from_result
         return derivative if all(values[i] >= 0 for i in nonnegative) else self
 
+    def of_call(self, values: Sequence[Any]) -> RuleDerivative:
+        """The derivative of a call with these arguments, where it depends on them."""
+        return self
+
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether the formulas handle these tensors: not nested ones, and sparse ones only if `Rule.sparse` is set."""
         return not any(x.is_nested for x in tensors_in(values)) if self.rule.sparse else all_dense(values)
@@ -334,17 +338,35 @@ class StrongRuleDerivative(RuleDerivative):
 
     Some plain calls on the CPU are left to PyTorch when zeros are not strong. For these PyTorch's own gradients are
     computed first, and are the result if they are finite (csrc/calls/stock.h).
+
+    A derivative calls operators whose arguments are cotangents or tangents. Their zeros are strong in the derivatives of
+    these calls too, in every order: `of_call` returns the derivative that knows which arguments these are.
+
+    Args:
+        rule: the rule.
+        linear: the places of the arguments that are cotangents or tangents, beside those that a backward operator calls
+            ``grad...``.
     """
 
     strong_zero = True
 
-    def __init__(self, rule: Rule) -> None:
-        self.bare = all(hasattr(f, "strong") for f in (*rule.vjp.values(), *rule.jvp.values()))
+    def __init__(self, rule: Rule, linear: frozenset[int] = frozenset()) -> None:
+        self.bare = not linear and all(hasattr(f, "strong") for f in (*rule.vjp.values(), *rule.jvp.values()))
         super().__init__(rule, None)
-        # a backward operator is linear in its ``grad...`` inputs: they are cotangents too
-        self._cotangents = [i for i, name in enumerate(self.signature.names) if name.startswith("grad")]
+        self._linear = [i for i, name in enumerate(self.signature.names) if name.startswith("grad") or i in linear]
+        count = len(self.signature.names)
+        outputs = range(count, count + len(self.signature.returns)) if self._linear else ()  # they are linear, too
         kept = [] if self._lists else self.tensor_places
-        self._saved_cotangents = [i for i, place in enumerate(kept) if place in self._cotangents]
+        self._saved_linear = [i for i, place in enumerate(kept) if place in (*self._linear, *outputs)]
+        self._of_calls: dict[frozenset[int], StrongRuleDerivative] = {}
+
+    def of_call(self, values: Sequence[Any]) -> StrongRuleDerivative:
+        linear = frozenset(linear_among(values)).difference(self._linear)
+        if not linear:
+            return self
+        if linear not in self._of_calls:
+            self._of_calls[linear] = StrongRuleDerivative(self.rule, linear)
+        return self._of_calls[linear]
 
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(function, "strong", function)
@@ -353,7 +375,7 @@ class StrongRuleDerivative(RuleDerivative):
         vjp = super().vjp
         if self.bare or torch.compiler.is_dynamo_compiling() or transposing():
             return vjp(needed, tensors, static, grads)
-        linear = _factors([*grads, *[tensors[i] for i in self._saved_cotangents]])
+        linear = _factors([*grads, *[tensors[i] for i in self._saved_linear]])
         if values_readable(linear):
             found = vjp(needed, tensors, static, grads)
             if are_finite(tensors_in(found)):
@@ -371,7 +393,7 @@ class StrongRuleDerivative(RuleDerivative):
                 return found
 
         def strong(inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-            with StrongArithmetic(_factors([*tangents, *[inputs[i] for i in self._cotangents]])):
+            with StrongArithmetic(_factors([*tangents, *[inputs[i] for i in self._linear]])):
                 return jvp(inputs, outputs, tangents)
 
         return at_next_level(strong, inputs, outputs, tangents)

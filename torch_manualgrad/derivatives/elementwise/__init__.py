@@ -18,6 +18,7 @@ from . import (
     selection,
     softmax,
     special_functions,
+    strong_times,
     trigonometric,
     zeta,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "selection",
     "softmax",
     "special_functions",
+    "strong_times",
     "trigonometric",
     "zeta",
 ]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import elementwise, formula, real, rule
-from torch_manualgrad.core.rule.strong_product import strong_times
+
+from .strong_times import strong_times
 
 
 @formula

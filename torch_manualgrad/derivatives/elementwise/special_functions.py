@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.rule import Ratio, elementwise, formula
-from torch_manualgrad.core.rule.strong_product import strong_times
 
 from .saturating import normal_exponential
 from .series import polynomial
+from .strong_times import strong_times
 
 
 @formula

@@ -1,26 +1,24 @@
 """The product in which zero is strong: 0 times anything, infinite or nan, is 0.
 
 A cotangent is exactly 0 where a branch was not taken, or an element was masked. Times the derivative there, which may
-be infinite or nan, it should stay 0; so should a tangent that came through such a branch, times the 0 of a mask. To put
-`torch.where` around the product is right for its value, but not for its derivative: a second order differentiates the
+be infinite or nan, it must stay 0. So must a tangent that came through such a branch, times the 0 of a mask. A
+`torch.where` around the product gives the right value and the wrong derivative: a second order differentiates the
 product with respect to the cotangent, at a cotangent of 0 too, and the derivative there is the other factor. So the
-product is an operator of its own, whose derivatives are made of itself. Derivatives that are more than one product are
-run with `strong_arithmetic`.
+product is an operator of its own, and its derivatives consist of such products.
 """
 
 from __future__ import annotations
 
-import cmath
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..internals import is_known_zero
-from .formulas import Formula
+from torch_manualgrad.core.engine.strong_arithmetic import multiplies
+from torch_manualgrad.core.rule import Formula
 
-__all__ = ["strong_product", "strong_times"]
+__all__ = ["strong_times"]
 
 
 def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
@@ -45,7 +43,7 @@ def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
 
 
 _strong_times.__name__ = "strong_times"
-strong_times = Formula(_strong_times, kernel=("cpu", "cuda"))
+strong_times = multiplies(Formula(_strong_times, kernel=("cpu", "cuda")))
 
 
 @strong_times.impl_fake
@@ -112,14 +110,3 @@ def _jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor:
 def _like(grad: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     grad = grad.real if grad.is_complex() and not dtype.is_complex else grad
     return grad.sum_to_size(shape).to(dtype)
-
-
-def strong_product(factor: Tensor, derivative: Any) -> Tensor:
-    """`strong_times` of a cotangent or tangent and a derivative: a tensor, or a number."""
-    if is_known_zero(factor) or isinstance(derivative, Tensor) and is_known_zero(derivative):
-        return factor * derivative  # a known zero again
-    if not isinstance(derivative, Tensor):
-        if isinstance(derivative, (int, torch.SymInt)) or cmath.isfinite(derivative):
-            return factor * derivative
-        derivative = factor.new_full((), derivative)
-    return strong_times(factor, derivative)
