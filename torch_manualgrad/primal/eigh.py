@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.libraries import kernel_limit
-from ..core.rule import formula
+from ..core.rule import formula, primal_for
 from ..derivatives.linalg.eigh import eigh_rule, linalg_eigh_backward
 from .common import bind, finite, serves
 from .threads import on_threads
@@ -107,6 +107,7 @@ bind(eigh_tridiagonal, linalg_eigh_backward, (True, True))
 bind(eigh_small, linalg_eigh_backward, (True, True))
 
 
+@primal_for(eigh_rule)
 def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """aten::_linalg_eigh."""
     square = UPLO.upper() in ("L", "U") and A.shape[-2:-1] == A.shape[-1:]
@@ -115,6 +116,3 @@ def linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Ten
         return L, (V if compute_v else A.new_empty(0))
     L, V = on_threads(torch.ops.aten._linalg_eigh, ("eigenvalues", "eigenvectors"), compute_v, A, UPLO, compute_v)
     return L, V
-
-
-eigh_rule.replace_primal(linalg_eigh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.rule import formula
+from ..core.rule import formula, primal_for
 from ..derivatives.linalg.lu import linalg_lu_backward, lu_rule
 from .common import bind, finite, serves
 
@@ -72,6 +72,7 @@ bind(lu_small, _backward, (False, True, True))
 bind(lu_finite, _backward, (False, True, True))
 
 
+@primal_for(lu_rule)
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """aten::linalg_lu."""
     if pivot and serves(A, _SIZES):
@@ -79,6 +80,3 @@ def linalg_lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]
         return P, L, U
     P, L, U = torch.ops.aten.linalg_lu(A, pivot=pivot)
     return P, L, U
-
-
-lu_rule.replace_primal(linalg_lu)

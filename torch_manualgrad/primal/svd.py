@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.rule import formula
+from ..core.rule import formula, primal_for
 from ..derivatives.linalg.svd import svd_backward, svd_rule
 from .common import bind, finite, serves
 from .threads import on_threads
@@ -75,6 +75,7 @@ bind(svd_jacobi, svd_backward, (True, True, True))
 bind(svd_small, svd_backward, (True, True, True))
 
 
+@primal_for(svd_rule)
 def linalg_svd(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,6 +89,3 @@ def linalg_svd(
     else:
         U, S, Vh = on_threads(torch.ops.aten._linalg_svd, ("U", "S", "Vh"), compute_uv, A, full_matrices, compute_uv)
     return U, S, Vh
-
-
-svd_rule.replace_primal(linalg_svd)

@@ -1,7 +1,5 @@
 """Rules that replace the primal too, and calls that a rule leaves to PyTorch."""
 
-import copy
-
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -12,6 +10,7 @@ from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.registry import Registry
+from torch_manualgrad.core.rule import primal_for
 
 
 def test_forward_is_used_when_asked_for():
@@ -92,11 +91,12 @@ def test_a_forward_may_call_the_operator_it_replaces():
         same(jvp(torch.sin, (random(3),), (random(3),))[0], 100 * stock)
 
 
-def test_a_forward_that_is_in_use_is_not_replaced():
-    rule = sine_times(2)
-    rule.replace_primal(lambda x: 100 * x)
+def test_a_rule_has_one_replacement_forward():
+    rule, function = sine_times(2), lambda x: 100 * x
+    assert rule.forward is None and primal_for(rule)(function) is function is rule.forward
     with mg.override(rule, forward=True):
-        assert torch.sin(random(3)).shape == (3,)
-    with pytest.raises(RuntimeError, match="in use"):
-        rule.replace_primal(lambda x: 1000 * x)
-    assert copy.deepcopy([rule])[0] is rule
+        same(torch.sin(random(3)), 100 * random(3))
+    for one in (rule, sine_times(2, forward=function)):
+        with pytest.raises(ValueError, match="already"):
+            primal_for(one)(lambda x: 1000 * x)
+    assert sine_times(2).forward is None  # another rule of the same operator

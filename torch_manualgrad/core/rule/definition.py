@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import pickle
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from ..compile_cache import fingerprint
 from ..internals import is_composite
 from ..op.custom_op import CustomOp
 from ..registry import Registry
-from ..schema import Argument, signature_of
+from ..schema import Argument, Signature, signature_of
 from ..versions import parse, reached
 from .formulas import ArgumentBinding, Formula, called_formulas, parameters
 from .samples import Sampler, find_probe, find_sampler
@@ -33,6 +36,7 @@ __all__ = [
     "check_functional",
     "exists",
     "operator",
+    "primal_for",
     "real",
     "rules",
     "saved_names",
@@ -154,43 +158,68 @@ _numbers = itertools.count(1)
 Formulas = Mapping[str | tuple[str, ...], Callable[..., Any]]
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Rule:
-    """The derivative of one operator. Made by `rule`; listed in ``mg.rules``.
+    """The derivative of one operator: frozen data. Made by `rule`; listed in ``mg.rules``.
 
     An operator may write to arguments that its results do not share memory with, such as running statistics. These are
-    constants of the derivative; what stands in them after the call is what the operator itself writes.
+    constants of the derivative. After the call they hold what the operator itself writes.
+
+    A rule of ``mg.rules`` is pickled by its name.
 
     Attributes:
         name: the operator, ``"aten::norm.Scalar"``.
         aten: the operator itself, an ``OpOverload``.
+        signature: its arguments and results.
         vjp, jvp: the formulas by the inputs, the outputs, that they give.
         formulas: the `Formula` objects that these are or call.
-        residuals: names of the inputs and outputs that are kept for the backward.
-        claims: what it has over PyTorch's own, some of "values", "missing", "speed", each with the first torch in which
-            that is so no longer, or None.
-        improves: the claims that hold on this torch.
+        residuals: names of the inputs and outputs that are saved for the backward.
+        claims: its advantages over PyTorch's own derivative, some of "values", "missing", "speed", each with the first
+            torch that no longer needs it, or None.
         source: where the mathematics comes from.
-        gaps: mode -> reason, for what raises on this torch.
-        samples: ``(dtype, device) -> iterable of Sample``, or None. Those of this package are in `derivatives.samples`, and
-            `elementwise` draws its own where there are none.
-        probe: the function that checks differentiate instead of the operator. It calls the operator on an input made
-            to fulfil a condition (Hermitian), or removes a choice in its outputs (the phase of a vector).
-        forward: a replacement for the operator's own forward, used under ``override(forward=True)`` only.
-        defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's arguments, or
-            None. It is asked where only reverse derivatives can follow; to be true only where PyTorch's are right in
-            every order, and faster.
-        compiled_vjp: the compiled formula that is the whole vjp, if there is one: plain calls then go without Python.
+        not_differentiable: names of outputs without a derivative.
+        gaps: mode -> reason, for modes that raise on this torch.
+        given_samples, default_samples: the samples given with the rule, and those used if there are no others.
+        given_probe, given_forward: the probe and the replacement forward given with the rule.
+        defer_to_stock: which calls an ``override()`` without names leaves to PyTorch: a function of the operator's
+            arguments, or None. Called only in reverse mode. It returns True only where PyTorch is right in every order,
+            and faster.
+        compiled_vjp: the compiled formula that is the whole vjp, if there is one. Plain calls then run without Python.
         from_result: the vjp of the operator in place as a function of its result, if there is one.
+        sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
+        drops_graph: the operator is composite, and still has no derivative, because autograd sees none of the calls
+            inside. The rule gives it one, on the CPU.
+        reads_grad_mode: whether the operator's kernel returns more, such as a workspace, where grad mode is on.
         has_strong_zero: whether ``override(strong_zero=True)`` means another derivative: not where the
             formulas, and PyTorch's kernel in each of its instruction sets, choose, or multiply with finite numbers,
             whatever the input: ``finite=True``, which is assumed of kind "linear". Sparse tensors have none.
-        drops_graph: the operator is composite, and has no derivative all the same, as autograd sees none of what it calls.
-            The rule gives it one, on the CPU.
-        reads_grad_mode: whether the operator's kernel returns more, as a workspace, where grad mode is on.
-        sparse: whether the formulas take sparse tensors too; else these keep PyTorch's derivatives.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
+        identity: a number that no other rule of this process has.
     """
+
+    name: str
+    aten: Any
+    signature: Signature
+    vjp: Mapping[tuple[str, ...], Any]
+    jvp: Mapping[tuple[str, ...], Any]
+    claims: Mapping[str, str | None]
+    source: str
+    not_differentiable: tuple[str, ...]
+    gaps: Mapping[str, str]
+    given_samples: Sampler | None
+    default_samples: Sampler | None
+    given_probe: Callable[..., Any] | None
+    given_forward: Callable[..., Any] | None
+    defer_to_stock: Callable[..., bool] | None
+    compiled_vjp: CompiledVjp | None
+    from_result: FromResult | None
+    sparse: bool
+    drops_graph: bool
+    reads_grad_mode: bool
+    has_strong_zero: bool
+    kind: str
+    identity: str
 
     def __init__(
         self,
@@ -200,7 +229,7 @@ class Rule:
         *,
         improves: str | Sequence[str] | Mapping[str, str | None] = (),
         source: str = "",
-        not_differentiable: Sequence[str] = (),
+        not_differentiable: str | Sequence[str] = (),
         gaps: Mapping[str, str | tuple[str, str]] | None = None,
         samples: Sampler | None = None,
         default_samples: Sampler | None = None,
@@ -215,37 +244,47 @@ class Rule:
         finite: bool | None = None,
         kind: str = "rule",
     ) -> None:
-        self.aten = operator(name)
-        self.name = name.removesuffix(".default")
-        self.signature = signature_of(self.aten)
-        check_functional(f"rule {name}", self.aten, may_write=True, may_be_composite=drops_graph)
+        aten = operator(name)
+        name, signature = name.removesuffix(".default"), signature_of(aten)
         improves = (improves,) if isinstance(improves, str) else improves
-        self.claims: dict[str, str | None] = (
-            dict(improves) if isinstance(improves, Mapping) else dict.fromkeys(improves)
+        ending = {mode: (g, None) if isinstance(g, str) else g for mode, g in (gaps or {}).items()}
+        constant = (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
+        self.__dict__.update(
+            name=name,
+            aten=aten,
+            signature=signature,
+            vjp=MappingProxyType(_keyed(name, "vjp", vjp, signature.arguments)),
+            jvp=MappingProxyType(_keyed(name, "jvp", jvp, signature.returns)),
+            claims=MappingProxyType(dict(improves) if isinstance(improves, Mapping) else dict.fromkeys(improves)),
+            source=source,
+            not_differentiable=constant,
+            gaps=MappingProxyType(
+                {mode: reason for mode, (reason, until) in ending.items() if until is None or not reached(until)}
+            ),
+            given_samples=samples,
+            default_samples=default_samples,
+            given_probe=probe,
+            given_forward=forward,
+            defer_to_stock=defer_to_stock,
+            compiled_vjp=compiled_vjp,
+            from_result=from_result,
+            sparse=sparse,
+            drops_graph=drops_graph,
+            reads_grad_mode=reads_grad_mode,
+            has_strong_zero=not (kind == "linear" if finite is None else finite) and not sparse,
+            kind=kind,
+            identity=str(next(_numbers)),
         )
+        self._check()
+
+    def _check(self) -> None:
+        name = self.name
+        check_functional(f"rule {name}", self.aten, may_write=True, may_be_composite=self.drops_graph)
         for claim, until in self.claims.items():
             if claim not in IMPROVEMENTS:
                 raise ValueError(f"rule {name}: improves={claim!r} is unknown; expected some of {list(IMPROVEMENTS)}")
             if until is not None:
                 parse(until)
-        self.improves = tuple(claim for claim, until in self.claims.items() if until is None or not reached(until))
-        self.source = source
-        ending = {mode: (g, None) if isinstance(g, str) else g for mode, g in (gaps or {}).items()}
-        self.gaps = {mode: reason for mode, (reason, until) in ending.items() if until is None or not reached(until)}
-        self._samples, self._default_samples, self._probe = samples, default_samples, probe
-        self.forward = forward
-        self.defer_to_stock = defer_to_stock
-        self.compiled_vjp = compiled_vjp
-        self.from_result = from_result
-        self.sparse, self.drops_graph, self.reads_grad_mode = sparse, drops_graph, reads_grad_mode
-        self.kind = kind
-        self.not_differentiable = (
-            (not_differentiable,) if isinstance(not_differentiable, str) else tuple(not_differentiable)
-        )
-        self.identity = str(next(_numbers))
-        self.derivatives: dict[str, Any] = {}  # what `derivative_of` has made of it
-        self.vjp = self._keyed("vjp", vjp, self.signature.arguments)
-        self.jvp = self._keyed("jvp", jvp, self.signature.returns)
         if not self.vjp and not self.jvp:
             raise ValueError(f"rule {name}: neither a vjp nor a jvp is given")
         for output in self.not_differentiable:
@@ -253,55 +292,52 @@ class Rule:
                 raise ValueError(
                     f"rule {name}: not_differentiable={output!r} is not one of {self.signature.output_names}"
                 )
-        if compiled_vjp is not None:
-            self._check(compiled_vjp)
-        self.has_strong_zero = not (kind == "linear" if finite is None else finite) and not sparse
+        if self.compiled_vjp is not None:
+            self._check_compiled(self.compiled_vjp)
+
+    @functools.cached_property
+    def improves(self) -> tuple[str, ...]:
+        """The claims that hold on this torch."""
+        return tuple(claim for claim, until in self.claims.items() if until is None or not reached(until))
 
     @property
     def samples(self) -> Sampler | None:
         """``(dtype, device) -> iterable of Sample``: given with the rule, registered for it, or the default. None if none."""
-        return self._samples or find_sampler(self.name) or self._default_samples
+        return self.given_samples or find_sampler(self.name) or self.default_samples
 
     @property
     def probe(self) -> Callable[..., Any]:
-        """The function that checks differentiate: the operator, unless a probe was given or registered."""
-        return self._probe or find_probe(self.name) or self.aten
+        """The function that checks differentiate instead of the operator, unless none was given or registered.
 
-    def replace_primal(self, forward: Callable[..., Any]) -> None:
-        """Set the replacement for the operator's own forward, which ``override(forward=True)`` uses.
-
-        Raises:
-            RuntimeError: the rule was used under ``override(forward=True)`` before.
+        It calls the operator on an input made to fulfil a condition (Hermitian), or removes a choice in its outputs (the
+        phase of a vector).
         """
-        if "forward" in self.derivatives:
-            raise RuntimeError(
-                f"rule {self.name}: its forward is in use; replace it before the first override(forward=True)"
-            )
-        self.forward = forward
+        return self.given_probe or find_probe(self.name) or self.aten
+
+    @property
+    def forward(self) -> Callable[..., Any] | None:
+        """A replacement for the operator's own forward, given or registered by `primal_for`; used under ``override(forward=True)`` only."""
+        return self.given_forward or _primals.get(self)
+
+    @functools.cached_property
+    def derivatives(self) -> dict[str, Any]:
+        """The derivatives that `derivative_of` has made of it."""
+        return {}
+
+    def __copy__(self) -> Rule:
+        return self  # like an OpOverload: there is one of each
 
     def __deepcopy__(self, memo: Any) -> Rule:
-        return self  # as an OpOverload: there is one of each
+        return self
 
-    def _keyed(self, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
-        known = [e.name for e in entries if e.is_tensor_like]
-        keyed = {(k,) if isinstance(k, str) else tuple(k): f for k, f in (formulas or {}).items()}
-        for key, function in keyed.items():
-            try:
-                parameters(function)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"rule {self.name}: the {what} for {', '.join(key)} must be a function with named parameters, got "
-                    f"{function!r}"
-                ) from None
-        names = [n for key in keyed for n in key]
-        for n in names:
-            if n not in known:
-                raise ValueError(f"rule {self.name}: {what} is given for {n!r}, which is not one of {list(known)}")
-            if names.count(n) > 1:
-                raise ValueError(f"rule {self.name}: {what} is given twice for {n!r}")
-        return keyed
+    def __reduce__(self) -> Any:
+        if rules.get(self.name) is not self:
+            raise pickle.PicklingError(
+                f"rule {self.name}: it is not in mg.rules, and only rules that are there can be pickled, by their name"
+            )
+        return _registered, (self.name,)
 
-    def _check(self, compiled: CompiledVjp) -> None:
+    def _check_compiled(self, compiled: CompiledVjp) -> None:
         """It must bind as the vjp that it stands for, and there must be one vjp, for its inputs alone."""
         if list(self.vjp) != [compiled.names]:
             raise ValueError(f"rule {self.name}: compiled_vjp is for {compiled.names}, the vjp for {list(self.vjp)}")
@@ -344,6 +380,50 @@ class Rule:
     def __repr__(self) -> str:
         formulas = ", ".join(f.__name__ for f in self.formulas)
         return f"<Rule {self.name}: {formulas}>" if formulas else f"<Rule {self.name}>"
+
+
+def _registered(name: str) -> Rule:
+    return rules[name]
+
+
+_primals: weakref.WeakKeyDictionary[Rule, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def primal_for(rule: Rule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate the function that replaces the forward of the rule's operator under ``override(forward=True)``.
+
+    Raises:
+        ValueError: the rule has one already.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if rule.forward is not None:
+            raise ValueError(f"rule {rule.name} has a replacement forward already: {rule.forward!r}")
+        _primals[rule] = function
+        return function
+
+    return register
+
+
+def _keyed(rule: str, what: str, formulas: Formulas | None, entries: Sequence[Argument]) -> dict[tuple[str, ...], Any]:
+    """The formulas, each under a tuple of names, which must be those of ``entries``."""
+    known = [e.name for e in entries if e.is_tensor_like]
+    keyed = {(k,) if isinstance(k, str) else tuple(k): f for k, f in (formulas or {}).items()}
+    for key, function in keyed.items():
+        try:
+            parameters(function)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"rule {rule}: the {what} for {', '.join(key)} must be a function with named parameters, got "
+                f"{function!r}"
+            ) from None
+    names = [n for key in keyed for n in key]
+    for n in names:
+        if n not in known:
+            raise ValueError(f"rule {rule}: {what} is given for {n!r}, which is not one of {list(known)}")
+        if names.count(n) > 1:
+            raise ValueError(f"rule {rule}: {what} is given twice for {n!r}")
+    return keyed
 
 
 def saved_names(rule: Rule, vjp: Mapping[tuple[str, ...], Callable[..., Any]]) -> tuple[str, ...]:
