@@ -28,7 +28,7 @@ ALLOWED = {
     "derivatives/samples": "core core/rule derivatives",
     "primal": "core core/internals core/rule derivatives",
     "linalg": "arguments core/internals core/op derivatives primal",
-    "nested": "arguments core/internals core/rule core/override",
+    "nested": "arguments core/internals core/engine core/rule core/override",
     "distributed": "core core/internals core/engine core/rule",
     "compiling": "core core/internals core/engine core/override",
     "testing/numerics": "",

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.internals import PLAIN, SingleLevelFunction, below_autograd, is_autocast_enabled, only_autograd
+from ..core.engine.node import level_function
+from ..core.internals import PLAIN, below_autograd, is_autocast_enabled, only_autograd
 
 __all__ = ["fast_path", "is_plain_call"]
 
@@ -48,24 +49,22 @@ def fast_path(
     """
     differentiable = again or backward
 
-    class FastPath(SingleLevelFunction):
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
+    def run(ctx: Any, *arguments: Any) -> Tensor:
+        with below_autograd():
+            result, residuals = forward(*arguments)
+        ctx.save_for_backward(*residuals)
+        ctx.constants = arguments[count:]
+        return result
+
+    def pull_back(ctx: Any, grad: Tensor) -> Any:
+        needed, residuals, constants = ctx.needs_input_grad[:count], ctx.saved_tensors, ctx.constants
+        if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
+            found = differentiable(needed, grad, residuals, *constants)
+        else:
             with below_autograd():
-                result, residuals = forward(*arguments)
-            ctx.save_for_backward(*residuals)
-            ctx.constants = arguments[count:]
-            return result
+                found = backward(needed, grad, residuals, *constants)
+        return (*found, *[None] * len(constants))
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            needed, residuals, constants = ctx.needs_input_grad[:count], ctx.saved_tensors, ctx.constants
-            if torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():
-                found = differentiable(needed, grad, residuals, *constants)
-            else:
-                with below_autograd():
-                    found = backward(needed, grad, residuals, *constants)
-            return (*found, *[None] * len(constants))
-
-    FastPath.__name__ = "".join(word.capitalize() for word in name.split("_"))
-    return FastPath.apply  # type: ignore[attr-defined]
+    made = level_function("".join(word.capitalize() for word in name.split("_")), forward=run, backward=pull_back)
+    apply: Callable[..., Tensor] = made.apply
+    return apply

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.engine.node import level_function
 from ..core.internals import (
     PLAIN,
     JaggedStructure,
-    SingleLevelFunction,
     below_autograd,
     entry,
     is_autocast_enabled,
@@ -55,8 +55,9 @@ class _Call(NamedTuple):
     parameters: tuple[Tensor | None, ...] = ()
 
 
-class _OnBuffer(SingleLevelFunction):
-    @staticmethod
+def _on_buffer() -> Callable[..., Any]:
+    """The autograd function of these calls: ``(call, nested, *parameters) -> nested``."""
+
     def forward(ctx: Any, call: _Call, x: Any, *parameters: Tensor | None) -> Any:
         ctx.set_materialize_grads(False)  # nested tensors of zeros do not exist
         structure = jagged_structure(x)
@@ -68,7 +69,6 @@ class _OnBuffer(SingleLevelFunction):
         ctx.call, ctx.structure = call._replace(parameters=()), structure
         return result
 
-    @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -81,6 +81,12 @@ class _OnBuffer(SingleLevelFunction):
             with set_autocast_off():
                 found = [*ctx.call.tracked(grad, needed, nested, *residuals)]
         return None, *found
+
+    apply: Callable[..., Any] = level_function("_OnBuffer", forward=forward, backward=backward).apply
+    return apply
+
+
+_apply = _on_buffer()
 
 
 def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:
@@ -124,8 +130,7 @@ def jagged_call(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
     shared = any(p is not None and p.requires_grad for p in call.parameters)
     if not (x.requires_grad or shared) or (shared and jagged_structure(x).lengths is not None):
         return None  # a gradient of parameters leaves out holes
-    apply: Callable[..., Any] = _OnBuffer.apply  # type: ignore[attr-defined]
-    return apply(call, x, *call.parameters)
+    return _apply(call, x, *call.parameters)
 
 
 # -- the calls --------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ __all__ = [
     "function_name",
     "functions",
     "general_function",
+    "level_function",
     "node_name",
     "node_type",
     "picker",
@@ -294,10 +295,20 @@ def picker(places: Sequence[int]) -> Callable[[Any], Any]:
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
+def level_function(name: str, **methods: Callable[..., Any]) -> Any:
+    """An autograd function that acts on one functorch level.
+
+    Args:
+        name: of the function. Its nodes in the graph are called the same, with "Backward" after it.
+        methods: ``forward``, ``backward`` and, if there is one, ``jvp``.
+    """
+    return type(name, (_SingleLevelFunction,), {kind: staticmethod(method) for kind, method in methods.items()})
+
+
 def function_class(derivative: Derivative, *methods: Callable[..., Any]) -> Any:
     """An autograd function whose node in the graph is called after the operator, as PyTorch's are."""
-    members = {m.__name__: staticmethod(skipped_by_dynamo(m)) for m in methods}
-    made: Any = type(function_name(derivative.signature), (_SingleLevelFunction,), members)
+    members = {m.__name__: skipped_by_dynamo(m) for m in methods}
+    made = level_function(function_name(derivative.signature), **members)
     made.call_backward_at_once()
     show_saved(made, derivative)
     return made
