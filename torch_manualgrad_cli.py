@@ -103,7 +103,7 @@ def explain(name: str, samples: str | None, dtype: str) -> Any:
 @click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
 @click.option("--device", default="cpu", show_default=True, help="Of a rule's own samples.")
 @click.option("--modes", help="Some of rev,fwd,rev-rev,fwd-rev,fwd-fwd,rev-fwd.")
-@click.option("--checks", help="Some of the checks other than modes, such as duality,vmap,compile.")
+@click.option("--checks", help="Some of the checks other than modes, such as duality,vmap,compiled.")
 @click.option("--fast", is_flag=True, help="Only reverse, forward and rev-rev mode, and the cheap checks.")
 @click.option("--junit", metavar="FILE", help="Write the results to a JUnit file too.")
 def check(target: str, samples: str | None, dtype: str, device: str, junit: str | None, **chosen: Any) -> Any:

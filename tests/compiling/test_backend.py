@@ -145,18 +145,25 @@ def test_a_write_to_a_tracked_tensor_without_tracking_runs_uncompiled():
 
 def test_a_function_with_a_backward_of_its_own_keeps_it():
     class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g
+        generate_vmap_rule = True
+        forward = staticmethod(lambda x: x.clone())
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
+        backward = staticmethod(lambda ctx, g: 2 * g)
+        jvp = staticmethod(lambda ctx, t: 2 * t)
 
     x = points(3, requires_grad=True)
-    with pytest.warns(RuntimeWarning, match="higher-order operator autograd_function_apply"):
-        y = mg.compile(lambda x: Double.apply(x).sum(), lowering="eager")(x)
-    torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.full_like(x, 2))
+    f = mg.compile(lambda x: Double.apply(x * 3).sum(), lowering="eager")
+    with pytest.warns(RuntimeWarning, match="Double.apply has derivatives of its own, and runs uncompiled"):
+        y = f(x)
+    torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.full_like(x, 6))
+    torch.testing.assert_close(torch.func.grad(f)(x.detach()), torch.full_like(x, 6))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        assert torch.autograd.forward_ad.unpack_dual(f(dual)).tangent == 18
+    inner = mg.compile(lambda x: torch.func.jvp(Double.apply, (x,), (x,))[1], lowering="eager")
+    torch.testing.assert_close(inner(x.detach()), 2 * x.detach())
+    with pytest.raises(RuntimeError, match="Double.apply has derivatives of its own"):
+        compiled(lambda x: Double.apply(x))(x)
 
 
 def test_autocast_inside_and_around():

@@ -116,3 +116,20 @@ def test_a_dual_level_is_there_or_made():
     with torch.autograd.forward_ad.dual_level():
         inside = tangent()
     assert torch.equal(tangent(), inside) and torch.equal(inside, torch.ones(2).cos())
+
+
+def test_break_at_autograd_functions():
+    class Double(torch.autograd.Function):
+        forward = staticmethod(lambda x: 2 * x)
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
+        backward = staticmethod(lambda ctx, g: 2 * g)
+
+    from torch_manualgrad.compiling import backend  # it installs the hook for itself
+
+    def f(x):
+        return Double.apply(x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Double.apply has derivatives of its own"):
+        with pytest.warns(RuntimeWarning, match="Double.apply has derivatives of its own"):
+            torch.compile(f, backend=backend, fullgraph=True)(torch.ones(2))
+    assert torch.equal(torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2)), torch.full((2,), 2.0))

@@ -1,4 +1,4 @@
-"""Derivatives of every order and mode of a function of tensors, as dictionaries to be compared."""
+"""Derivatives of every order and mode of a function of tensors, as lists to be compared."""
 
 from __future__ import annotations
 
@@ -50,11 +50,33 @@ def differentiated(f: Callable[..., Any], mode: str) -> Callable[..., list[torch
     return fwd
 
 
+def transformed(f: Callable[..., Any], mode: str) -> Callable[..., list[torch.Tensor]]:
+    """The same with torch.func, where forward mode nests."""
+
+    def smooth(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(o for o in outputs_of(f(*inputs)) if o.is_floating_point())
+
+    def rev(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        outputs, pullback = torch.func.vjp(smooth, *inputs)
+        return [g.sin() for g in pullback(tuple(directions(outputs, 0.5)))]
+
+    def fwd(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [t.cos() for t in torch.func.jvp(smooth, inputs, tuple(directions(inputs, 0.2)))[1]]
+
+    return rev if mode == "rev" else fwd
+
+
 def derivatives(f: Callable[..., Any], inputs: Sequence[torch.Tensor], mode: str) -> list[torch.Tensor]:
-    """``mode`` names the transforms, the inner first, three letters each. At most one is forward mode: PyTorch has one level."""
+    """The values of a function, differentiated in modes that nest: the inner first, three letters each.
+
+    Dual numbers have one level, so two or more forward modes are those of torch.func.
+    """
     steps = [mode[i : i + 3] for i in range(0, len(mode), 3)]
+    nests = steps.count("fwd") > 1
     g = f
     for step in steps:
-        g = differentiated(g, step)
+        g = (transformed if nests else differentiated)(g, step)
+    if nests:
+        return list(g(*inputs))
     with fwAD.dual_level() if "fwd" in steps else nullcontext():
         return [x.detach() for x in outputs_of(g(*[x.clone().requires_grad_() for x in inputs]))]

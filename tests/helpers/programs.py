@@ -210,3 +210,153 @@ def factors(a):
     u, s, vh = torch.linalg.svd(a)
     q, r = torch.linalg.qr(a)
     return low, up, u.abs(), s, vh.abs(), q.pow(2), r.pow(2)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@program((2, 3, 6, 6), (4, 3, 3, 3), (4, 4, 3, 3), (4,), (4,), (3, 4))
+def residual_network(x, stem, block, scale, shift, head):
+    def normalized(h):
+        return F.batch_norm(h, None, None, scale, shift, training=True)
+
+    h = F.relu(normalized(F.conv2d(x, stem, padding=1)))
+    h = F.relu(h + normalized(F.conv2d(h, block, padding=1)))
+    return F.linear(F.adaptive_avg_pool2d(h, 1).flatten(1), head)
+
+
+@program((1, 4, 5, 5), (8, 4, 1, 1), (8, 1, 3, 3), (8, 8), (4, 8, 1, 1))
+def mobile_network(x, expand, depthwise, excite, project):
+    h = F.hardswish(F.conv2d(x, expand))
+    h = F.relu6(F.conv2d(h, depthwise, padding=1, stride=2, groups=8))
+    h = h * F.hardsigmoid(h.mean((2, 3)) @ excite)[:, :, None, None]
+    return F.conv2d(h, project).flatten(1)
+
+
+@program((2, 3, 4), (12, 4), (4, 4), (8, 4), (4, 8), (4,))
+def transformer(x, qkv, out, up, down, scale):
+    q, k, v = F.linear(F.layer_norm(x, (4,), scale), qkv).reshape(2, 3, 3, 2, 2).permute(2, 0, 3, 1, 4)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 3, 4)
+    h = x + F.linear(attended, out)
+    return h + F.linear(F.gelu(F.linear(F.layer_norm(h, (4,), scale), up)), down)
+
+
+@program((1, 2, 4, 4), (3, 2, 3, 3), (3, 3, 3, 3), (1, 6, 3, 3))
+def u_net(x, first, inner, last):
+    skip = F.silu(F.conv2d(x, first, padding=1))
+    h = F.silu(F.conv2d(F.max_pool2d(skip, 2), inner, padding=1))
+    h = F.interpolate(h, scale_factor=2.0, mode="nearest")
+    return F.conv2d(torch.cat([skip, h], 1), last, padding=1)
+
+
+@program((4, 2), (2, 5), (5, 5), (5, 1))
+def deep_sets(x, phi, mixed, rho):
+    r = torch.pdist(x)
+    features = F.softplus(torch.stack([r, 1 / r], 1) @ phi)
+    return (torch.tanh(features.sum(0) @ mixed) @ rho).squeeze()
+
+
+@program((3, 4), (2, 6), (2, 6), (2, 4))
+def coupling_flow(x, scales, shifts, mix):
+    fixed, moved = x.chunk(2, 1)
+    scale = torch.tanh(fixed @ scales[:, :2])
+    moved = moved * scale.exp() + fixed @ shifts[:, :2]
+    base = torch.distributions.Normal(torch.zeros((), dtype=x.dtype), torch.ones((), dtype=x.dtype))
+    return base.log_prob(torch.cat([fixed, moved], 1) @ mix.mT).sum(1) + scale.sum(1)
+
+
+@program((2, 4), (4, 3), (3, 4), (2, 3))
+def autoencoder(x, encoder, decoder, noise):
+    mean, spread = (x @ encoder).tanh(), F.softplus(x @ encoder)
+    logits = (mean + spread * noise) @ decoder
+    divergence = 0.5 * (mean.square() + spread.square() - 1 - 2 * spread.log()).sum()
+    return F.binary_cross_entropy_with_logits(logits, x.detach().sigmoid(), reduction="sum") + divergence
+
+
+@program((3, 2, 4), (12, 4), (12, 3), (12,), (12,))
+def lstm_layer(x, w, u, b, c):
+    zeros = x.new_zeros(1, 2, 3)
+    y, h, state = torch.lstm(x, (zeros, zeros), [w, u, b, c], True, 1, 0.0, False, False, False)
+    return y, h, state
+
+
+# -- one function for each further family of rules ----------------------------------------------------------------------
+
+
+@program((1, 2, 4, 4), (1, 3, 3, 2))
+def sampling(x, grid):
+    return F.grid_sample(x, 0.4 * grid.tanh(), align_corners=False)
+
+
+@program((1, 2, 4, 4))
+def patches(x):
+    columns = F.unfold(x.sin(), 2, stride=2)
+    return F.fold(columns.exp(), (4, 4), 2, stride=2), x.unfold(2, 3, 1).prod(-1)
+
+
+@program((4, 5), (4, 5))
+def losses(x, y):
+    return torch.stack(
+        [
+            F.huber_loss(x, y),
+            F.smooth_l1_loss(x, y),
+            F.mse_loss(x, y),
+            F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+            F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
+            F.soft_margin_loss(x, y.detach().sign()),
+            F.multi_margin_loss(x, torch.tensor([0, 1, 4, 2])),
+            F.gaussian_nll_loss(x, y, x.exp()),
+            F.cosine_embedding_loss(x, y, torch.tensor([1, -1, 1, 1])),
+        ]
+    )
+
+
+@program((5, 2, 4))
+def connectionist(x):
+    lengths = torch.tensor([5, 4]), torch.tensor([2, 1])
+    return F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2], [3, 0]]), *lengths)
+
+
+@program((2, 4, 3), (3,), (3, 3), (3, 1))
+def normalizations(x, scale, v, g):
+    h = F.rms_norm(x, (3,), scale) @ torch._weight_norm(v, g, 0)
+    return F.normalize(F.instance_norm(h), dim=1) + F.local_response_norm(h, 2)
+
+
+@program((3, 3), (3, 2))
+def cholesky(a, b):
+    factor = torch.linalg.cholesky(a @ a.mT + torch.eye(3, dtype=a.dtype))
+    return torch.linalg.solve_triangular(factor, b, upper=False), torch.cholesky_solve(b, factor)
+
+
+@program((3, 3), (4, 2), (4, 1))
+def matrix_functions(a, tall, b):
+    return torch.linalg.matrix_exp(a / 3), torch.linalg.pinv(tall), torch.linalg.lstsq(tall, b).solution
+
+
+@program((3, 4))
+def reductions(x):
+    rows = x.var(1) + x.norm(3, 1) + x.amax(1) + x.prod(1) + x.std(1, correction=0) + x.median(1).values
+    return rows, x.cumprod(1) + x.logcumsumexp(0) + x.cummax(1).values, torch.renorm(x, 2, 0, 1.0)
+
+
+@program((3, 4), (3, 4))
+def special_functions(x, y):
+    p = x.exp()
+    found = torch.lgamma(p) + torch.digamma(p) + torch.special.i0e(x) + torch.xlogy(p, p) + torch.erf(x)
+    return found + torch.atan2(x, y) + torch.hypot(x, y) + torch.logaddexp(x, y) + torch.special.zeta(p + 2, p)
+
+
+@program((2, 5), (5, 3))
+def shapes(x, y):
+    parts = torch.einsum("ij,jk->ki", x, y).roll(1, 0).flip(1)
+    columns = torch.stack(x.split([2, 3], 1)[1].unbind(1), 1).repeat(1, 2)
+    return parts.tril() + parts.diagonal()[None, :], F.pad(columns, (1, 2), mode="reflect"), torch.kron(x[:, :2], parts)
+
+
+@program((6, 3), (2, 3))
+def bags(table, weight):
+    found = F.embedding_bag(torch.tensor([[0, 2, 5], [1, 1, 4]]), table, mode="sum", per_sample_weights=weight)
+    return found.exp(), table.index_copy(0, torch.tensor([1, 3]), weight).masked_fill(table > 1, 0).take_along_dim(
+        table.argsort(0), 0
+    )

@@ -34,7 +34,7 @@ ALLOWED = {
     "testing/numerics": "",
     "testing/inputs": "arguments core/internals core/rule",
     "testing/comparison": "core/internals core/rule testing/numerics testing/inputs",
-    "testing/checks": "core/internals core/rule core/override testing/numerics testing/inputs testing/comparison",
+    "testing/checks": "compiling core/internals core/rule core/override testing/numerics testing/inputs testing/comparison",
     "testing/diagnosis": "core/rule testing/numerics testing/inputs testing/comparison testing/checks",
     "testing/checking": "arguments core/rule testing/numerics testing/inputs testing/comparison testing/checks testing/diagnosis",
     "testing/tracing": "arguments core/internals core/rule core/override testing/inputs testing/comparison",

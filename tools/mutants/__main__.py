@@ -20,7 +20,7 @@ from mutants.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Checks of what PyTorch makes of a function, in which many of its own operators raise: no verdict on a derivative.
-OF_PROGRAMS = ["compile", "compiled autograd", "make_fx", "meta", "batched gradients", "autocast"]
+OF_PROGRAMS = ["compile", "compiled", "compiled autograd", "make_fx", "meta", "batched gradients", "autocast"]
 
 
 def main() -> None:

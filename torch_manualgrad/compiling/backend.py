@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..core.internals import PLAIN, compiler_lock, in_functorch
+from ..core.internals import PLAIN, break_at_autograd_functions, compiler_lock, in_functorch
 from .function import Options, lowerings
 from .program import Program
 from .transforms import call, recorded
@@ -93,3 +94,14 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
         return call(function, whole, args, kwargs) if in_functorch() else made(*args, **kwargs)
 
     return compiled
+
+
+def _is_ours(function: Any) -> bool:
+    return getattr(function, "func", function) is backend
+
+
+def _report(what: str) -> None:
+    warnings.warn(f"torch_manualgrad: {what}, and runs uncompiled", RuntimeWarning, stacklevel=2)
+
+
+break_at_autograd_functions(_is_ours, _report)

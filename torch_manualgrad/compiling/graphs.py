@@ -91,8 +91,9 @@ def trace(
     for node in graph.graph.nodes:
         if isinstance(x := node.meta.get("val"), Tensor) and x.layout is not torch.strided:
             raise NotImplementedError(f"{node.target} returns a tensor of layout {x.layout}")
+    by_place = any(n.target in _BY_PLACE for n in graph.graph.nodes)
     for node in graph.graph.find_nodes(op="call_function", target=aten.copy.default):
-        _copied(graph.graph, node)
+        _copied(graph.graph, node, by_place)
     if stops:
         for node in graph.graph.find_nodes(op="call_function", target=aten.detach.default):
             if is_differentiable(node.meta["val"]):
@@ -118,14 +119,28 @@ def removed_detach(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-def _copied(graph: Any, node: Any) -> None:
-    """Write what functionalization makes of ``copy_`` in operators that have derivatives."""
+# Operators whose result depends on the strides of an argument.
+_BY_PLACE = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+
+
+def _copied(graph: Any, node: Any, by_place: bool) -> None:
+    """Write what functionalization makes of ``copy_`` in operators that have derivatives.
+
+    Args:
+        graph: of the node.
+        node: ``copy(to, source)``.
+        by_place: whether strides matter in the graph.
+    """
     to, source = node.meta["val"], node.args[1]
     value = source.meta["val"]
+    elsewhere = by_place and (value.shape, value.stride()) != (to.shape, to.stride())
+    if elsewhere and not to.is_contiguous():
+        raise NotImplementedError(f"a tensor with strides {to.stride()} is written to, and read by its strides")
     with graph.inserting_before(node):
         for differs, target, args, kwargs in (
             (value.dtype != to.dtype, aten._to_copy.default, (), {"dtype": to.dtype}),
             (value.shape != to.shape, aten.expand.default, (list(to.shape),), {}),
+            (elsewhere, aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         ):
             if differs:
                 source = graph.call_function(target, (source, *args), kwargs)

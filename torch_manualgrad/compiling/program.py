@@ -100,7 +100,9 @@ class Program:
         arguments = list(inputs)
         for i in self.written:
             arguments[i] = inputs[i].clone()  # what is saved for the backward must not be written to
-        found = self.function(*arguments, *[draw() for draw in self.noise])
+        found: Sequence[Tensor] = ()  # all outputs may be views of inputs
+        if self.function.outputs:
+            found = self.function(*arguments, *[draw() for draw in self.noise])
         for i, value in zip(self.written, found[len(found) - len(self.written) :]):
             inputs[i].copy_(value)
         return self._finished(inputs, found)

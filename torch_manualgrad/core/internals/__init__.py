@@ -44,6 +44,7 @@ from .distributed import (
 from .dynamo import (
     FakeTensorMode,
     NoMetaKernel,
+    break_at_autograd_functions,
     breaks_graphs,
     compiled_backward,
     guard_compiled_graphs,
@@ -170,6 +171,7 @@ __all__ = [
     "below_autograd_keys",
     "below_levels",
     "bits_unread",
+    "break_at_autograd_functions",
     "breaks_graphs",
     "calls_seen",
     "compiled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "FakeTensorMode",
     "NoMetaKernel",
+    "break_at_autograd_functions",
     "breaks_graphs",
     "compiled_backward",
     "guard_compiled_graphs",
@@ -60,6 +62,42 @@ def breaks_graphs(reason: str) -> Callable[[Callable[..., Any]], Callable[..., A
         return skipped_by_dynamo(function)
 
     return mark
+
+
+def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable[[str], None]) -> None:
+    """Have Dynamo end a graph where ``apply`` of an autograd.Function is called, so that it keeps its backward and its jvp.
+
+    Where its arguments require no grad, as dual numbers and the arguments of a transform, Dynamo traces the forward as plain
+    code and drops the other methods.
+
+    Args:
+        is_ours: whether a graph is for this backend.
+        report: called with a sentence.
+    """
+    from torch._dynamo.exc import unimplemented  # importing the compiler is slow
+    from torch._dynamo.variables.misc import AutogradFunctionVariable  # importing the compiler is slow
+
+    apply: Any = AutogradFunctionVariable.call_apply
+    if hasattr(apply, "of_torch_manualgrad"):
+        return
+
+    @functools.wraps(apply)
+    def call_apply(self: Any, tx: Any, *rest: Any) -> Any:
+        if not is_ours(_innermost(tx.output.compiler_fn)):
+            return apply(self, tx, *rest)
+        what = f"{self.fn_cls.__name__}.apply has derivatives of its own"
+        report(what)
+        unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
+
+    call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+
+
+def _innermost(backend: Any) -> Any:
+    """A backend without what torch.compile puts around it."""
+    while (inner := getattr(backend, "compiler_fn", getattr(backend, "_torchdynamo_orig_backend", None))) is not None:
+        backend = inner
+    return backend
 
 
 _guarded = False

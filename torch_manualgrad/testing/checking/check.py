@@ -49,6 +49,7 @@ def check(
     raise_on_failure: bool = True,
     diagnose: bool = True,
     shrink: bool = True,
+    lowering: str = "eager",
 ) -> Report:
     """Check the derivatives of `fn` and how it composes with PyTorch's transforms.
 
@@ -66,8 +67,8 @@ def check(
         checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
             vectorised Jacobians), "meta" and "make_fx" (device meta, fake gradients, traced graphs), "checkpoint" (and
             hooks on saved tensors), "residuals" (in-place writes between forward and backward), "leaks" (tensors kept
-            alive), "determinism" (repeated, and on threads), "compiled autograd", "compile". `checks/table.py` has all,
-            and the docstring of each states its claim.
+            alive), "determinism" (repeated, and on threads), "compiled autograd", "compile", "compiled"
+            (`mg.compile` in every mode). `checks/table.py` has all, and the docstring of each states its claim.
         tolerances: replaces entries of `TOLERANCES`, keyed by the narrowest dtype of a sample's differentiable inputs.
         gaps: mode or check (or one engine of it: ``"fwd-fwd/func"``, ``"third order/rev-fwd-fwd"``,
             ``"precision/float16"``) -> reason. A declared gap must raise in that mode: a wrong value is a failure, and
@@ -86,6 +87,8 @@ def check(
             fault. It calls `fn` again, for at most some seconds.
         shrink: whether to look then for a smaller sample that fails in the same way too: fewer and smaller dimensions,
             default arguments, simple values. It calls `fn` with these.
+        lowering: how the check "compiled" compiles: "eager" runs the graphs as they are, "inductor" compiles them, which
+            takes seconds for each.
 
     Returns:
         The report.
@@ -107,7 +110,7 @@ def check(
         warnings.simplefilter("ignore")
         for position, sample in enumerate(as_samples(samples, "check: samples")):
             context = _check_one(
-                fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed
+                fn, label, sample, position, modes, checks, table, gaps, readout, outputs, reference, seed, lowering
             )
             found.results += diagnosis.of(context) if diagnosis and isinstance(context, Context) else context.results
     if position < 0:
@@ -130,6 +133,7 @@ def _check_one(
     outputs: Any,
     reference: Any,
     seed: int,
+    lowering: str,
 ) -> Context | Report:
     try:
         if isinstance(fn, torch.nn.Module):
@@ -139,9 +143,8 @@ def _check_one(
         detail = f"{type(error).__name__}: {error}"
         return Report([Result(label, repr(sample), "", "forward", "eager", report.RAISES, detail=detail)])
     tolerance = table.get(problem.dtype, TOLERANCES[torch.float64])
-    context = Context(
-        label, fn, problem, tolerance, gaps, position, reference and without_parameters(reference, sample), modes
-    )
+    plain = reference and without_parameters(reference, sample)
+    context = Context(label, fn, problem, tolerance, gaps, position, plain, modes, checks, lowering)
     for column in (*modes, *checks):
         before = len(context.results)
         if problem.applicable or not TABLE[column].differentiates:

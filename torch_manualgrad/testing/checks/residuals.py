@@ -34,19 +34,19 @@ def residuals(c: Context) -> None:
     p = c.problem
     if c.gap("rev", "eager"):
         return
-    expected = c.run(CHECK, "backward", lambda: _Pass(p).backward())
+    expected = c.run(CHECK, "backward", lambda: Pass(p).backward())
     if expected is None:
         return
     c.verdict(CHECK, "writes of its own", partial(_own_writes, p))
     c.verdict(CHECK, "backward twice", partial(_twice, c, expected))
     c.verdict(CHECK, "aliases", partial(_undeclared_alias, p))
     for i in [i for i, x in enumerate(p.leaves) if _has_memory(x)][:LIMIT]:
-        c.verdict(CHECK, f"write to {p.paths[i]}", partial(_users_write, c, expected, p.paths[i], "leaves", i))
+        c.verdict(CHECK, f"write to {p.paths[i]}", partial(users_write, c, expected, p.paths[i], "leaves", i))
     for i in [i for i, o in enumerate(p.base) if _has_memory(o)][:LIMIT]:
-        c.verdict(CHECK, f"write to output {i}", partial(_users_write, c, expected, f"output {i}", "outputs", i))
+        c.verdict(CHECK, f"write to output {i}", partial(users_write, c, expected, f"output {i}", "outputs", i))
 
 
-class _Pass:
+class Pass:
     """One forward pass on copies of all arguments, and what its backward needs."""
 
     def __init__(self, p: Problem) -> None:
@@ -78,7 +78,7 @@ def _own_writes(p: Problem) -> str:
     for name, x, before in zip(p.names, inputs, unchanged, strict=True):
         if not same(x, before):
             return f"the function writes to {name}, its input"
-    run = _Pass(p)
+    run = Pass(p)
     snapshot = [(name, x, x.detach().clone()) for name, x in run.named()]
     run.backward()
     for name, x, before in snapshot:
@@ -88,7 +88,7 @@ def _own_writes(p: Problem) -> str:
 
 
 def _twice(c: Context, expected: list[Tensor | None]) -> str:
-    run = _Pass(c.problem)
+    run = Pass(c.problem)
     run.backward(retain_graph=True)
     changed = _changed(c, run.backward(), expected)
     return (
@@ -100,7 +100,7 @@ def _undeclared_alias(p: Problem) -> str:
     for i, o in enumerate(p.base):
         if not _has_memory(o):
             continue
-        run = _Pass(p)
+        run = Pass(p)
         before = [(version_of(x), x.detach().clone()) if _has_memory(x) else None for x in run.leaves]
         with _written(run.outputs[i]) as done:
             for path, x, was in zip(p.paths, run.leaves, before, strict=True):
@@ -112,8 +112,8 @@ def _undeclared_alias(p: Problem) -> str:
     return ""
 
 
-def _users_write(c: Context, expected: list[Tensor | None], name: str, group: str, i: int) -> str:
-    run = _Pass(c.problem)
+def users_write(c: Context, expected: list[Tensor | None], name: str, group: str, i: int) -> str:
+    run = Pass(c.problem)
     with _written(getattr(run, group)[i]) as done:
         try:
             found = run.backward()

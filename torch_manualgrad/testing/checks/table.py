@@ -10,6 +10,7 @@ from ..comparison.modes import MODES
 from . import (
     batched_gradients,
     built_inputs,
+    compiled_orders,
     derivatives,
     determinism,
     edges,
@@ -65,6 +66,7 @@ TABLE: dict[str, Check] = {
     "precision": Check(precision.precision, default=False),
     "autocast": Check(precision.autocast, default=False),
     "compile": Check(transforms.compiled, default=False),
+    "compiled": Check(compiled_orders.compiled, differentiates=False, default=False),
     "edges": Check(edges.edges, default=False),
 }
 

@@ -33,10 +33,10 @@ def third_order(c: Context) -> None:
     values: dict[str, float] = {}
     for nesting in NESTINGS:
         for engine in ("eager", "func") if nesting.count("fwd") <= 1 else ("func",):  # dual numbers do not nest
-            if any(c.gap(part, engine) for part in _parts(nesting)):
+            if any(c.gap(part, engine) for part in parts(nesting)):
                 continue
             label = f"{nesting}, {engine}"
-            found = c.run("third order", label, partial(_nested, c.problem, nesting, engine))
+            found = c.run("third order", label, partial(nested, c.problem, nesting, engine))
             if found is not None:
                 values[label] = float(found)
     finite = sorted(x for x in values.values() if math.isfinite(x))
@@ -49,13 +49,13 @@ def third_order(c: Context) -> None:
         c.judge("third order", label, value, reference, c.tolerance.third, wrong)
 
 
-def _parts(nesting: str) -> set[str]:
+def parts(nesting: str) -> set[str]:
     """The modes of first and second order that a nesting contains."""
     words = nesting.split("-")
     return {*words, *map("-".join, itertools.pairwise(words))}
 
 
-def _nested(p: Problem, nesting: str, engine: str) -> Tensor:
+def nested(p: Problem, nesting: str, engine: str) -> Tensor:
     f: Scalar = p.curve
     for word, direction in zip(reversed(nesting.split("-")), (p.u, p.v, p.w), strict=True):
         f = ALONG[word, engine](f, direction)

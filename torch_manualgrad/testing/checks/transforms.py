@@ -188,28 +188,28 @@ def other_layout(names: Sequence[str], fakes: Sequence[Tensor | None], real: Seq
     return ""
 
 
-def compiled(c: Context) -> None:
+def compiled(c: Context, check: str = "compile") -> None:
     """`torch.compile(fullgraph=True, backend="aot_eager")`, forward and gradient, against eager; first sample only."""
     p = c.problem
     if c.position > 0:
         return
 
-    def run(f: Callable[..., Any]) -> tuple[list[Tensor], list[Tensor | None]]:
+    def run(p: Problem) -> tuple[list[Tensor], list[Tensor | None]]:
         xs = [x.detach().requires_grad_() for x in p.primals]
-        out = f(*xs)
+        out = p.call(*xs)
         value = torch.stack(p.losses(out)).sum()
         return list(out), list(modes.backward(value, xs))
 
     def pairs() -> list[tuple[str, Any, Any]]:
         torch.compiler.reset()
-        out, grads = run(p.call)
-        with torch.random.fork_rng(enabled=p.random):
-            graph_out, graph_grads = run(torch.compile(p.call, fullgraph=True, backend="aot_eager"))
+        out, grads = run(p)
+        fn = torch.compile(lambda *args, **kwargs: p.fn(*args, **kwargs), fullgraph=True, backend="aot_eager")
+        graph_out, graph_grads = run(p.but(fn=fn))
         names = [f"output {j}" for j in p.outputs] + [f"gradient of {n}" for n in p.names]
         return list(zip(names, graph_out + graph_grads, out + grads, strict=True))
 
     if c.gap("rev", "eager") is None:
-        c.equal("compile", "aot_eager", pairs)
+        c.equal(check, "aot_eager", pairs)
 
 
 def noncontiguous(c: Context) -> None:

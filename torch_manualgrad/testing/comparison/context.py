@@ -23,7 +23,13 @@ ROUNDED = 1e-4
 
 @dataclass
 class Context:
-    """One function at one sample: its problem, the tolerance, the declared gaps, the modes to check, and the list of results."""
+    """One function at one sample: its problem, the tolerance, the declared gaps, and the list of results.
+
+    Attributes:
+        modes: to check.
+        checks: to run.
+        lowering: of the check "compiled".
+    """
 
     name: str
     fn: Callable[..., Any]
@@ -33,6 +39,8 @@ class Context:
     position: int
     reference: Callable[..., Any] | None = None
     modes: Sequence[str] = ()
+    checks: Sequence[str] = ()
+    lowering: str = "eager"
     results: list[Result] = field(default_factory=list)
     #: mode -> engine -> value, where it is right or cannot be judged
     values: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -228,7 +228,7 @@ def check_op(
     found = Report()
     for position, case in enumerate(op_samples(name, dtype, device, limit)):
         # compiling is for the first sample only
-        wanted = tuple(c for c in checks if c != "compile" or position == 0)
+        wanted = tuple(c for c in checks if c not in ("compile", "compiled") or position == 0)
         found += check(
             case.fn,
             [case.sample],
