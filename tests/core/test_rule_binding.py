@@ -12,6 +12,7 @@ from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jvp, vmap
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule import bound_to
 
 
 def equal_under(rules, f, reference, *args, transforms=NESTINGS):
@@ -97,6 +98,43 @@ def test_of_two_keys_only_the_requested_one_runs():
         grad(lambda y: torch.atan2(x, y).sum())(y)
         assert seen == ["self", "other"]
     equal_under([rule], lambda x: torch.atan2(x, x * x), lambda x: torch.atan2(x, x * x), x)
+
+
+def test_a_formula_without_cotangents_or_tangents_is_not_called():
+    seen = []
+
+    def named(name, result):
+        return lambda *given: (seen.append(name), result(*given))[1]
+
+    hypot = local(
+        "aten::hypot",
+        vjp={"self": lambda grad, self, result: grad * self / result, "other": lambda grad: None},
+        jvp={"result": bound_to(named("tangent", lambda t, x, r: t * x / r), ["self_t", "self_p", "result"])},
+    )
+    of_mean = bound_to(named("mean", lambda g, n: (g / n[0]).expand(n)), ["grad_result1", "self_sizes"])
+    x, y = random(3).abs() + 1, random(3, seed=1)
+    with mg.override(hypot):
+        same(jvp(lambda y: torch.hypot(x, y), (y,), (y,))[1], torch.zeros(3).double())
+        assert not seen
+        same(jvp(lambda x: torch.hypot(x, y), (x,), (x,))[1], x * x / torch.hypot(x, y))
+        assert seen.pop() == "tangent"
+    with mg.override(local("aten::std_mean.correction", vjp={"self": of_mean})):
+        assert grad(lambda x: torch.std_mean(x)[0])(x).eq(0).all() and not seen
+        same(grad(lambda x: torch.std_mean(x)[1])(x), torch.full((3,), 1 / 3).double())
+        assert seen == ["mean"]
+
+
+def test_gradients_of_inputs_that_need_none_are_dropped():
+    rule = local("aten::mul.Tensor", vjp={("self", "other"): lambda grad, self, other: (grad * other, torch.ones(7))})
+    x, y = random(3).requires_grad_(), random(3, seed=1)
+    with mg.override(rule):
+        same(torch.autograd.grad((x * y).sum(), x)[0], y)
+        same(grad(lambda x: (x * y).sum())(x.detach()), y)
+
+
+def test_a_parameter_that_is_named_self_can_be_bound():
+    bound = mg.ops.soft_margin_loss_backward.bind(self="result")
+    assert bound.parameter_names == ["grad_output", "result", "target", "reduction"]
 
 
 def std_mean_vjp(grad_result0, grad_result1, self, result0, result1):

@@ -21,21 +21,3 @@ from . import flops  # isort: skip  # last: it counts the formulas of the others
 from torch_manualgrad.core.rule import samples_in
 
 samples_in(f"{__name__}.samples")
-
-__all__ = [
-    "catalogue",
-    "convolution",
-    "elementwise",
-    "fft",
-    "flops",
-    "indexing",
-    "linalg",
-    "loss",
-    "nn",
-    "public_functions",
-    "recurrent",
-    "reduction",
-    "shape",
-    "sparse",
-    "strong_zeros",
-]

@@ -84,10 +84,7 @@ nondifferentiable(
     "aten::searchsorted.Tensor",
     reason="the result is an index or a count",
 )
-nondifferentiable(
-    "aten::multinomial",
-    reason="the result is an index drawn at random",
-)
+nondifferentiable("aten::multinomial", reason="the result is an index drawn at random")
 nondifferentiable(
     "aten::_indices",
     "aten::ccol_indices",
@@ -98,13 +95,9 @@ nondifferentiable(
     reason="the result is the indices of a sparse tensor",
 )
 nondifferentiable(
-    "aten::_values",
-    reason="PyTorch gives the values of a sparse tensor without a history; values has one",
+    "aten::_values", reason="PyTorch gives the values of a sparse tensor without a history; values has one"
 )
-nondifferentiable(
-    "aten::view.dtype",
-    reason="the bits of the input are read as numbers of another dtype",
-)
+nondifferentiable("aten::view.dtype", reason="the bits of the input are read as numbers of another dtype")
 nondifferentiable(
     "aten::_efficientzerotensor",
     "aten::_new_zeros_with_same_feature_meta",
@@ -177,10 +170,7 @@ gap(
     "aten::special_shifted_chebyshev_polynomial_w.x_scalar",
     reason="an orthogonal polynomial, whose derivative PyTorch does not have",
 )
-gap(
-    "aten::miopen_rnn_backward",
-    reason="the derivative of a derivative that only AMD devices have",
-)
+gap("aten::miopen_rnn_backward", reason="the derivative of a derivative that only AMD devices have")
 composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")
 gap(
     "aten::_fused_moving_avg_obs_fq_helper",
@@ -275,10 +265,7 @@ gap(
     "aten::_nested_tensor_from_tensor_list",
     reason="rules are for dense tensors; on nested ones mg.nested takes the place of whole calls, as of to_padded_tensor",
 )
-gap(
-    "aten::_pin_memory",
-    reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode",
-)
+gap("aten::_pin_memory", reason="needs a GPU, and returns the numbers themselves; PyTorch has reverse mode")
 
 # Convolution and pooling.
 composite("aten::max_pool2d", reason="max_pool2d_with_indices; MPS has a kernel of its own")

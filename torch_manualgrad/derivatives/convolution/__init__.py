@@ -8,12 +8,3 @@ from . import (
     unfold,
     upsample,
 )
-
-__all__ = [
-    "backends",
-    "convolution",
-    "grid_sampler",
-    "pooling",
-    "unfold",
-    "upsample",
-]

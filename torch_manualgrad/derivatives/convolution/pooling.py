@@ -10,37 +10,31 @@ the whole gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Rule, bind, bound_to, formula, linear_in, operator, rule
+from torch_manualgrad.core.rule import Rule, bind, formula, linear_in, operator, rule
 
 from ..shape.common import zero_of
 
 _aten = torch.ops.aten
 
 
-def linear_backward(name: str, vjp: Callable[..., Any], *, arguments: Sequence[str] = (), **about: Any) -> Rule:
+def linear_backward(name: str, vjp: Callable[..., Any], **about: Any) -> Rule:
     """The rule of a backward operator that is linear in grad_output and constant in self.
 
     Args:
-        name: the operator; grad_output and self come first.
+        name: the operator.
         vjp: the cotangent of grad_output.
-        arguments: the names of the others.
         about: arguments of `rule`.
     """
-    packet = getattr(_aten, name.removeprefix("aten::"))
-
-    def jvp(grad_output_t: Tensor | None, self_p: Tensor, *rest: Any) -> Tensor | None:
-        return None if grad_output_t is None else packet(grad_output_t, self_p, *rest)
-
     return rule(
         name,
         vjp={"grad_output": vjp, "self": zero_of},
-        jvp={"result": bound_to(jvp, ["grad_output_t", "self_p", *arguments])},
+        jvp={"result": bind(operator(name), grad_output="grad_output_t", self="self_p")},
         **{"source": "ATen derivatives.yaml", "kind": "linear", **about},
     )
 
@@ -74,11 +68,11 @@ def _flat(x: Tensor, dim: int) -> Tensor:
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _average(name: str, *window: str) -> None:
+def _average(name: str) -> None:
     """The rules of an average pooling and its backward operator."""
     forward, backward = operator(f"aten::{name}"), operator(f"aten::{name}_backward")
     linear_in(f"aten::{name}", {"self": bind(backward, grad_output="grad")})
-    linear_backward(f"aten::{name}_backward", bind(forward, self="grad"), arguments=window)
+    linear_backward(f"aten::{name}_backward", bind(forward, self="grad"))
 
 
 def _adaptive(dims: int) -> None:
@@ -90,31 +84,22 @@ def _adaptive(dims: int) -> None:
     )
 
 
-def _max(name: str, dims: int, *window: str) -> None:
-    """The rules of a max pooling and its backward operator, which takes some arguments of it before the places."""
-    backward = operator(f"aten::{name}_backward")
+def _max(name: str, dims: int) -> None:
+    """The rules of a max pooling and its backward operator."""
     rule(
         f"aten::{name}",
-        vjp={"self": bind(backward, grad_output="grad_result0", indices="result1")},
+        vjp={"self": bind(operator(f"aten::{name}_backward"), grad_output="grad_result0", indices="result1")},
         jvp={"result0": max_pool_double_backward.bind(grad="self_t", indices="result1", dim=dims)},
         not_differentiable="result1",
         source="ATen derivatives.yaml",
         finite=True,
     )
-    linear_backward(
-        f"aten::{name}_backward",
-        max_pool_double_backward.bind(dim=dims),
-        arguments=(*window, "indices"),
-        kind="rule",
-        finite=True,
-    )
+    linear_backward(f"aten::{name}_backward", max_pool_double_backward.bind(dim=dims), kind="rule", finite=True)
 
 
 for _dims in (2, 3):
-    _window = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-    _average(f"avg_pool{_dims}d", *_window)
+    _average(f"avg_pool{_dims}d")
     _adaptive(_dims)
-    _max(f"max_pool{_dims}d_with_indices", _dims, "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    _max(f"adaptive_max_pool{_dims}d", _dims)
-    _max(f"fractional_max_pool{_dims}d", _dims, "kernel_size", "output_size")
+    for _name in ("max_pool{}d_with_indices", "adaptive_max_pool{}d", "fractional_max_pool{}d"):
+        _max(_name.format(_dims), _dims)
     linear_in(f"aten::max_unpool{_dims}d", {"self": max_pool_double_backward.bind(dim=_dims)})

@@ -17,11 +17,5 @@ linear_in(
         )
     },
 )
-linear_in(
-    "aten::col2im",
-    {"self": bind(_aten.im2col.default, self="grad")},
-)
-linear_in(
-    "aten::affine_grid_generator",
-    {"theta": bind(_aten.affine_grid_generator_backward.default)},
-)
+linear_in("aten::col2im", {"self": bind(_aten.im2col.default, self="grad")})
+linear_in("aten::affine_grid_generator", {"theta": bind(_aten.affine_grid_generator_backward.default)})

@@ -22,26 +22,3 @@ from . import (
     trigonometric,
     zeta,
 )
-
-__all__ = [
-    "activations",
-    "arithmetic",
-    "bessel",
-    "clamp",
-    "copies",
-    "dirichlet",
-    "fake_quantize",
-    "foreach",
-    "glu",
-    "incomplete_gamma",
-    "logarithms",
-    "piecewise",
-    "powers",
-    "rounding_and_sign",
-    "selection",
-    "softmax",
-    "special_functions",
-    "strong_times",
-    "trigonometric",
-    "zeta",
-]

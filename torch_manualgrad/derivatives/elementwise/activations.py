@@ -160,10 +160,7 @@ elementwise(
 )
 elementwise(
     "aten::gelu_backward",
-    {
-        "grad_output": _gelu,
-        "self": gelu_double_backward.bind(ggI="grad", gO="grad_output", input="self"),
-    },
+    {"grad_output": _gelu, "self": gelu_double_backward.bind(ggI="grad", gO="grad_output", input="self")},
 )
 rule(
     "aten::log_sigmoid_forward",

@@ -168,16 +168,11 @@ elementwise(
     finite=True,
 )
 elementwise(
-    "aten::lerp.Tensor",
-    {"self": lambda weight: 1 - weight, "end": "weight", "weight": lambda self, end: end - self},
+    "aten::lerp.Tensor", {"self": lambda weight: 1 - weight, "end": "weight", "weight": lambda self, end: end - self}
 )
 elementwise(
     "aten::addcmul",
-    {
-        "self": 1,
-        "tensor1": lambda tensor2, value: tensor2 * value,
-        "tensor2": lambda tensor1, value: tensor1 * value,
-    },
+    {"self": 1, "tensor1": lambda tensor2, value: tensor2 * value, "tensor2": lambda tensor1, value: tensor1 * value},
     arguments=[{}, {"value": 2.5}],
 )
 elementwise(
@@ -192,10 +187,7 @@ elementwise(
 )
 elementwise(
     "aten::hypot",
-    {
-        "self": bind(_over, x="self", y="other"),
-        "other": bind(_over, x="other", y="self"),
-    },
+    {"self": bind(_over, x="self", y="other"), "other": bind(_over, x="other", y="self")},
     real_only=True,
     improves="values",
     defer_to_stock=where_finite,
@@ -221,24 +213,14 @@ elementwise("aten::mul.Tensor", {"self": "other", "other": "self"})
 elementwise("aten::mul.Scalar", "other", arguments=[{"other": 2.5}])
 elementwise(
     "aten::div.Tensor",
-    {
-        "self": bind(_of_dividend, rounding_mode=None),
-        "other": bind(_of_divisor, rounding_mode=None),
-    },
+    {"self": bind(_of_dividend, rounding_mode=None), "other": bind(_of_divisor, rounding_mode=None)},
     domain={"other": (0.2, inf)},
     tangent=_quotient_tangent,
 )
-elementwise(
-    "aten::div.Scalar",
-    bind(_of_dividend, rounding_mode=None),
-    arguments=[{"other": 2.5}],
-)
+elementwise("aten::div.Scalar", bind(_of_dividend, rounding_mode=None), arguments=[{"other": 2.5}])
 elementwise(
     "aten::div.Tensor_mode",
-    {
-        "self": _of_dividend,
-        "other": _of_divisor,
-    },
+    {"self": _of_dividend, "other": _of_divisor},
     domain={"other": (0.2, inf)},
     real_only=True,
     arguments=[{"rounding_mode": None}, {"rounding_mode": "floor"}, {"rounding_mode": "trunc"}],

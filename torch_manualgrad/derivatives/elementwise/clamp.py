@@ -198,20 +198,8 @@ rule(
     source="ATen clamp_backward, clamp_backward_min_max, clamp_jvp",
     finite=True,
 )
-elementwise(
-    "aten::clamp_min",
-    clamp_backward.bind(max=None),
-    real_only=True,
-    arguments=[{"min": 0.5}],
-    finite=True,
-)
-elementwise(
-    "aten::clamp_max",
-    clamp_backward.bind(min=None),
-    real_only=True,
-    arguments=[{"max": 0.5}],
-    finite=True,
-)
+elementwise("aten::clamp_min", clamp_backward.bind(max=None), real_only=True, arguments=[{"min": 0.5}], finite=True)
+elementwise("aten::clamp_max", clamp_backward.bind(min=None), real_only=True, arguments=[{"max": 0.5}], finite=True)
 elementwise(
     "aten::clamp_min.Tensor",
     {
@@ -232,19 +220,13 @@ elementwise(
 )
 elementwise(
     "aten::maximum",
-    {
-        "self": bind(_larger, x="self", y="other"),
-        "other": bind(_larger, x="other", y="self"),
-    },
+    {"self": bind(_larger, x="self", y="other"), "other": bind(_larger, x="other", y="self")},
     real_only=True,
     finite=True,
 )
 elementwise(
     "aten::minimum",
-    {
-        "self": bind(_larger, x="other", y="self"),
-        "other": bind(_larger, x="self", y="other"),
-    },
+    {"self": bind(_larger, x="other", y="self"), "other": bind(_larger, x="self", y="other")},
     real_only=True,
     finite=True,
 )

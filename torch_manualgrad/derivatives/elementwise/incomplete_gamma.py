@@ -196,19 +196,13 @@ def _in_the_first(self: Tensor, other: Tensor) -> Tensor:
 
 elementwise(
     "aten::igamma",
-    {
-        "self": _in_the_first,
-        "other": _density,
-    },
+    {"self": _in_the_first, "other": _density},
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
 )
 elementwise(
     "aten::igammac",
-    {
-        "self": lambda self, other: -_in_the_first(self, other),
-        "other": lambda self, other: -_density(self, other),
-    },
+    {"self": lambda self, other: -_in_the_first(self, other), "other": lambda self, other: -_density(self, other)},
     source="ATen derivatives.yaml; in the first argument the derivative is new",
     improves=("values", "missing"),
 )

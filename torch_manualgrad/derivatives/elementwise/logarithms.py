@@ -67,10 +67,7 @@ def _difference(x: Tensor, y: Tensor) -> Tensor:
 
 elementwise(
     "aten::xlogy.Tensor",
-    {
-        "self": _times_log,
-        "other": bind(_ratio, x="self", y="other"),
-    },
+    {"self": _times_log, "other": bind(_ratio, x="self", y="other")},
     domain={"other": (0, inf)},
     real_only=True,
     improves="values",
@@ -85,18 +82,10 @@ elementwise(
     improves="values",
     defer_to_stock=where_finite,
 )
-elementwise(
-    "aten::xlogy.Scalar_Other",
-    _times_log,
-    real_only=True,
-    arguments=[{"other": 2.5}],
-)
+elementwise("aten::xlogy.Scalar_Other", _times_log, real_only=True, arguments=[{"other": 2.5}])
 elementwise(
     "aten::special_xlog1py",
-    {
-        "self": _times_log1p,
-        "other": lambda self, other: _ratio(self, 1 + other),
-    },
+    {"self": _times_log1p, "other": lambda self, other: _ratio(self, 1 + other)},
     domain={"other": (-1, inf)},
     real_only=True,
     improves="values",
@@ -111,12 +100,7 @@ elementwise(
     improves="values",
     defer_to_stock=where_finite,
 )
-elementwise(
-    "aten::special_xlog1py.other_scalar",
-    _times_log1p,
-    real_only=True,
-    arguments=[{"other": 1.5}],
-)
+elementwise("aten::special_xlog1py.other_scalar", _times_log1p, real_only=True, arguments=[{"other": 1.5}])
 elementwise(
     "aten::logaddexp",
     {

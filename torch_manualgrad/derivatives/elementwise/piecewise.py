@@ -149,8 +149,7 @@ elementwise(
     "aten::elu",
     _elu,
     from_result=FromResult(
-        bind(_elu_slope, self_or_result="result", is_result=True),
-        nonnegative=("alpha", "scale", "input_scale"),
+        bind(_elu_slope, self_or_result="result", is_result=True), nonnegative=("alpha", "scale", "input_scale")
     ),
     real_only=True,
     arguments=[{}, {"alpha": 1.5, "scale": 1.2, "input_scale": 0.7}],

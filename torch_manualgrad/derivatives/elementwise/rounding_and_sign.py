@@ -184,10 +184,7 @@ elementwise(
     improves={"values": None, "missing": "2.13"},
 )
 elementwise(
-    "aten::copysign.Tensor",
-    {"self": copysign_tensor_self_backward, "other": None},
-    real_only=True,
-    improves="values",
+    "aten::copysign.Tensor", {"self": copysign_tensor_self_backward, "other": None}, real_only=True, improves="values"
 )
 elementwise(
     "aten::copysign.Scalar",

@@ -33,10 +33,7 @@ elementwise(
 elementwise("aten::masked_fill.Scalar", {"self": lambda grad, mask: grad.masked_fill(mask, 0)}, finite=True)
 elementwise(
     "aten::masked_fill.Tensor",
-    {
-        "self": lambda grad, mask: grad.masked_fill(mask, 0),
-        "value": lambda grad, mask: torch.where(mask, grad, 0),
-    },
+    {"self": lambda grad, mask: grad.masked_fill(mask, 0), "value": lambda grad, mask: torch.where(mask, grad, 0)},
     finite=True,
 )
 elementwise("aten::fill.Tensor", {"self": None, "value": 1}, finite=True)

@@ -116,7 +116,7 @@ rule(
     vjp={
         "self": bind(
             aten._log_softmax_backward_data.default, grad_output="grad", output="result", input_dtype="self_dtype"
-        ),
+        )
     },
     jvp={
         "result": lambda self_p, self_t, result, dim: _log_softmax_jvp(

@@ -81,17 +81,9 @@ elementwise("aten::erfc", lambda self: -2 / sqrt(pi) * (-self.pow(2)).exp(), rea
 elementwise("aten::special_erfcx", _erfcx, real_only=True, improves="values")
 elementwise("aten::erfinv", lambda self: 0.5 * sqrt(pi) * self.erfinv().square().exp(), domain=(-1, 1), real_only=True)
 elementwise(
-    "aten::special_ndtri",
-    lambda result: sqrt(2 * pi) * (result.square() / 2).exp(),
-    domain=(0, 1),
-    real_only=True,
+    "aten::special_ndtri", lambda result: sqrt(2 * pi) * (result.square() / 2).exp(), domain=(0, 1), real_only=True
 )
-elementwise(
-    "aten::special_log_ndtr",
-    _log_ndtr,
-    real_only=True,
-    improves="values",
-)
+elementwise("aten::special_log_ndtr", _log_ndtr, real_only=True, improves="values")
 elementwise("aten::lgamma", lambda self: self.digamma(), domain=(0, inf), real_only=True)
 elementwise("aten::digamma", lambda self: torch.polygamma(1, self), domain=(0, inf), real_only=True)
 elementwise(

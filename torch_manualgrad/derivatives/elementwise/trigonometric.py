@@ -62,10 +62,7 @@ elementwise("aten::acos", lambda self: -(-self * self + 1).rsqrt(), domain=(-1, 
 elementwise("aten::atan", lambda self: Ratio(1, self * self + 1))
 elementwise(
     "aten::atan2",
-    {
-        "self": bind(_angle_slope, part="other"),
-        "other": lambda self, other: -_angle_slope(self, self, other),
-    },
+    {"self": bind(_angle_slope, part="other"), "other": lambda self, other: -_angle_slope(self, self, other)},
     domain={"self": (-inf, inf), "other": (0, inf)},
     real_only=True,
     improves="values",

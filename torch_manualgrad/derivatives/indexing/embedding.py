@@ -46,7 +46,7 @@ linear_in(
     {
         "weight": lambda grad, indices, padding_idx, scale_grad_by_freq, sparse, weight_sizes: (
             torch.ops.aten.embedding_backward(grad, indices, weight_sizes[0], padding_idx, scale_grad_by_freq, sparse)
-        ),
+        )
     },
 )
 linear_in(

@@ -25,7 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import bind, formula, rule
+from torch_manualgrad.core.rule import bind, bound_to, formula, parameters, rule
+
+from ..terms import tangent_of_product
 
 __all__ = ["embedding_bag_adjoint", "embedding_bag_linear", "embedding_bag_weights"]
 
@@ -172,25 +174,19 @@ def _weight_vjp(
     return embedding_bag_adjoint(grad_result0, indices, bag, result3, *more, per_sample_weights, padding_idx)
 
 
-def _jvp(
-    weight_p: Tensor,
-    weight_t: Tensor | None,
-    per_sample_weights_p: Tensor | None,
-    per_sample_weights_t: Tensor | None,
+def _term(
+    weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
     mode: int,
+    per_sample_weights: Tensor | None,
     padding_idx: int,
     result0: Tensor,
     result3: Tensor,
-) -> Tensor | None:
-    bag, bags = _bag_of(indices, offsets), result0.shape[0]
-    total = None
-    for table, weights in ((weight_t, per_sample_weights_p), (weight_p, per_sample_weights_t)):
-        if table is not None and (weights is not None or table is weight_t):
-            term = embedding_bag_linear(table, indices, bag, result3, bags, False, mode, weights, padding_idx)
-            total = term if total is None else total + term
-    return total
+) -> Tensor:
+    """embedding_bag, which is linear in the table and in the weights of samples."""
+    rest = (result3, result0.shape[0], False, mode, per_sample_weights, padding_idx)
+    return embedding_bag_linear(weight, indices, _bag_of(indices, offsets), *rest)
 
 
 def _of_backward(
@@ -205,25 +201,24 @@ def _of_backward(
     padding_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Cotangents of what the backward is given, G and the weights of samples, given that of its result."""
-    of_grad = embedding_bag_linear(
-        of_result,
-        indices,
-        bag,
-        maximum_indices,
-        grad.shape[0],
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    rest = (grad.shape[0], scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    of_grad = embedding_bag_linear(of_result, indices, bag, maximum_indices, *rest)
     if per_sample_weights is None:
         return of_grad, None
     return of_grad, embedding_bag_weights(grad, of_result, indices, bag, scale_grad_by_freq, padding_idx)
 
 
+def _of_backward_by_offsets(
+    of_result: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor | None]:
+    return _of_backward(of_result, grad, indices, _bag_of(indices, offsets), *rest)
+
+
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 aten = torch.ops.aten
+
+_BACKWARD = ["grad_result", "grad", "indices", "offsets", *parameters(_of_backward)[4:]]
 
 
 def _defer(weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, *_: Any) -> bool:
@@ -239,7 +234,7 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
                 grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx
             ),
         },
-        jvp={"result0": _jvp},
+        jvp={"result0": tangent_of_product(_term, "weight", "per_sample_weights")},
         not_differentiable=("result1", "result2", "result3"),
         defer_to_stock=_defer if _name == "_embedding_bag" else None,
         improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",
@@ -247,35 +242,13 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
     )
 rule(
     "aten::_embedding_bag_backward",
-    vjp={
-        (
-            "grad",
-            "per_sample_weights",
-        ): lambda grad_result, grad, indices, offsets, maximum_indices, scale_grad_by_freq, mode, per_sample_weights, padding_idx: (
-            _of_backward(
-                grad_result,
-                grad,
-                indices,
-                _bag_of(indices, offsets),
-                maximum_indices,
-                scale_grad_by_freq,
-                mode,
-                per_sample_weights,
-                padding_idx,
-            )
-        )
-    },
+    vjp={("grad", "per_sample_weights"): bound_to(_of_backward_by_offsets, _BACKWARD)},
     improves="missing",
     source="the transpose of ATen _embedding_bag_backward",
 )
 rule(
     "aten::_embedding_bag_dense_backward",
-    vjp={
-        (
-            "grad",
-            "per_sample_weights",
-        ): bind(_of_backward, of_result="grad_result", bag="offset2bag")
-    },
+    vjp={("grad", "per_sample_weights"): bind(_of_backward, of_result="grad_result", bag="offset2bag")},
     improves="missing",
     source="the transpose of ATen _embedding_bag_dense_backward",
 )

@@ -42,7 +42,7 @@ linear_in(
             grad.new_zeros(torch.broadcast_shapes(self_sizes, mask.shape))
             .masked_scatter(mask, grad)
             .sum_to_size(self_sizes)
-        ),
+        )
     },
     gaps={
         "fake": "the shape of the result depends on the mask",
@@ -62,7 +62,7 @@ linear_in(
     {
         "grad_output": lambda grad, mask, grad_output_sizes: (
             grad.new_zeros(grad_output_sizes).masked_scatter(mask, grad).sum_to_size(grad_output_sizes)
-        ),
+        )
     },
     improves="missing",
     defer_to_stock=always,

@@ -64,10 +64,7 @@ def _same_sizes(self: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
 
 linear_in(
     "aten::scatter.src",
-    {
-        "self": lambda grad, dim, index: grad.scatter(dim, index, 0),
-        "src": scatter_src_backward,
-    },
+    {"self": lambda grad, dim, index: grad.scatter(dim, index, 0), "src": scatter_src_backward},
     improves="missing",
     defer_to_stock=_same_sizes,
 )

@@ -21,25 +21,3 @@ from . import (
     svd,
     triangular,
 )
-
-__all__ = [
-    "cholesky",
-    "det",
-    "eig",
-    "eigh",
-    "geqrf",
-    "householder",
-    "inverse",
-    "linear",
-    "lstsq",
-    "lu",
-    "lu_solve",
-    "matmul",
-    "matrix_exp",
-    "pinv",
-    "products",
-    "qr",
-    "solve",
-    "svd",
-    "triangular",
-]

@@ -238,9 +238,7 @@ rule(
 rule(
     "aten::ormqr",
     vjp={("self", "input2", "input3"): _ormqr_vjp},
-    jvp={
-        "result": ormqr_jvp.bind(tau_t="input2_t", other_t="input3_t", tau_p="input2_p", other_p="input3_p"),
-    },
+    jvp={"result": ormqr_jvp.bind(tau_t="input2_t", other_t="input3_t", tau_p="input2_p", other_p="input3_p")},
     source="ATen ormqr_backward; the tangent is its adjoint",
     improves=("missing", "speed"),
 )

@@ -20,7 +20,7 @@ from torch.types import Number
 from torch_manualgrad.core.engine.strong_arithmetic import stands_for
 from torch_manualgrad.core.rule import formula, rule
 
-from ..terms import total
+from ..terms import sum_over_tangents, tangent_of_product, total
 
 
 def scaled(x: Tensor, by: Number) -> Tensor:
@@ -134,27 +134,6 @@ def _trilinear_backward(
     return torch.ops.aten._trilinear(*x, *e, expands[at], unroll_dim)
 
 
-def _trilinear_jvp(
-    i1_p: Tensor,
-    i1_t: Tensor | None,
-    i2_p: Tensor,
-    i2_t: Tensor | None,
-    i3_p: Tensor,
-    i3_t: Tensor | None,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int,
-) -> Tensor | None:
-    def product(x1: Tensor | None, x2: Tensor | None, x3: Tensor | None) -> Tensor | None:
-        if x1 is None or x2 is None or x3 is None:
-            return None
-        return torch.ops.aten._trilinear(x1, x2, x3, expand1, expand2, expand3, sumdim, unroll_dim)
-
-    return total(product(i1_t, i2_p, i3_p), product(i1_p, i2_t, i3_p), product(i1_p, i2_p, i3_t))
-
-
 @stands_for(torch.ops.aten._trilinear.default)
 def _product_of_three(
     i1: Tensor,
@@ -240,16 +219,8 @@ def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = 
     return torch.ops.aten._grouped_mm(self.mT, grad.contiguous(), offs)
 
 
-def _grouped_mm_jvp(
-    self_p: Tensor, self_t: Tensor | None, mat2_p: Tensor, mat2_t: Tensor | None, offs: Tensor | None, result: Tensor
-) -> Tensor | None:
-    def product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        if a is None or b is None:
-            return None
-        return torch.ops.aten._grouped_mm(a, b, offs, out_dtype=result.dtype)
-
-    self_t, mat2_t = (None if t is None else t.contiguous() for t in (self_t, mat2_t))
-    return total(product(self_t, mat2_p), product(self_p, mat2_t))
+def _grouped_product(self: Tensor, mat2: Tensor, offs: Tensor | None, result: Tensor) -> Tensor:
+    return torch.ops.aten._grouped_mm(self, mat2, offs, out_dtype=result.dtype)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------------
@@ -282,17 +253,19 @@ rule(
         "i2": _trilinear_backward.bind(grad_out="grad", i2=None),
         "i3": _trilinear_backward.bind(grad_out="grad", i3=None),
     },
-    jvp={"result": _trilinear_jvp},
+    jvp={"result": tangent_of_product(torch.ops.aten._trilinear.default, "i1", "i2", "i3")},
     improves="missing",
     source="ATen _trilinear_backward; for complex factors new",
 )
 rule(
     "aten::_grouped_mm",
-    vjp={
-        "self": _grouped_mm_mat1_backward,
-        "mat2": _grouped_mm_mat2_backward,
+    vjp={"self": _grouped_mm_mat1_backward, "mat2": _grouped_mm_mat2_backward},
+    jvp={
+        "result": sum_over_tangents(
+            lambda self_t, mat2_p, offs, result: _grouped_product(self_t.contiguous(), mat2_p, offs, result),
+            lambda mat2_t, self_p, offs, result: _grouped_product(self_p, mat2_t.contiguous(), offs, result),
+        )
     },
-    jvp={"result": _grouped_mm_jvp},
     improves="missing",
     gaps={"fake": ("the operator's fake kernel takes bfloat16 only", "2.15")},
     source="ATen _grouped_mm_mat1_backward, _grouped_mm_mat2_backward; its jvp is new",

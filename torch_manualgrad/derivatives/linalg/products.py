@@ -17,9 +17,11 @@ from torch.types import Number
 
 from torch_manualgrad.core.rule import formula, rule
 
-from ..terms import total
+from ..terms import tangent_of_product, total
 from .common import summed_to
 from .matmul import mm_mat1_backward, mm_mat2_backward, scaled
+
+aten = torch.ops.aten
 
 
 @formula
@@ -97,7 +99,7 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
 rule(
     "aten::bmm",
     vjp={"self": mm_mat1_backward.bind(alpha=1), "mat2": mm_mat2_backward.bind(mat1="self", alpha=1)},
-    jvp={"result": lambda self_p, self_t, mat2_p, mat2_t: _product(torch.bmm, self_p, self_t, mat2_p, mat2_t)},
+    jvp={"result": tangent_of_product(aten.bmm.default, "self", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(
@@ -136,20 +138,13 @@ rule(
 )
 rule(
     "aten::mv",
-    vjp={
-        "self": mv_mat_backward.bind(alpha=1),
-        "vec": mv_vec_backward.bind(mat="self", alpha=1),
-    },
-    jvp={"result": lambda self_p, self_t, vec_p, vec_t: _product(torch.mv, self_p, self_t, vec_p, vec_t)},
+    vjp={"self": mv_mat_backward.bind(alpha=1), "vec": mv_vec_backward.bind(mat="self", alpha=1)},
+    jvp={"result": tangent_of_product(aten.mv.default, "self", "vec")},
     source="ATen derivatives.yaml",
 )
 rule(
     "aten::addmv",
-    vjp={
-        "self": _of_added,
-        "mat": mv_mat_backward,
-        "vec": mv_vec_backward,
-    },
+    vjp={"self": _of_added, "mat": mv_mat_backward, "vec": mv_vec_backward},
     jvp={
         "result": lambda self_t, mat_p, mat_t, vec_p, vec_t, beta, alpha, result: _added(
             self_t, _product(torch.mv, mat_p, mat_t, vec_p, vec_t), beta, alpha, result
@@ -174,7 +169,7 @@ rule(
 rule(
     "aten::dot",
     vjp={"self": dot_backward.bind(other="tensor"), "tensor": dot_backward.bind(other="self")},
-    jvp={"result": lambda self_p, self_t, tensor_p, tensor_t: _product(torch.dot, self_p, self_t, tensor_p, tensor_t)},
+    jvp={"result": tangent_of_product(aten.dot.default, "self", "tensor")},
     source="ATen derivatives.yaml",
 )
 rule(
@@ -183,6 +178,6 @@ rule(
         "self": lambda grad, other: dot_backward(grad, other).conj(),
         "other": lambda grad, self: dot_backward(grad, self.conj()),
     },
-    jvp={"result": lambda self_p, self_t, other_p, other_t: _product(torch.vdot, self_p, self_t, other_p, other_t)},
+    jvp={"result": tangent_of_product(aten.vdot.default, "self", "other")},
     source="ATen derivatives.yaml",
 )

@@ -197,9 +197,7 @@ def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
 
 
 nan_unless_zero.impl_save_for_backward(lambda inputs, output: inputs.undefined)
-nan_unless_zero.impl_backward(
-    lambda ctx, undefined, grad: {"x": nan_unless_zero(grad, undefined), "undefined": None},
-)
+nan_unless_zero.impl_backward(lambda ctx, undefined, grad: {"x": nan_unless_zero(grad, undefined), "undefined": None})
 nan_unless_zero.impl_jvp(lambda inputs, output, tangents: nan_unless_zero(tangents.x, inputs.undefined))
 
 

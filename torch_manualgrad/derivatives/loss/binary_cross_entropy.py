@@ -165,17 +165,15 @@ def _self_vjp(grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None,
     return aten.binary_cross_entropy_backward(grad, self, target, weight, reduction)
 
 
+_AT = {"self": "self_p", "target": "target_p", "weight": "weight_p"}
+
 rule(
     "aten::binary_cross_entropy",
     vjp={"self": _self_vjp, "target": fitted_to("target", binary_cross_entropy_target_backward)},
     jvp={
         "result": sum_over_tangents(
-            lambda self_t, self_p, target_p, weight_p: aten.binary_cross_entropy_backward(
-                self_t, self_p, target_p, weight_p, NONE
-            ),
-            lambda target_t, self_p, target_p, weight_p: binary_cross_entropy_target_backward(
-                target_t, self_p, target_p, weight_p, NONE
-            ),
+            bind(aten.binary_cross_entropy_backward.default, grad_output="self_t", **_AT, reduction=NONE),
+            binary_cross_entropy_target_backward.bind(grad="target_t", **_AT, reduction=NONE),
             lambda weight_t, self_p, target_p: aten.binary_cross_entropy(self_p, target_p, None, NONE) * weight_t,
             then=reduced,
         )
@@ -192,13 +190,11 @@ rule(
     },
     jvp={
         "result": sum_over_tangents(
-            bind(_self_vjp, grad="grad_output_t", self="self_p", target="target_p", weight="weight_p"),
-            lambda self_t, grad_output_p, self_p, target_p, weight_p, reduction: binary_cross_entropy_double_backward(
-                grad_output_p, self_t, self_p, target_p, weight_p, reduction
+            bind(_self_vjp, grad="grad_output_t", **_AT),
+            binary_cross_entropy_double_backward.bind(
+                grad_output="grad_output_p", grad="self_t", input="self_p", target="target_p", weight="weight_p"
             ),
-            binary_cross_entropy_double_backward_target.bind(
-                grad="target_t", grad_output="grad_output_p", self="self_p", target="target_p", weight="weight_p"
-            ),
+            binary_cross_entropy_double_backward_target.bind(grad="target_t", grad_output="grad_output_p", **_AT),
             lambda weight_t, grad_output_p, self_p, target_p, reduction: (
                 _self_vjp(grad_output_p, self_p, target_p, None, reduction) * weight_t
             ),
@@ -207,7 +203,7 @@ rule(
     improves="values",
     source="ATen binary_cross_entropy_double_backward",
 )
-_AT = {"target": "target_p", "weight": "weight_p", "pos_weight": "pos_weight_p", "reduction": NONE}
+_AT_LOGIT = {"target": "target_p", "weight": "weight_p", "pos_weight": "pos_weight_p", "reduction": NONE}
 rule(
     "aten::binary_cross_entropy_with_logits",
     vjp={
@@ -216,8 +212,8 @@ rule(
     },
     jvp={
         "result": sum_over_tangents(
-            binary_cross_entropy_with_logits_backward.bind(grad="self_t", input="self_p", **_AT),
-            binary_cross_entropy_with_logits_target_backward.bind(grad_output="target_t", self="self_p", **_AT),
+            binary_cross_entropy_with_logits_backward.bind(grad="self_t", input="self_p", **_AT_LOGIT),
+            binary_cross_entropy_with_logits_target_backward.bind(grad_output="target_t", self="self_p", **_AT_LOGIT),
             lambda weight_t, self_p, target_p, pos_weight_p: (
                 aten.binary_cross_entropy_with_logits(self_p, target_p, None, pos_weight_p, NONE) * weight_t
             ),

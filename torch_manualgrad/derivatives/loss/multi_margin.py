@@ -210,12 +210,8 @@ rule(
     vjp={"self": _vjp},
     jvp={
         "result": sum_over_tangents(
-            lambda self_t, self_p, target, p, margin, weight_p, reduction: multi_margin_loss_jvp(
-                self_p, self_t, target, p, margin, weight_p, reduction
-            ),
-            lambda weight_t, self_p, target, p, margin, reduction: aten.multi_margin_loss(
-                self_p, target, p, margin, weight_t, reduction
-            ),
+            multi_margin_loss_jvp.bind(weight="weight_p"),
+            bind(aten.multi_margin_loss.default, self="self_p", weight="weight_t"),  # linear in the weights
         )
     },
     improves="missing",
@@ -233,9 +229,7 @@ rule(
             multi_margin_loss_double_backward.bind(
                 grad="self_t", grad_output="grad_output_p", self="self_p", weight="weight_p"
             ),
-            lambda weight_t, grad_output_p, self_p, target, p, margin, reduction: multi_margin_loss_gradient(
-                grad_output_p, self_p, target, p, margin, weight_t, reduction
-            ),
+            multi_margin_loss_gradient.bind(grad_output="grad_output_p", self="self_p", weight="weight_t"),
         )
     },
     improves="missing",

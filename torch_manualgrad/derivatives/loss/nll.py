@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, rule
+from torch_manualgrad.core.rule import always, bind, rule
 
 from ..terms import sum_over_tangents
 from .common import MEAN, reduced
@@ -63,21 +63,26 @@ def _weight_backward_jvp(
 
 
 def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: str, **about: Any) -> None:
+    """The rules of a loss and of its backward operator."""
+
+    def losses(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Tensor:
+        return forward(x, target, weight, reduction, ignore_index)[0]
+
+    def of_self(
+        grad_output: Tensor,
+        self: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        ignore_index: int,
+        total_weight: Tensor,
+    ) -> Tensor:
+        return backward(grad_output, self.contiguous(), target, weight, reduction, ignore_index, total_weight)
+
     rule(
         f"aten::{name}_forward",
-        vjp={
-            "self": lambda grad_output, self, target, weight, reduction, ignore_index, total_weight: backward(
-                grad_output, self.contiguous(), target, weight, reduction, ignore_index, total_weight
-            )
-        },
-        jvp={
-            "output": sum_over_tangents(
-                lambda self_t, target, weight_p, reduction, ignore_index: forward(
-                    self_t, target, weight_p, reduction, ignore_index
-                )[0],
-                _weight_jvp,
-            )
-        },
+        vjp={"self": of_self},
+        jvp={"output": sum_over_tangents(bind(losses, x="self_t", weight="weight_p"), _weight_jvp)},
         not_differentiable="total_weight",
         kind="linear",
         finite=False,  # weights may be anything
@@ -87,17 +92,13 @@ def _bind(forward: Callable[..., Any], backward: Callable[..., Tensor], name: st
     rule(
         f"aten::{name}_backward",
         vjp={
-            "grad_output": lambda grad, target, weight, reduction, ignore_index: forward(
-                grad, target, weight, reduction, ignore_index
-            )[0],
+            "grad_output": bind(losses, x="grad"),
             "self": lambda grad, self_sizes, self_dtype: grad.new_zeros(self_sizes, dtype=self_dtype),
             "total_weight": lambda: None,  # a function of the weights: their derivative includes it
         },
         jvp={
             "result": sum_over_tangents(
-                lambda grad_output_t, self_p, target, weight_p, reduction, ignore_index, total_weight: backward(
-                    grad_output_t, self_p.contiguous(), target, weight_p, reduction, ignore_index, total_weight
-                ),
+                bind(of_self, grad_output="grad_output_t", self="self_p", weight="weight_p"),
                 _weight_backward_jvp,
             )
         },

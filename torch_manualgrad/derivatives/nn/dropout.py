@@ -13,10 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import FromResult, formula, rule
+from torch_manualgrad.core.rule import FromResult, bind, formula, rule
 from torch_manualgrad.core.rule.catalogue import gap
 
 from ..elementwise.softmax import softmax_differential
+from ..terms import sum_over_tangents
 
 __all__ = ["FUSED_DROPOUT"]
 
@@ -108,6 +109,8 @@ def masked_softmax_differential(
 
 # -- the rules --------------------------------------------------------------------------------------------------------
 
+_rrelu_backward = torch.ops.aten.rrelu_with_noise_backward.default
+
 
 def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
     """Without ``train``, PyTorch drops as in training. It returns an empty input itself, whose derivative is a view."""
@@ -119,8 +122,8 @@ def _dropout(x: Tensor, mask: Tensor, p: float, train: bool | None) -> Tensor:
 
 rule(
     "aten::native_dropout",
-    vjp={"input": lambda grad_result0, result1, p, train: _dropout(grad_result0, result1, p, train)},
-    jvp={"result0": lambda input_t, result1, p, train: _dropout(input_t, result1, p, train)},
+    vjp={"input": bind(_dropout, x="grad_result0", mask="result1")},
+    jvp={"result0": bind(_dropout, x="input_t", mask="result1")},
     defer_to_stock=lambda _, p, train: train is not None,  # without ``train`` PyTorch's derivative lacks the scale
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
@@ -152,73 +155,40 @@ if not torch.cuda.is_available():
 rule(
     "aten::rrelu_with_noise_functional",
     vjp={
-        "self": lambda grad_result0, self, noise_out, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
-            grad_result0, self, noise_out, lower, upper, training, False
-        ),
-        "noise": lambda grad_result0: None,
+        "self": bind(_rrelu_backward, grad_output="grad_result0", noise="noise_out", self_is_result=False),
+        "noise": lambda: None,
     },
-    jvp={
-        "result0": lambda self, self_t, noise_out, lower, upper, training: (
-            None if self_t is None else rrelu_with_noise_backward(self_t, self, noise_out, lower, upper, training)
-        )
-    },
+    jvp={"result0": rrelu_with_noise_backward.bind(grad_output="self_t", noise="noise_out")},
     not_differentiable="noise_out",
     improves="values",
     source="ATen rrelu_with_noise_backward, which PyTorch gives the noise that the call began with",
 )
 rule(
     "aten::rrelu_with_noise",
-    vjp={
-        "self": lambda grad, self, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
-            grad, self, noise, lower, upper, training, False
-        ),
-        "noise": lambda grad: None,
-    },
+    vjp={"self": bind(_rrelu_backward, grad_output="grad", self_is_result=False), "noise": lambda: None},
     from_result=FromResult(
-        lambda grad, result, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
-            grad, result, noise, lower, upper, training, True
-        ),
-        nonnegative=("lower", "upper"),
+        bind(_rrelu_backward, grad_output="grad", self="result", self_is_result=True), nonnegative=("lower", "upper")
     ),
-    jvp={
-        "result": lambda self, self_t, noise, lower, upper, training: (
-            None if self_t is None else rrelu_with_noise_backward(self_t, self, noise, lower, upper, training)
-        )
-    },
+    jvp={"result": rrelu_with_noise_backward.bind(grad_output="self_t")},
     # PyTorch saves the noise before it is drawn: hooks that copy, such as those of checkpoint, save uninitialized
     # memory
     improves="values",
     source="ATen rrelu_with_noise_backward",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch has no batching rule of the operator"),
 )
-
-
-def _rrelu_tangent(
-    grad_output: Tensor,
-    grad_output_t: Tensor | None,
-    self: Tensor,
-    noise: Tensor,
-    noise_t: Tensor | None,
-    lower: float,
-    upper: float,
-    training: bool,
-) -> Tensor:
-    found = torch.zeros_like(grad_output)
-    if grad_output_t is not None:
-        found = rrelu_with_noise_backward(grad_output_t, self, noise, lower, upper, training)
-    return found if noise_t is None or not training else found + grad_output * noise_t
-
-
 rule(
     "aten::rrelu_with_noise_backward",
     vjp={
-        "grad_output": lambda grad, self, noise, lower, upper, training: torch.ops.aten.rrelu_with_noise_backward(
-            grad, self, noise, lower, upper, training, False
-        ),
+        "grad_output": bind(_rrelu_backward, grad_output="grad", self_is_result=False),
         "self": lambda grad: torch.zeros_like(grad),
         "noise": lambda grad, grad_output, training: grad * grad_output if training else None,
     },
-    jvp={"result": _rrelu_tangent},
+    jvp={
+        "result": sum_over_tangents(
+            rrelu_with_noise_backward.bind(grad_output="grad_output_t"),
+            lambda noise_t, grad_output, training: grad_output * noise_t if training else None,
+        )
+    },
     improves=("values", "missing"),
     source="ATen rrelu_with_noise_backward",
 )

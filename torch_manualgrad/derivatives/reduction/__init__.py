@@ -13,17 +13,3 @@ from . import (
     sums,
     variance,
 )
-
-__all__ = [
-    "cumulative",
-    "distance",
-    "extrema",
-    "logsumexp",
-    "norm",
-    "products",
-    "renorm",
-    "segment_reduce",
-    "selection",
-    "sums",
-    "variance",
-]

@@ -116,9 +116,7 @@ linear_in(
 )
 rule(
     "aten::nansum",
-    vjp={
-        "self": lambda grad, self, dim, keepdim: nansum_backward(cast(grad, self.dtype), self, dim, keepdim),
-    },
+    vjp={"self": lambda grad, self, dim, keepdim: nansum_backward(cast(grad, self.dtype), self, dim, keepdim)},
     jvp={
         "result": lambda self_p, self_t, dim, keepdim, dtype: torch.where(self_p.isnan(), 0, self_t).sum(
             dim, keepdim, dtype=dtype

@@ -225,14 +225,7 @@ def _zeros(x: Tensor, *places: tuple[int, ...]) -> Tensor:
 drawn_for(
     "aten::scatter_reduce.two",
     lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(3, 3), (0, 0), (1, 0)), "prod"),
-    lambda draw, index: (
-        draw(4, 3),
-        0,
-        index(_PLACES),
-        _zeros(draw(4, 3), (0, 1)),
-        "prod",
-        {"include_self": False},
-    ),
+    lambda draw, index: (draw(4, 3), 0, index(_PLACES), _zeros(draw(4, 3), (0, 1)), "prod", {"include_self": False}),
     lambda draw, index: (draw(4), 0, index([1, 1, 3]), draw(3), "sum", {"include_self": False}),
     lambda draw, index: (draw(2, 3), 1, index([[0, 0], [2, 0]]), draw(2, 2), "mean"),
     lambda draw, index: (draw(2, 3), -1, index([[0, 0], [2, 0]]), draw(3, 2), "mean", {"include_self": False}),

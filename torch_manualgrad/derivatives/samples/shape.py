@@ -41,20 +41,14 @@ drawn_for(
     lambda draw, index: ([draw(2), draw(0)],),
 )
 drawn_for(
-    "aten::stack",
-    lambda draw, index: ([draw(2, 3), draw(2, 3)], -1),
-    lambda draw, index: (_mixed(draw, (), ()),),
+    "aten::stack", lambda draw, index: ([draw(2, 3), draw(2, 3)], -1), lambda draw, index: (_mixed(draw, (), ()),)
 )
 drawn_for(
     "aten::block_diag",
     lambda draw, index: ([draw(2, 1), draw(2), draw()],),
     lambda draw, index: (_mixed(draw, (1, 2), (2, 0), (1, 1)),),
 )
-drawn_for(
-    "aten::unsafe_split.Tensor",
-    lambda draw, index: (draw(3, 2), 2),
-    lambda draw, index: (draw(2, 3), 1, -1),
-)
+drawn_for("aten::unsafe_split.Tensor", lambda draw, index: (draw(3, 2), 2), lambda draw, index: (draw(2, 3), 1, -1))
 drawn_for(
     "aten::unsafe_split_with_sizes",
     lambda draw, index: (draw(3, 2), [2, 0, 1]),
@@ -98,36 +92,12 @@ _pads("replication_pad3d", [1, 0, 0, 1, 1, 0], (1, 1, 1, 2, 2), (1, 1, 2, 2))
 # -- rearrangement -----------------------------------------------------------------------------------------------------
 
 
-drawn_for(
-    "aten::roll",
-    lambda draw, index: (draw(3, 4), [1, -2], [0, 1]),
-    lambda draw, index: (draw(2, 3), [2]),
-)
-drawn_for(
-    "aten::flip",
-    lambda draw, index: (draw(3, 4), [0, -1]),
-    lambda draw, index: (draw(3), [-1]),
-)
-drawn_for(
-    "aten::rot90",
-    lambda draw, index: (draw(3, 4), 1, [0, 1]),
-    lambda draw, index: (draw(2, 3, 2), 3, [2, 0]),
-)
-drawn_for(
-    "aten::tril",
-    lambda draw, index: (draw(3, 4),),
-    lambda draw, index: (draw(2, 3, 2), -1),
-)
-drawn_for(
-    "aten::triu",
-    lambda draw, index: (draw(3, 4),),
-    lambda draw, index: (draw(2, 3, 2), 1),
-)
-drawn_for(
-    "aten::diag_embed",
-    lambda draw, index: (draw(2, 3),),
-    lambda draw, index: (draw(2, 2), -1, 0, 2),
-)
+drawn_for("aten::roll", lambda draw, index: (draw(3, 4), [1, -2], [0, 1]), lambda draw, index: (draw(2, 3), [2]))
+drawn_for("aten::flip", lambda draw, index: (draw(3, 4), [0, -1]), lambda draw, index: (draw(3), [-1]))
+drawn_for("aten::rot90", lambda draw, index: (draw(3, 4), 1, [0, 1]), lambda draw, index: (draw(2, 3, 2), 3, [2, 0]))
+drawn_for("aten::tril", lambda draw, index: (draw(3, 4),), lambda draw, index: (draw(2, 3, 2), -1))
+drawn_for("aten::triu", lambda draw, index: (draw(3, 4),), lambda draw, index: (draw(2, 3, 2), 1))
+drawn_for("aten::diag_embed", lambda draw, index: (draw(2, 3),), lambda draw, index: (draw(2, 2), -1, 0, 2))
 drawn_for(
     "aten::repeat",
     lambda draw, index: (draw(2, 3), [2, 1, 2]),
@@ -135,23 +105,10 @@ drawn_for(
     lambda draw, index: (draw(), []),
     lambda draw, index: (draw(), [3]),
 )
-drawn_for(
-    "aten::channel_shuffle",
-    lambda draw, index: (draw(1, 6, 2), 2),
-)
-drawn_for(
-    "aten::pixel_shuffle",
-    lambda draw, index: (draw(2, 4, 1, 2), 2),
-)
-drawn_for(
-    "aten::pixel_unshuffle",
-    lambda draw, index: (draw(2, 2, 4), 2),
-)
-drawn_for(
-    "aten::narrow_copy",
-    lambda draw, index: (draw(3, 4), 1, 1, 2),
-    lambda draw, index: (draw(3, 2), -2, -2, 2),
-)
+drawn_for("aten::channel_shuffle", lambda draw, index: (draw(1, 6, 2), 2))
+drawn_for("aten::pixel_shuffle", lambda draw, index: (draw(2, 4, 1, 2), 2))
+drawn_for("aten::pixel_unshuffle", lambda draw, index: (draw(2, 2, 4), 2))
+drawn_for("aten::narrow_copy", lambda draw, index: (draw(3, 4), 1, 1, 2), lambda draw, index: (draw(3, 2), -2, -2, 2))
 drawn_for(
     ("aten::_reshape_copy", "aten::_unsafe_view"),
     lambda draw, index: (draw(2, 3), [3, -1]),
@@ -177,9 +134,7 @@ probe_for("aten::_pack_padded_sequence")(lambda *args: torch.ops.aten._pack_padd
 
 
 drawn_for(
-    "aten::select_backward",
-    lambda draw, index: (draw(3), [2, 3], 0, -1),
-    lambda draw, index: (draw(), [3], 0, 1),
+    "aten::select_backward", lambda draw, index: (draw(3), [2, 3], 0, -1), lambda draw, index: (draw(), [3], 0, 1)
 )
 drawn_for(
     "aten::slice_backward",

@@ -1,5 +1,3 @@
 """Entries of tensors in other places: importing a module enters its formulas and rules in the registries."""
 
 from . import cross, joining, padding, rearrangement, sequences, views
-
-__all__ = ["cross", "joining", "padding", "rearrangement", "sequences", "views"]

@@ -85,10 +85,7 @@ def _block_diag_vjp(grad: Tensor, tensors_sizes: Any, tensors_dtype: Any) -> lis
 linear_in("aten::cat", {"tensors": _cat_vjp})
 linear_in("aten::stack", {"tensors": _stack_vjp})
 linear_in("aten::block_diag", {"tensors": _block_diag_vjp})
-linear_in(
-    "aten::unsafe_split.Tensor",
-    {"self": split_backward.bind(grads="grad", sizes="self_sizes")},
-)
+linear_in("aten::unsafe_split.Tensor", {"self": split_backward.bind(grads="grad", sizes="self_sizes")})
 linear_in(
     "aten::unsafe_split_with_sizes",
     {"self": split_with_sizes_backward.bind(grads="grad", sizes="self_sizes")},

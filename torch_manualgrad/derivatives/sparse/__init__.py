@@ -1,5 +1,3 @@
 """Sparse tensors: importing a module enters its formulas and rules in the registries."""
 
 from . import construction, masks, products, reduced, sums
-
-__all__ = ["construction", "masks", "products", "reduced", "sums"]
