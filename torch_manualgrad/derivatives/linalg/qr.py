@@ -51,7 +51,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -253,16 +253,29 @@ def _moderate(grad_A: Tensor, grad_Q: Tensor | None, grad_R: Tensor | None, R: T
     return torch.where(dependent, columns, 0).amax(-1) <= _LARGEST * size
 
 
-def _undefined(settled: Tensor, given: Tensor, shape: torch.Size) -> Tensor:
-    """nan for the matrices that are settled, unless ``given`` is zero; linear in ``given``."""
-    settled = settled[..., None, None]
-    return nan_unless_zero(torch.where(settled, given, 0), settled).sum((-2, -1), keepdim=True).expand(shape)
+def _undefined(settled: Tensor, given: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+    """The sum over ``given`` of nan for the matrices that are settled, unless it is zero; linear in each."""
+    settled = (settled.any(-1) if settled.dim() == like.dim() - 1 else settled)[..., None, None]
+    return total(
+        *[
+            nan_unless_zero(torch.where(settled, x, 0), settled).sum((-2, -1), keepdim=True).expand(like.shape)
+            for x in given
+            if x is not None
+        ]
+    )
 
 
-def _vmap(op: Any) -> Any:
-    """The batching rule: the batch is one more leading dim."""
+def _without_derivative(op: Any, inputs: Sequence[str]) -> None:
+    """Let every derivative of a function be nan for the matrices that are settled, where it is not zero.
 
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+    Args:
+        op: a formula. Its last result says which matrices, or columns of them, are settled.
+        inputs: its arguments that are tensors.
+    """
+
+    @op.impl_vmap
+    def _(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        """The batch is one more leading dim."""
         front = [
             x
             if not isinstance(x, Tensor)
@@ -274,7 +287,19 @@ def _vmap(op: Any) -> Any:
         found = op(*front)
         return found, (0,) * len(found)
 
-    return vmap
+    @op.impl_save_for_backward
+    def _(given: Any, output: Any) -> Any:
+        return [getattr(given, name) for name in inputs], output[-1]
+
+    @op.impl_backward
+    def _(ctx: Any, saved: Any, *grads: Tensor | None) -> dict[str, Tensor | None]:
+        tensors, settled = saved
+        return {name: None if x is None else _undefined(settled, grads[:-1], x) for name, x in zip(inputs, tensors)}
+
+    @op.impl_jvp
+    def _(given: Any, output: Any, tangents: Any) -> tuple[Tensor | None, ...]:
+        directions = [getattr(tangents, name) for name in inputs]
+        return (*[_undefined(output[-1], directions, x) for x in output[:-1]], None)
 
 
 @formula(kernel=("default",))
@@ -307,21 +332,7 @@ def _(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int
     return qr_rounding_backward.reference(grad_Q, grad_R, Q, R, c)
 
 
-qr_rounding_backward.impl_vmap(_vmap(qr_rounding_backward))
-qr_rounding_backward.impl_save_for_backward(lambda inputs, output: (inputs, output[1]))
-
-
-@qr_rounding_backward.impl_backward
-def _(ctx: Any, saved: Any, grad: Tensor | None, _: Tensor | None) -> dict[str, Tensor | None]:
-    inputs, settled = saved
-    given = {name: getattr(inputs, name) for name in ("grad_Q", "grad_R", "Q", "R")}
-    return {n: None if x is None or grad is None else _undefined(settled, grad, x.shape) for n, x in given.items()}
-
-
-@qr_rounding_backward.impl_jvp
-def _(inputs: Any, output: tuple[Tensor, Tensor], tangents: Any) -> tuple[Tensor | None, None]:
-    given = (tangents.grad_Q, tangents.grad_R, tangents.Q, tangents.R)
-    return total(*[_undefined(output[1], x, output[0].shape) for x in given if x is not None]), None
+_without_derivative(qr_rounding_backward, ("grad_Q", "grad_R", "Q", "R"))
 
 
 @formula(kernel=("default",))
@@ -353,26 +364,7 @@ def _(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor, Tensor
     return Q_t.contiguous(), R_t.contiguous(), settled
 
 
-qr_rounding_jvp.impl_vmap(_vmap(qr_rounding_jvp))
-qr_rounding_jvp.impl_save_for_backward(lambda inputs, output: (inputs, output[2].any(-1)))
-
-
-@qr_rounding_jvp.impl_backward
-def _(ctx: Any, saved: Any, grad_Q: Tensor | None, grad_R: Tensor | None, _: Any) -> dict[str, Tensor | None]:
-    inputs, settled = saved
-    given = [x for x in (grad_Q, grad_R) if x is not None]
-    return {
-        name: total(*[_undefined(settled, g, x.shape) for g in given])
-        for name, x in (("A_t", inputs.A_t), ("Q", inputs.Q), ("R", inputs.R))
-    }
-
-
-@qr_rounding_jvp.impl_jvp
-def _(inputs: Any, output: tuple[Tensor, ...], tangents: Any) -> tuple[Tensor | None, Tensor | None, None]:
-    given = [x for x in (tangents.A_t, tangents.Q, tangents.R) if x is not None]
-    settled = output[2].any(-1)
-    Q_t, R_t = (total(*[_undefined(settled, g, x.shape) for g in given]) for x in output[:2])
-    return Q_t, R_t, None
+_without_derivative(qr_rounding_jvp, ("A_t", "Q", "R"))
 
 
 # -- Q and R ----------------------------------------------------------------------------------------------------------

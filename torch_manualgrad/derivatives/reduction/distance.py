@@ -148,6 +148,12 @@ def _cdist_vjp(
 # pdist is cdist(x, x) above the diagonal. PyTorch's takes complex numbers where there is no pair.
 
 
+def _pairs(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows i < j of all pairs, and x_i - x_j."""
+    i, j = torch.triu_indices(n, n, 1, device=x.device)
+    return i, j, x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
+
+
 def _refuse_complex_pairs(name: str, x: Tensor) -> None:
     if x.is_complex() and x.shape[-2] > 1:
         raise ValueError(f"{name}: expected a real dtype, got {x.dtype}")
@@ -169,9 +175,8 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
         ATen _pdist_backward, which has no derivative.
     """
     _refuse_complex_pairs("self", self)
-    i, j = torch.triu_indices(self.shape[-2], self.shape[-2], 1, device=self.device)
     x = widened(self)
-    difference = x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
+    i, j, difference = _pairs(x, self.shape[-2])
     each = norm_direction(difference, p, (-1,)) * grad.unsqueeze(-1)
     return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each).to(self.dtype)
 
@@ -335,12 +340,6 @@ def cdist_backward_jvp(
         curved = grad.unsqueeze(-1) * _curvature(_differences(x1, x2), tangent, p)
         total = total + curved.sum(-2).to(total.dtype)
     return total
-
-
-def _pairs(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows i < j of all pairs, and x_i - x_j."""
-    i, j = torch.triu_indices(n, n, 1, device=x.device)
-    return i, j, x.index_select(0, i) - x.index_select(0, j)
 
 
 def _pdist_curved(grad: Tensor, self: Tensor, v: Tensor, p: float) -> Tensor:
