@@ -243,9 +243,7 @@ def _pinv_backward(grad: Tensor, result: Tensor, self: Tensor, atol: Tensor | No
     return backward(grad, result, self)
 
 
-def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor | None, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
-    if self_t is None:  # P is constant in a tolerance, but for its jumps
-        return torch.zeros_like(result)
+def _pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Tensor:
     jvp = pinv_jvp if atol is None and rtol is None else pinv_truncated_jvp
     return jvp(self, result, self_t)
 
@@ -254,7 +252,7 @@ rule(
     "aten::linalg_pinv.atol_rtol_tensor",
     vjp={
         "self": _pinv_backward,
-        ("atol", "rtol"): lambda output_mask: (None, None),  # P is constant in them, but for its jumps
+        ("atol", "rtol"): lambda: (None, None),  # P is constant in them, but for its jumps
     },
     jvp={"result": _pinv_jvp},
     improves=("speed", "values"),

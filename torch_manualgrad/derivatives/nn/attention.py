@@ -255,23 +255,12 @@ def attention_backward(
 
 
 @attention_backward.impl("default")
-def _(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, ...]:
+def _(grad_out: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *tensors, logsumexp, attn_mask, is_causal, scale = given
     # PyTorch's kernel reads rows as if they were contiguous and did not overlap
-    query, key, value, out = (
-        x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in (query, key, value, out)
-    )
+    rows = [x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in tensors]
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        grad_out, *rows, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )
     return tuple(g.contiguous() for g in found)
 

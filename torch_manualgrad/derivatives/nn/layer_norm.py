@@ -28,25 +28,17 @@ from torch import Tensor
 from torch_manualgrad.core.rule import always, formula, rule
 
 from .normalization import (
+    last_dims,
     norm_backward,
     norm_backward_jvp,
     norm_double_backward,
     norm_jvp,
+    other_dims,
     standardized,
     standardized_by,
     wide,
     widened,
 )
-
-
-def _dims(normalized_shape: Sequence[int]) -> list[int]:
-    """The dims that are normalized."""
-    return list(range(-len(normalized_shape), 0))
-
-
-def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
-    """The other dims, over which gradients of the parameters are summed."""
-    return list(range(input.dim() - len(normalized_shape)))
 
 
 @formula(kernel=("default",))
@@ -72,8 +64,8 @@ def native_layer_norm_backward(
     References:
         ATen native_layer_norm_backward; Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
     """
-    s = standardized_by(input, _dims(normalized_shape), rstd)
-    found = norm_backward(s, wide(grad_out), *widened(weight), summed=_others(input, normalized_shape))
+    s = standardized_by(input, last_dims(normalized_shape), rstd)
+    found = norm_backward(s, wide(grad_out), *widened(weight), summed=other_dims(input, normalized_shape))
     like = input if weight is None else weight
     dtypes = (input.dtype, like.dtype, like.dtype if bias is None else bias.dtype)
     return tuple(  # type: ignore[return-value]
@@ -120,8 +112,8 @@ def layer_norm_double_backward(
     References:
         ATen layer_norm_double_backward, which takes the statistics for constants.
     """
-    s = standardized_by(input_t, _dims(normalized_shape), save_invstd_t)
-    others = _others(input_t, normalized_shape)
+    s = standardized_by(input_t, last_dims(normalized_shape), save_invstd_t)
+    others = other_dims(input_t, normalized_shape)
     of_x, of_weight, of_g = norm_double_backward(s, *widened(gO_t, gamma, ggI, ggG, ggB), summed=others)
     like = input_t if gamma is None else gamma
     return of_x.to(input_t.dtype), of_weight.to(like.dtype), of_g.to(gO_t.dtype)
@@ -146,9 +138,9 @@ def layer_norm_backward_jvp(
     References:
         The transpose of ATen layer_norm_double_backward.
     """
-    s = standardized_by(input, _dims(normalized_shape), rstd)
+    s = standardized_by(input, last_dims(normalized_shape), rstd)
     given = widened(grad_out, weight, grad_out_t, input_t, weight_t)
-    of_x, of_weight, of_bias = norm_backward_jvp(s, *given, summed=_others(input, normalized_shape))
+    of_x, of_weight, of_bias = norm_backward_jvp(s, *given, summed=other_dims(input, normalized_shape))
     like = input if weight is None else weight
     return of_x.to(input.dtype), of_weight.to(like.dtype), of_bias.to(like.dtype)
 
@@ -174,7 +166,7 @@ def layer_norm_jvp(
     References:
         ATen layer_norm_jvp, which takes the statistics for constants.
     """
-    s = standardized(input_p, _dims(normalized_shape), eps)
+    s = standardized(input_p, last_dims(normalized_shape), eps)
     return norm_jvp(s, *widened(input_t, weight_p, weight_t, bias_t)).to(input_p.dtype)
 
 

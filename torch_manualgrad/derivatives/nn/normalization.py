@@ -35,10 +35,12 @@ __all__ = [
     "Standardized",
     "constant",
     "gradient_format",
+    "last_dims",
     "norm_backward",
     "norm_backward_jvp",
     "norm_double_backward",
     "norm_jvp",
+    "other_dims",
     "standardized",
     "standardized_by",
     "wide",
@@ -92,6 +94,16 @@ class Standardized:
         x, along = self.values, self.pull(t)
         terms = self.mean(h * x) * along + x * self.mean(h * along) + self.mean(t * x) * self.pull(h)
         return -self.rstd * terms
+
+
+def last_dims(normalized_shape: Sequence[int]) -> list[int]:
+    """The dims that are normalized, if these are the sizes of the last ones."""
+    return list(range(-len(normalized_shape), 0))
+
+
+def other_dims(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    """The other dims, over which gradients of the parameters are summed."""
+    return list(range(input.dim() - len(normalized_shape)))
 
 
 def gradient_format(input: Tensor) -> torch.memory_format:

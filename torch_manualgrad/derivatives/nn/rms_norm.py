@@ -27,15 +27,21 @@ from torch import Tensor
 from torch_manualgrad.core.rule import exists, formula, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
-from .normalization import Standardized, norm_backward, norm_double_backward, norm_jvp, standardized_by, wide, widened
+from .normalization import (
+    Standardized,
+    last_dims,
+    norm_backward,
+    norm_double_backward,
+    norm_jvp,
+    other_dims,
+    standardized_by,
+    wide,
+    widened,
+)
 
 
 def _standardized(input: Tensor, normalized_shape: Sequence[int], rstd: Tensor) -> Standardized:
-    return standardized_by(input, list(range(-len(normalized_shape), 0)), rstd, centered=False)
-
-
-def _others(input: Tensor, normalized_shape: Sequence[int]) -> list[int]:
-    return list(range(input.dim() - len(normalized_shape)))
+    return standardized_by(input, last_dims(normalized_shape), rstd, centered=False)
 
 
 @formula
@@ -62,7 +68,7 @@ def infinitely_differentiable_native_rms_norm_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     g = torch.zeros_like(s.values) if dY is None else wide(dY)
-    of_x, of_weight, _ = norm_backward(s, g, *widened(weight_opt), summed=_others(input, normalized_shape))
+    of_x, of_weight, _ = norm_backward(s, g, *widened(weight_opt), summed=other_dims(input, normalized_shape))
     if drstd is not None:
         count = s.values[(0,) * (input.dim() - len(normalized_shape))].numel() if s.values.numel() else 1
         of_x = of_x - wide(drstd).reshape(s.rstd.shape) * s.rstd.square() * s.values / count
@@ -94,7 +100,7 @@ def rms_norm_double_backward(
     """
     s = _standardized(input, normalized_shape, rstd)
     found = norm_double_backward(
-        s, wide(grad_out), *widened(weight, ggI, ggG, None), summed=_others(input, normalized_shape)
+        s, wide(grad_out), *widened(weight, ggI, ggG, None), summed=other_dims(input, normalized_shape)
     )
     of_x, of_weight, of_g = found
     return of_x.to(input.dtype), of_weight.to(input.dtype if weight is None else weight.dtype), of_g.to(grad_out.dtype)

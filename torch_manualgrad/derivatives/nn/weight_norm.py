@@ -147,10 +147,6 @@ def weight_norm_backward_jvp(
     return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
 
 
-def _vjp(grad_result0: Tensor, v: Tensor, g: Tensor, result1: Tensor, dim: int) -> tuple[Tensor, ...]:
-    return weight_norm_backward(grad_result0, v, g, result1, dim)
-
-
 def _double_vjp(
     grad_result0: Tensor | None,
     grad_result1: Tensor | None,
@@ -169,7 +165,7 @@ def _double_vjp(
 
 rule(
     "aten::_weight_norm_interface",
-    vjp={("v", "g"): _vjp},
+    vjp={("v", "g"): weight_norm_backward.bind(grad_w="grad_result0", saved_v="v", saved_g="g", saved_norms="result1")},
     jvp={"result0": weight_norm_jvp.bind(saved_norms="result1")},
     not_differentiable="result1",
     improves="values",
@@ -177,7 +173,7 @@ rule(
 )
 rule(
     "aten::_weight_norm_interface_backward",
-    vjp={("grad_w", "saved_v", "saved_g"): _double_vjp, "saved_norms": lambda grad_result0: None},
+    vjp={("grad_w", "saved_v", "saved_g"): _double_vjp, "saved_norms": lambda: None},
     jvp={("result0", "result1"): weight_norm_backward_jvp},
     improves="missing",
     source="ATen has none; Salimans, Kingma, Weight Normalization, arXiv:1602.07868",

@@ -10,6 +10,8 @@ that have it, where x_i does.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.types import Number
@@ -119,19 +121,10 @@ def segment_reduce_backward(
 
 
 @segment_reduce_backward.impl("default")
-def _(
-    grad: Tensor,
-    output: Tensor,
-    data: Tensor,
-    reduce: str,
-    lengths: Tensor | None,
-    offsets: Tensor | None,
-    axis: int,
-    initial: Number | None,
-) -> Tensor:
-    return torch.ops.aten._segment_reduce_backward(
-        grad.contiguous(), output, data, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial
-    )
+def _(grad: Tensor, *given: Any) -> Tensor:
+    *first, lengths, offsets, axis, initial = given
+    rest = {"lengths": lengths, "offsets": offsets, "axis": axis, "initial": initial}
+    return torch.ops.aten._segment_reduce_backward(grad.contiguous(), *first, **rest)
 
 
 def _jvp(
