@@ -1,5 +1,6 @@
 """In place with an operand that shares memory with what is written to: the derivative of the functional form, or an error."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -130,6 +131,31 @@ def test_an_operand_that_shares_memory(rule):
                         except (RuntimeError, NotImplementedError):
                             continue
                     where = f"{how} at {places}, {mode.__name__} under override{names}"
+                    torch.testing.assert_close(
+                        found, expected, equal_nan=True, msg=lambda m, where=where: f"{where}: {m}"
+                    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_a_constant_operand_that_shares_memory(rule):
+    """PyTorch refuses none of these in the backward. At zero, too, where its derivatives may be nan and those of the rules not."""
+    op = in_place_operator(rule)
+    for values, places in shared_calls(rule):
+        for x, names in itertools.product((values[0], torch.zeros_like(values[0])), ((), ("*",))):
+            if not names and not rule.improves:  # not active
+                continue
+            functional = partial(call, rule.aten, rule.signature, values, places, torch.Tensor.detach)
+            in_place = partial(call, op, rule.signature, values, places, torch.Tensor.detach)
+            if functional(x).isnan().any():
+                continue
+            with mg.override(*names):
+                for mode in MODES:
+                    try:
+                        expected = mode(functional, x, torch.ones_like(x))
+                        found = mode(lambda x, f=in_place: f(x * 1), x, torch.ones_like(x))
+                    except (RuntimeError, NotImplementedError):
+                        continue
+                    where = f"{places}, {mode.__name__} under override{names}"
                     torch.testing.assert_close(
                         found, expected, equal_nan=True, msg=lambda m, where=where: f"{where}: {m}"
                     )

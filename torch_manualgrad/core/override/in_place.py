@@ -136,8 +136,13 @@ def in_place_kernel(
         else:
             at_once = mode is Mode.PLAIN_REVERSE and _takes_any_result(target, values)
             if at_once:
-                if _reads_what_it_writes(values):
-                    return stock(keyset, *args, **kwargs)
+                shared = _reading_what_is_written(values)
+                if any(x.requires_grad for x in shared):
+                    return stock(
+                        keyset, *args, **kwargs
+                    )  # PyTorch knows which of these it refuses, at once or in the backward
+                if shared:
+                    values = _with_copies(signature, values)
                 derivative = derivative.in_place(values)
             keeps = written in derivative.saved
             if at_once and (write := _function(derivative, op, keeps)) is not None:
@@ -188,10 +193,10 @@ def _takes_any_result(target: Tensor, values: Sequence[Any]) -> bool:
     return all(is_dense(x) and (x.dtype is target.dtype or not is_differentiable(x)) for x in tensors_in(values[1:]))
 
 
-def _reads_what_it_writes(values: Sequence[Any]) -> bool:
-    """Whether an argument lies where the result will; PyTorch knows which of these it refuses, at once or in the backward."""
+def _reading_what_is_written(values: Sequence[Any]) -> list[Tensor]:
+    """The arguments that lie where the result will."""
     written = values[0].untyped_storage().data_ptr()
-    return any(x.untyped_storage().data_ptr() == written for x in tensors_in(values[1:]))
+    return [x for x in tensors_in(values[1:]) if x.untyped_storage().data_ptr() == written]
 
 
 def _function(derivative: RuleDerivative, op: Any, keeps: bool) -> Callable[..., Any] | None:
