@@ -193,6 +193,20 @@ def test_edge_table(p, x, expected, backward):
 # -- dtypes, layout, errors ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("p", [p for p in ORDERS if p < 0 and p != -inf])
+def test_infinite_entries_of_negative_orders_contribute_nothing(p, backward):
+    """In every order: the gradient, its derivative and that of this one are those of the finite entries, and 0."""
+    finite_entries, places = random(2), torch.tensor([0, 2])
+    for infinite in (inf, -inf):
+        x = torch.full((3,), infinite, dtype=F64).index_copy(0, places, finite_entries).requires_grad_()
+        found, expected = [backward(x, p)], [backward(y := finite_entries.clone().requires_grad_(), p)]
+        for _ in range(2):
+            found.append(torch.autograd.grad(found[-1].abs().sum(), x, create_graph=True)[0])
+            expected.append(torch.autograd.grad(expected[-1].abs().sum(), y, create_graph=True)[0])
+        for f, e in zip(found, expected, strict=True):
+            close_or_nan(f, torch.zeros(3, dtype=F64).index_copy(0, places, e))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("p", ORDERS)
 def test_half_is_computed_in_float32(p, dtype, backward):

@@ -92,7 +92,10 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
         attained = ((sizes == m) | sizes.isnan()).to(sizes.dtype)
         return _sgn(x) * (attained / attained.sum(dims, keepdim=True))
 
-    m = m.clamp(max=torch.finfo(m.dtype).max)  # first: of distributed tensors, the ranks' parts are reduced here, once
+    largest = torch.finfo(m.dtype).max
+    m = m.clamp(max=largest)  # first: of distributed tensors, the ranks' parts are reduced here, once
+    # next to finite entries, infinite ones contribute nothing to a norm of p < 0, in every order
+    absent = x.isinf() & (m < largest) if p < 0 else False
     vanishing = m == 0
     m = torch.where(vanishing, 1, m)
     if p > 0 and p % 2 == 0:
@@ -104,7 +107,7 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
 
     # The powers are singular at 0: they are taken at 1 there and masked after. For 0 < p < 2, |x_i| / m may underflow
     # where its power does not; the quotient of the square roots cannot.
-    zero = ((x == 0) & ~m.isnan()) | vanishing
+    zero = ((x == 0) & ~m.isnan()) | vanishing | absent
     x = torch.where(zero, 1, x)
     half, ratio = (2, x.abs().sqrt() / m.sqrt()) if 0 < p < 2 else (1, x.abs() / m)
     total = torch.where(zero, 0, ratio.pow(half * p)).sum(dims, keepdim=True)
