@@ -27,9 +27,11 @@ from ..core.internals import (
     set_autocast_off,
     values_hidden,
     version_of,
+    without_first_call,
 )
 from ..core.libraries import calls_library
 from ..core.override.override import override
+from ..core.rule import ops
 from ..core.schema import Signature, is_differentiable
 from . import graphs
 from .zeros import specialized
@@ -131,7 +133,15 @@ class Function:
                 self.options.report(f"{self.name} runs uncompiled", error)
                 run = _interpreted(self.graph, self.fakes, self.mode)
             self._strides = [x.stride() for x in self.fakes]
-            self._run = run
+            self._run = self._first_run(run)
+
+    def _first_run(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+        def first(values: list[Any]) -> Sequence[Any]:
+            outputs = run(values)
+            self._run = without_first_call(run)
+            return outputs
+
+        return first
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -207,8 +217,16 @@ class Function:
         return f"<compiled {self.name}: {len(self.fakes)} tensors -> {self.outputs}>"
 
 
+# Formulas whose kernels save memory traffic where each operator runs by itself. Inductor fuses their bodies.
+_FUSED = (
+    "complex_sign", "constant", "native_batch_norm_backward", "native_layer_norm_backward", "norm_backward",
+    "weight_norm_backward",
+)  # fmt: skip
+
+
 def _compiled(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
-    plain = graphs.trace(graph, fakes, mode, decompose=True)
+    bodies = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
+    plain = graphs.trace(graph, fakes, mode, decompose=bodies)
     return compiled(graphs.without_stops(plain), fakes, mode)
 
 

@@ -7,7 +7,7 @@ the program's own are written as `stop` before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def trace(
     fakes: Sequence[Any],
     mode: Any,
     *,
-    decompose: bool = False,
+    decompose: Mapping[Any, Callable[..., Any]] | None = None,
     keeps_writes: bool = False,
     stops: bool = False,
 ) -> fx.GraphModule:
@@ -75,7 +75,7 @@ def trace(
         function: returns a flat sequence.
         fakes: the arguments, fake tensors.
         mode: their fake mode.
-        decompose: operators as inductor decomposes them; only to compile the graph.
+        decompose: as in `traced`; only to compile the graph.
         keeps_writes: the function may write to its arguments: ``copy_`` at the end of the graph.
         stops: each ``detach`` is the program's own.
 

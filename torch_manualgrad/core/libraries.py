@@ -86,7 +86,7 @@ def _cuda_obstacle(path: Path) -> str:
 # each returns a number, which is negative where it fails
 _RETURNING = (
     "activate", "attach", "detach", "define_rule", "define_layer", "hold", "drop_layer", "ended", "thread", "scope",
-    "scope_layers", "layout",
+    "scope_layers", "layout", "followed",
 )  # fmt: skip
 _RETURNING_NUMBERS = ("numbers_attach", "numbers_detach", "node_types")
 _RETURNING_NESTED = ("before", "attach", "attach_buffers", "detach", "continues")

@@ -6,6 +6,7 @@ part in it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from ..internals import (
     base_class,
     below_autograd,
     constants_replicated,
-    followed,
+    followed as _followed,
     forward_ad_enabled,
     is_autocast_enabled,
     node_names,
@@ -44,6 +45,7 @@ __all__ = [
     "Call",
     "Functions",
     "SingleLevelFunction",
+    "followed",
     "function_class",
     "function_name",
     "functions",
@@ -248,6 +250,15 @@ def plain_function(
         return (None, *[found[i] for i in places], *no_gradient[:others])
 
     return forward, backward
+
+
+def followed(ctx: Any) -> Sequence[bool]:
+    """For each input of a node whose backward runs, whether the engine needs its gradient."""
+    count = len(ctx.needs_input_grad) - 1
+    if calls_library is None or torch.compiler.is_dynamo_compiling():
+        return _followed(ctx)
+    answers = (ctypes.c_bool * count)()
+    return answers if calls_library.manualgrad_calls_followed(answers, count) == count else _followed(ctx)
 
 
 class Functions:

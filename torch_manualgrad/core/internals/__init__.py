@@ -89,6 +89,7 @@ from .inductor import (
     partitioned,
     switch_grad_mode,
     traced,
+    without_first_call,
 )
 from .levels import (
     accumulating,
@@ -271,6 +272,7 @@ __all__ = [
     "tangents_possible",
     "tensor_without_memory",
     "traced",
+    "without_first_call",
     "traced_nested_int",
     "transform_depth",
     "unattached",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "partitioned",
     "switch_grad_mode",
     "traced",
+    "without_first_call",
 ]
 
 # What Dynamo's graphs call where a program enters or leaves torch.no_grad().
@@ -74,7 +75,12 @@ def outside_of_transforms() -> Iterator[None]:
 
 
 def traced(
-    function: Callable[..., Any], fakes: Sequence[Any], mode: Any, *, decompose: bool = False, composites: bool = False
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    mode: Any,
+    *,
+    decompose: Mapping[Any, Callable[..., Any]] | None = None,
+    composites: bool = False,
 ) -> torch.fx.GraphModule:
     """The ATen operators that a function of flat arguments calls.
 
@@ -82,17 +88,17 @@ def traced(
         function: returns a flat sequence of tensors and numbers.
         fakes: the arguments, fake tensors and symbolic numbers.
         mode: their fake mode.
-        decompose: operators as inductor decomposes them.
+        decompose: decompose operators as inductor does, and these.
         composites: operators that write without saying so, as batch norm, as operators that say it.
     """
     from torch._dispatch.python import enable_python_dispatcher  # importing the compiler is slow
     from torch.fx.experimental.proxy_tensor import make_fx  # importing the compiler is slow
 
     table = None
-    if decompose:
+    if decompose is not None:
         from torch._inductor.decomposition import select_decomp_table  # importing the compiler is slow
 
-        table = select_decomp_table()
+        table = {**select_decomp_table(), **decompose}
     with mode, enable_python_dispatcher() if composites else contextlib.nullcontext():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
 
@@ -107,7 +113,13 @@ def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.Gra
 def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
     """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
     from torch._guards import TracingContext, tracing  # importing the compiler is slow
+    from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    with tracing(TracingContext(mode)), torch.no_grad():
+    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(size_asserts=False):
         return compile_fx_inner(graph, fakes, is_inference=True)
+
+
+def without_first_call(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function inside of a graph from `compiled`, without the work around it that its first call needs."""
+    return getattr(run, "current_callable", None) or run
