@@ -152,17 +152,19 @@ def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
 
 
 @_command()
+@click.option("--compiled", is_flag=True, help="List the graphs of the compiler backend instead, and what broke.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
-def audit(script: str, arguments: tuple[str, ...]) -> Any:
+def audit(script: str, arguments: tuple[str, ...], compiled: bool) -> Any:
     """Run a Python file or module, and list every operator that it differentiates.
 
     Prints for each operator the modes, the source line, whether PyTorch's derivative is known to be wrong there, the
-    override to use, and its cost. ARGUMENTS are for the script; put -- before those that begin with a dash.
+    override to use, and its cost. With --compiled: each graph that backend="manualgrad" compiles, its derivatives, the
+    bytes that they save, and what runs uncompiled, and why. ARGUMENTS are for the script; put -- before those that begin with a dash.
     """
     from torch_manualgrad.command_line import auditing
 
-    return auditing.audit(script, arguments)
+    return auditing.audit(script, arguments, compiled=compiled)
 
 
 @_command()

@@ -45,7 +45,7 @@ ALLOWED = {
     "forward_ad/levels": "arguments core core/internals core/engine core/op core/rule core/override forward_ad/jets",
     "forward_ad/decomposition": "arguments core core/internals core/op core/rule core/override derivatives testing/database",
     "forward_ad": "forward_ad/jets forward_ad/levels forward_ad/decomposition",
-    "command_line": ". core core/rule core/override testing testing/inputs testing/comparison testing/checks testing/database",
+    "command_line": ". compiling core core/rule core/override testing testing/inputs testing/comparison testing/checks testing/database",
     "typed_ops": "core/rule",
     ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed compiling testing forward_ad typed_ops",
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..core.internals import PLAIN, break_at_autograd_functions, compiler_lock, in_functorch
+from . import watching
 from .function import Options, lowerings
 from .program import Program
 from .transforms import call, recorded
@@ -44,6 +45,7 @@ def backend(
     chosen = Options(**{"lowering": lowering, "fallback": fallback, **(options or {})})
     if chosen.lowering not in lowerings:
         raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
+    chosen = chosen._replace(line=watching.line_of(graph))
     programs: dict[Any, Program | None] = {}
 
     def run(*values: Any) -> Any:
@@ -101,6 +103,7 @@ def _is_ours(function: Any) -> bool:
 
 
 def _report(what: str) -> None:
+    watching.note_refusal("", f"{what}, and runs uncompiled")
     warnings.warn(f"torch_manualgrad: {what}, and runs uncompiled", RuntimeWarning, stacklevel=2)
 
 

@@ -33,7 +33,7 @@ from ..core.libraries import calls_library
 from ..core.override.override import override
 from ..core.rule import ops
 from ..core.schema import Signature, is_differentiable
-from . import graphs
+from . import graphs, watching
 from .zeros import specialized
 
 __all__ = ["Function", "Options", "call", "lowerings"]
@@ -60,16 +60,19 @@ class Options(NamedTuple):
     Attributes:
         lowering: one of `lowerings`.
         fallback: run what cannot be compiled uncompiled, with a warning; otherwise raise.
+        line: of the program, for reports.
     """
 
     lowering: str = "inductor"
     fallback: bool = True
+    line: str = ""
 
     def report(self, what: str, error: Exception) -> None:
         """Warn of what is not compiled, or raise."""
         if not self.fallback:
             raise error
         text = str(error).strip().partition("\n")[0]
+        watching.note_refusal(self.line, f"{what} ({type(error).__name__}: {text})")
         warnings.warn(f"torch_manualgrad: {what} ({type(error).__name__}: {text})", RuntimeWarning, stacklevel=3)
 
 
@@ -84,7 +87,7 @@ class Function:
     """
 
     def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, name: str, options: Options) -> None:
-        self.graph, self.mode, self.name, self.options = graph, mode, name, options
+        self.graph, self.mode, self.name, self.options = graphs.reshaping(graph), mode, name, options
         self.uncompiled = False
         with mode:  # their own, as a traced value may be a view of another
             self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
@@ -132,6 +135,7 @@ class Function:
             except Exception as error:
                 self.options.report(f"{self.name} runs uncompiled", error)
                 run = _interpreted(self.graph, self.fakes, self.mode)
+            watching.note_graph(self.options.line, self.name, self.graph)
             self._strides = [x.stride() for x in self.fakes]
             self._run = self._first_run(run)
 
@@ -287,6 +291,8 @@ def _level(function: Function, needs: tuple[bool, ...]) -> Level | None:
     partition = graphs.joint(function.graph, function.fakes, function.mode, needs)
     if partition is None:
         return None
+    residuals = graphs.residuals_of(partition)
+    watching.note_residuals(function.options.line, function.name, residuals)
     forward = Function(partition.forward, function.fakes, function.mode, function.name, function.options)
     inputs = [n.meta["val"] for n in partition.backward.graph.find_nodes(op="placeholder")]
     backward = Function(partition.backward, inputs, function.mode, f"{function.name}_backward", function.options)

@@ -25,6 +25,8 @@ __all__ = [
     "outputs_of",
     "pushed_forward",
     "removed_detach",
+    "reshaping",
+    "residuals_of",
     "set_outputs",
     "stop",
     "stop_reverse",
@@ -149,6 +151,14 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
     graph.erase_node(node)
 
 
+def reshaping(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph with ``reshape`` in place of ``view``: where it is traced again, a tensor may have other strides."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    graph.recompile()
+    return graph
+
+
 def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
     """The same values; for a graph that is only to be run."""
     for target in (stop, stop_reverse):
@@ -268,6 +278,12 @@ def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partiti
         if not node.name.startswith("tangents"):
             saved.append(("input", inputs[node.name]) if node.name in inputs else ("output", kept[node.name]))
     result.forward, result.backward, result.saved = forward, backward, tuple(saved)
+
+
+def residuals_of(partition: Partition) -> list[Any]:
+    """The fake tensors that are saved for the backward."""
+    nodes = partition.backward.graph.find_nodes(op="placeholder")
+    return [n.meta["val"] for n in nodes[: len(partition.saved)]]
 
 
 def _apart(graph: fx.Graph, node: Any, kept: dict[str, int]) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "break_at_autograd_functions",
     "breaks_graphs",
     "compiled_backward",
+    "graph_breaks",
     "guard_compiled_graphs",
     "pytree",
     "skipped_by_dynamo",
@@ -91,6 +92,13 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+
+
+def graph_breaks() -> dict[str, int]:
+    """Why Dynamo has ended graphs in this process, and how often."""
+    if "torch._dynamo" not in sys.modules:
+        return {}
+    return dict(sys.modules["torch._dynamo"].utils.counters["graph_break"])
 
 
 def _innermost(backend: Any) -> Any:
