@@ -91,7 +91,7 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
         unimplemented(gb_type=what, context=self.fn_cls.__name__, explanation=what, hints=[])
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
-    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign,assignment]
 
 
 def graph_breaks() -> dict[str, int]:
