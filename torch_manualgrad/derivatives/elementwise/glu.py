@@ -14,6 +14,8 @@ from torch import Tensor
 
 from torch_manualgrad.core.rule import always, bind, formula, rule
 
+from ..terms import sum_over_tangents
+
 aten = torch.ops.aten
 
 
@@ -75,13 +77,6 @@ def glu_double_backward(grad: Tensor, grad_output: Tensor, input: Tensor, dim: i
     return torch.cat([grad_output * h_b * ds, grad_output * (h_a * ds + h_b * a * dds)], dim)
 
 
-def _glu_backward_jvp(
-    grad_output_p: Tensor, self_p: Tensor, grad_output_t: Tensor | None, self_t: Tensor | None, dim: int
-) -> Tensor:
-    found = torch.zeros_like(self_p) if grad_output_t is None else aten.glu_backward(grad_output_t, self_p, dim)
-    return found if self_t is None else found + glu_double_backward(self_t, grad_output_p, self_p, dim)
-
-
 rule(
     "aten::glu",
     vjp={"self": bind(aten.glu_backward.default, grad_output="grad")},
@@ -96,7 +91,12 @@ rule(
         "grad_output": glu_double_backward_grad_output.bind(input="self"),
         "self": glu_double_backward.bind(input="self"),
     },
-    jvp={"result": _glu_backward_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            bind(aten.glu_backward.default, grad_output="grad_output_t", self="self_p"),
+            glu_double_backward.bind(grad="self_t", grad_output="grad_output_p", input="self_p"),
+        )
+    },
     improves="missing",
     defer_to_stock=always,
     source="ATen glu_double_backward, glu_double_backward_grad_output",

@@ -20,7 +20,7 @@ from torch_manualgrad.core.rule import blocksize, formula, rule
 
 from ..linalg.common import summed_to
 from ..linalg.matmul import scaled
-from ..terms import total
+from ..terms import sum_over_tangents
 from .construction import to_sparse_backward
 from .entries import (
     OF_COMPRESSED,
@@ -84,17 +84,6 @@ def _mat2_vjp(
     return to_sparse_backward(scaled(found, alpha.conjugate()), mat2_layout, mat2_blocksize)
 
 
-def _sparse_addmm_jvp(
-    self_t: Tensor | None, mat1_p: Tensor, mat2_t: Tensor | None, beta: Number, alpha: Number, result: Tensor
-) -> Tensor:
-    tangent = total(
-        None if mat2_t is None else scaled(torch.sparse.mm(mat1_p, mat2_t), alpha),
-        None if self_t is None else scaled(self_t, beta),
-    )
-    assert tangent is not None  # the jvp is called only if some input has a tangent
-    return tangent.expand(result.shape)
-
-
 # -- sparse_sampled_addmm ---------------------------------------------------------------------------------------------
 
 
@@ -141,7 +130,13 @@ rule(
         "mat1": mm_mat1_sparse_backward,
         "mat2": _mat2_vjp,
     },
-    jvp={"result": _sparse_addmm_jvp},
+    jvp={
+        "result": sum_over_tangents(
+            lambda self_t, beta: scaled(self_t, beta),
+            lambda mat2_t, mat1_p, alpha: scaled(torch.sparse.mm(mat1_p, mat2_t), alpha),
+            then=lambda tangent, result: tangent.expand(result.shape),
+        )
+    },
     sparse=True,
     improves=("missing", "values"),
     source="ATen mm_mat1_sparse_backward; its jvp is new",
