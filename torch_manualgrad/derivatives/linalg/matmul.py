@@ -11,16 +11,17 @@ Args:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
 from torch_manualgrad.core.engine.strong_arithmetic import stands_for
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import bound_to, formula, rule
 
 from ..terms import sum_over_tangents, tangent_of_product, total
+from .common import summed_to
 
 
 def scaled(x: Tensor, by: Number) -> Tensor:
@@ -67,26 +68,32 @@ def mm_mat2_backward(
     return scaled(mat1.mH @ grad, alpha.conjugate())
 
 
-def _mm_jvp(self_p: Tensor, self_t: Tensor | None, mat2_p: Tensor, mat2_t: Tensor | None) -> Tensor | None:
-    return total(None if self_t is None else self_t @ mat2_p, None if mat2_t is None else self_p @ mat2_t)
+def cotangent_of_added(grad: Tensor, self_sizes: Sequence[int], beta: Number) -> Tensor:
+    """Cotangent of the term that is added, beta self."""
+    return summed_to(scaled(grad, beta.conjugate()), self_sizes)
 
 
-def _addmm_jvp(
-    self_t: Tensor | None,
-    mat1_p: Tensor,
-    mat1_t: Tensor | None,
-    mat2_p: Tensor,
-    mat2_t: Tensor | None,
-    beta: Number,
-    alpha: Number,
-    result: Tensor,
-) -> Tensor:
-    product = _mm_jvp(mat1_p, mat1_t, mat2_p, mat2_t)
-    tangent = total(
-        None if product is None else scaled(product, alpha), None if self_t is None else scaled(self_t, beta)
-    )
-    assert tangent is not None  # the jvp is called only if some input has a tangent
-    return tangent.expand(result.shape)
+def tangent_of_added(product: Callable[[Tensor, Tensor], Tensor], x: str, y: str) -> Callable[..., Tensor]:
+    """The jvp of beta self + alpha product(x, y), given the names of both factors."""
+
+    def jvp(
+        self_t: Tensor | None,
+        x_p: Tensor,
+        x_t: Tensor | None,
+        y_p: Tensor,
+        y_t: Tensor | None,
+        beta: Number,
+        alpha: Number,
+        result: Tensor,
+    ) -> Tensor:
+        product_t = total(None if x_t is None else product(x_t, y_p), None if y_t is None else product(x_p, y_t))
+        tangent = total(
+            None if product_t is None else scaled(product_t, alpha), None if self_t is None else scaled(self_t, beta)
+        )
+        assert tangent is not None  # the jvp is called only if some input has a tangent
+        return tangent.expand(result.shape)
+
+    return bound_to(jvp, ["self_t", f"{x}_p", f"{x}_t", f"{y}_p", f"{y}_t", "beta", "alpha", "result"])
 
 
 # -- _trilinear -------------------------------------------------------------------------------------------------------
@@ -232,17 +239,17 @@ rule(
         "self": mm_mat1_backward.bind(mat1_strides="self_strides", alpha=1),
         "mat2": mm_mat2_backward.bind(mat1="self", alpha=1),
     },
-    jvp={"result": _mm_jvp},
+    jvp={"result": tangent_of_product(torch.ops.aten.mm.default, "self", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(
     "aten::addmm",
     vjp={
-        "self": lambda grad, self_sizes, beta: scaled(grad, beta.conjugate()).sum_to_size(self_sizes),
+        "self": cotangent_of_added,
         "mat1": mm_mat1_backward,
         "mat2": mm_mat2_backward,
     },
-    jvp={"result": _addmm_jvp},
+    jvp={"result": tangent_of_added(torch.mm, "mat1", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(

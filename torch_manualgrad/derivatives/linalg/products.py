@@ -9,17 +9,14 @@ Args:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 from torch.types import Number
 
 from torch_manualgrad.core.rule import formula, rule
 
-from ..terms import tangent_of_product, total
-from .common import summed_to
-from .matmul import mm_mat1_backward, mm_mat2_backward, scaled
+from ..terms import tangent_of_product
+from .matmul import cotangent_of_added, mm_mat1_backward, mm_mat2_backward, scaled, tangent_of_added
 
 aten = torch.ops.aten
 
@@ -39,27 +36,6 @@ def dot_backward(grad: Tensor, other: Tensor) -> Tensor:
         ATen derivatives.yaml, dot.
     """
     return grad * other.conj()
-
-
-def _product(
-    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, x_t: Tensor | None, y: Tensor, y_t: Tensor | None
-) -> Tensor | None:
-    """Tangent of a product."""
-    return total(None if x_t is None else product(x_t, y), None if y_t is None else product(x, y_t))
-
-
-def _added(self_t: Tensor | None, product_t: Tensor | None, beta: Number, alpha: Number, result: Tensor) -> Tensor:
-    """Tangent of beta self + alpha product."""
-    tangent = total(
-        None if product_t is None else scaled(product_t, alpha), None if self_t is None else scaled(self_t, beta)
-    )
-    assert tangent is not None  # the jvp is called only if some input has a tangent
-    return tangent.expand(result.shape)
-
-
-def _of_added(grad: Tensor, self_sizes: Sequence[int], beta: Number) -> Tensor:
-    """Cotangent of the term that is added, beta self."""
-    return summed_to(scaled(grad, beta.conjugate()), self_sizes)
 
 
 @formula
@@ -105,15 +81,11 @@ rule(
 rule(
     "aten::baddbmm",
     vjp={
-        "self": _of_added,
+        "self": cotangent_of_added,
         "batch1": mm_mat1_backward.bind(mat2="batch2"),
         "batch2": mm_mat2_backward.bind(mat1="batch1"),
     },
-    jvp={
-        "result": lambda self_t, batch1_p, batch1_t, batch2_p, batch2_t, beta, alpha, result: _added(
-            self_t, _product(torch.bmm, batch1_p, batch1_t, batch2_p, batch2_t), beta, alpha, result
-        )
-    },
+    jvp={"result": tangent_of_added(torch.bmm, "batch1", "batch2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 
@@ -125,15 +97,11 @@ def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
 rule(
     "aten::addbmm",
     vjp={
-        "self": _of_added,
+        "self": cotangent_of_added,
         "batch1": mm_mat1_backward.bind(mat2="batch2"),  # the cotangent is the same for each matrix
         "batch2": mm_mat2_backward.bind(mat1="batch1"),
     },
-    jvp={
-        "result": lambda self_t, batch1_p, batch1_t, batch2_p, batch2_t, beta, alpha, result: _added(
-            self_t, _product(_sum_of_products, batch1_p, batch1_t, batch2_p, batch2_t), beta, alpha, result
-        )
-    },
+    jvp={"result": tangent_of_added(_sum_of_products, "batch1", "batch2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(
@@ -144,26 +112,18 @@ rule(
 )
 rule(
     "aten::addmv",
-    vjp={"self": _of_added, "mat": mv_mat_backward, "vec": mv_vec_backward},
-    jvp={
-        "result": lambda self_t, mat_p, mat_t, vec_p, vec_t, beta, alpha, result: _added(
-            self_t, _product(torch.mv, mat_p, mat_t, vec_p, vec_t), beta, alpha, result
-        )
-    },
+    vjp={"self": cotangent_of_added, "mat": mv_mat_backward, "vec": mv_vec_backward},
+    jvp={"result": tangent_of_added(torch.mv, "mat", "vec")},
     source="ATen derivatives.yaml",
 )
 rule(
     "aten::addr",
     vjp={
-        "self": _of_added,
+        "self": cotangent_of_added,
         "vec1": lambda grad, vec2, alpha: mv_vec_backward(vec2.conj(), grad.mH, alpha),
         "vec2": lambda grad, vec1, alpha: mv_vec_backward(vec1.conj(), grad.conj(), alpha),
     },
-    jvp={
-        "result": lambda self_t, vec1_p, vec1_t, vec2_p, vec2_t, beta, alpha, result: _added(
-            self_t, _product(torch.outer, vec1_p, vec1_t, vec2_p, vec2_t), beta, alpha, result
-        )
-    },
+    jvp={"result": tangent_of_added(torch.outer, "vec1", "vec2")},
     source="ATen derivatives.yaml",
 )
 rule(

@@ -188,9 +188,7 @@ rule(
     vjp={("self", "A"): triangular_solve_backward},
     jvp={
         "solution": triangular_solve_jvp,
-        "cloned_coefficient": lambda A_t, cloned_coefficient: (
-            None if A_t is None else A_t.expand(cloned_coefficient.shape)
-        ),
+        "cloned_coefficient": lambda A_t, cloned_coefficient: A_t.expand(cloned_coefficient.shape),
     },
     improves="values",
     source="ATen triangular_solve_backward, triangular_solve_jvp",

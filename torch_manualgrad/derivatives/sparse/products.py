@@ -18,8 +18,7 @@ from torch.types import Number
 
 from torch_manualgrad.core.rule import blocksize, formula, rule
 
-from ..linalg.common import summed_to
-from ..linalg.matmul import scaled
+from ..linalg.matmul import cotangent_of_added, scaled
 from ..terms import sum_over_tangents
 from .construction import to_sparse_backward
 from .entries import (
@@ -126,7 +125,7 @@ def sparse_sampled_addmm_backward(
 rule(
     "aten::_sparse_addmm",
     vjp={
-        "self": lambda grad, self_sizes, beta: summed_to(scaled(grad, beta.conjugate()), self_sizes),
+        "self": cotangent_of_added,
         "mat1": mm_mat1_sparse_backward,
         "mat2": _mat2_vjp,
     },
