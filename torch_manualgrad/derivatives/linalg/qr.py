@@ -60,7 +60,7 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from torch_manualgrad.core.libraries import kernel_limit
-from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, is_sharded, readable, rule
+from torch_manualgrad.core.rule import CompiledVjp, Formula, Kernel, formula, is_sharded, readable, rule
 
 from ..terms import total
 from .common import LARGEST, eye_like, phi, skew, small, sym
@@ -265,7 +265,7 @@ def _undefined(settled: Tensor, given: Sequence[Tensor | None], like: Tensor) ->
     )
 
 
-def _without_derivative(op: Any, inputs: Sequence[str]) -> None:
+def _without_derivative(op: Formula, inputs: Sequence[str]) -> None:
     """Let every derivative of a function be nan for the matrices that are settled, where it is not zero.
 
     Args:
