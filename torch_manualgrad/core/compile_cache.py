@@ -26,7 +26,7 @@ from . import activation
 from .internals import guard_compiled_graphs
 from .once import is_defining
 
-__all__ = ["digest", "fingerprint", "put", "remember", "settle", "state"]
+__all__ = ["digest", "fingerprint", "note_file", "put", "remember", "settle", "state"]
 
 _PACKAGE = __name__.partition(".")[0]
 _exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
@@ -88,13 +88,19 @@ def remember(key: str, function: Callable[..., Any] | None) -> None:
         function: its code. Of a function of this package itself the whole file is noted, and at the end of the import.
     """
     if is_defining():
-        _files.add(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "") if function else "")
+        note_file(function)
         return
     code = fingerprint(function)
     with activation.lock:
         _exchange(key, _defined.get(key), code)
         _defined[key] = code
         settle()
+
+
+def note_file(function: Any) -> None:
+    """Note the file of a function of this package; a number or an operator has none."""
+    if (code := getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)) is not None:
+        _files.add(code.co_filename)
 
 
 def _exchange(key: str, before: str | None, after: str | None) -> None:

@@ -212,14 +212,30 @@ def forget_dispatch(op: Any) -> None:
     op._dispatch_cache.clear()
 
 
-def operators(namespace: str) -> Iterator[Any]:
-    """Every ``OpOverload`` of a namespace that has a schema; ``dir(torch.ops.aten)`` lists those that were asked for."""
+def operators(
+    namespace: str, accepts: Callable[[Any], bool] = lambda schema: True, *, prefix: str = "", out: bool = True
+) -> Iterator[Any]:
+    """The ``OpOverload`` objects of a namespace; ``dir(torch.ops.aten)`` lists only those used so far.
+
+    Args:
+        namespace: such as "aten".
+        accepts: selects operators by their schema, before the object is made, which takes longest.
+        prefix: what the names begin with.
+        out: whether overloads that write to ``out`` are among them.
+    """
+    start, space = f"{namespace}::", getattr(torch.ops, namespace)
     for full in torch._C._dispatch_get_all_op_names():
-        space, _, rest = full.partition("::")
-        name, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
-        if (found := getattr(packet, overload or "default", None)) is not None:
-            yield found
+        name, _, overload = full.partition(".")
+        if not full.startswith(start + prefix) or overload.endswith("out") and not out:
+            continue
+        try:
+            schema = torch._C._get_schema(name, overload)
+        except RuntimeError:  # kernels are registered for it, and no schema
+            continue
+        if accepts(schema):
+            packet = getattr(space, name.removeprefix(start), None)
+            if (found := getattr(packet, overload or "default", None)) is not None:
+                yield found
 
 
 def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any], source: str) -> None:

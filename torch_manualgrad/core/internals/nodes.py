@@ -78,8 +78,9 @@ def node_names() -> dict[str, str]:
         formulas = {
             key: text for key, text in lines.items() if not key.startswith(("result", "output_differentiability"))
         }
+        words = frozenset(re.findall(r"\w+", outputs))
         if "dispatch" not in formulas and not any(
-            text != "non_differentiable" and not re.search(rf"\b{key}\b", outputs) for key, text in formulas.items()
+            text != "non_differentiable" and key not in words for key, text in formulas.items()
         ):
             continue
         prefix = "".join(word.title() for word in operator.partition(".")[0].split("_")) + "Backward"

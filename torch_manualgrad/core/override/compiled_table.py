@@ -269,7 +269,7 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     simple = simple and all(what in _FACTS for _, what in derivative.facts)
     found.node = node_name(signature).encode()
     found.node_type = node_type(derivative)
-    found.in_python = derivative.plain_call is None or derivative.forward is not None or not simple
+    found.in_python = derivative.plain_backward is None or derivative.forward is not None or not simple
     found.check_stock = derivative.strong_zero or defers is where_finite
     found.selective = derivative.selective
     found.defers = _deferral(defers)

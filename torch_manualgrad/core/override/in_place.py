@@ -67,24 +67,21 @@ def reading_written(rules: Iterable[Rule]) -> list[InPlace]:
 
     They are the operators of several tensors whose derivative depends on one of them, and operators of several lists.
     """
-    found = [
-        InPlace(op, rule.aten)
-        for rule in rules
-        if any(name in rule.residuals for key in rule.vjp for name in key)
-        and len(rule.signature.tensor_like) > 1
-        and (op := in_place_operator(rule)) is not None
-    ]
+    found = []
+    for rule in rules:
+        if len(rule.signature.tensor_like) > 1 and not {n for key in rule.vjp for n in key}.isdisjoint(rule.residuals):
+            if (op := in_place_operator(rule)) is not None:
+                found.append(InPlace(op, rule.aten))
     return [*found, *_of_lists()]
 
 
 @functools.cache
 def _of_lists() -> list[InPlace]:
     found = []
-    for op in operators("aten"):
-        if op._schema.name.startswith("aten::_foreach_") and not op._schema.is_mutable:
-            signature = Signature(op._schema)
-            if len(signature.tensor_like) > 1 and (form := in_place_form(op)) is not None:
-                found.append(InPlace(form, op))
+    for op in operators("aten", lambda schema: not schema.is_mutable, prefix="_foreach_", out=False):
+        signature = Signature(op._schema)
+        if len(signature.tensor_like) > 1 and (form := in_place_form(op)) is not None:
+            found.append(InPlace(form, op))
     return found
 
 

@@ -153,9 +153,20 @@ def _with_tensors(signature: Signature, own: Kernel) -> Kernel:
 
 def _is_pointwise(op: Any) -> bool:
     """Of several tensors; other names of such operators, as subtract of sub, are composite, and not marked as pointwise."""
-    tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type) and not a.is_out]
-    alias = tensors == ["self", "other"] and is_composite(op)
-    return len(tensors) > 1 and (torch.Tag.pointwise in op.tags or alias)
+    tensors = _tensors(op._schema)
+    return len(tensors) > 1 and (torch.Tag.pointwise in op.tags or tensors == ["self", "other"] and is_composite(op))
+
+
+def _tensors(schema: Any) -> list[str]:
+    return [a.name for a in schema.arguments if "Tensor" in str(a.type) and not a.is_out]
+
+
+def _may_be_pointwise(schema: Any) -> bool:
+    name = schema.name
+    if name.endswith("_backward") or name.startswith("aten::_foreach_"):
+        return False
+    arguments = schema.arguments
+    return len(arguments) > 1 and not arguments[-1].is_out and len(_tensors(schema)) > 1
 
 
 _FUNCTORCH = "FuncTorchDynamicLayerFrontMode"
@@ -168,12 +179,8 @@ def _keep_numbers_from_functorch() -> None:
     To functorch such a number is a tensor, which it wraps. No Python kernel can be given that one: it is to be read as
     a number again, and has no data. It may have entered by another operator, and come to ours in that one's derivative.
     """
-    for op in operators("aten"):
-        if (
-            _is_pointwise(op)
-            and not op._schema.name.endswith("_backward")
-            and not any(a.is_out for a in op._schema.arguments)
-        ):
+    for op in operators("aten", _may_be_pointwise, out=False):
+        if _is_pointwise(op):
             own = torch.library.get_kernel(op, _FUNCTORCH).call_boxed
             call = _with_tensors(Signature(op._schema), own)
             compiled_calls.before_functorch(op)

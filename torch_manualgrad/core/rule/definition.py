@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .. import packages
-from ..compile_cache import fingerprint
+from ..compile_cache import fingerprint, note_file
 from ..internals import is_composite
+from ..once import is_defining
 from ..op.custom_op import CustomOp
 from ..registry import Registry
 from ..schema import Argument, Signature, signature_of
@@ -196,6 +197,7 @@ class Rule:
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
         identity: a number that no other rule of this process has.
+        is_built_in: whether it is one of this package's own.
     """
 
     name: str
@@ -220,6 +222,7 @@ class Rule:
     has_strong_zero: bool
     kind: str
     identity: str
+    is_built_in: bool
 
     def __init__(
         self,
@@ -274,7 +277,11 @@ class Rule:
             has_strong_zero=not (kind == "linear" if finite is None else finite) and not sparse,
             kind=kind,
             identity=str(next(_numbers)),
+            is_built_in=is_defining(),
         )
+        if self.is_built_in:
+            for function in (*self.vjp.values(), *self.jvp.values()):
+                note_file(getattr(function, "derivative", getattr(function, "formula", function)))
         self._check()
 
     def _check(self) -> None:
@@ -375,7 +382,11 @@ class Rule:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return " ".join(map(_code, (*self.vjp.values(), *self.jvp.values(), *self.formulas)))
+        """The code that the formulas run; of a rule of this package only what its files, which are noted, do not say."""
+        given = (*self.vjp.values(), *self.jvp.values())
+        if self.is_built_in:
+            return " ".join(repr(f) for f in given if isinstance(f, ArgumentBinding))
+        return " ".join(map(_code, (*given, *self.formulas)))
 
     def __repr__(self) -> str:
         formulas = ", ".join(f.__name__ for f in self.formulas)

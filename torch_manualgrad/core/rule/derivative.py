@@ -136,8 +136,13 @@ class RuleDerivative(Transposed):
         if self.checked:
             wanted |= {f"{n}_sizes" for key in vjp for n in key}
         entries = {e.name: e for e in (*signature.arguments, *signature.returns)}
-        facts = {f"{n}_{fact}": (known.index(n), fact) for n in known if entries[n].is_tensor_like for fact in _FACTS}
-        facts = {n: fact for n, fact in facts.items() if n in wanted}
+        facts = {
+            name: (place, fact)
+            for place, n in enumerate(known)
+            if entries[n].is_tensor_like
+            for fact in _FACTS
+            if (name := f"{n}_{fact}") in wanted
+        }
         self.facts = list(facts.values())
         lists = [known.index(n) for n in known if entries[n].is_tensor_list]
         constant_count = sum(not entries[n].is_tensor_like for n in self.saved)
