@@ -36,7 +36,8 @@ ALLOWED = {
     "testing/comparison": "core/internals core/rule testing/numerics testing/inputs",
     "testing/checks": "compiling core/internals core/rule core/override testing/numerics testing/inputs testing/comparison",
     "testing/diagnosis": "core/rule testing/numerics testing/inputs testing/comparison testing/checks",
-    "testing/checking": "arguments core/rule testing/numerics testing/inputs testing/comparison testing/checks testing/diagnosis",
+    "testing/checking": "arguments core/rule core/override "
+    "testing/numerics testing/inputs testing/comparison testing/checks testing/diagnosis",
     "testing/tracing": "arguments core/internals core/rule core/override testing/inputs testing/comparison",
     "testing/database": "arguments core/internals core/rule core/override "
     "testing/inputs testing/comparison testing/checks testing/checking",

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ...arguments import checked
-from ...core.rule import Sample
+from ...core.override.override import override
+from ...core.rule import Rule, Sample
 from ..checks import transforms
 from ..checks.table import ALL_CHECKS, CHECKS, TABLE
 from ..comparison import report
@@ -34,8 +35,8 @@ class CheckFailed(AssertionError):
 
 @checked
 def check(
-    fn: Callable[..., Any],
-    samples: Iterable[Sample | tuple[Any, ...]],
+    fn: Callable[..., Any] | Rule,
+    samples: Iterable[Sample | tuple[Any, ...]] | None = None,
     *,
     modes: Sequence[str] = MODES,
     checks: Sequence[str] = CHECKS,
@@ -56,12 +57,12 @@ def check(
     Args:
         fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
             parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
-            and stay as they are.
+            and stay as they are. A rule is checked under its own override: ``check(mg.rules["aten::sin"])``.
         samples: calls of it, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call of two
             arguments, ``[(x,), (y,)]`` are two calls of one. Small ones. Inputs may be
             non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
             tensors are inputs too. At a kink the outcome is "not differentiable", and only what is certainly no
-            generalized gradient is wrong.
+            generalized gradient is wrong. A rule has its own: those of float64 and complex128.
         modes: which of `MODES`, the outer transform first. Each is compared with finite differences in double
             precision.
         checks: which of `ALL_CHECKS`; by default `CHECKS`. Some others: "batched gradients" (`is_grads_batched`,
@@ -98,6 +99,10 @@ def check(
         ValueError: there are no samples, as in an iterator that is used up; an unknown mode or check, or a gap declared for
             neither.
     """
+    if isinstance(fn, Rule):
+        return _check_rule(**locals())
+    if samples is None:
+        raise TypeError("samples: they may be left out for a rule only, which has its own")
     gaps = dict(gaps or {})
     _validate(modes, checks, gaps)
     table = TOLERANCES | dict(tolerances or {})
@@ -118,6 +123,15 @@ def check(
     if raise_on_failure and found.failures:
         raise CheckFailed(found)
     return found
+
+
+def _check_rule(fn: Rule, samples: Any, gaps: Mapping[str, str] | None, name: str | None, **options: Any) -> Report:
+    if samples is None:
+        if fn.samples is None:
+            raise ValueError(f"samples: {fn.name} has none of its own")
+        samples = [sample for dtype in (torch.float64, torch.complex128) for sample in fn.samples(dtype, "cpu")]
+    with override(fn):
+        return check(fn.probe, samples, gaps={**fn.gaps, **(gaps or {})}, name=name or fn.name, **options)
 
 
 def _check_one(
