@@ -274,7 +274,6 @@ __all__ = [
     "tangents_possible",
     "tensor_without_memory",
     "traced",
-    "without_first_call",
     "traced_nested_int",
     "transform_depth",
     "unattached",
@@ -285,4 +284,5 @@ __all__ = [
     "values_readable",
     "version_of",
     "vmap_call",
+    "without_first_call",
 ]
