@@ -295,6 +295,19 @@ def test_without_the_library_of_calls(monkeypatch):
     assert not mg.active()
 
 
+def test_an_expanded_tensor_that_is_written_to_in_part_by_inductor():
+    """Inductor gave the copy the strides of the expanded tensor: the tangent of index_add was wrong."""
+    index = torch.tensor([0, 1, 1, 2])
+
+    def f(x):
+        return x.new_zeros(3, 2).index_add(0, index, x)
+
+    x, v = points(4, 2), points(4, 2)
+    with torch.autograd.forward_ad.dual_level():
+        found = mg.compile(f, dynamic=False, fullgraph=True)(torch.autograd.forward_ad.make_dual(x, v))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(found).tangent, f(v))
+
+
 def test_what_cannot_be_traced_is_differentiated_uncompiled(monkeypatch):
     from torch_manualgrad.compiling import graphs
 

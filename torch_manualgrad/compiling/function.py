@@ -231,7 +231,7 @@ _FUSED = (
 def _compiled(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
     bodies = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
     plain = graphs.trace(graph, fakes, mode, decompose=bodies)
-    return compiled(graphs.without_stops(plain), fakes, mode)
+    return compiled(graphs.expanded_apart(graphs.without_stops(plain)), fakes, mode)
 
 
 def _interpreted(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:

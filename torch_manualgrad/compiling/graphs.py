@@ -20,6 +20,7 @@ from ..core.schema import Signature, is_differentiable
 __all__ = [
     "Partition",
     "batched",
+    "expanded_apart",
     "is_alias",
     "joint",
     "outputs_of",
@@ -165,6 +166,30 @@ def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+# What writes a part of a copy of its first argument.
+_PARTIAL = {
+    aten.index_put, aten._unsafe_index_put, aten.index_add, aten.index_copy, aten.index_fill, aten.scatter,
+    aten.scatter_add, aten.scatter_reduce, aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter,
+    aten.as_strided_scatter, aten.masked_scatter, aten.put, aten.fill,
+}  # fmt: skip
+
+
+def expanded_apart(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph with copies of expanded tensors that are written to in part: inductor would give the copy their strides of 0."""
+    for node in list(graph.graph.nodes):
+        if getattr(node.target, "overloadpacket", None) in _PARTIAL and isinstance(node.args[0], fx.Node):
+            value = node.args[0].meta["val"]
+            if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape)):
+                with graph.graph.inserting_before(node):
+                    copy = graph.graph.call_function(
+                        aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+                    )
+                copy.meta["val"] = torch.empty_like(value, memory_format=torch.contiguous_format)
+                node.args = (copy, *node.args[1:])
     graph.recompile()
     return graph
 
