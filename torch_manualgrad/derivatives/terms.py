@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from torch_manualgrad.core.rule import bind, bound_to, parameters
+from torch_manualgrad.core.rule import ArgumentBinding, bound_to, parameters
 
 __all__ = ["fitted_to", "sum_over_tangents", "tangent_of_product", "total"]
 
@@ -30,34 +30,46 @@ def sum_over_tangents(*terms: Callable[..., Any], then: Callable[..., Any] | Non
     assert len(tangents) == len(terms), f"expected one tangent for each term, got {tangents}"
     others = [] if then is None else parameters(then)[1:]
     names = list(dict.fromkeys([*(name for each in asked for name in each), *others]))
-    places = [[names.index(name) for name in each] for each in asked]
-    tangent_places = [names.index(name) for name in tangents]
+    plan = [(_called(f), [names.index(n) for n in each], names.index(t)) for f, each, t in zip(terms, asked, tangents)]
     last = [names.index(name) for name in others]
 
     def jvp(*known: Any) -> Any:
-        given = [(f, at) for f, at, t in zip(terms, places, tangent_places) if known[t] is not None]
-        found = total(*[f(*[known[i] for i in at]) for f, at in given])
+        found = None
+        for f, places, tangent in plan:
+            if known[tangent] is not None and (term := f(*[known[i] for i in places])) is not None:
+                found = term if found is None else found + term
         return found if then is None or found is None else then(found, *[known[i] for i in last])
 
     return bound_to(jvp, names)
 
 
-def tangent_of_product(operator: Any, *factors: str, **constants: Any) -> Callable[..., Any]:
-    """A jvp: the sum over the factors of an operator of its result with the tangent of the factor instead.
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a binding calls, if it only renames: the values come in the order of its parameters."""
+    return function.formula if isinstance(function, ArgumentBinding) and function.renames_only else function
+
+
+def tangent_of_product(product: Callable[..., Any], *factors: str, others: Sequence[str] = ()) -> Callable[..., Any]:
+    """A jvp: the sum over the factors of a product of it with the tangent of the factor instead.
 
     Args:
-        operator: an operator or a function, linear in each of the factors.
-        factors: the names of its parameters.
-        constants: values of others.
+        product: an operator or a function of the factors and the others, linear in each of the factors.
+        factors: what they are called in the rule.
+        others: the same of its other arguments.
     """
-    primals = {name: f"{name}_p" for name in factors}
-    return sum_over_tangents(*[bind(operator, **{**primals, name: f"{name}_t"}, **constants) for name in factors])
+
+    def term(place: int) -> Callable[..., Any]:
+        names = [f"{name}_t" if i == place else f"{name}_p" for i, name in enumerate(factors)]
+        return bound_to(lambda *given: product(*given), [*names, *others])
+
+    return sum_over_tangents(*[term(place) for place in range(len(factors))])
 
 
 def fitted_to(name: str, formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A vjp: the formula's result in the shape and dtype of an input that was broadcast."""
 
+    called = _called(formula)
+
     def vjp(sizes: Any, dtype: Any, *known: Any) -> Tensor:
-        return formula(*known).sum_to_size(sizes).to(dtype)
+        return called(*known).sum_to_size(sizes).to(dtype)
 
     return bound_to(vjp, [f"{name}_sizes", f"{name}_dtype", *parameters(formula)])

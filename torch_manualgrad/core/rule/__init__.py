@@ -21,11 +21,12 @@ from .definition import (
     rules,
     where_finite,
 )
-from .formulas import Formula, Kernel, bind, bound_to, formula, known_finite, ops, parameters, readable
+from .formulas import ArgumentBinding, Formula, Kernel, bind, bound_to, formula, known_finite, ops, parameters, readable
 from .samples import Interval, Sampler, probe_for, samples_for, samples_in
 
 __all__ = [
     "IMPROVEMENTS",
+    "ArgumentBinding",
     "ButManySmall",
     "CompiledVjp",
     "Formula",

@@ -176,10 +176,10 @@ def _weight_vjp(
 
 def _term(
     weight: Tensor,
+    per_sample_weights: Tensor | None,
     indices: Tensor,
     offsets: Tensor,
     mode: int,
-    per_sample_weights: Tensor | None,
     padding_idx: int,
     result0: Tensor,
     result3: Tensor,
@@ -234,7 +234,7 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
                 grad_result0, weight, indices, _bag_of(indices, offsets), False, padding_idx
             ),
         },
-        jvp={"result0": tangent_of_product(_term, "weight", "per_sample_weights")},
+        jvp={"result0": tangent_of_product(_term, "weight", "per_sample_weights", others=parameters(_term)[2:])},
         not_differentiable=("result1", "result2", "result3"),
         defer_to_stock=_defer if _name == "_embedding_bag" else None,
         improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",

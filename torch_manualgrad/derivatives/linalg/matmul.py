@@ -239,7 +239,7 @@ rule(
         "self": mm_mat1_backward.bind(mat1_strides="self_strides", alpha=1),
         "mat2": mm_mat2_backward.bind(mat1="self", alpha=1),
     },
-    jvp={"result": tangent_of_product(torch.ops.aten.mm.default, "self", "mat2")},
+    jvp={"result": tangent_of_product(torch.mm, "self", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(
@@ -252,6 +252,8 @@ rule(
     jvp={"result": tangent_of_added(torch.mm, "mat1", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
+_TRILINEAR = ("expand1", "expand2", "expand3", "sumdim", "unroll_dim")
+
 rule(
     "aten::_trilinear",
     # one by one, so that a factor is saved only for the gradient of another
@@ -260,7 +262,7 @@ rule(
         "i2": _trilinear_backward.bind(grad_out="grad", i2=None),
         "i3": _trilinear_backward.bind(grad_out="grad", i3=None),
     },
-    jvp={"result": tangent_of_product(torch.ops.aten._trilinear.default, "i1", "i2", "i3")},
+    jvp={"result": tangent_of_product(torch.ops.aten._trilinear, "i1", "i2", "i3", others=_TRILINEAR)},
     improves="missing",
     source="ATen _trilinear_backward; for complex factors new",
 )

@@ -18,8 +18,6 @@ from torch_manualgrad.core.rule import formula, rule
 from ..terms import tangent_of_product
 from .matmul import cotangent_of_added, mm_mat1_backward, mm_mat2_backward, scaled, tangent_of_added
 
-aten = torch.ops.aten
-
 
 @formula
 def dot_backward(grad: Tensor, other: Tensor) -> Tensor:
@@ -75,7 +73,7 @@ def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
 rule(
     "aten::bmm",
     vjp={"self": mm_mat1_backward.bind(alpha=1), "mat2": mm_mat2_backward.bind(mat1="self", alpha=1)},
-    jvp={"result": tangent_of_product(aten.bmm.default, "self", "mat2")},
+    jvp={"result": tangent_of_product(torch.bmm, "self", "mat2")},
     source="ATen mm_mat1_backward, mm_mat2_backward",
 )
 rule(
@@ -107,7 +105,7 @@ rule(
 rule(
     "aten::mv",
     vjp={"self": mv_mat_backward.bind(alpha=1), "vec": mv_vec_backward.bind(mat="self", alpha=1)},
-    jvp={"result": tangent_of_product(aten.mv.default, "self", "vec")},
+    jvp={"result": tangent_of_product(torch.mv, "self", "vec")},
     source="ATen derivatives.yaml",
 )
 rule(
@@ -129,7 +127,7 @@ rule(
 rule(
     "aten::dot",
     vjp={"self": dot_backward.bind(other="tensor"), "tensor": dot_backward.bind(other="self")},
-    jvp={"result": tangent_of_product(aten.dot.default, "self", "tensor")},
+    jvp={"result": tangent_of_product(torch.dot, "self", "tensor")},
     source="ATen derivatives.yaml",
 )
 rule(
@@ -138,6 +136,6 @@ rule(
         "self": lambda grad, other: dot_backward(grad, other).conj(),
         "other": lambda grad, self: dot_backward(grad, self.conj()),
     },
-    jvp={"result": tangent_of_product(aten.vdot.default, "self", "other")},
+    jvp={"result": tangent_of_product(torch.vdot, "self", "other")},
     source="ATen derivatives.yaml",
 )
