@@ -44,29 +44,28 @@ def sum_over_tangents(*terms: Callable[..., Any], then: Callable[..., Any] | Non
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a binding calls, if it only renames: the values come in the order of its parameters."""
+    """The function of a binding that only renames its parameters, which keep their order."""
     return function.formula if isinstance(function, ArgumentBinding) and function.renames_only else function
 
 
 def tangent_of_product(product: Callable[..., Any], *factors: str, others: Sequence[str] = ()) -> Callable[..., Any]:
-    """A jvp: the sum over the factors of a product of it with the tangent of the factor instead.
+    """The jvp of a product: the sum, over its factors, of the product with the tangent of the factor in its place.
 
     Args:
-        product: an operator or a function of the factors and the others, linear in each of the factors.
-        factors: what they are called in the rule.
-        others: the same of its other arguments.
+        product: an operator or a function, linear in each factor. It is called with the factors and then the others.
+        factors: the names of its factors in the rule.
+        others: the names of its other arguments.
     """
 
     def term(place: int) -> Callable[..., Any]:
         names = [f"{name}_t" if i == place else f"{name}_p" for i, name in enumerate(factors)]
-        return bound_to(lambda *given: product(*given), [*names, *others])
+        return bound_to(lambda *given: product(*given), [*names, *others])  # an operator takes no attributes
 
     return sum_over_tangents(*[term(place) for place in range(len(factors))])
 
 
 def fitted_to(name: str, formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A vjp: the formula's result in the shape and dtype of an input that was broadcast."""
-
     called = _called(formula)
 
     def vjp(sizes: Any, dtype: Any, *known: Any) -> Tensor:
