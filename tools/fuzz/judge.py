@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import Sample
-from torch_manualgrad.testing.checks.third_order import NESTINGS, _nested
+from torch_manualgrad.testing.checks.third_order import NESTINGS, nested
 from torch_manualgrad.testing.comparison import modes
 from torch_manualgrad.testing.comparison.problem import Problem
 from torch_manualgrad.testing.numerics.arithmetic import beside, inner
@@ -212,7 +212,7 @@ class Subject:
         third = {
             nesting: {
                 # dual numbers do not nest
-                engine: partial(_nested, p, nesting, engine)
+                engine: partial(nested, p, nesting, engine)
                 for engine in (("eager", "func") if nesting.count("fwd") <= 1 else ("func",))
             }
             for nesting in (NESTINGS if rng is None else [rng.choice(NESTINGS)])
