@@ -269,7 +269,7 @@ def test_the_backend_has_a_name_and_options():
         mg.compile(torch.sin, lowering="fast")(x)
 
 
-def test_what_inductor_cannot_compile_runs_uncompiled(monkeypatch):
+def test_graphs_that_inductor_refuses_run_uncompiled(monkeypatch):
     from torch_manualgrad.compiling import function
 
     def broken(graph, fakes, mode):
@@ -308,7 +308,7 @@ def test_an_expanded_tensor_that_is_written_to_in_part_by_inductor():
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(found).tangent, f(v))
 
 
-def test_what_cannot_be_traced_is_differentiated_uncompiled(monkeypatch):
+def test_untraceable_derivatives_run_uncompiled(monkeypatch):
     from torch_manualgrad.compiling import graphs
 
     def broken(*args):

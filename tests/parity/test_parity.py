@@ -21,7 +21,7 @@ def undeclared(cells):
 
 
 @pytest.mark.parametrize("way, row", parameters())
-def test_what_holds_on_stock_holds_under_override(way, row):
+def test_an_override_keeps_what_is_right_on_stock(way, row):
     cells = measure(way, row, 1)
     bad = undeclared(cells)
     assert not bad, "\n".join(map(str, bad))

@@ -280,7 +280,7 @@ def test_the_convention_for_signs_and_phases(dtype, device):
         assert not dtype.is_complex or chosen.imag.abs().max() < 1e-6
 
 
-def test_what_is_too_large_or_of_another_dtype(device):
+def test_unsupported_sizes_and_dtypes_raise(device):
     with pytest.raises(RuntimeError, match=r"svd_jacobi: A: expected sizes up to 16 and 32, got 17 by 17"):
         svd_jacobi(torch.zeros(17, 17, device=device))
     with pytest.raises(RuntimeError, match=r"svd_jacobi: A: expected sizes up to 16 and 32, got 2 by 33"):

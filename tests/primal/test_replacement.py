@@ -51,7 +51,7 @@ def test_override_uses_them_only_when_told_to(on_cpu, dtype):
     assert all(map(same_bits, calls(A), stock))
 
 
-def test_what_is_not_served_is_pytorchs(on_cpu):
+def test_unsupported_sizes_and_dtypes_fall_back_to_pytorch(on_cpu):
     """Other sizes, full factors, half precision."""
     for A in (
         random(2, 17, 17, dtype=torch.float64),
@@ -184,7 +184,7 @@ STOCK_AND_OURS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("pair", range(len(STOCK_AND_OURS)))
-def test_what_is_not_finite_is_as_in_pytorch(on_cpu, pair, value, dtype):
+def test_nonfinite_inputs_have_pytorchs_result_or_error(on_cpu, pair, value, dtype):
     """The same error, or nan in the same places, by the functions of the package and by replacement forwards."""
     stock, ours = STOCK_AND_OURS[pair]
     for batch, place in itertools.product([(), (3,)], [(0, 0), (2, 1), (1, 2), (2, 2)]):

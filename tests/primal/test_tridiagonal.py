@@ -156,7 +156,7 @@ def test_gradients():
         torch.testing.assert_close(torch.autograd.grad(loss(A), A)[0], expected)
 
 
-def test_what_is_too_large_or_of_another_dtype():
+def test_unsupported_sizes_and_dtypes_raise():
     with pytest.raises(RuntimeError, match=r"eigh_tridiagonal: A: expected sizes up to 128 and 128, got 129 by 129"):
         eigh_tridiagonal(torch.zeros(129, 129))
     with pytest.raises(RuntimeError, match=r"eigh_tridiagonal: A: expected shape \(\*, n, n\) .* got \[2, 3\]"):

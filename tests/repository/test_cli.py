@@ -137,7 +137,7 @@ def test_env():
     assert text.count("loaded") >= 2  # loaded, or why not
 
 
-def test_what_is_absent_and_what_claims_ended_are_said(monkeypatch):
+def test_absent_operators_and_ended_claims_are_printed(monkeypatch):
     rule = mg.rules["aten::dist"]
     monkeypatch.setitem(mg.rules.absent, "aten::gone", "torch 2.15 has no aten::gone")
     monkeypatch.setattr(rule, "claims", {**rule.claims, "missing": "2.3"})
@@ -282,7 +282,7 @@ def test_json(command):
         (["composition", "math:sin", "--reference", "math"], "'math' names nothing"),
     ],
 )
-def test_what_does_not_exist_is_named(arguments, message):
+def test_unknown_names_and_files_are_named_in_errors(arguments, message):
     assert message in printed(*arguments, status=2)
 
 

@@ -238,7 +238,7 @@ def test_the_catalogue_has_everything_and_its_mathematics_can_be_typeset(site):
         assert "<math" in site.presentation.mathml(formula)
 
 
-def test_what_stock_does_can_be_read(site, monkeypatch, tmp_path):
+def test_the_results_of_stock_are_sentences(site, monkeypatch, tmp_path):
     rule = mg.rules["aten::cumprod"]
     assert site.stock.stock(mg.rules["aten::sin"]) == ""
     monkeypatch.setattr(site.stock, "TABLE", tmp_path / "stock.csv")

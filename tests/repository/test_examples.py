@@ -59,7 +59,7 @@ def test_the_plot_is_written(measured):
     assert (out / "digits_gradient_penalty.png").stat().st_size > 10_000
 
 
-def test_what_the_example_says_of_the_penalty_alone(digits):
+def test_the_penalty_alone_has_equal_gradients_on_stock(digits):
     """The norm in the penalty is differentiated once: at an input gradient of zero, stock is as good."""
     images, labels = torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))

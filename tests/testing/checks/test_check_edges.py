@@ -240,7 +240,7 @@ def test_a_failure_names_the_edge_the_element_and_both_numbers() -> None:
     assert "ours 0, reference 1.1" in text or "ours 0, reference 0." in text
 
 
-def test_what_fails_at_the_ordinary_sample_is_left_to_the_other_checks() -> None:
+def test_functions_wrong_at_ordinary_samples_are_not_judged_at_edges() -> None:
     assert edges(function(lambda x: x.sin(), lambda g, x: 2 * g * x.cos()), random(3)).outcome("edges") == "-"
 
 

@@ -63,7 +63,7 @@ def test_a_tangent_that_is_kept() -> None:
     assert only(NAME, right, random(3)).outcome(NAME) == "ok"
 
 
-def test_what_is_the_functions_own_may_live() -> None:
+def test_tensors_that_the_function_owns_may_live() -> None:
     held, caches = random(3), {}
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:

@@ -64,7 +64,7 @@ def test_a_write_that_is_noticed_or_of_no_effect() -> None:
     assert only(NAME, lambda x, i: x[i].exp(), random(4), torch.tensor([0, 2, 2])).outcome(NAME) == "ok"
 
 
-def test_what_the_function_holds_is_as_before() -> None:
+def test_tensors_that_the_function_holds_are_unchanged() -> None:
     held = random(3)
     before = held.clone()
     assert only(NAME, lambda x: (x * held, held), random(3, seed=1)).outcome(NAME) == "ok"

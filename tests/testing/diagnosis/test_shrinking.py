@@ -30,7 +30,7 @@ def test_sizes_dimensions_and_values() -> None:
     assert x.shape == () and x.dtype == DOUBLE and len(f"{x.item():g}") <= 4
 
 
-def test_what_the_failure_needs_stays() -> None:
+def test_shrinking_keeps_the_rows_that_the_failure_needs() -> None:
     # wrong where there are two rows, and none of the columns is needed
     wrong = function(lambda x: x.sin(), lambda g, x: (2 if x.dim() > 1 and x.shape[0] > 1 else 1) * g * x.cos())
     assert shapes(smallest(wrong, (random(5, 3),))) == [(2, 1)]

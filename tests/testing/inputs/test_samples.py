@@ -22,7 +22,7 @@ ZERO = torch.zeros(2, dtype=torch.float64)
     ],
     ids=["tensor", "second", "one call", "a tensor alone", "text"],
 )  # fmt: skip
-def test_what_is_not_a_list_of_calls_is_an_error(samples, message):
+def test_samples_must_be_a_list_of_calls(samples, message):
     with pytest.raises(TypeError, match=message):
         check(torch.sin, samples, modes=("rev",), checks=())
 

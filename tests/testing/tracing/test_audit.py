@@ -54,7 +54,7 @@ def test_forward_mode_and_transforms():
     assert "torch.func" in named(report)["aten::linalg_vector_norm"].ways and report.doubtful
 
 
-def test_what_nobody_differentiates_is_not_listed(net):
+def test_undifferentiated_operators_are_not_listed(net):
     with mg.audit() as report, torch.no_grad():
         net(torch.randn(4, 3))
     assert not report.operators and str(report) == "nothing was differentiated"

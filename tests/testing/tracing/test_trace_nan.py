@@ -145,13 +145,13 @@ def test_the_rev_rev_of_an_angle_is_traced_to_the_line_of_its_forward() -> None:
     assert origin.because.node == "Atan2Backward0" and origin.because.operator == "aten::reciprocal"
 
 
-def test_what_is_finite_is_finite_in_every_mode() -> None:
+def test_finite_functions_pass_in_every_mode() -> None:
     for f in (torch.sin, lambda x: nnf.layer_norm(x, [3])):
         report = trace_nan(f, ONE)
         assert report.ok and report.first is None and "every number is finite" in str(report)
 
 
-def test_what_does_not_reach_the_result_is_no_fault() -> None:
+def test_a_nan_that_does_not_reach_the_result_is_not_a_fault() -> None:
     assert trace_nan(dead_branch, ONE, modes=["forward"]).ok
     assert trace_nan(dead_branch, ONE, modes=["rev"]).first.operands == ("-0", "0")  # its gradient is 0 / 0
 
@@ -178,7 +178,7 @@ def test_infinities_count_unless_they_are_not_asked_for() -> None:
     assert trace_nan(torch.exp, 1000 * ONE, infinities=False).ok
 
 
-def test_what_is_given_is_its_own_origin() -> None:
+def test_a_nan_in_the_input_is_its_own_origin() -> None:
     report = trace_nan(lambda x: (x * 2).sin(), torch.tensor([0.0, float("nan")]))
     assert report.first.operator == "aten::mul.Tensor" and report.first.index == (1,)
 
