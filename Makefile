@@ -9,7 +9,7 @@ PY  := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 # a process for each core, of one thread: threads of several processes would wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
-C_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu)
+C_SOURCES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu")
 SOURCES := setup.py pyproject.toml constraints.txt $(C_SOURCES)
 CUDA_ON_HOST := $(wildcard tests/kernels/cuda_on_host/*.h tests/kernels/cuda_on_host/*/*.h tests/kernels/cuda_on_host/*.cpp tests/kernels/cuda_on_host/*.cu)
 BENCHMARKS := $(wildcard benchmarks/*.py)

@@ -120,10 +120,10 @@ def extensions() -> list[Extension]:
     if not has_kernels():
         return []
     calls = sorted(glob("csrc/calls/*.cpp"))
-    libraries = [library("cpu", sorted({*glob("csrc/*/*.cpp")} - {*calls}))]
+    libraries = [library("cpu", sorted({*glob("csrc/**/*.cpp", recursive=True)} - {*calls}))]
     libraries += [library(name, calls) for name in calls_headers()]
     if cuda_home() is not None:
-        libraries.append(library("cuda", sorted(glob("csrc/*/*.cu"))))
+        libraries.append(library("cuda", sorted(glob("csrc/**/*.cu", recursive=True))))
     return libraries
 
 

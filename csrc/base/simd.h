@@ -9,31 +9,33 @@
 
 namespace manualgrad {
 
-// Body::run(args...) by a function of its own, compiled for an instruction set. Body::run, and all it calls, must be
-// HOST_DEVICE (always inlined), or it keeps the baseline's instructions. They are no inline functions, so that `extern
-// template` leaves them to one file.
+// Body::run(args...) by a function of its own, compiled for an instruction set. Body::run, and all it calls, must
+// always be inlined (HOST_DEVICE, HOST_INLINE), or it keeps the baseline's instructions.
 template <class Body, class... Args>
 MANUALGRAD_NOT_INLINED void run_baseline(const Args&... args) {
   Body::run(args...);
 }
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED void shared_baseline(const Args&... args);
 
 // Multiversion<Body>::call(args...) runs Body::run(args...) compiled for the best instruction set of the processor at
 // hand; where that is x86 without AVX2, Baseline::run(args...).
-// Sanitizers want one copy of the code; other architectures have their vectors (NEON) in the baseline.
+// There is one copy of the code for sanitizers, and on other architectures, whose vectors (NEON) are in the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__) && !defined(MANUALGRAD_SANITIZE)
 #define MANUALGRAD_MULTIVERSION
 
+#define MANUALGRAD_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#define MANUALGRAD_AVX2 __attribute__((target("avx2,fma")))
 template <class Body, class... Args>
-MANUALGRAD_NOT_INLINED
-    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) void run_avx512(const Args&... args) {
+MANUALGRAD_NOT_INLINED MANUALGRAD_AVX512 void run_avx512(const Args&... args) {
   Body::run(args...);
 }
 template <class Body, class... Args>
-MANUALGRAD_NOT_INLINED __attribute__((target("avx2,fma"))) void run_avx2(const Args&... args) {
+MANUALGRAD_NOT_INLINED MANUALGRAD_AVX2 void run_avx2(const Args&... args) {
   Body::run(args...);
 }
 
-// x86 without AVX2, of which there is hardly a processor: the code is to be small, and has no vectors.
+// x86 without AVX2 is rare, so this is optimized for size, without vectors.
 #ifdef __clang__
 #define MANUALGRAD_SMALL
 #else
@@ -43,6 +45,15 @@ template <class Body, class... Args>
 MANUALGRAD_NOT_INLINED MANUALGRAD_SMALL void run_small(const Args&... args) {
   Body::run(args...);
 }
+
+// The same functions for bodies that many kernels share: not defined here, but compiled once, in
+// linalg/blas/shared_loops.cpp.
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED MANUALGRAD_AVX512 void shared_avx512(const Args&... args);
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED MANUALGRAD_AVX2 void shared_avx2(const Args&... args);
+template <class Body, class... Args>
+MANUALGRAD_NOT_INLINED MANUALGRAD_SMALL void shared_small(const Args&... args);
 
 inline int instruction_set() {
   __builtin_cpu_init();
@@ -59,7 +70,7 @@ inline int instruction_set() {
 }
 inline const int kInstructionSet = instruction_set();
 
-// A scalar baseline: there is hardly a processor without AVX2, so kernels in lanes take one matrix at a time there.
+// Without AVX2 kernels take one matrix at a time.
 inline constexpr bool kBaselineHasLanes = false;
 
 template <class Body, class Baseline = Body>
@@ -103,6 +114,18 @@ void run_native(const Args&... args) {
     run_baseline<Body>(args...);
   }
 }
+template <int Bytes, class Body, class... Args>
+void run_shared_native(const Args&... args) {
+  if constexpr (Bytes == 64) {
+    shared_avx512<Body>(args...);
+  } else if constexpr (Bytes == 32) {
+    shared_avx2<Body>(args...);
+  } else if constexpr (Bytes == 16) {
+    shared_small<Body>(args...);
+  } else {
+    shared_baseline<Body>(args...);
+  }
+}
 #else
 inline constexpr bool kBaselineHasLanes = true;
 
@@ -121,6 +144,10 @@ void with_native(const F& f) {
 template <int Bytes, class Body, class... Args>
 void run_native(const Args&... args) {
   run_baseline<Body>(args...);
+}
+template <int Bytes, class Body, class... Args>
+void run_shared_native(const Args&... args) {
+  shared_baseline<Body>(args...);
 }
 #endif
 

@@ -9,7 +9,7 @@ namespace {
 
 template <class T>
 struct Slopes {
-  HOST_DEVICE static void run(int64_t begin, int64_t end, const T* a, const T* x, T* out,
+  HOST_INLINE static void run(int64_t begin, int64_t end, const T* a, const T* x, T* out,
                               const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
     for (int64_t i = begin; i < end; ++i) out[i] = gamma_sample_slope<T>(a[i], x[i], rule);
   }

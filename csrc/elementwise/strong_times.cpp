@@ -10,7 +10,7 @@ namespace {
 // One row; the strides that most rows have are known to the compiler, which then makes vectors of them.
 struct RowBody {
   template <class S>
-  HOST_DEVICE static void run(const ElementLoops& loops, S* out, const S* a, const S* b, int64_t count) {
+  HOST_INLINE static void run(const ElementLoops& loops, S* out, const S* a, const S* b, int64_t count) {
     const int64_t to = loops.inner_stride(0), left = loops.inner_stride(1), right = loops.inner_stride(2);
     if (to == 1 && left == 1 && right == 1) {
       for (int64_t i = 0; i < count; ++i) store(out[i], strong_product(load(a[i]), load(b[i])));

@@ -1,6 +1,6 @@
 // The Hermitian eigendecomposition on the CPU; the contract is in eigh.h.
 #include "eigh.h"
 
-#include "decomposition_on_cpu.h"
+#include "spectrum/decomposition_on_cpu.h"
 
 MANUALGRAD_REGISTER_CPU(manualgrad::EighOperators<manualgrad::CpuDecompositions>)

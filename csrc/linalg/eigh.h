@@ -14,9 +14,9 @@
 #pragma once
 
 #include "../math/eigh.h"
-#include "decomposition.h"
 #include "matrix_loader.h"
 #include "small_matrices.h"
+#include "spectrum/decomposition.h"
 
 #include <tuple>
 

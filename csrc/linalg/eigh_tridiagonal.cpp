@@ -4,7 +4,7 @@
 //
 // A (*, n, n) is float32 or float64, at any strides; one triangle is read. L is (*, n), V (*, n, n), both contiguous.
 // The results of a matrix are bitwise identical wherever it stands in the batch; an inf or a nan gives nan in all.
-#include "tridiagonal.h"
+#include "spectrum/tridiagonal.h"
 
 #include "../base/parallel.h"
 #include "small_matrices.h"

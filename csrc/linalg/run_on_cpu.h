@@ -2,8 +2,8 @@
 // that.
 #pragma once
 
-#include "cached_matrix.h"
-#include "run_in_lanes.h"
+#include "blas/cached_matrix.h"
+#include "lanes/run.h"
 
 namespace manualgrad {
 

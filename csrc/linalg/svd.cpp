@@ -1,6 +1,6 @@
 // The SVD on the CPU; the contract is in svd.h.
 #include "svd.h"
 
-#include "decomposition_on_cpu.h"
+#include "spectrum/decomposition_on_cpu.h"
 
 MANUALGRAD_REGISTER_CPU(manualgrad::SvdOperators<manualgrad::CpuDecompositions>)

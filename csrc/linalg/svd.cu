@@ -1,6 +1,6 @@
 // The SVD on CUDA; the contract is in svd.h.
 #include "svd.h"
 
-#include "decomposition_on_cuda.h"
+#include "spectrum/decomposition_on_cuda.h"
 
 MANUALGRAD_REGISTER_CUDA(manualgrad::SvdOperators<manualgrad::CudaDecompositions>)

@@ -15,9 +15,9 @@
 #pragma once
 
 #include "../math/svd.h"
-#include "decomposition.h"
 #include "matrix_loader.h"
 #include "small_matrices.h"
+#include "spectrum/decomposition.h"
 
 #include <tuple>
 

@@ -13,8 +13,9 @@
 #else
 #define HOST_DEVICE inline
 #endif
-// For lambdas in host code that is compiled for several instruction sets: where one is not inlined, it keeps the
-// baseline's instructions.
+// For host code that is compiled for several instruction sets: a function that is not inlined keeps the baseline's
+// instructions. The second is for lambdas.
+#define HOST_INLINE inline __attribute__((always_inline))
 #define MANUALGRAD_INLINED __attribute__((always_inline))
 // For functions that other files share, or that many callers do. GCC leaves the upper halves of registers dirty around
 // calls of functions it knows, and SSE code then waits for them; it also makes copies of them for each caller.

@@ -60,12 +60,23 @@ struct Step {
   }
 };
 
+// Whether Body is compiled in linalg/blas/shared_loops.cpp; shared_loops.h says of which bodies this is true.
+template <class Body>
+inline constexpr bool kIsShared = false;
+
 // Body::run(args...) by one thread. On the host it is a function of its own for each instruction set, which all callers
 // share: that of the lanes of N. Inlined into each of them, it would be most of the library.
 template <class Threads, class N, class Body, class... Args>
 HOST_DEVICE void run_shared(const Args&... args) {
 #if !defined(__CUDACC__)
-  if constexpr (!std::is_same_v<Threads, InlinedThread>) return run_native<kVectorBytes<N>, Body>(args...);
+  if constexpr (!std::is_same_v<Threads, InlinedThread>) {
+    if constexpr (kIsShared<Body>) {
+      run_shared_native<kVectorBytes<N>, Body>(args...);
+    } else {
+      run_native<kVectorBytes<N>, Body>(args...);
+    }
+    return;
+  }
 #endif
   Body::run(args...);
 }

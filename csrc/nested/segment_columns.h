@@ -1,7 +1,7 @@
 // A segment, or a piece of one, on the CPU: vectors across columns. Host code.
 #pragma once
 
-#include "../linalg/lane_transpose.h"
+#include "../linalg/lanes/transpose.h"
 #include "segments.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr int64_t kRun = 64;
 
 // The first `count` lanes; the others are 0.
 template <class N>
-HOST_DEVICE N load_lanes(const BaseOf<N>* from, int64_t count) {
+HOST_INLINE N load_lanes(const BaseOf<N>* from, int64_t count) {
   if (count == kLanesIn<N>) return load_lanes<N>(from);
   N part = real_number<N>(0);
   std::memcpy(&part.v, from, static_cast<size_t>(count) * sizeof(BaseOf<N>));
@@ -22,13 +22,13 @@ HOST_DEVICE N load_lanes(const BaseOf<N>* from, int64_t count) {
 }
 
 template <class N>
-HOST_DEVICE void store_lanes(BaseOf<N>* to, const N& value, int64_t count) {
+HOST_INLINE void store_lanes(BaseOf<N>* to, const N& value, int64_t count) {
   if (count == kLanesIn<N>) return store_lanes(to, value);
   std::memcpy(to, &value.v, static_cast<size_t>(count) * sizeof(BaseOf<N>));
 }
 
 template <class N>
-HOST_DEVICE MaskOf<N> first_lanes(int64_t count) {
+HOST_INLINE MaskOf<N> first_lanes(int64_t count) {
   MaskOf<N> mask;
   for (int w = 0; w < kLanesIn<N>; ++w) mask.v[w] = w < count ? -1 : 0;
   return mask;
@@ -62,11 +62,11 @@ struct Columns {
 
   N a[K], b[K];
 
-  HOST_DEVICE static N load_y(const Rows<T>& rows, int64_t at) {
+  HOST_INLINE static N load_y(const Rows<T>& rows, int64_t at) {
     return Op::kInputs > 1 ? load_lanes<N>(rows.y + at) : real_number<N>(T(0));
   }
 
-  HOST_DEVICE void gather(const Rows<T>& rows) {
+  HOST_INLINE void gather(const Rows<T>& rows) {
     for (int k = 0; k < K; ++k) a[k] = First::template none<N>();
     for (int64_t start = 0; start < rows.count; start += kRun) {
       const int64_t stop = std::min(start + kRun, rows.count);
@@ -84,7 +84,7 @@ struct Columns {
   }
 
   // The second pass; leaves its terms in `out` where the operation keeps them.
-  HOST_DEVICE void gather_again(const Rows<T>& rows) {
+  HOST_INLINE void gather_again(const Rows<T>& rows) {
     N shift[K];
     for (int k = 0; k < K; ++k) shift[k] = Op::shift(a[k]);
     for (int64_t start = 0; start < rows.count; start += kRun) {
@@ -103,7 +103,7 @@ struct Columns {
     }
   }
 
-  HOST_DEVICE void apply(const Rows<T>& rows) const {
+  HOST_INLINE void apply(const Rows<T>& rows) const {
     for (int64_t r = 0; r < rows.count; ++r) {
       for (int k = 0; k < K; ++k) {
         const int64_t at = r * rows.stride + k * kW;
@@ -114,7 +114,7 @@ struct Columns {
   }
 
   // Of the first column, `repeated` lanes have been done before: there, what is kept must not be scaled again.
-  HOST_DEVICE void run(Step step, const Rows<T>& rows, const Parts<T>& parts, int64_t repeated) {
+  HOST_INLINE void run(Step step, const Rows<T>& rows, const Parts<T>& parts, int64_t repeated) {
     if (step == Step::kResult) {
       for (int k = 0; k < K; ++k) {
         a[k] = load_lanes<N>(parts.a + k * kW);
@@ -145,7 +145,7 @@ struct Columns {
   }
 
   // From that column on.
-  HOST_DEVICE static void run(Step step, const Rows<T>& all, const Parts<T>& parts, int64_t column, int64_t repeated) {
+  HOST_INLINE static void run(Step step, const Rows<T>& all, const Parts<T>& parts, int64_t column, int64_t repeated) {
     const Rows<T> rows{all.x + column, Op::kInputs > 1 ? all.y + column : nullptr, all.out + column, all.count,
                        all.stride};
     Columns().run(step, rows, Parts<T>{parts.a + column, parts.b + column}, repeated);

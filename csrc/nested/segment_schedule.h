@@ -35,7 +35,7 @@ struct Schedule {
   int64_t tasks() const { return static_cast<int64_t>(whole.size() + pieces.size()); }
   // Tasks are ranges of whole segments first, then pieces. f(piece, its number or -1) for all of one task.
   template <class F>
-  HOST_DEVICE void each(int64_t task, const F& f) const {
+  HOST_INLINE void each(int64_t task, const F& f) const {
     const int64_t ranges = static_cast<int64_t>(whole.size());
     if (task >= ranges) return f(pieces[static_cast<size_t>(task - ranges)], task - ranges);
     const Range range = whole[static_cast<size_t>(task)];

@@ -11,7 +11,7 @@ namespace manualgrad {
 struct Period {
   int columns, period, used;  // as many vectors are gathered apart as hide the latency of an addition
 
-  HOST_DEVICE Period(int64_t inner, int lanes) : columns(static_cast<int>(inner)) {
+  HOST_INLINE Period(int64_t inner, int lanes) : columns(static_cast<int>(inner)) {
     int common = lanes;
     while (columns % common != 0) common /= 2;
     period = used = columns / common;
@@ -64,11 +64,11 @@ struct Stretch {
 
   N a[kMostVectors<N>], b[kMostVectors<N>];
 
-  HOST_DEVICE static N load_y(const Rows<T>& rows, int64_t at, int64_t count) {
+  HOST_INLINE static N load_y(const Rows<T>& rows, int64_t at, int64_t count) {
     return Op::kInputs > 1 ? load_lanes<N>(rows.y + at, count) : real_number<N>(T(0));
   }
 
-  HOST_DEVICE void gather(const Period& by, const Rows<T>& rows, int64_t count) {
+  HOST_INLINE void gather(const Period& by, const Rows<T>& rows, int64_t count) {
     for (int j = 0; j < by.used; ++j) {
       a[j] = First::template none<N>();
       b[j] = real_number<N>(T(0));
@@ -90,7 +90,7 @@ struct Stretch {
     }
   }
 
-  HOST_DEVICE void apply(const Period& by, const Rows<T>& rows, int64_t count) const {
+  HOST_INLINE void apply(const Period& by, const Rows<T>& rows, int64_t count) const {
     for (int64_t i = 0, j = 0; i < count; i += kW, j = j + 1 == by.used ? 0 : j + 1) {
       const int64_t lanes = std::min<int64_t>(kW, count - i);
       const N x = load_lanes<N>((Op::kKeeps ? rows.out : rows.x) + i, lanes);
@@ -98,7 +98,7 @@ struct Stretch {
     }
   }
 
-  HOST_DEVICE void run(Step step, const Rows<T>& rows, const Parts<T>& parts) {
+  HOST_INLINE void run(Step step, const Rows<T>& rows, const Parts<T>& parts) {
     const Period by(rows.stride, kW);
     const int64_t count = rows.count * by.columns;
     if (step == Step::kResult) {

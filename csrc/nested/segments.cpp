@@ -26,14 +26,14 @@ struct Operands {
 };
 
 template <class T>
-HOST_DEVICE Parts<T> parts_of(const Operands<T>& at, const Schedule& schedule, int64_t outer, int64_t piece) {
+HOST_INLINE Parts<T> parts_of(const Operands<T>& at, const Schedule& schedule, int64_t outer, int64_t piece) {
   T* parts = at.parts + (outer * static_cast<int64_t>(schedule.pieces.size()) + piece) * 2 * at.padded;
   return {parts, parts + at.padded};
 }
 
 template <class Op, class T, int Bytes>
 struct TasksBody {
-  HOST_DEVICE static void rows(Step step, const Operands<T>& at, int64_t outer, int64_t tile, const Piece& piece,
+  HOST_INLINE static void rows(Step step, const Operands<T>& at, int64_t outer, int64_t tile, const Piece& piece,
                                const Parts<T>& of) {
     constexpr int kW = kLanes<T, Bytes>;
     const int64_t row = outer * at.length + piece.begin, column = tile * kTileColumns;
@@ -53,7 +53,7 @@ struct TasksBody {
   }
 
   // Tasks [begin, end) of every (outer, tile), the first of which are left out.
-  HOST_DEVICE static void run(const Operands<T>& at, const Schedule& schedule, int64_t first, Step of_pieces,
+  HOST_INLINE static void run(const Operands<T>& at, const Schedule& schedule, int64_t first, Step of_pieces,
                               int64_t begin, int64_t end) {
     const int64_t tasks = schedule.tasks() - first;
     for (int64_t i = begin; i < end; ++i) {
@@ -73,7 +73,7 @@ template <class Op, class T, int Bytes>
 struct MergeBody {
   using N = Lanes<T, Bytes>;
 
-  HOST_DEVICE static void run(const Operands<T>& at, const Schedule& schedule, int64_t begin, int64_t end) {
+  HOST_INLINE static void run(const Operands<T>& at, const Schedule& schedule, int64_t begin, int64_t end) {
     const int64_t cuts = static_cast<int64_t>(schedule.cuts.size());
     for (int64_t i = begin; i < end; ++i) {
       const int64_t outer = i / cuts;
@@ -105,7 +105,7 @@ struct MergeBody {
 // Rows of `bytes` bytes, each as often as its segment is long.
 template <int Bytes>
 struct RepeatBody {
-  HOST_DEVICE static void copies(const char* from, char* to, int64_t count, int64_t bytes) {
+  HOST_INLINE static void copies(const char* from, char* to, int64_t count, int64_t bytes) {
     if (bytes >= Bytes) {
       // The last vector overlaps the one before where they do not come out even.
       for (int64_t r = 0; r < count; ++r, to += bytes) {
@@ -128,7 +128,7 @@ struct RepeatBody {
   }
 
   // Tasks [begin, end) of every outer.
-  HOST_DEVICE static void run(const SegmentPlan& plan, const Schedule& schedule, const char* from, char* to,
+  HOST_INLINE static void run(const SegmentPlan& plan, const Schedule& schedule, const char* from, char* to,
                               int64_t bytes, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t outer = i / schedule.tasks();

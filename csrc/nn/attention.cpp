@@ -32,7 +32,7 @@ Buffer<T> make_buffer(int64_t count) {
       static_cast<T*>(::operator new(static_cast<size_t>(count) * sizeof(T), std::align_val_t{kLaneBytes})));
 }
 
-HOST_DEVICE int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+HOST_INLINE int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 // --- rows of tensors, of any dtype and strides ----------------------------------------------------------------------
 
@@ -89,9 +89,9 @@ struct TileBody {
   using Product = ProductOperands<T>;
   static constexpr int64_t kStep = Row::kStep;
 
-  HOST_DEVICE static int64_t columns(const AttentionPlan& plan) { return rounded_up(plan.width, kLanes<T, Bytes>); }
+  HOST_INLINE static int64_t columns(const AttentionPlan& plan) { return rounded_up(plan.width, kLanes<T, Bytes>); }
   // Of rows of scores: one that is a power of two puts all rows into the same few places of the cache.
-  HOST_DEVICE static int64_t stride(int64_t size) { return size + kLanes<T>; }
+  HOST_INLINE static int64_t stride(int64_t size) { return size + kLanes<T>; }
   // Elements that a thread needs: q, dq, the tile of the result, scores and their tangents, and a row of a mask.
   static int64_t scratch(const AttentionPlan& plan) {
     const int64_t line = stride(rounded_up(plan.keys, kStep));
@@ -99,7 +99,7 @@ struct TileBody {
   }
 
   // Queries from `row` on, of head h, which meets the head of keys that is packed here.
-  HOST_DEVICE static void run(const AttentionPlan& plan, const Packed<T>& packed, int64_t n, int64_t h, int64_t row,
+  HOST_INLINE static void run(const AttentionPlan& plan, const Packed<T>& packed, int64_t n, int64_t h, int64_t row,
                               T* scratch, ScalarType type, void* out) {
     const int64_t rows = std::min(kTileRows, plan.queries - row), wide = columns(plan);
     const int64_t keys = plan.causal ? std::min(plan.keys, row + rows) : plan.keys, size = rounded_up(keys, kStep);
@@ -154,7 +154,7 @@ struct TileBody {
   }
 
   // Times the scale; the rows that fill up a block are 0.
-  HOST_DEVICE static void load_queries(const AttentionPlan& plan, const HeadRows& from, int64_t n, int64_t h,
+  HOST_INLINE static void load_queries(const AttentionPlan& plan, const HeadRows& from, int64_t n, int64_t h,
                                        int64_t row, int64_t rows, T* to) {
     const int64_t wide = columns(plan);
     const T scale = static_cast<T>(plan.scale);
@@ -165,13 +165,13 @@ struct TileBody {
     std::fill(to + rows * wide, to + rounded_up(rows, kRowsAtOnce) * wide, T(0));
   }
 
-  HOST_DEVICE static void add_mask(const HeadRows& from, int64_t n, int64_t h, int64_t row, int64_t count, T* scratch,
+  HOST_INLINE static void add_mask(const HeadRows& from, int64_t n, int64_t h, int64_t row, int64_t count, T* scratch,
                                    T* to) {
     load_row(from, n, h, row, count, scratch);
     for (int64_t j = 0; j < count; ++j) to[j] += scratch[j];
   }
 
-  HOST_DEVICE static bool has_nan(const T* s, int64_t count) {
+  HOST_INLINE static bool has_nan(const T* s, int64_t count) {
     for (int64_t j = 0; j < count; ++j) {
       if (s[j] != s[j]) return true;
     }

@@ -16,7 +16,7 @@ constexpr int kVectorsAtOnce = Bytes == 64 ? 4 : 2;
 
 // a b + c: with one rounding where there is an instruction for it, without which products take twice as long.
 template <class T, int B>
-HOST_DEVICE Lanes<T, B> multiply_add(const Lanes<T, B>& a, const Lanes<T, B>& b, const Lanes<T, B>& c) {
+HOST_INLINE Lanes<T, B> multiply_add(const Lanes<T, B>& a, const Lanes<T, B>& b, const Lanes<T, B>& c) {
 #if defined(MANUALGRAD_MULTIVERSION)
   constexpr bool kFused = B > 16;
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -44,7 +44,7 @@ struct ProductOperands {
   int64_t a_row, b_row, c_row;   // strides
   int64_t rows, columns, depth;  // rows and columns are whole numbers of kRowsAtOnce and of vectors
 
-  HOST_DEVICE void term(const T* left, const T* right) {
+  HOST_INLINE void term(const T* left, const T* right) {
     a[terms] = left;
     b[terms++] = right;
   }
@@ -56,7 +56,7 @@ struct ProductBody {
   static constexpr int kW = kLanes<T, Bytes>;
 
   template <int V>
-  HOST_DEVICE static void block(const ProductOperands<T>& of, int64_t row, int64_t column) {
+  HOST_INLINE static void block(const ProductOperands<T>& of, int64_t row, int64_t column) {
     N sum[kRowsAtOnce][V];
     T* c = of.c + row * of.c_row + column;
     MANUALGRAD_UNROLL for (int r = 0; r < kRowsAtOnce; ++r) {
@@ -82,13 +82,13 @@ struct ProductBody {
   }
 
   template <int V>
-  HOST_DEVICE static void columns(const ProductOperands<T>& of, int64_t& column) {
+  HOST_INLINE static void columns(const ProductOperands<T>& of, int64_t& column) {
     for (; column + V * kW <= of.columns; column += V * kW) {
       for (int64_t row = 0; row < of.rows; row += kRowsAtOnce) block<V>(of, row, column);
     }
   }
 
-  HOST_DEVICE static void run(const ProductOperands<T>& of) {
+  HOST_INLINE static void run(const ProductOperands<T>& of) {
     int64_t column = 0;
     if constexpr (kVectorsAtOnce<Bytes> == 4) columns<4>(of, column);
     columns<2>(of, column);
@@ -105,7 +105,7 @@ struct ScoresRow {
   static constexpr int64_t kStep = kVectors * kW;
 
   template <class How>
-  HOST_DEVICE static T over_lanes(const N (&parts)[kVectors]) {
+  HOST_INLINE static T over_lanes(const N (&parts)[kVectors]) {
     N all = parts[0];
     for (int v = 1; v < kVectors; ++v) all = How::both(all, parts[v]);
     T result = all.v[0];
@@ -113,7 +113,7 @@ struct ScoresRow {
     return result;
   }
 
-  HOST_DEVICE static T largest(const T* s, int64_t size) {
+  HOST_INLINE static T largest(const T* s, int64_t size) {
     N parts[kVectors];
     MANUALGRAD_UNROLL for (int v = 0; v < kVectors; ++v) parts[v] = Largest::none<N>();
     for (int64_t j = 0; j < size; j += kStep) {
@@ -126,7 +126,7 @@ struct ScoresRow {
 
   // s := P, and t := P (t - <P t>) where there are tangents.
   template <bool Tangents>
-  HOST_DEVICE static void change(T* s, T* t, T maximum, int64_t size) {
+  HOST_INLINE static void change(T* s, T* t, T maximum, int64_t size) {
     const N shift = real_number<N>(maximum);
     N sums[kVectors], products[kVectors];
     MANUALGRAD_UNROLL for (int v = 0; v < kVectors; ++v) sums[v] = products[v] = real_number<N>(0);

@@ -19,7 +19,7 @@ namespace {
 template <Power P, class T, int Bytes>
 struct CdistBody {
   // Rows [row, row + rows) of one batch of x1, which come with one batch each of the others.
-  HOST_DEVICE static void tiles(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
+  HOST_INLINE static void tiles(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
                                 int64_t row, int64_t rows) {
     using Row = RowBody<P, T, Bytes, false>;
     PairCoefficients<P, T> c;
@@ -52,7 +52,7 @@ struct CdistBody {
   }
 
   // Units of `rows` rows of x1 each.
-  HOST_DEVICE static void run(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& operands,
+  HOST_INLINE static void run(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& operands,
                               int64_t rows, int64_t begin, int64_t end) {
     const int64_t units = (plan.rows + rows - 1) / rows, size = plan.rows * plan.columns;
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -99,7 +99,7 @@ struct Parts {
 
 template <Power P, class T, int Bytes>
 struct PdistBody {
-  HOST_DEVICE static void run(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
+  HOST_INLINE static void run(const DistancePlan& plan, const Trust& trust, const DistanceOperands<T>& at,
                               const Parts& parts, T* sums, int64_t begin, int64_t end) {
     using Row = RowBody<P, T, Bytes, true>;
     PairCoefficients<P, T> c;

@@ -25,7 +25,7 @@ struct DistanceOperands {
 
 // sgn(x) at a tie, times a: as distance_element has it, in fewer instructions. idle is 0 a; where n = 0, so is a.
 template <class T>
-HOST_DEVICE T extreme_element(T x, T a, T n, T idle) {
+HOST_INLINE T extreme_element(T x, T a, T n, T idle) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   const T size = modulus(x), value = size == n ? a : (size == size ? idle : size);
   return bits_as<T>(bits_as<Bits>(value) ^ (bits_as<Bits>(x) ^ bits_as<Bits>(size)));
@@ -49,14 +49,14 @@ struct PairCoefficients {
   bool split;  // some b is not 1 (only of quotients); else b is not set
 
   // Whether the Slice is more than a quotient.
-  HOST_DEVICE static bool odd(T g, T n, T low, T high) {
+  HOST_INLINE static bool odd(T g, T n, T low, T high) {
     const T size = std::fabs(g / n);
     const bool plain = (size >= std::numeric_limits<T>::min()) & (size <= std::numeric_limits<T>::max());
     return !((n >= low) & (n <= high) & (!kQuotient | plain | (g == T(0))));
   }
 
   // Of finite p, from g and the stored norms of rows [begin, end) of the tile. The odd pairs are few.
-  HOST_DEVICE void set(const DistancePlan& plan, const Trust& trust, const T* __restrict g, const T* __restrict stored,
+  HOST_INLINE void set(const DistancePlan& plan, const Trust& trust, const T* __restrict g, const T* __restrict stored,
                        const T* x1, const T* x2, int64_t begin, int64_t end) {
     split = false;
     if constexpr (P == Power::kOne) {
@@ -83,7 +83,7 @@ struct PairCoefficients {
   }
 
   // Of p = inf: shares, given how many elements attain the norm.
-  HOST_DEVICE void set_shares(const DistancePlan& plan, const Trust& trust, const T* g, const T* stored, const T* x1,
+  HOST_INLINE void set_shares(const DistancePlan& plan, const Trust& trust, const T* g, const T* stored, const T* x1,
                               const T* x2, const Count* ties, int64_t begin, int64_t end) {
     split = false;
     Count any = 0;
@@ -102,7 +102,7 @@ struct PairCoefficients {
     }
   }
 
-  HOST_DEVICE void set_nothing(int64_t begin, int64_t end) {
+  HOST_INLINE void set_nothing(int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
       a[j] = T(0);
       b[j] = P == Power::kExtreme ? T(0) : T(1);
@@ -111,7 +111,7 @@ struct PairCoefficients {
   }
 
   template <bool Split>
-  HOST_DEVICE T element(T difference, int64_t j, double exponent) const {
+  HOST_INLINE T element(T difference, int64_t j, double exponent) const {
     if constexpr (P == Power::kExtreme) {
       return extreme_element(difference, a[j], n[j], b[j]);
     } else {
@@ -122,7 +122,7 @@ struct PairCoefficients {
 
 // Equal, or not comparable: a tie, or a pair whose count does not matter.
 template <class T>
-HOST_DEVICE bool may_tie(T size, T n) {
+HOST_INLINE bool may_tie(T size, T n) {
   return !((size < n) | (size > n));
 }
 
@@ -139,7 +139,7 @@ struct RowBody {
 
   // K coordinates. x2 and others are transposed, with this stride; x1 and out have their own.
   template <int K, bool Split>
-  HOST_DEVICE static void sum(const C& c, double e, const T* x1, const T* __restrict x2, T* __restrict others,
+  HOST_INLINE static void sum(const C& c, double e, const T* x1, const T* __restrict x2, T* __restrict others,
                               int64_t stride, int64_t begin, int64_t end, T* out, int64_t out_step) {
     constexpr int k1 = K > 1 ? 1 : 0, k2 = K > 2 ? 2 : 0, k3 = K > 2 ? 3 : 0;
     const T x_0 = x1[0], x_1 = x1[k1], x_2 = x1[k2], x_3 = x1[k3];
@@ -172,7 +172,7 @@ struct RowBody {
   }
 
   template <bool Split>
-  HOST_DEVICE static void sum_all(const C& c, const DistancePlan& plan, const T* x1, const T* x2, T* others,
+  HOST_INLINE static void sum_all(const C& c, const DistancePlan& plan, const T* x1, const T* x2, T* others,
                                   int64_t stride, int64_t begin, int64_t end, T* out, int64_t out_step) {
     const double e = plan.p - 1;
     const auto step = [&](auto count, int64_t k) MANUALGRAD_INLINED {
@@ -187,7 +187,7 @@ struct RowBody {
     for (; k < plan.columns; ++k) step(std::integral_constant<int, 1>{}, k);
   }
 
-  HOST_DEVICE static void across(C& c, const DistancePlan& plan, const Trust& trust, const T* g, const T* n,
+  HOST_INLINE static void across(C& c, const DistancePlan& plan, const Trust& trust, const T* g, const T* n,
                                  const T* x1, const T* x2, const T* transposed, T* others, int64_t stride,
                                  int64_t begin, int64_t end, T* out, int64_t out_step) {
     const int64_t first = begin / kPadding * kPadding, last = padded(end);
@@ -226,7 +226,7 @@ struct RowBody {
   // --- vectors along the coordinates --------------------------------------------------------------------------------
 
   template <int N, bool Split>
-  HOST_DEVICE static void add(const C& c, const DistancePlan& plan, const T* __restrict x1, const T* __restrict x2,
+  HOST_INLINE static void add(const C& c, const DistancePlan& plan, const T* __restrict x1, const T* __restrict x2,
                               T* __restrict others, int64_t j, T* __restrict out) {
     const double e = plan.p - 1;
     const int64_t columns = plan.columns;
@@ -241,7 +241,7 @@ struct RowBody {
     }
   }
 
-  HOST_DEVICE static void along(C& c, const DistancePlan& plan, const Trust& trust, const T* g, const T* n, const T* x1,
+  HOST_INLINE static void along(C& c, const DistancePlan& plan, const Trust& trust, const T* g, const T* n, const T* x1,
                                 const T* x2, T* others, int64_t begin, int64_t end, T* out) {
     if constexpr (P == Power::kExtreme) {
       Count ties[kTile];

@@ -13,7 +13,7 @@ inline constexpr bool kInBlocks = std::is_same_v<Real<S>, Half>;
 // to := elements [begin, end) of x, in the order of the loops.
 template <class S>
 struct WidenBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const S* x, Compute<S>* to, int64_t begin, int64_t end) {
+  HOST_INLINE static void run(const LoopNest<3>& loops, const S* x, Compute<S>* to, int64_t begin, int64_t end) {
     const int64_t step = loops.inner_stride(0);
     int64_t done = 0;
     for_stretches(loops, begin, end, [&](int64_t at, int64_t, int64_t, int64_t count) MANUALGRAD_INLINED {
@@ -32,7 +32,7 @@ struct WidenBody {
 // The other way, to out.
 template <class S>
 struct NarrowBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const Compute<S>* from, S* out, int64_t begin, int64_t end) {
+  HOST_INLINE static void run(const LoopNest<3>& loops, const Compute<S>* from, S* out, int64_t begin, int64_t end) {
     const int64_t step = loops.inner_stride(1);
     int64_t done = 0;
     for_stretches(loops, begin, end, [&](int64_t, int64_t at, int64_t, int64_t count) MANUALGRAD_INLINED {

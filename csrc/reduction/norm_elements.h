@@ -22,7 +22,7 @@ enum class Stride { kOneSlice, kAcrossSlices, kAny };
 
 // Visits [begin, end) of the loops as stretches of the innermost one: visit(x, out, slice, count).
 template <class Visit>
-HOST_DEVICE void for_stretches(const LoopNest<3>& loops, int64_t begin, int64_t end, Visit&& visit) {
+HOST_INLINE void for_stretches(const LoopNest<3>& loops, int64_t begin, int64_t end, Visit&& visit) {
   const int64_t inner = loops.inner();
   int64_t skip = begin % inner;
   while (begin < end) {
@@ -52,7 +52,7 @@ struct FiniteStretch {
   double exponent;
   int64_t x_step, out_step, slice_step;
 
-  HOST_DEVICE void operator()(int64_t x_at, int64_t out_at, int64_t slice, int64_t count) const {
+  HOST_INLINE void operator()(int64_t x_at, int64_t out_at, int64_t slice, int64_t count) const {
     const S* __restrict from = x + x_at;
     S* __restrict to = out + out_at;
     const T* __restrict a = slices.a + slice;
@@ -77,7 +77,7 @@ struct FiniteStretch {
 
 template <Power P, Stride L, class S>
 struct FiniteBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const S* x, S* out, const Coefficients<RealCompute<S>>& slices,
+  HOST_INLINE static void run(const LoopNest<3>& loops, const S* x, S* out, const Coefficients<RealCompute<S>>& slices,
                               double exponent, int64_t begin, int64_t end) {
     for_stretches(loops, begin, end,
                   FiniteStretch<P, L, S>{x, out, slices, exponent, loops.inner_stride(0), loops.inner_stride(1),

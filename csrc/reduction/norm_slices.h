@@ -17,7 +17,7 @@ struct ExtremeBody {
   using T = RealCompute<S>;
   using Bits = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
-  HOST_DEVICE static void stretch(const S* from, int64_t step, int64_t count, Bits& low, Bits& high) {
+  HOST_INLINE static void stretch(const S* from, int64_t step, int64_t count, Bits& low, Bits& high) {
     Bits least = low, most = high;
     for (int64_t i = 0; i < count; ++i) {
       const Bits bits = bits_as<Bits>(modulus(load(from[i * step]))) & std::numeric_limits<Bits>::max();
@@ -28,7 +28,7 @@ struct ExtremeBody {
     high = most;
   }
 
-  HOST_DEVICE static void run(const S* x, const LoopNest<1>& loops, bool largest, int64_t begin, int64_t end,
+  HOST_INLINE static void run(const S* x, const LoopNest<1>& loops, bool largest, int64_t begin, int64_t end,
                               T* result) {
     const int64_t inner = loops.inner(), step = loops.inner_stride(0);
     Bits low = std::numeric_limits<Bits>::max(), high = 0;

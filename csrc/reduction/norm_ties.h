@@ -20,7 +20,7 @@ struct TieStretch {
   int64_t* found;
   int64_t x_step, out_step, slice_step;
 
-  HOST_DEVICE void operator()(int64_t x_at, int64_t out_at, int64_t slice, int64_t count) const {
+  HOST_INLINE void operator()(int64_t x_at, int64_t out_at, int64_t slice, int64_t count) const {
     const S* __restrict from = x + x_at;
     S* __restrict to = out + out_at;
     const T* __restrict n = norm + slice;
@@ -54,7 +54,7 @@ struct TieStretch {
 
 template <Stride L, class S>
 struct TieBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* norm, int64_t* ties,
+  HOST_INLINE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* norm, int64_t* ties,
                               uint8_t* block_has_ties, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       int64_t found = 0;
@@ -66,7 +66,7 @@ struct TieBody {
     }
   }
 
-  HOST_DEVICE static int64_t block_end(const LoopNest<3>& loops) {
+  HOST_INLINE static int64_t block_end(const LoopNest<3>& loops) {
     int64_t numel = 1;
     for (int d = 0; d < loops.dims; ++d) numel *= loops.size[d];
     return numel;
@@ -81,7 +81,7 @@ struct ShareStretch {
   const T* share;
   int64_t out_step, slice_step;
 
-  HOST_DEVICE void operator()(int64_t, int64_t out_at, int64_t slice, int64_t count) const {
+  HOST_INLINE void operator()(int64_t, int64_t out_at, int64_t slice, int64_t count) const {
     S* __restrict to = out + out_at;
     const T* __restrict factor = share + slice;
     if (slice_step == 0 && out_step == 1) {
@@ -97,7 +97,7 @@ struct ShareStretch {
 
 template <class S>
 struct ShareBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, S* out, const RealCompute<S>* share, int64_t begin,
+  HOST_INLINE static void run(const LoopNest<3>& loops, S* out, const RealCompute<S>* share, int64_t begin,
                               int64_t end) {
     for_stretches(loops, begin, end, ShareStretch<S>{out, share, loops.inner_stride(1), loops.inner_stride(2)});
   }
@@ -106,7 +106,7 @@ struct ShareBody {
 // Slices that lie in one piece and in cache: count the ties, then write the final values; no count leaves the slice.
 template <class S>
 struct TieRowsBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* grad,
+  HOST_INLINE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* grad,
                               const RealCompute<S>* norm, int64_t begin, int64_t end) {
     using T = RealCompute<S>;
     const int64_t length = loops.inner();
@@ -133,7 +133,7 @@ constexpr int64_t kTileBytes = 262144, kTileWidth = 2048, kTileMinWidth = 64;
 
 template <class S>
 struct TieTilesBody {
-  HOST_DEVICE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* grad,
+  HOST_INLINE static void run(const LoopNest<3>& loops, const S* x, S* out, const RealCompute<S>* grad,
                               const RealCompute<S>* norm, int64_t width, int64_t begin, int64_t end) {
     using T = RealCompute<S>;
     const int around = loops.dims - 2;

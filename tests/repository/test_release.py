@@ -188,7 +188,7 @@ def test_the_source_distribution_has_what_is_compiled(tree):
     )
     (made,) = (tree / "dist").glob("*.zip")
     packed = {name.partition("/")[2] for name in zipfile.ZipFile(made).namelist()}
-    wanted = {str(path.relative_to(tree)) for path in tree.glob("csrc/*/*.*")}
+    wanted = {str(path.relative_to(tree)) for path in tree.glob("csrc/**/*.*")}
     wanted |= {str(path.relative_to(tree)) for path in tree.glob("torch_manualgrad/**/*.py")}
     assert wanted <= packed and {"LICENSE", "pyproject.toml", "torch_manualgrad/py.typed"} <= packed
 

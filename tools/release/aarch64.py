@@ -27,7 +27,7 @@ PROGRAM = ROOT / "tests" / "kernels" / "lanes" / "lanes.cpp"
 
 def sources() -> list[Path]:
     """The files of the CPU library."""
-    return sorted(path for path in ROOT.glob("csrc/*/*.cpp") if path.parent.name != "calls")
+    return sorted(path for path in ROOT.glob("csrc/**/*.cpp") if path.parent.name != "calls")
 
 
 def compile_to(folder: Path, files: Sequence[Path], flags: Sequence[str] = FLAGS) -> list[Path]:

@@ -3,7 +3,7 @@
 LAPACK processes one matrix at a time, and for small orders most of its time is overhead. The operators here
 process as many matrices at once as a vector register has lanes: csrc/math/svd.h, eigh.h and elimination.h.
 Eigenvectors of real symmetric matrices of orders 13 to 128 are computed one matrix at a time, along rows:
-csrc/linalg/tridiagonal.h. They are as accurate as LAPACK, and more accurate for small singular values of graded
+csrc/linalg/spectrum/tridiagonal.h. They are as accurate as LAPACK, and more accurate for small singular values of graded
 matrices. The singular values and
 vectors of a matrix are bitwise identical at every position in a batch. They differ from LAPACK's in three ways:
 

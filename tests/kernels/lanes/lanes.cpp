@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/simd.h"
-#include "linalg/lanes.h"
+#include "linalg/lanes/lanes.h"
 #include "math/cholesky.h"
 #include "math/eigh.h"
 #include "math/elimination.h"

@@ -1,8 +1,8 @@
 // The derivatives of small decompositions on the CPU, one matrix at a time, all in the cache.
 #pragma once
 
-#include "decomposition_small.h"
-#include "spectrum_quotients.h"
+#include "quotients.h"
+#include "small.h"
 
 #include <memory>
 

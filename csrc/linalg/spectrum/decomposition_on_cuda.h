@@ -1,13 +1,13 @@
 // The derivatives of the SVD and of the Hermitian eigendecomposition on CUDA. Small matrices: a block for a matrix, all
 // steps in shared memory. Large ones: torch's products of whole batches, and between them the kernels of
-// spectrum_on_cuda.h. All on the current stream; does not synchronize.
+// quotients_on_cuda.h. All on the current stream; does not synchronize.
 #pragma once
 
-#include "../math/product.h"
-#include "decomposition_products.h"
-#include "decomposition_small.h"
-#include "run_on_cuda.h"
-#include "spectrum_on_cuda.h"
+#include "../../math/product.h"
+#include "../run_on_cuda.h"
+#include "products.h"
+#include "quotients_on_cuda.h"
+#include "small.h"
 
 namespace manualgrad {
 
@@ -193,7 +193,7 @@ struct CudaDecompositions : Cuda {
   template <class D>
   static void quotients(const SpectraTensors& tensors, const Decomposition& at, Tensor& out, Tensor* out2,
                         Tensor& gauge_dependent) {
-    dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
+    dispatch_matrix(at.u.scalar_type(), at.where, "U", [&](auto tag) {
       using S = typename decltype(tag)::type;
       const Stream stream(kDecompositions, at.u);
       const Spectra<S> all = tensors.view<S>(at);
@@ -208,7 +208,7 @@ struct CudaDecompositions : Cuda {
   template <class D>
   static void complement(const SpectraTensors& tensors, const Decomposition& at, const Tensor& projected,
                          bool by_columns, Tensor& out, Tensor& gauge_dependent) {
-    dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
+    dispatch_matrix(at.u.scalar_type(), at.where, "U", [&](auto tag) {
       using S = typename decltype(tag)::type;
       const Stream stream(kDecompositions, at.u);
       const Spectra<S> all = tensors.view<S>(at);

@@ -2,10 +2,10 @@
 // then the few pairs that are near each other by the rules of math/degeneracy.h.
 #pragma once
 
-#include "../base/parallel.h"
-#include "../base/simd.h"
+#include "../../base/parallel.h"
+#include "../../base/simd.h"
+#include "../blas/vector_product.h"
 #include "decomposition.h"
-#include "vector_product.h"
 
 #include <atomic>
 #include <vector>
@@ -116,11 +116,11 @@ class Spectrum {
     using R = RealOf<N>;
     static constexpr int kCount = kLanesIn<N>;
 
-    HOST_DEVICE static void turn(const S* from, int64_t k, int rows, int columns, N* to) {
+    HOST_INLINE static void turn(const S* from, int64_t k, int rows, int columns, N* to) {
       gather(MatrixBatch<const S>{from, k, 0, 1}, 0, columns, 1, rows, to);
     }
 
-    HOST_DEVICE static void run(const Spectrum& at, int64_t begin, int64_t end, S* out, S* out2) {
+    HOST_INLINE static void run(const Spectrum& at, int64_t begin, int64_t end, S* out, S* out2) {
       const int64_t k = at.k;
       const Limits<R> limits{real_number<R>(at.limits.tolerance), real_number<R>(at.limits.window),
                              real_number<R>(at.limits.width), at.limits.broad};
@@ -171,7 +171,7 @@ class Spectrum {
     return found || !sorted_;
   }
 
-  HOST_DEVICE static double exact_square(const S& a) {
+  HOST_INLINE static double exact_square(const S& a) {
     if constexpr (NumberTraits<S>::kComplex) {
       return static_cast<double>(a.re) * a.re + static_cast<double>(a.im) * a.im;
     } else {
@@ -181,7 +181,7 @@ class Spectrum {
 
   // The square norms of k vectors, which are `across` apart and have entries that are `along` apart.
   struct Squares {
-    HOST_DEVICE static void run(const S* from, int64_t length, int64_t along, int64_t k, int64_t across, double* to) {
+    HOST_INLINE static void run(const S* from, int64_t length, int64_t along, int64_t k, int64_t across, double* to) {
       for (int64_t j = 0; j < k; ++j) to[j] = 0;
       if (across == 1) {
         for (int64_t i = 0; i < length; ++i) {

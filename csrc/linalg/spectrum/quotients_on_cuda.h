@@ -3,7 +3,7 @@
 // thread in a fixed order.
 #pragma once
 
-#include "../base/cuda.h"
+#include "../../base/cuda.h"
 #include "decomposition.h"
 
 namespace manualgrad {

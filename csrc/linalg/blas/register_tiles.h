@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../math/matrix.h"
+#include "../../math/matrix.h"
 
 namespace manualgrad {
 
@@ -15,7 +15,7 @@ struct Rows {
   T* data;
   int64_t pitch;
 
-  HOST_DEVICE T* operator[](int64_t i) const { return data + i * pitch; }
+  HOST_INLINE T* operator[](int64_t i) const { return data + i * pitch; }
 };
 
 template <class T, int Bytes>
@@ -24,16 +24,16 @@ struct RegisterTile {
   static constexpr int kCount = Bytes / static_cast<int>(sizeof(T));
   static constexpr int kRows = Bytes == 64 ? 8 : 4;
 
-  HOST_DEVICE static values load(const T* from) {
+  HOST_INLINE static values load(const T* from) {
     values v;
     std::memcpy(&v, from, sizeof(v));
     return v;
   }
-  HOST_DEVICE static void store(T* to, const values& v) { std::memcpy(to, &v, sizeof(v)); }
+  HOST_INLINE static void store(T* to, const values& v) { std::memcpy(to, &v, sizeof(v)); }
 
   // sum := sum +- a (Count, k) b, the rows of b from `first` on.
   template <bool Subtract, int Count, int Vectors>
-  HOST_DEVICE static void accumulate(values (&sum)[Count][Vectors], const StridedMatrix<const T>& a,
+  HOST_INLINE static void accumulate(values (&sum)[Count][Vectors], const StridedMatrix<const T>& a,
                                      const Rows<const T>& b, int64_t first, int64_t k) {
     for (int64_t p = first; p < k; ++p) {
       values x[Vectors];
@@ -60,7 +60,7 @@ struct Multiply : RegisterTile<T, Bytes> {
   using Tile::kCount, Tile::kRows;
 
   template <int Count, int Vectors>
-  HOST_DEVICE static void tile(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t first, int64_t k,
+  HOST_INLINE static void tile(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t first, int64_t k,
                                const Rows<T>& c, bool replace) {
     typename Tile::values sum[Count][Vectors];
     for (int i = 0; i < Count; ++i) {
@@ -73,7 +73,7 @@ struct Multiply : RegisterTile<T, Bytes> {
   }
 
   template <int Vectors>
-  HOST_DEVICE static void columns(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t first, int64_t m,
+  HOST_INLINE static void columns(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t first, int64_t m,
                                   int64_t k, const Rows<T>& c, bool replace) {
     int64_t done = 0;
     const auto from = [&](int64_t row) { return StridedMatrix<const T>{&a.at(row, 0), a.row, a.column}; };
@@ -85,7 +85,7 @@ struct Multiply : RegisterTile<T, Bytes> {
     for (; done < m; ++done) tile<1, Vectors>(from(done), b, first, k, {c[done], c.pitch}, replace);
   }
 
-  HOST_DEVICE static void run(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
+  HOST_INLINE static void run(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
                               const Rows<T>& c, bool triangular, bool replace) {
     for (int64_t done = 0; done < n;) {
       const int64_t left = n - done;
@@ -110,7 +110,7 @@ struct SolveLower : RegisterTile<T, Bytes> {
   using Tile::kCount, Tile::kRows;
 
   template <int Count, int Vectors>
-  HOST_DEVICE static void tile(const StridedMatrix<const T>& a, const T* inverse, int64_t first, int64_t begin,
+  HOST_INLINE static void tile(const StridedMatrix<const T>& a, const T* inverse, int64_t first, int64_t begin,
                                const Rows<T>& Y) {
     typename Tile::values sum[Count][Vectors];
     for (int i = 0; i < Count; ++i) {
@@ -125,7 +125,7 @@ struct SolveLower : RegisterTile<T, Bytes> {
   // Row I, of which nothing is to be subtracted any more, and the rows after it. A loop, which compilers do not unroll
   // here, would keep the sums in memory.
   template <int I, int Count, int Vectors>
-  HOST_DEVICE static void settle(typename Tile::values (&sum)[Count][Vectors], const StridedMatrix<const T>& a,
+  HOST_INLINE static void settle(typename Tile::values (&sum)[Count][Vectors], const StridedMatrix<const T>& a,
                                  const T* inverse, const Rows<T>& Y) {
     for (int v = 0; v < Vectors; ++v) {
       if (inverse != nullptr) sum[I][v] *= inverse[I];
@@ -139,14 +139,14 @@ struct SolveLower : RegisterTile<T, Bytes> {
   }
 
   template <int Vectors>
-  HOST_DEVICE static void columns(const StridedMatrix<const T>& a, const T* inverse, int64_t first, int64_t n,
+  HOST_INLINE static void columns(const StridedMatrix<const T>& a, const T* inverse, int64_t first, int64_t n,
                                   const Rows<T>& Y) {
     int64_t i = first;
     for (; i + kRows <= n; i += kRows) tile<kRows, Vectors>(a, inverse, first, i, Y);
     for (; i < n; ++i) tile<1, Vectors>(a, inverse, first, i, Y);
   }
 
-  HOST_DEVICE static void run(const StridedMatrix<const T>& a, T* inverse, int64_t n, int64_t count, const Rows<T>& Y,
+  HOST_INLINE static void run(const StridedMatrix<const T>& a, T* inverse, int64_t n, int64_t count, const Rows<T>& Y,
                               bool triangular) {
     if (inverse != nullptr) {
       for (int64_t i = 0; i < n; ++i) inverse[i] = a.at(i, i);

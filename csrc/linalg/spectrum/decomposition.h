@@ -2,10 +2,10 @@
 // which they reach a device. The mathematics is in torch_manualgrad/derivatives/linalg/degeneracy.py.
 #pragma once
 
-#include "../base/dispatch.h"
-#include "../base/matrices.h"
-#include "../math/degeneracy.h"
-#include "limits.h"
+#include "../../base/dispatch.h"
+#include "../../base/matrices.h"
+#include "../../math/degeneracy.h"
+#include "../limits.h"
 
 #include <algorithm>
 #include <tuple>
@@ -14,6 +14,7 @@ namespace manualgrad {
 
 // A = U diag(s) Vh: the SVD, or the eigendecomposition, which has no vh: it is U^H.
 struct Decomposition {
+  const char* where;  // opens the messages of errors
   Tensor u, s;
   OptionalTensor vh;
   int64_t m, n, k;
@@ -49,8 +50,8 @@ inline void check_shape(const char* where, const char* name, const Tensor& tenso
 inline Decomposition decomposition(const char* where, const Tensor& u, const Tensor& s, const OptionalTensor& vh,
                                    std::optional<double> rtol, double atol, double broadening) {
   MANUALGRAD_CHECK(u.dim() >= 2 && (!vh || vh->dim() >= 2), where, "expected matrices");
-  Decomposition d{
-      u, s, vh, u.size(-2), vh ? vh->size(-1) : u.size(-2), u.size(-1), {rtol.value_or(-1), atol, broadening, 0}};
+  const int64_t m = u.size(-2), n = vh ? vh->size(-1) : m;
+  Decomposition d{where, u, s, vh, m, n, u.size(-1), {rtol.value_or(-1), atol, broadening, 0}};
   d.options.size = std::max(d.m, d.n);
   MANUALGRAD_CHECK(d.k == std::min(d.m, d.n), where, "expected thin factors, got U with ", d.k,
                    " columns for a matrix of ", d.m, " by ", d.n);

@@ -1,8 +1,9 @@
 // Loads a group of matrices, one matrix per lane. Host code.
 #pragma once
 
-#include "lane_transpose.h"
-#include "matrix_loader.h"
+#include "../matrix_loader.h"
+#include "groups.h"
+#include "transpose.h"
 
 namespace manualgrad {
 
@@ -14,26 +15,26 @@ struct LaneLoader {
   int64_t first, count;
 
   template <class S>
-  HOST_DEVICE static constexpr bool whole(int numbers) {
+  HOST_INLINE static constexpr bool whole(int numbers) {
     return numbers * LanesOf<S, 16>::kReals <= kLineReals;
   }
   template <class S, class N>
-  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to, int pitch,
+  HOST_INLINE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to, int pitch,
                         Part part = Part::kAll) const {
     gather(from, first, count, rows, columns, to, pitch, part);
   }
   template <class S, class N>
-  HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to) const {
+  HOST_INLINE void read(const MatrixBatch<const S>& from, int rows, int columns, N* to) const {
     gather(from, first, count, rows, columns, to);
   }
   template <class N, class S>
-  HOST_DEVICE void write(const N* from, int rows, int columns, const MatrixBatch<S>& to,
+  HOST_INLINE void write(const N* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
     scatter(from, first, count, rows, columns, to, order);
   }
-  HOST_DEVICE int64_t place(int lane) const { return first + (lane < count ? lane : count - 1); }
+  HOST_INLINE int64_t place(int lane) const { return first + (lane < count ? lane : count - 1); }
   template <class N>
-  HOST_DEVICE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
+  HOST_INLINE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
     if (pivots.data == nullptr) return nullptr;
     constexpr int kCount = kLanesIn<N>;
     if (m == k && count == kCount && order_group<N>(pivots, first, m, found)) return found;
@@ -43,7 +44,7 @@ struct LaneLoader {
     return found;
   }
   template <class S, class N>
-  HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, N* scratch, int* found, N* nan_target,
+  HOST_INLINE const int* order(const MatrixBatch<const S>& P, int m, N* scratch, int* found, N* nan_target,
                                int numbers) const {
     using R = RealOf<N>;
     constexpr int kCount = kLanesIn<N>;
@@ -68,14 +69,14 @@ struct LaneLoader {
     return found;
   }
   template <class N>
-  HOST_DEVICE RealOf<N> parity(const MatrixBatch<const int32_t>& pivots, int k, const N*) const {
+  HOST_INLINE RealOf<N> parity(const MatrixBatch<const int32_t>& pivots, int k, const N*) const {
     using T = BaseOf<N>;
     RealOf<N> sign;
     for (int w = 0; w < kLanesIn<N>; ++w) set_lane(sign, w, static_cast<T>(parity_of_pivots(pivots, place(w), k)));
     return sign;
   }
   template <class N>
-  HOST_DEVICE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
+  HOST_INLINE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
     using T = BaseOf<N>;
     constexpr int kCount = kLanesIn<N>, kReals = sizeof(N) / sizeof(RealOf<N>);
     const T* source = reinterpret_cast<const T*>(from);
@@ -89,7 +90,7 @@ struct LaneLoader {
     }
   }
   template <class N>
-  HOST_DEVICE void permutation(int n, const int* order, N* to) const {
+  HOST_INLINE void permutation(int n, const int* order, N* to) const {
     using R = RealOf<N>;
     const R one = real_number<R>(1);
     for (int i = 0; i < n; ++i) {

@@ -9,11 +9,11 @@
 #include <numeric>
 #include <vector>
 
-#include "../base/parallel.h"
-#include "../base/simd.h"
-#include "lane_transpose.h"
-#include "limits.h"
-#include "matrix_loader.h"
+#include "../../base/parallel.h"
+#include "../../base/simd.h"
+#include "../lanes/blocks.h"
+#include "../limits.h"
+#include "../matrix_loader.h"
 #include "register_tiles.h"
 
 namespace manualgrad {
@@ -28,13 +28,14 @@ int row_pitch(int n) {
 // to (n, m) := from (m, n)^T.
 template <class T>
 void transpose(const T* from, int64_t from_pitch, int m, int n, T* to, int64_t to_pitch) {
-  constexpr int kQuad = Quad<T>::kCount;
+  using Block = Blocks<T, 16>;
+  constexpr int kQuad = Block::kCount;
   const int rows = m / kQuad * kQuad, columns = n / kQuad * kQuad;
   for (int i = 0; i < rows; i += kQuad) {
     for (int j = 0; j < columns; j += kQuad) {
-      Quad<T> block[kQuad];
-      for (int q = 0; q < kQuad; ++q) block[q] = Quad<T>::load(from + (i + q) * from_pitch + j);
-      transpose(block);
+      Block block[kQuad];
+      for (int q = 0; q < kQuad; ++q) block[q] = Block::load(from + (i + q) * from_pitch + j);
+      transpose_blocks(block);
       for (int q = 0; q < kQuad; ++q) block[q].store(to + (j + q) * to_pitch + i);
     }
   }
@@ -104,15 +105,15 @@ struct CachedMatrix {
   // c (m, n) := c +- a (m, k) b (k, n), see Multiply.
   static void add(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
                   const Rows<T>& c, bool triangular = false, bool replace = false) {
-    run_native<Bytes, Multiply<T, Bytes, false>>(a, b, m, k, n, c, triangular, replace);
+    run_shared_native<Bytes, Multiply<T, Bytes, false>>(a, b, m, k, n, c, triangular, replace);
   }
   static void subtract(const StridedMatrix<const T>& a, const Rows<const T>& b, int64_t m, int64_t k, int64_t n,
                        const Rows<T>& c, bool replace = false) {
-    run_native<Bytes, Multiply<T, Bytes, true>>(a, b, m, k, n, c, false, replace);
+    run_shared_native<Bytes, Multiply<T, Bytes, true>>(a, b, m, k, n, c, false, replace);
   }
 
   struct Divide {
-    HOST_DEVICE static void run(T* row, T by, int64_t count) {
+    HOST_INLINE static void run(T* row, T by, int64_t count) {
       for (int64_t i = 0; i < count; ++i) row[i] /= by;
     }
   };
@@ -121,13 +122,13 @@ struct CachedMatrix {
   // Y (n, columns) := t^-T Y, for t upper triangular or lower; see SolveLower.
   void solve_upper_adjoint(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y,
                            bool triangular = false) const {
-    run_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{t.data, t.column, t.row}, inverse, int64_t{n},
-                                            columns, Y, triangular);
+    run_shared_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{t.data, t.column, t.row}, inverse, int64_t{n},
+                                                   columns, Y, triangular);
   }
   void solve_lower_adjoint(const StridedMatrix<const T>& t, T* inverse, int64_t columns, const Rows<T>& Y) const {
     // from the last row on
-    run_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{&t.at(n - 1, n - 1), -t.column, -t.row}, inverse,
-                                            int64_t{n}, columns, Rows<T>{Y[n - 1], -Y.pitch}, false);
+    run_shared_native<Bytes, SolveLower<T, Bytes>>(StridedMatrix<const T>{&t.at(n - 1, n - 1), -t.column, -t.row},
+                                                   inverse, int64_t{n}, columns, Rows<T>{Y[n - 1], -Y.pitch}, false);
   }
 
   // X u = tril(G^T L)^T for X lower triangular, column by column: those of X are rows of W, from which what is above

@@ -1,9 +1,9 @@
 // The derivatives of small decompositions on the CPU, one matrix per lane. Host code.
 #pragma once
 
-#include "../math/product.h"
-#include "decomposition_small.h"
-#include "lane_transpose.h"
+#include "../../math/product.h"
+#include "../lanes/transpose.h"
+#include "small.h"
 
 namespace manualgrad {
 
@@ -22,7 +22,7 @@ struct LaneGroup {
     Mask redo;  // the matrices that have values near each other
   };
 
-  HOST_DEVICE static Spectrum spectrum(const MatrixBatch<const T>& from, const SpectrumOptions& options, int64_t first,
+  HOST_INLINE static Spectrum spectrum(const MatrixBatch<const T>& from, const SpectrumOptions& options, int64_t first,
                                        int64_t count, int64_t k, bool with_complement, R* s) {
     gather(from, first, count, 1, static_cast<int>(k), s);
     R largest{};
@@ -39,7 +39,7 @@ struct LaneGroup {
 
   // put(i, j, q_ij, r_ij) for all i and j.
   template <class Put>
-  HOST_DEVICE static void quotients(const Spectrum& at, const N* x, const N* y, int64_t k, const Put& put) {
+  HOST_INLINE static void quotients(const Spectrum& at, const N* x, const N* y, int64_t k, const Put& put) {
     for (int64_t i = 0; i < k; ++i) {
       for (int64_t j = 0; j <= i; ++j) {
         const int64_t a = i * k + j, b = j * k + i;
@@ -60,7 +60,7 @@ struct LaneGroup {
   }
 
   // out += (left - projected) / s.
-  HOST_DEVICE static void complement(const Spectrum& at, const N* left, const N* projected, int64_t rows,
+  HOST_INLINE static void complement(const Spectrum& at, const N* left, const N* projected, int64_t rows,
                                      int64_t columns, bool by_columns, bool add, N* out) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
@@ -74,7 +74,7 @@ struct LaneGroup {
   }
 
   // Where the phase of a vector may matter: where |N_ii| is near the bound of the rules, or above.
-  HOST_DEVICE static Mask phases(const N* x, const N* y, const N* gu, const N* gvh, int64_t m, int64_t n, int64_t k) {
+  HOST_INLINE static Mask phases(const N* x, const N* y, const N* gu, const N* gvh, int64_t m, int64_t n, int64_t k) {
     Mask found{};
     const T factor = noise_of<T>(1, std::max(m, n)) / square_root(std::numeric_limits<T>::epsilon());
     for (int64_t i = 0; i < k; ++i) {
@@ -88,7 +88,7 @@ struct LaneGroup {
     return found;
   }
 
-  HOST_DEVICE static void mark(const Mask& redo, int64_t count, bool* to) {
+  HOST_INLINE static void mark(const Mask& redo, int64_t count, bool* to) {
     for (int64_t w = 0; w < count; ++w) to[w] = redo.v[w] != 0;
   }
 };
@@ -101,7 +101,7 @@ struct LaneVjp {
   using R = typename Group::R;
   static constexpr Factor kOfV = D::kSvd ? Factor::kPlain : Factor::kConjugate;
 
-  HOST_DEVICE static void run(const VjpOperands<S>& at, int64_t first, int64_t count, N* memory, bool* redo) {
+  HOST_INLINE static void run(const VjpOperands<S>& at, int64_t first, int64_t count, N* memory, bool* redo) {
     const int64_t m = at.m, n = at.n, k = at.k, size = std::max(m, n) * std::max(m, n);
     const auto part = [&](int p) { return memory + p * size; };
     const auto read = [&](const MatrixBatch<const S>& from, int64_t rows, int64_t columns, int p) -> N* {
@@ -157,7 +157,7 @@ struct LaneJvp {
   using R = typename Group::R;
   static constexpr Factor kOfAdjoint = D::kSvd ? Factor::kConjugate : Factor::kPlain;  // of V
 
-  HOST_DEVICE static void run(const JvpOperands<S>& at, int64_t first, int64_t count, N* memory, bool* redo) {
+  HOST_INLINE static void run(const JvpOperands<S>& at, int64_t first, int64_t count, N* memory, bool* redo) {
     const int64_t m = at.m, n = at.n, k = at.k, size = std::max(m, n) * std::max(m, n);
     const auto part = [&](int p) { return memory + p * size; };
     const auto read = [&](const MatrixBatch<const S>& from, int64_t rows, int64_t columns, int p) {

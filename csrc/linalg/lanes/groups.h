@@ -1,147 +1,19 @@
 // As many small matrices as there are lanes, from memory into lanes and back, in the widest vectors. Host code.
 //
-// What lane_transpose.h does for any batch is done here for full groups of matrices without gaps, of orders that the
-// compiler knows: the places of their entries are then known too.
+// For full groups of matrices without gaps, of the smallest orders: the compiler then knows the place of each entry.
+// transpose.h loads and stores all others.
 #pragma once
 
-#include <utility>
-
-#include "../base/simd.h"
-#include "lanes.h"
+#include "../../base/simd.h"
+#include "blocks.h"
 
 namespace manualgrad {
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define MANUALGRAD_LANE_GROUPS  // else, with GCC before 12, lane_transpose.h does it
-#endif
-#endif
 #if defined(MANUALGRAD_LANE_GROUPS)
-// Blocks of 16 bytes, side by side in one vector.
-template <class T, int Bytes>
-struct Blocks {
-  static constexpr int kCount = Bytes / static_cast<int>(sizeof(T)), kBlock = 16 / static_cast<int>(sizeof(T));
-  typedef T values __attribute__((vector_size(Bytes)));
-  values v;
-
-  // In each block, entry Places[i] of those of a and b in a row.
-  template <int... Places>
-  HOST_DEVICE static Blocks shuffle(const Blocks& a, const Blocks& b) {
-    return in_blocks<Places...>(a, b, std::make_integer_sequence<int, kCount>{});
-  }
-  // In each pair of neighbours of `Half` numbers, the first ones of a and b, or the second ones.
-  template <int Half, bool Second>
-  HOST_DEVICE static Blocks exchange(const Blocks& a, const Blocks& b) {
-    return exchanged<Half, Second>(a, b, std::make_integer_sequence<int, kCount>{});
-  }
-  // Number Step * w + First of a and b, or a, b and c, in a row.
-  template <int Step, int First>
-  HOST_DEVICE static Blocks every(const Blocks& a, const Blocks& b) {
-    return every_of<Step, First>(a, b, std::make_integer_sequence<int, kCount>{});
-  }
-  template <int Step, int First>
-  HOST_DEVICE static Blocks every(const Blocks& a, const Blocks& b, const Blocks& c) {
-    return every_of<Step, First>(a, b, c, std::make_integer_sequence<int, kCount>{});
-  }
-
-  HOST_DEVICE static Blocks load(const T* from) {
-    Blocks blocks;
-    std::memcpy(&blocks.v, from, Bytes);
-    return blocks;
-  }
-  HOST_DEVICE void store(T* to) const { std::memcpy(to, &v, Bytes); }
-  // Block i from `from` + i * apart.
-  HOST_DEVICE static Blocks collect(const T* from, int64_t apart) {
-    if constexpr (Bytes == 16) {
-      return load(from);
-    } else {
-      using Half = Blocks<T, Bytes / 2>;
-      return join(Half::collect(from, apart), Half::collect(from + Bytes / 32 * apart, apart),
-                  std::make_integer_sequence<int, kCount>{});
-    }
-  }
-  HOST_DEVICE void distribute(T* to, int64_t apart) const {
-    if constexpr (Bytes == 16) {
-      store(to);
-    } else {
-      using Places = std::make_integer_sequence<int, kCount / 2>;
-      half<0>(Places{}).distribute(to, apart);
-      half<kCount / 2>(Places{}).distribute(to + Bytes / 32 * apart, apart);
-    }
-  }
-
- private:
-  template <int... Places>
-  static constexpr int place(int i) {
-    constexpr int kPlaces[] = {Places...};
-    const int from = kPlaces[i % kBlock];
-    return i / kBlock * kBlock + from % kBlock + from / kBlock * kCount;
-  }
-  template <int... Places, int... I>
-  HOST_DEVICE static Blocks in_blocks(const Blocks& a, const Blocks& b, std::integer_sequence<int, I...>) {
-    return {__builtin_shufflevector(a.v, b.v, place<Places...>(I)...)};
-  }
-  template <int Half, bool Second, int... I>
-  HOST_DEVICE static Blocks exchanged(const Blocks& a, const Blocks& b, std::integer_sequence<int, I...>) {
-    constexpr int kFirst = Second ? Half : 0;
-    return {__builtin_shufflevector(a.v, b.v, ((I & Half) ? I - Half + kFirst + kCount : I + kFirst)...)};
-  }
-  template <int Step, int First, int... I>
-  HOST_DEVICE static Blocks every_of(const Blocks& a, const Blocks& b, std::integer_sequence<int, I...>) {
-    return {__builtin_shufflevector(a.v, b.v, (Step * I + First)...)};
-  }
-  template <int Step, int First, int... I>
-  HOST_DEVICE static Blocks every_of(const Blocks& a, const Blocks& b, const Blocks& c,
-                                     std::integer_sequence<int, I...>) {
-    const auto some = __builtin_shufflevector(a.v, b.v, ((Step * I + First) % (2 * kCount))...);
-    return {__builtin_shufflevector(some, c.v, (Step * I + First < 2 * kCount ? I : Step * I + First - kCount)...)};
-  }
-  template <int... I>
-  HOST_DEVICE static Blocks join(const Blocks<T, Bytes / 2>& a, const Blocks<T, Bytes / 2>& b,
-                                 std::integer_sequence<int, I...>) {
-    return {__builtin_shufflevector(a.v, b.v, I...)};
-  }
-  template <int First, int... I>
-  HOST_DEVICE Blocks<T, Bytes / 2> half(std::integer_sequence<int, I...>) const {
-    return {__builtin_shufflevector(v, v, First + I...)};
-  }
-};
-
-// The transposes of square blocks.
-template <class T, int Bytes>
-HOST_DEVICE void transpose_blocks(Blocks<T, Bytes>* q) {
-  using Q = Blocks<T, Bytes>;
-  if constexpr (Q::kBlock == 4) {
-    const Q a = Q::template shuffle<0, 4, 1, 5>(q[0], q[1]), b = Q::template shuffle<2, 6, 3, 7>(q[0], q[1]);
-    const Q c = Q::template shuffle<0, 4, 1, 5>(q[2], q[3]), d = Q::template shuffle<2, 6, 3, 7>(q[2], q[3]);
-    q[0] = Q::template shuffle<0, 1, 4, 5>(a, c);
-    q[1] = Q::template shuffle<2, 3, 6, 7>(a, c);
-    q[2] = Q::template shuffle<0, 1, 4, 5>(b, d);
-    q[3] = Q::template shuffle<2, 3, 6, 7>(b, d);
-  } else {
-    const Q a = q[0];
-    q[0] = Q::template shuffle<0, 2>(a, q[1]);
-    q[1] = Q::template shuffle<1, 3>(a, q[1]);
-  }
-}
-
 // Where entry (i, j) of a matrix goes: i * across + j * along, in numbers.
 struct LanePlaces {
   int across, along;
 };
-
-// The transpose of as many vectors as each has numbers.
-template <int Half, class T, int Bytes>
-HOST_DEVICE void transpose_halves(Blocks<T, Bytes>* q) {
-  using Q = Blocks<T, Bytes>;
-  for (int i = 0; i < Q::kCount; ++i) {
-    if (i & Half) continue;
-    const Q a = q[i], b = q[i + Half];
-    q[i] = Q::template exchange<Half, false>(a, b);
-    q[i + Half] = Q::template exchange<Half, true>(a, b);
-  }
-  if constexpr (Half > 1) transpose_halves<Half / 2>(q);
-}
 
 // Matrices of Rows lines of Columns neighbours, without gaps, `stride` apart; also without gaps between them where they
 // are copied.
@@ -153,18 +25,18 @@ struct MatrixGroup {
   // Parts of several matrices in turn are not what processors guess: such groups are copied on their way.
   static constexpr bool kCopied = kLength % kCount == 0 && kLength > kCount;
 
-  HOST_DEVICE static int place(int e, const LanePlaces& places) {
+  HOST_INLINE static int place(int e, const LanePlaces& places) {
     return e / Columns * places.across + e % Columns * places.along;
   }
   // In the order of memory: compilers would change it, and processors guess no other.
-  HOST_DEVICE static void copy(const T* from, T* to) {
+  HOST_INLINE static void copy(const T* from, T* to) {
     for (int i = 0; i < kLength; ++i) {
       Q::load(from + i * kCount).store(to + i * kCount);
       asm volatile("" : : : "memory");
     }
   }
   struct Gather {
-    HOST_DEVICE static void run(const T* from, int64_t stride, N* to, const LanePlaces& places) {
+    HOST_INLINE static void run(const T* from, int64_t stride, N* to, const LanePlaces& places) {
       if constexpr (kCopied) {
         alignas(64) T near[kLength * kCount];
         copy(from, near);
@@ -173,7 +45,7 @@ struct MatrixGroup {
         gather(from, stride, to, places);
       }
     }
-    HOST_DEVICE static void gather(const T* from, int64_t stride, N* to, const LanePlaces& places) {
+    HOST_INLINE static void gather(const T* from, int64_t stride, N* to, const LanePlaces& places) {
       if constexpr (kLength % kCount == 0) {
         for (int e = 0; e < kLength; e += kCount) {
           Q q[kCount];
@@ -199,7 +71,7 @@ struct MatrixGroup {
       }
     }
     // Without gaps between the matrices either.
-    HOST_DEVICE static void neighbours(const T* from, N* to, const LanePlaces& places) {
+    HOST_INLINE static void neighbours(const T* from, N* to, const LanePlaces& places) {
       Q q[3];
       for (int e = 0; e < kLength; ++e) q[e] = Q::load(from + e * kCount);
       if constexpr (kLength == 1) {
@@ -216,7 +88,7 @@ struct MatrixGroup {
   };
   // Row r of matrix w to row order[r * kCount + w], if there is an order.
   struct Scatter {
-    HOST_DEVICE static void run(const N* from, const int* order, T* to, int64_t stride, const LanePlaces& places) {
+    HOST_INLINE static void run(const N* from, const int* order, T* to, int64_t stride, const LanePlaces& places) {
       N entries[kLength];
       if (order == nullptr) {
         for (int e = 0; e < kLength; ++e) entries[e] = from[place(e, places)];
@@ -231,7 +103,7 @@ struct MatrixGroup {
         scatter(entries, to, stride);
       }
     }
-    HOST_DEVICE static void scatter(const N* entries, T* to, int64_t stride) {
+    HOST_INLINE static void scatter(const N* entries, T* to, int64_t stride) {
       if constexpr (kLength % kCount == 0) {
         for (int e = 0; e < kLength; e += kCount) {
           Q q[kCount];
@@ -253,7 +125,7 @@ struct MatrixGroup {
         }
       }
     }
-    HOST_DEVICE static void reorder(const N* from, const int* order, N* to) {
+    HOST_INLINE static void reorder(const N* from, const int* order, N* to) {
       N row{};  // counts: GCC makes a vector of a constant that it finds late lane by lane
       for (int r = 0; r < Rows; ++r, row += real_number<N>(1)) {
         for (int j = 0; j < Columns; ++j) to[r * Columns + j] = from[j];
@@ -270,7 +142,7 @@ struct MatrixGroup {
 
 // The places of the entries of a matrix in lanes whose rows have no gaps either, if it is without gaps.
 template <class S>
-HOST_DEVICE bool without_gaps(const MatrixBatch<S>& matrix, int rows, int columns, LanePlaces& places) {
+HOST_INLINE bool without_gaps(const MatrixBatch<S>& matrix, int rows, int columns, LanePlaces& places) {
   if (rows * columns == 1 || (matrix.column_stride == 1 && matrix.row_stride == columns)) {
     places = {columns, 1};
     return true;
@@ -281,7 +153,7 @@ HOST_DEVICE bool without_gaps(const MatrixBatch<S>& matrix, int rows, int column
 
 // body.run<MatrixGroup>() for matrices of this shape; false where it is not one of the smallest.
 template <class T, int Bytes, class Body>
-HOST_DEVICE bool with_group(int rows, int columns, const Body& body) {
+HOST_INLINE bool with_group(int rows, int columns, const Body& body) {
   if (columns == 1 && rows == 1) return body(MatrixGroup<T, Bytes, 1, 1>{});
   if (columns == 1 && rows == 2) return body(MatrixGroup<T, Bytes, 2, 1>{});
   if (columns == 1 && rows == 3) return body(MatrixGroup<T, Bytes, 3, 1>{});
@@ -293,7 +165,7 @@ HOST_DEVICE bool with_group(int rows, int columns, const Body& body) {
 }
 
 template <class T, int Bytes>
-HOST_DEVICE bool gather_group(const MatrixBatch<const T>& from, int64_t first, int rows, int columns,
+HOST_INLINE bool gather_group(const MatrixBatch<const T>& from, int64_t first, int rows, int columns,
                               Lanes<T, Bytes>* to) {
   LanePlaces places;
   if (!without_gaps(from, rows, columns, places)) return false;
@@ -306,7 +178,7 @@ HOST_DEVICE bool gather_group(const MatrixBatch<const T>& from, int64_t first, i
   });
 }
 template <class T, int Bytes>
-HOST_DEVICE bool scatter_group(const Lanes<T, Bytes>* from, int64_t first, int rows, int columns,
+HOST_INLINE bool scatter_group(const Lanes<T, Bytes>* from, int64_t first, int rows, int columns,
                                const MatrixBatch<T>& to, const int* order) {
   LanePlaces places;
   if (!without_gaps(to, rows, columns, places) || (order != nullptr && places.along != 1)) return false;
@@ -324,7 +196,7 @@ template <int Count, int M>
 struct OrderGroup {
   using I = Lanes<int32_t, Count * 4>;
 
-  HOST_DEVICE static void run(const int32_t* pivots, int64_t stride, int* found) {
+  HOST_INLINE static void run(const int32_t* pivots, int64_t stride, int* found) {
     I with[M], order[M];
     MatrixGroup<int32_t, Count * 4, 1, M>::Gather::run(pivots, stride, with, {M, 1});
     order[0] = I{};
@@ -333,7 +205,7 @@ struct OrderGroup {
     for (int r = 0; r < M; ++r) std::memcpy(found + r * Count, &order[r].v, Count * 4);
   }
   template <int J>
-  HOST_DEVICE static void interchange(const I* with, I* order) {
+  HOST_INLINE static void interchange(const I* with, I* order) {
     const I kept = order[J];
     I row{};
     for (int r = 0; r < M; ++r) {
@@ -362,15 +234,15 @@ MANUALGRAD_NOT_INLINED bool order_group(const MatrixBatch<const int32_t>& pivots
 }
 #else
 template <class Matrices, class N>
-HOST_DEVICE bool gather_group(const Matrices&, int64_t, int, int, N*) {
+HOST_INLINE bool gather_group(const Matrices&, int64_t, int, int, N*) {
   return false;
 }
 template <class N, class Matrices>
-HOST_DEVICE bool scatter_group(const N*, int64_t, int, int, const Matrices&, const int*) {
+HOST_INLINE bool scatter_group(const N*, int64_t, int, int, const Matrices&, const int*) {
   return false;
 }
 template <class N>
-HOST_DEVICE bool order_group(const MatrixBatch<const int32_t>&, int64_t, int, int*) {
+HOST_INLINE bool order_group(const MatrixBatch<const int32_t>&, int64_t, int, int*) {
   return false;
 }
 #endif

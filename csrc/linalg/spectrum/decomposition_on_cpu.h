@@ -3,10 +3,10 @@
 // one at a time, all in the cache; large ones through torch's products of whole batches.
 #pragma once
 
-#include "decomposition_products.h"
-#include "run_on_cpu.h"
-#include "spectrum_lanes.h"
-#include "spectrum_matrix.h"
+#include "../run_on_cpu.h"
+#include "lanes.h"
+#include "matrix.h"
+#include "products.h"
 
 namespace manualgrad {
 
@@ -22,7 +22,7 @@ struct CpuDecompositions : Cpu<> {
   template <class D>
   static void quotients(const SpectraTensors& tensors, const Decomposition& at, Tensor& out, Tensor* out2,
                         Tensor& gauge_dependent) {
-    dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
+    dispatch_matrix(at.u.scalar_type(), at.where, "U", [&](auto tag) {
       using S = typename decltype(tag)::type;
       const Spectra<S> spectra = tensors.view<S>(at);
       S* to = static_cast<S*>(out.mutable_data_ptr());
@@ -40,7 +40,7 @@ struct CpuDecompositions : Cpu<> {
   template <class D>
   static void complement(const SpectraTensors& tensors, const Decomposition& at, const Tensor& projected,
                          bool by_columns, Tensor& out, Tensor& gauge_dependent) {
-    dispatch_matrix(at.u.scalar_type(), "", "", [&](auto tag) {
+    dispatch_matrix(at.u.scalar_type(), at.where, "U", [&](auto tag) {
       using S = typename decltype(tag)::type;
       const Spectra<S> spectra = tensors.view<S>(at);
       const Tensor kept = torch::stable::contiguous(projected);

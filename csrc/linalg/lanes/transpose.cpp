@@ -1,62 +1,20 @@
-// Batches of small matrices, from memory into lanes and back. Host code.
-//
-// Lanes want the same entry of many matrices side by side, memory has the entries of one matrix side by side: this is a
-// transposition, done in blocks of 16 bytes, which every instruction set can shuffle.
-#pragma once
+// Batches of small matrices, from memory into lanes and back; the contract is in transpose.h.
+#include "transpose.h"
 
-#include <cstring>
+#include <tuple>
 
-#include "lane_groups.h"
+#include "groups.h"
 
 namespace manualgrad {
 
-// --- 16 bytes -------------------------------------------------------------------------------------------------------
-
 template <class T>
-struct Quad {
-  static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
-  typedef T values __attribute__((vector_size(16)));
-  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> places __attribute__((vector_size(16)));
-  values v;
-
-  HOST_DEVICE static Quad load(const T* from) {
-    Quad quad;
-    std::memcpy(&quad.v, from, sizeof(quad.v));
-    return quad;
-  }
-  HOST_DEVICE void store(T* to) const { std::memcpy(to, &v, sizeof(v)); }
-  template <int... Places>
-  HOST_DEVICE static Quad shuffle(const Quad& a, const Quad& b) {
-#if defined(__clang__)
-    return {__builtin_shufflevector(a.v, b.v, Places...)};
-#else
-    return {__builtin_shuffle(a.v, b.v, places{Places...})};
-#endif
-  }
-};
-
-HOST_DEVICE void transpose(Quad<float> (&q)[4]) {
-  using Q = Quad<float>;
-  const Q a = Q::shuffle<0, 4, 1, 5>(q[0], q[1]), b = Q::shuffle<2, 6, 3, 7>(q[0], q[1]);
-  const Q c = Q::shuffle<0, 4, 1, 5>(q[2], q[3]), d = Q::shuffle<2, 6, 3, 7>(q[2], q[3]);
-  q[0] = Q::shuffle<0, 1, 4, 5>(a, c);
-  q[1] = Q::shuffle<2, 3, 6, 7>(a, c);
-  q[2] = Q::shuffle<0, 1, 4, 5>(b, d);
-  q[3] = Q::shuffle<2, 3, 6, 7>(b, d);
-}
-HOST_DEVICE void transpose(Quad<double> (&q)[2]) {
-  using Q = Quad<double>;
-  const Q a = q[0];
-  q[0] = Q::shuffle<0, 2>(a, q[1]);
-  q[1] = Q::shuffle<1, 3>(a, q[1]);
-}
+using Quad = Blocks<T, 16>;
 
 // --- lines of matrices ----------------------------------------------------------------------------------------------
 
 // What follows moves memory and does no arithmetic: it is compiled once, not for every instruction set.
 
-// Where the entries of a line, counted in reals, go among the lanes: real e to places[e].
-constexpr int kLineReals = 128;
+// Real e of a line goes to places[e] among the lanes.
 
 // A line of `length` reals of each matrix, the matrices `stride` apart; there are `count` > 0 of them. Lanes without a
 // matrix repeat others. Where a line is no multiple of 16 bytes, its last block overlaps the one before.
@@ -83,7 +41,7 @@ MANUALGRAD_NOT_INLINED void gather_line(const T* from, int64_t stride, int64_t c
       if (length >= 2 * kCacheLine && e % kCacheLine == 0) {
         for (int i = 0; i < kQuad; ++i) __builtin_prefetch(matrix[i] + start + ahead);
       }
-      transpose(block);
+      transpose_blocks(block);
       for (int i = 0; i < kQuad; ++i) block[i].store(to + places[start + i] * Count + w);
     }
   }
@@ -108,7 +66,7 @@ MANUALGRAD_NOT_INLINED void scatter_line(const T* from, int64_t stride, int64_t 
       const int start = e + kQuad <= length ? e : length - kQuad;
       Quad<T> block[kQuad];
       for (int i = 0; i < kQuad; ++i) block[i] = Quad<T>::load(from + places[start + i] * Count + w);
-      transpose(block);
+      transpose_blocks(block);
       for (int i = 0; i < kQuad; ++i) {
         if (w + i < count) block[i].store(matrix[w + i] + start);
       }
@@ -171,14 +129,10 @@ class Lines {
   int places_[kLineReals];
 };
 
-// Whether kernels run in such lanes at all, or only products of single matrices.
-template <class N>
-constexpr bool kHasGroups = sizeof(RealOf<N>) > 16 || kBaselineHasLanes;
-
 // Matrices [first, first + count) into lanes, row-major, rows `pitch` apart.
 template <class S, class N>
 MANUALGRAD_NOT_INLINED void gather(const MatrixBatch<const S>& from, int64_t first, int64_t count, int rows,
-                                   int columns, N* to, int pitch, Part part = Part::kAll) {
+                                   int columns, N* to, int pitch, Part part) {
   using T = BaseOf<N>;
   constexpr int kReals = LanesOf<S, 16>::kReals, kCount = kLanesIn<N>;
   if constexpr (kReals == 1 && kHasGroups<N>) {
@@ -207,15 +161,10 @@ MANUALGRAD_NOT_INLINED void gather(const MatrixBatch<const S>& from, int64_t fir
     }
   }
 }
-template <class S, class N>
-void gather(const MatrixBatch<const S>& from, int64_t first, int64_t count, int rows, int columns, N* to) {
-  gather(from, first, count, rows, columns, to, columns);
-}
-
 // Row r of matrix w to row places[r * kCount + w], if there are places.
 template <class N, class S>
 MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count, int rows, int columns,
-                                    const MatrixBatch<S>& to, const int* places = nullptr) {
+                                    const MatrixBatch<S>& to, const int* places) {
   using T = BaseOf<N>;
   constexpr int kReals = LanesOf<S, 16>::kReals, kCount = kLanesIn<N>;
   if constexpr (kReals == 1 && kHasGroups<N>) {
@@ -246,19 +195,18 @@ MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count,
   }
 }
 
-// They are compiled once, in lane_transpose.cpp.
-#define MANUALGRAD_LANE_TRANSPOSE(prefix, S, Bytes)                                                                   \
-  prefix template void gather(const MatrixBatch<const S>&, int64_t, int64_t, int, int, LanesOf<S, Bytes>::type*, int, \
-                              Part);                                                                                  \
-  prefix template void scatter(const LanesOf<S, Bytes>::type*, int64_t, int64_t, int, int, const MatrixBatch<S>&,     \
-                               const int*);
-#define MANUALGRAD_LANE_TRANSPOSES(prefix, Bytes)          \
-  MANUALGRAD_LANE_TRANSPOSE(prefix, float, Bytes)          \
-  MANUALGRAD_LANE_TRANSPOSE(prefix, double, Bytes)         \
-  MANUALGRAD_LANE_TRANSPOSE(prefix, Complex<float>, Bytes) \
-  MANUALGRAD_LANE_TRANSPOSE(prefix, Complex<double>, Bytes)
-MANUALGRAD_LANE_TRANSPOSES(extern, 16)
-MANUALGRAD_LANE_TRANSPOSES(extern, 32)
-MANUALGRAD_LANE_TRANSPOSES(extern, 64)
+// --- the types for which this is compiled ---------------------------------------------------------------------------
+
+template <class S, int... Bytes>
+constexpr auto instances() {
+  return std::tuple((void (*)(const MatrixBatch<const S>&, int64_t, int64_t, int, int,
+                              typename LanesOf<S, Bytes>::type*, int, Part))gather...,
+                    (void (*)(const typename LanesOf<S, Bytes>::type*, int64_t, int64_t, int, int,
+                              const MatrixBatch<S>&, const int*))scatter...);
+}
+
+[[gnu::used]] const auto kInstances =
+    std::tuple(instances<float, 16, 32, 64>(), instances<double, 16, 32, 64>(), instances<Complex<float>, 16, 32, 64>(),
+               instances<Complex<double>, 16, 32, 64>());
 
 }  // namespace manualgrad

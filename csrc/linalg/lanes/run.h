@@ -3,11 +3,11 @@
 
 #include <memory>
 
-#include "../base/parallel.h"
-#include "../base/simd.h"
-#include "lane_loader.h"
-#include "shared_loops.h"
-#include "small_matrices.h"
+#include "../../base/parallel.h"
+#include "../../base/simd.h"
+#include "../blas/shared_loops.h"
+#include "../small_matrices.h"
+#include "loader.h"
 
 namespace manualgrad {
 
@@ -19,7 +19,7 @@ struct LaneGroups {
   static constexpr int64_t kCount = kLanesIn<N>;
 
   // Groups [begin, end).
-  HOST_DEVICE static void run(const Kernel& kernel, int64_t begin, int64_t end, N* scratch) {
+  HOST_INLINE static void run(const Kernel& kernel, int64_t begin, int64_t end, N* scratch) {
     for (int64_t group = begin; group < end; ++group) {
       const int64_t first = group * kCount, left = kernel.batch - first;
       kernel.run(LaneLoader<Threads>{{}, first, left < kCount ? left : kCount}, scratch);

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "../math/matrix.h"
+#include "../../math/matrix.h"
 
 namespace manualgrad {
 
@@ -28,26 +28,26 @@ template <class N>
 constexpr int kLanesIn = RealOf<N>::kCount;
 
 template <class T, int B>
-HOST_DEVICE void set_lane(Lanes<T, B>& number, int lane, const T& value) {
+HOST_INLINE void set_lane(Lanes<T, B>& number, int lane, const T& value) {
   number.v[lane] = value;
 }
 template <class T, int B>
-HOST_DEVICE void set_lane(Complex<Lanes<T, B>>& number, int lane, const Complex<T>& value) {
+HOST_INLINE void set_lane(Complex<Lanes<T, B>>& number, int lane, const Complex<T>& value) {
   number.re.v[lane] = value.re;
   number.im.v[lane] = value.im;
 }
 template <class T, int B>
-HOST_DEVICE T get_lane(const Lanes<T, B>& number, int lane) {
+HOST_INLINE T get_lane(const Lanes<T, B>& number, int lane) {
   return number.v[lane];
 }
 template <class T, int B>
-HOST_DEVICE Complex<T> get_lane(const Complex<Lanes<T, B>>& number, int lane) {
+HOST_INLINE Complex<T> get_lane(const Complex<Lanes<T, B>>& number, int lane) {
   return {number.re.v[lane], number.im.v[lane]};
 }
 
 // Numbers from as many integers.
 template <class N>
-HOST_DEVICE N from_integers(const int* from) {
+HOST_INLINE N from_integers(const int* from) {
   typedef int32_t integers __attribute__((vector_size(kLanesIn<N> * 4)));
   integers v;
   std::memcpy(&v, from, sizeof(v));
@@ -55,7 +55,7 @@ HOST_DEVICE N from_integers(const int* from) {
 }
 
 template <class N>
-HOST_DEVICE auto to_integers(const N& from) {
+HOST_INLINE auto to_integers(const N& from) {
   using Integers = Lanes<int32_t, kLanesIn<N> * 4>;
   return Integers(__builtin_convertvector(from.v, typename Integers::values));
 }

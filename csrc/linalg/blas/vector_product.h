@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "../base/simd.h"
-#include "lane_transpose.h"
+#include "../../base/simd.h"
+#include "../lanes/transpose.h"
 
 namespace manualgrad {
 
@@ -12,7 +12,7 @@ namespace manualgrad {
 constexpr int64_t kLargestProduct = 32;
 
 template <class N, class T>
-HOST_DEVICE N load_lanes(const T* from, int count) {
+HOST_INLINE N load_lanes(const T* from, int count) {
   N result{};
   if (count == kLanesIn<N>) {
     std::memcpy(&result.v, from, sizeof(result.v));
@@ -22,13 +22,13 @@ HOST_DEVICE N load_lanes(const T* from, int count) {
   return result;
 }
 template <class N, class T>
-HOST_DEVICE N load_lanes(const Complex<T>* from, int count) {
+HOST_INLINE N load_lanes(const Complex<T>* from, int count) {
   N result{};
   for (int w = 0; w < count; ++w) set_lane(result, w, from[w]);
   return result;
 }
 template <class T, int B>
-HOST_DEVICE void store_lanes(const Lanes<T, B>& from, int count, T* to) {
+HOST_INLINE void store_lanes(const Lanes<T, B>& from, int count, T* to) {
   if (count == kLanes<T, B>) {
     std::memcpy(to, &from.v, sizeof(from.v));
   } else {
@@ -36,17 +36,17 @@ HOST_DEVICE void store_lanes(const Lanes<T, B>& from, int count, T* to) {
   }
 }
 template <class T, int B>
-HOST_DEVICE void store_lanes(const Complex<Lanes<T, B>>& from, int count, Complex<T>* to) {
+HOST_INLINE void store_lanes(const Complex<Lanes<T, B>>& from, int count, Complex<T>* to) {
   for (int w = 0; w < count; ++w) to[w] = get_lane(from, w);
 }
 
 // a times b; the compiler makes a vector of a scalar only where they meet in one operation.
 template <class T, int B>
-HOST_DEVICE Lanes<T, B> times(const T& a, const Lanes<T, B>& b, bool) {
+HOST_INLINE Lanes<T, B> times(const T& a, const Lanes<T, B>& b, bool) {
   return {a * b.v};
 }
 template <class T, int B>
-HOST_DEVICE Complex<Lanes<T, B>> times(const Complex<T>& a, const Complex<Lanes<T, B>>& b, bool conjugated) {
+HOST_INLINE Complex<Lanes<T, B>> times(const Complex<T>& a, const Complex<Lanes<T, B>>& b, bool conjugated) {
   const T im = conjugated ? -a.im : a.im;
   return {{a.re * b.re.v - im * b.im.v}, {a.re * b.im.v + im * b.re.v}};
 }
@@ -58,7 +58,7 @@ struct VectorProduct {
   static constexpr int kCount = kLanesIn<N>;
 
   // The columns [first, first + count) of b, in lanes.
-  HOST_DEVICE static void pack(const View<S>& b, int64_t k, int64_t first, int count, N* to) {
+  HOST_INLINE static void pack(const View<S>& b, int64_t k, int64_t first, int count, N* to) {
     const S* from = b.data + first * b.column;
     if (b.row == 1 && b.column != 1) {
       gather(MatrixBatch<const S>{from, b.column, 0, 1}, 0, count, 1, static_cast<int>(k), to);
@@ -78,7 +78,7 @@ struct VectorProduct {
   }
 
   template <int Rows>
-  HOST_DEVICE static void rows(const View<S>& a, const N* b, int64_t i, int64_t k, bool add, int count, S* c,
+  HOST_INLINE static void rows(const View<S>& a, const N* b, int64_t i, int64_t k, bool add, int count, S* c,
                                int64_t pitch) {
     N sum[Rows];
     for (int q = 0; q < Rows; ++q) sum[q] = add ? load_lanes<N>(c + (i + q) * pitch, count) : N{};
@@ -88,7 +88,7 @@ struct VectorProduct {
     for (int q = 0; q < Rows; ++q) store_lanes(sum[q], count, c + (i + q) * pitch);
   }
 
-  HOST_DEVICE static void run(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, bool add, S* c) {
+  HOST_INLINE static void run(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, bool add, S* c) {
     constexpr int kRows = NumberTraits<S>::kComplex ? 4 : 8;
     N packed[kLargestProduct];
     const bool overlap = n >= kCount && !add;
@@ -108,7 +108,7 @@ template <class S>
 void vector_product(const View<S>& a, const View<S>& b, int64_t m, int64_t k, int64_t n, S* c, bool add = false) {
   with_native([&](auto bytes) {
     constexpr int kBytes = decltype(bytes)::value;
-    run_native<kBytes, VectorProduct<S, kBytes>>(a, b, m, k, n, add, c);
+    run_shared_native<kBytes, VectorProduct<S, kBytes>>(a, b, m, k, n, add, c);
   });
 }
 

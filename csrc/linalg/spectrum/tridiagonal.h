@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
-#include "../base/simd.h"
-#include "../math/jacobi.h"
-#include "cached_matrix.h"
+#include "../../base/simd.h"
+#include "../../math/jacobi.h"
+#include "../blas/cached_matrix.h"
 
 namespace manualgrad {
 
@@ -100,12 +100,12 @@ struct RowVectors : RegisterTile<T, Bytes> {
   using Tile::kCount, Tile::load, Tile::store;
   static constexpr int kSums = kLaneBytes / static_cast<int>(sizeof(T));
 
-  HOST_DEVICE static void clear(T* x, int first, int last) {
+  HOST_INLINE static void clear(T* x, int first, int last) {
     for (int j = first; j < last; ++j) x[j] = 0;
   }
 
   // Of entries [first, last), which are multiples of kSums.
-  HOST_DEVICE static T inner(const T* x, const T* y, int first, int last) {
+  HOST_INLINE static T inner(const T* x, const T* y, int first, int last) {
     T sums[kSums] = {};
     for (int j = first; j < last; j += kSums) {
       for (int q = 0; q < kSums; ++q) sums[q] += x[j + q] * y[j + q];
@@ -118,7 +118,7 @@ struct RowVectors : RegisterTile<T, Bytes> {
 
   // Rows i to i + Count: a_r -= a[r] x + b[r] y (without y where Two is false), then sum += f[r] a_r.
   template <int Count, bool Two>
-  HOST_DEVICE static void step(T* rows, int pitch, int first, const T* a, const T* x, const T* b, const T* y,
+  HOST_INLINE static void step(T* rows, int pitch, int first, const T* a, const T* x, const T* b, const T* y,
                                const T* f, T* sum) {
     for (int j = first; j < pitch; j += kCount) {
       typename Tile::values total = load(sum + j), one = load(x + j), two = Two ? load(y + j) : one;
@@ -133,7 +133,7 @@ struct RowVectors : RegisterTile<T, Bytes> {
     }
   }
   template <bool Two>
-  HOST_DEVICE static void steps(T* A, int n, int pitch, int row, int first, const T* a, const T* x, const T* b,
+  HOST_INLINE static void steps(T* A, int n, int pitch, int row, int first, const T* a, const T* x, const T* b,
                                 const T* y, const T* f, T* sum) {
     constexpr int kRows = 4;
     int i = row;
@@ -150,13 +150,13 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
   using Base = RowVectors<T, Bytes>;
   using Base::kCount, Base::kSums, Base::load, Base::store;
 
-  HOST_DEVICE static void run(SymmetricMatrix<T>* at) {
+  HOST_INLINE static void run(SymmetricMatrix<T>* at) {
     scale(*at);
     reduce(*at);
     form(*at);
   }
 
-  HOST_DEVICE static void scale(SymmetricMatrix<T>& at) {
+  HOST_INLINE static void scale(SymmetricMatrix<T>& at) {
     typename Base::Tile::values largest{}, poison{};
     const int size = at.n * at.pitch;
     for (int j = 0; j < size; j += kCount) {
@@ -176,7 +176,7 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
 
   // Reflector k, I - tau v v^T with v in row k, zero up to its entry k and one in the next, makes entries k + 2 on of
   // row k zero. What a reflector does to the rows after it, - v w^T - w v^T, is done when the next one looks at them.
-  HOST_DEVICE static void reduce(SymmetricMatrix<T>& at) {
+  HOST_INLINE static void reduce(SymmetricMatrix<T>& at) {
     const int n = at.n, pitch = at.pitch;
     T *w = at.w, *product = at.x;
     const T* before = at.zero;
@@ -213,7 +213,7 @@ struct Tridiagonalize : RowVectors<T, Bytes> {
 
   // Q, the product of the reflectors, from the last one on: each is - tau v u^T with u = Q^T v, done when the next
   // looks.
-  HOST_DEVICE static void form(SymmetricMatrix<T>& at) {
+  HOST_INLINE static void form(SymmetricMatrix<T>& at) {
     const int n = at.n, pitch = at.pitch;
     T *Q = at.second, *u = at.x, *next = at.y, *scaled = at.v;
     Base::clear(Q, 0, n * pitch);
@@ -242,7 +242,7 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
   // Fewer than 2 are usual; a matrix that takes more gets nan.
   static constexpr int kSweepsPerValue = 30;
 
-  HOST_DEVICE static void run(SymmetricMatrix<T>* matrix) {
+  HOST_INLINE static void run(SymmetricMatrix<T>* matrix) {
     SymmetricMatrix<T>& at = *matrix;
     const int n = at.n;
     const T small = square_root(least_square<T>());
@@ -271,7 +271,7 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
     arrange(at);
   }
 
-  HOST_DEVICE static void arrange(SymmetricMatrix<T>& at) {
+  HOST_INLINE static void arrange(SymmetricMatrix<T>& at) {
     for (int i = 0; i < at.n; ++i) {
       int place = i;
       for (; place > 0 && at.values[at.order[place - 1]] > at.values[i]; --place) at.order[place] = at.order[place - 1];
@@ -295,13 +295,13 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
     }
   }
 
-  HOST_DEVICE static bool negligible(T e, T left, T right, T small) {
+  HOST_INLINE static bool negligible(T e, T left, T right, T small) {
     const T size = absolute(e);
     return size <= epsilon_times<T>(0.5) * (absolute(left) + absolute(right)) || size <= small;
   }
 
   // One sweep with Wilkinson's shift; returns where it ended: at `first`, or where T fell apart.
-  HOST_DEVICE static int sweep(T* d, T* e, int first, int last, Turn<T>* to) {
+  HOST_INLINE static int sweep(T* d, T* e, int first, int last, Turn<T>* to) {
     T g = (d[first + 1] - d[first]) / (2 * e[first]);
     const T root = square_root(g * g + 1);
     g = d[last] - d[first] + e[first] / (g >= 0 ? g + root : g - root);
@@ -329,7 +329,7 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
   }
 
   // (s, c) = (f, g) / size, size = |(f, g)|; false if that is zero.
-  HOST_DEVICE static bool normalize(T f, T g, T& s, T& c, T& size) {
+  HOST_INLINE static bool normalize(T f, T g, T& s, T& c, T& size) {
     // what small numbers are multiplied by, so that their squares have all digits
     constexpr T kUp = sizeof(T) == 4 ? T(0x1p90) : T(0x1p700);
     T square = f * f + g * g, factor = 1;
@@ -348,14 +348,14 @@ struct DiagonalizeTridiagonal : RowVectors<T, Bytes> {
     return true;
   }
 
-  HOST_DEVICE static void apply(SymmetricMatrix<T>& at, int sweeps) {
+  HOST_INLINE static void apply(SymmetricMatrix<T>& at, int sweeps) {
     int j = 0;
     for (; j + 4 * kCount <= at.pitch; j += 4 * kCount) columns<4>(at, j, sweeps);
     for (; j + 2 * kCount <= at.pitch; j += 2 * kCount) columns<2>(at, j, sweeps);
     for (; j < at.pitch; j += kCount) columns<1>(at, j, sweeps);
   }
   template <int Vectors>
-  HOST_DEVICE static void columns(SymmetricMatrix<T>& at, int first, int sweeps) {
+  HOST_INLINE static void columns(SymmetricMatrix<T>& at, int first, int sweeps) {
     const int pitch = at.pitch;
     const Turn<T>* turn = at.turns;
     for (int q = 0; q < sweeps; ++q) {

@@ -1,0 +1,20 @@
+// The loops that most kernels of matrices have in common: compiled once, in shared_loops.cpp. Host code.
+#pragma once
+
+#include "../../math/product.h"
+#include "cached_matrix.h"
+#include "vector_product.h"
+
+namespace manualgrad {
+
+// Which sums, of which factors; see shared_loops.cpp.
+template <Factor Of>
+inline constexpr bool kIsShared<Step<Sum::kSubtract, Of>> = true;
+template <Sum How>
+inline constexpr bool kIsShared<Product<How, Factor::kPlain, Factor::kPlain>> = true;
+template <>
+inline constexpr bool kIsShared<Product<Sum::kReplace, Factor::kConjugate, Factor::kPlain>> = true;
+template <>
+inline constexpr bool kIsShared<Product<Sum::kReplace, Factor::kPlain, Factor::kConjugate>> = true;
+
+}  // namespace manualgrad
