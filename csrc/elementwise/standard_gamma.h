@@ -3,6 +3,8 @@
 //   manualgrad::standard_gamma_grad.kernel(Tensor a, Tensor x) -> Tensor
 //
 // Contiguous tensors of one shape, float or double; so is the result. 0 where x = 0, and nan where x is no sample.
+//
+// Called by the formula of this name in torch_manualgrad/derivatives/elementwise/incomplete_gamma.py.
 #pragma once
 
 #include "../base/abi.h"

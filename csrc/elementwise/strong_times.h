@@ -5,6 +5,8 @@
 // factor * other, and 0 where either is 0. Any strides, dtypes and shapes that broadcast. The result has the layout of
 // the factor, if that has its shape, or else of the other, if that has, and is contiguous otherwise. Half and bfloat16
 // are computed in float32. What is neither floating point nor complex has nothing that 0 has to be strong against.
+//
+// Called by torch_manualgrad/derivatives/elementwise/strong_times.py.
 #pragma once
 
 #include "../base/abi.h"

@@ -11,6 +11,9 @@
 // L is (*, n), V (*, n, n); float32, float64 and their complex dtypes; any strides. Results are contiguous. The last of
 // the derivatives is a 0-dim bool: whether rule 4 applied anywhere. eigh_jacobi: the results of a matrix are bitwise
 // identical wherever it stands in the batch; an inf or a nan gives nan in all.
+//
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/eigh.py and, in plain backwards, by
+// csrc/calls; eigh_jacobi by torch_manualgrad/primal/eigh.py.
 #pragma once
 
 #include "../math/eigh.h"

@@ -1,44 +1,65 @@
-// Up to which order n the kernels take matrices. Python asks for these numbers by manualgrad::kernel_limit(name) (see
-// torch_manualgrad/core/libraries.py); they stand nowhere else.
+// Sizes of matrices: up to which order n the kernels take them, and from where on one way is faster than another. They
+// have no other home: `python -m tools.limits` copies them into torch_manualgrad/core/limits.py, from which Python
+// reads them, and a test compares the two.
+//
+// After a size that was found by measurement follow the benchmark that times both ways (a file in benchmarks/) and the
+// day on which the size entered the project. To measure it again, change it and compare the columns "stock" and "ours".
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 namespace manualgrad {
+
+// --- the sizes that kernels take; they refuse larger ones -----------------------------------------------------------
 
 // Derivatives of LU, Cholesky, QR, determinants, inverses and solves: both dims, on either device. One matrix per lane
 // on the CPU, one per thread or warp on CUDA.
 constexpr int64_t kLaneOrder = 32;
-// The same for one real square matrix at a time, on the CPU: what the kernels of derivatives take ...
-constexpr int64_t kCachedOrder = 256;
-// ... and up to where each is faster than BLAS, by measurement.
-constexpr int64_t kCachedCholesky = 200, kCachedDet = 100, kCachedSolve = 64, kCachedInverse = 48;
+// The same for one real square matrix at a time, on the CPU. LU and QR use all of it.
+constexpr int64_t kCachedOrder = 256;  // linalg.py --operators lu qr, 2026-11-22
 // Derivatives of the SVD and of eigh: the larger dim up to which a matrix does not go through products of whole
-// batches.
+// batches, and the order up to which the CPU computes one matrix per lane.
 constexpr int64_t kSpectrumOrder = 32;
+constexpr int64_t kLaneSpectrum = 16;  // linalg.py --operators svd eigh, 2026-11-22
 // Decompositions of small matrices: Jacobi's take min(m, n) and max(m, n) up to these, lu_small takes both dims up to
 // its.
-constexpr int64_t kJacobiRank = 16, kJacobiOrder = 32, kLuSmallOrder = 8;
+constexpr int64_t kJacobiRank = 16;
+constexpr int64_t kJacobiOrder = 32;
+constexpr int64_t kLuSmallOrder = 8;
 // Eigendecompositions of real symmetric matrices by QL, one at a time, on the CPU.
-constexpr int64_t kTridiagonalOrder = 128;
+constexpr int64_t kTridiagonalOrder = 128;  // linalg.py --operators eigh, 2026-11-23
 
-struct Limit {
-  std::string_view name;
-  int64_t order;
-};
-constexpr Limit kLimits[] = {
-    {"lane_order", kLaneOrder},
-    {"cached_order", kCachedOrder},
-    {"cached_cholesky", kCachedCholesky},
-    {"cached_det", kCachedDet},
-    {"cached_solve", kCachedSolve},
-    {"cached_inverse", kCachedInverse},
-    {"spectrum_order", kSpectrumOrder},
-    {"jacobi_rank", kJacobiRank},
-    {"jacobi_order", kJacobiOrder},
-    {"lu_small_order", kLuSmallOrder},
-    {"tridiagonal_order", kTridiagonalOrder},
-};
+// --- up to where a kernel is called: beyond, BLAS or LAPACK is faster -----------------------------------------------
+
+// One real square matrix at a time, on the CPU.
+constexpr int64_t kCachedCholesky = 200;  // linalg.py --operators cholesky, 2026-11-22
+constexpr int64_t kCachedDet = 100;       // linalg.py --operators det, 2026-11-22
+constexpr int64_t kCachedSolve = 64;      // linalg.py --operators solve, 2026-11-22
+constexpr int64_t kCachedInverse = 48;    // linalg.py --operators inv, 2026-11-22
+// Inverses: complex matrices, and all on CUDA. Above this order, batches that have fewer matrices than kInverseBatch.
+constexpr int64_t kInverseSmall = 8;   // linalg.py --operators inv, 2026-11-22
+constexpr int64_t kInverseBatch = 16;  // linalg.py --operators inv, 2026-11-22
+// Inverses, on the CPU: the fewest entries of a batch that a plain override() takes from PyTorch.
+constexpr int64_t kInverseEntries = 4096;  // linalg.py --operators inv, 2026-11-23
+// Tangents of inverses and of solves.
+constexpr int64_t kInverseTangent = 8;  // linalg.py --operators inv, 2026-11-22
+constexpr int64_t kSolveTangent = 16;   // linalg.py --operators solve, 2026-11-22
+// Replacement primals: real eigenvalues, and complex eigenvalues, singular values and vectors.
+constexpr int64_t kEighReal = 12;    // linalg.py --operators eigh, 2026-11-22
+constexpr int64_t kEighComplex = 8;  // linalg.py --operators eigh, 2026-11-22
+constexpr int64_t kSvdComplex = 8;   // linalg.py --operators svd, 2026-11-22
+
+// --- between two ways without a kernel of ours, for large matrices --------------------------------------------------
+
+// The columns from which on the cotangents of triangular factors are computed by blocks, on the CPU, and the columns of
+// a block: an eighth of all, within these.
+constexpr int64_t kLuBlocks = 128;        // linalg.py --operators lu, 2026-11-22
+constexpr int64_t kCholeskyBlocks = 400;  // linalg.py --operators cholesky, 2026-11-22
+constexpr int64_t kLeastBlock = 64;       // linalg.py --operators lu cholesky, 2026-11-22
+constexpr int64_t kMostBlock = 256;       // linalg.py --operators lu cholesky, 2026-11-22
+// The same for products with the triangular factor of a QR decomposition.
+constexpr int64_t kQrBlock = 128;  // linalg.py --operators qr, 2026-11-23
+// The multiplications up to which rows are permuted by a product with the permutation matrix.
+constexpr int64_t kPermutingProduct = 262144;  // linalg.py --operators lu, 2026-11-22
 
 }  // namespace manualgrad

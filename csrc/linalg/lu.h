@@ -10,8 +10,10 @@
 //
 // Either dim up to kLaneOrder, order n of real square matrices on the CPU up to kCachedOrder, but for tangents;
 // float32, float64 and their complex dtypes, int32 pivots; any strides, all of one batch. Results are contiguous, those
-// of a matrix bitwise identical wherever it stands in the batch. The mathematics is in
-// torch_manualgrad/derivatives/linalg/lu.py.
+// of a matrix bitwise identical wherever it stands in the batch.
+//
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/lu.py, which have the mathematics, and,
+// in plain backwards, by csrc/calls; lu_small by torch_manualgrad/primal/lu.py.
 #pragma once
 
 #include "../math/elimination.h"

@@ -6,8 +6,10 @@
 // Either dim up to kLaneOrder, order n of real square matrices up to kCachedOrder; float32, float64 and their complex
 // dtypes; any strides, all of one batch. Of R and grad_R the upper triangle has an effect. The result is contiguous
 // column-major, that of a matrix bitwise identical wherever it stands in the batch. From the first pivot on that is
-// zero to rounding, what is not zero of the cotangents is nan. The mathematics is in
-// torch_manualgrad/derivatives/linalg/qr.py.
+// zero to rounding, what is not zero of the cotangents is nan.
+//
+// Called by the formula of this name in torch_manualgrad/derivatives/linalg/qr.py, which has the mathematics, and, in
+// plain backwards, by csrc/calls.
 #pragma once
 
 #include "../math/qr.h"

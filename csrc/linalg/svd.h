@@ -12,6 +12,9 @@
 // Results are contiguous. The last is a 0-dim bool: whether rule 4 applied anywhere.
 // svd_jacobi: those of a matrix are bitwise identical wherever it stands in the batch; an inf or a nan gives nan in
 // all.
+//
+// Called by the formulas of these names in torch_manualgrad/derivatives/linalg/svd.py and, in plain backwards, by
+// csrc/calls; svd_jacobi by torch_manualgrad/primal/svd.py.
 #pragma once
 
 #include "../math/svd.h"

@@ -6,8 +6,9 @@
 //
 // Either dim up to kLaneOrder; float32, float64 and their complex dtypes; any strides, all of one batch. Of A one
 // triangle has an effect, without the diagonal if that counts as ones. A pivot of zero gives inf or nan in its matrix.
-// Results are contiguous, those of a matrix bitwise identical wherever it stands in the batch. The mathematics is in
-// torch_manualgrad/derivatives/linalg/solve.py.
+// Results are contiguous, those of a matrix bitwise identical wherever it stands in the batch.
+//
+// Called by the formula of this name in torch_manualgrad/derivatives/linalg/triangular.py, which has the mathematics.
 #pragma once
 
 #include "../math/triangular.h"

@@ -12,6 +12,8 @@
 // The arithmetic is that of math/segments.h. Values are of any floating point dtype, for sums also complex, which are
 // two real columns each; of any strides and any size, 0 included. Half and bfloat16 are computed in float32. The result
 // is contiguous. An empty segment sums to 0, and its maximum is -inf.
+//
+// Called by the formulas of these names in torch_manualgrad/nested/segments.py and segment_maxima.py.
 #pragma once
 
 #include "../base/abi.h"

@@ -13,6 +13,8 @@
 // are computed in float32. Deterministic: a row of the result is computed by one thread, in an order that depends on
 // the shapes alone. Beside the result there are copies of a few heads of keys and values, and for each thread the
 // scores of a few queries.
+//
+// Called by the formula of this name in torch_manualgrad/derivatives/nn/attention.py.
 #pragma once
 
 #include "../base/abi.h"

@@ -9,6 +9,8 @@
 // itself. The result has x1's shape and dtype and is contiguous. Any strides, any size, 0 included. Half and bfloat16
 // are computed in float32. Deterministic: a row of x1 is summed by one thread (CPU) or one block (CUDA) in a fixed
 // order.
+//
+// Called by the formulas of these names in torch_manualgrad/derivatives/reduction/distance.py.
 #pragma once
 
 #include "../base/abi.h"

@@ -8,6 +8,9 @@
 // self's dtype and the strides of empty_like(self). Any strides, any size, 0 included.
 // Deterministic: elements are independent, ties are counted in integers, and a norm that has to be computed again is
 // summed in fixed blocks, so no bit depends on the number of threads.
+//
+// Called by the formula of this name in torch_manualgrad/derivatives/reduction/norm.py and, in plain backwards, by
+// csrc/calls.
 #pragma once
 
 #include "../base/abi.h"

@@ -1,6 +1,9 @@
-"""Up to which order kernels take matrices: what Python is told is what the kernels do."""
+"""The sizes up to which kernels take matrices: those of Python are those of the kernels."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch_manualgrad.core import libraries
 from torch_manualgrad.core.libraries import kernel_limit
 
 K = torch.ops.manualgrad
+ROOT = Path(__file__).resolve().parents[2]
 CALLS = {
     "lane_order": lambda A: K.cholesky_jvp.kernel(A, A, False),
     "cached_order": lambda A: K.cholesky_backward.kernel(A, A, False),
@@ -33,6 +37,15 @@ def test_a_limit_is_where_the_kernel_ends(name):
     CALLS[name](torch.eye(n))
     with pytest.raises(RuntimeError, match="expected si"):
         CALLS[name](torch.eye(n + 1))
+
+
+def test_the_sizes_of_python_are_current(monkeypatch):
+    if not (ROOT / "csrc").exists():
+        pytest.skip("not a source tree")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    from tools import limits
+
+    assert limits.PATH.read_text() == limits.module(limits.HEADER.read_text()), "python -m tools.limits writes the file"
 
 
 def test_an_unknown_name():

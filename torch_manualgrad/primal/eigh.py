@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from ..core.libraries import kernel_limit
+from ..core.limits import LIMITS
 from ..core.rule import formula, primal_for
 from ..derivatives.linalg.eigh import eigh_rule, linalg_eigh_backward
 from .common import bind, finite, serves
 from .threads import on_threads
 
-# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
-# measurement, a single matrix takes no longer than with LAPACK.
-_JACOBI = (12, 8, 12)  # the kernel itself takes up to 16
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these a single
+# matrix takes no longer than with LAPACK.
+_JACOBI = (LIMITS["eigh_real"], LIMITS["eigh_complex"], LIMITS["eigh_real"])  # the kernel itself takes up to 16
 
 
 def _tridiagonal() -> tuple[int, int, int]:

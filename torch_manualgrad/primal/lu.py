@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.limits import LIMITS
 from ..core.rule import formula, primal_for
 from ..derivatives.linalg.lu import linalg_lu_backward, lu_rule
 from .common import bind, finite, serves
 
-# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
-# measurement, a single matrix takes no longer than with LAPACK.
-_SIZES = (8, 8, 8)
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these a
+# single matrix takes no longer than with LAPACK.
+_SIZES = (LIMITS["lu_small_order"],) * 3
 
 
 @formula(kernel=("cpu", "cuda"))

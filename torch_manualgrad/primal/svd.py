@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.limits import LIMITS
 from ..core.rule import formula, primal_for
 from ..derivatives.linalg.svd import svd_backward, svd_rule
 from .common import bind, finite, serves
 from .threads import on_threads
 
-# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these, by
-# measurement, a single matrix takes no longer than with LAPACK.
-_SIZES = (16, 8, 32)  # the kernel itself takes up to 16 and 32
+# Upper limits: the smaller dimension of a real and of a complex matrix, and the larger dimension. Up to these a
+# single matrix takes no longer than with LAPACK.
+_SIZES = (LIMITS["jacobi_rank"], LIMITS["svd_complex"], LIMITS["jacobi_order"])
 
 
 @formula(kernel=("cpu", "cuda"))

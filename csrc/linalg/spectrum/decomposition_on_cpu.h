@@ -10,8 +10,6 @@
 
 namespace manualgrad {
 
-// Up to this order matrices go in lanes, by measurement.
-constexpr int64_t kLaneSpectrum = 16;
 // Matrices of this order fill whole vectors one at a time, and need no lanes.
 template <class S>
 constexpr int64_t kFull = sizeof(RealOf<S>) == 4 ? 16 : 0;

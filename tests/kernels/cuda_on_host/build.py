@@ -83,7 +83,6 @@ def build(kind: str = "races", only: Sequence[str] | None = None, edits: Edits |
     csrc = ROOT / "csrc"
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(csrc.rglob("*.h"))}
     kernels = [path for path in sorted(csrc.rglob("*.cu")) if not only or path.stem in {*only, "driver"}]
-    kernels.append(csrc / "linalg" / "limits.cpp")
     names = [path.relative_to(ROOT).as_posix() for path in kernels]
     texts.update({name: path.read_text() for name, path in zip(names, kernels, strict=True)})
     for name, text in texts.items():

@@ -15,15 +15,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.limits import LIMITS
+
 
 def serve(L: Tensor, columns: int) -> bool:
-    """Whether blocks are faster: on the CPU, from this number of columns on, by measurement."""
+    """Whether blocks are faster: on the CPU, from this number of columns on."""
     return L.is_cpu and L.shape[-1] >= columns
 
 
 def _block(k: int) -> int:
-    """The number of columns in a block, by measurement: about an eighth of k, from 64 to 256."""
-    return min(max(k // 256 * 32, 64), 256)
+    """The number of columns in a block: about an eighth of k, within limits."""
+    return min(max(k // 256 * 32, LIMITS["least_block"]), LIMITS["most_block"])
 
 
 def coupled(

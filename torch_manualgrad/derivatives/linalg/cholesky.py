@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from . import blocks
@@ -68,7 +69,7 @@ def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
 @formula(
     kernels=(
         Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1], in_cache=_IN_CACHE)),
-        Kernel("cpu", when=lambda L: blocks.serve(L, 400), python=_by_blocks),
+        Kernel("cpu", when=lambda L: blocks.serve(L, LIMITS["cholesky_blocks"]), python=_by_blocks),
     )
 )
 def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:

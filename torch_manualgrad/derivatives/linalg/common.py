@@ -20,7 +20,7 @@ def small(A: Tensor, order: int, in_cache: int = 0) -> bool:
     Args:
         A: one of the matrices, or the triangle of one.
         order: the larger dimension.
-        in_cache: up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
+        in_cache: the order up to which the CPU kernel for single real square matrices is faster than BLAS.
     """
     if A.dtype not in _DTYPES:
         return False

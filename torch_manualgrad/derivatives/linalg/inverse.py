@@ -13,27 +13,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.rule import ButManySmall, Kernel, formula, rule
 
 from .common import small
 
 _IN_CACHE = kernel_limit("cached_inverse")
 
-# Up to which order the kernel for tangents is faster than BLAS, by measurement.
-_LARGEST_TANGENT = 8
+_LARGEST_TANGENT = LIMITS["inverse_tangent"]
+_SMALL = LIMITS["inverse_small"]
 
-# Up to which order the kernel is faster than BLAS for complex matrices and on GPUs, by measurement.
-_SMALL = 8
-
-# PyTorch's reverse derivative is right; on the CPU ours is faster for many small matrices, by measurement.
-_DEFERRED = ButManySmall(order=_IN_CACHE, complex_order=_SMALL, entries=4096)
+# PyTorch's reverse derivative is right. On the CPU ours is faster for many small matrices.
+_DEFERRED = ButManySmall(order=_IN_CACHE, complex_order=_SMALL, entries=LIMITS["inverse_entries"])
 
 
 def _is_small(inverse: Tensor) -> bool:
     n = inverse.shape[-1]
-    # for others BLAS multiplies larger batches of larger matrices faster, by measurement
+    # BLAS multiplies large batches of the others faster
     fast = n <= _SMALL or inverse.is_cpu and not inverse.is_complex()
-    return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < 16 * n * n)
+    return small(inverse, n, in_cache=_IN_CACHE) and (fast or inverse.numel() < LIMITS["inverse_batch"] * n * n)
 
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))

@@ -41,12 +41,12 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from . import blocks
 from .common import LARGEST, leading, pivots_fit, small
 
-# Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
 
 
@@ -64,7 +64,7 @@ def _padded(X: Tensor, rows: int, columns: int) -> Tensor:
 def permuted(P: Tensor, X: Tensor) -> Tensor:
     """P X for a permutation P; for all but small matrices the rows are moved."""
     m, n = X.shape[-2:]
-    if m * X.numel() <= 64**3:
+    if m * X.numel() <= LIMITS["permuting_product"]:
         return P @ X
     P = P.real if P.is_complex() else P
     rows = (P @ torch.arange(m, dtype=P.dtype, device=P.device)).long()
@@ -121,7 +121,7 @@ def _is_small(grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor
 
 
 def _is_large(grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor) -> bool:
-    return (grad_L is not None or grad_U is not None) and blocks.serve(L, 128)
+    return (grad_L is not None or grad_U is not None) and blocks.serve(L, LIMITS["lu_blocks"])
 
 
 def _by_blocks(grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> Tensor:

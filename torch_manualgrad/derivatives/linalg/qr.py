@@ -60,19 +60,19 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.rule import CompiledVjp, Formula, Kernel, formula, is_sharded, readable, rule
 
 from ..terms import total
 from .common import LARGEST, eye_like, phi, skew, small, sym
 from .gauge import depends_on_basis, report
 
-# Up to which order the CPU kernel for single real square matrices is faster than BLAS, by measurement.
 _IN_CACHE = kernel_limit("cached_order")
 
 # -- with full rank ---------------------------------------------------------------------------------------------------
 
-# From which order on products with triangles are computed by blocks, by measurement.
-_BLOCK = 128
+# Products with triangles are computed by blocks from this order on.
+_BLOCK = LIMITS["qr_block"]
 
 
 def _determining(A: Tensor) -> int:

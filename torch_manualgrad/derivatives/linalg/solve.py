@@ -32,14 +32,13 @@ import torch
 from torch import Tensor
 
 from torch_manualgrad.core.libraries import kernel_limit
+from torch_manualgrad.core.limits import LIMITS
 from torch_manualgrad.core.rule import CompiledVjp, Kernel, formula, rule
 
 from .common import LARGEST, pivots_fit, small, summed_to
 
 _IN_CACHE = kernel_limit("cached_solve")
-
-# Up to which order the kernel for tangents is faster than BLAS, by measurement.
-_LARGEST_TANGENT = 16
+_LARGEST_TANGENT = LIMITS["solve_tangent"]
 
 
 def _is_vector(A: Tensor, X: Tensor) -> bool:

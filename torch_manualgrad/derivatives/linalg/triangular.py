@@ -47,7 +47,7 @@ def _read(A: Tensor, upper: bool, unitriangular: bool) -> Tensor:
 
 
 def _is_small(A: Tensor, X: Tensor) -> bool:
-    # at every order that the kernel takes, it is as fast as BLAS or faster, by measurement
+    # at every order that the kernel takes, it is as fast as BLAS or faster
     return A.shape[:-2] == X.shape[:-2] and small(A, max(X.shape[-2:]))
 
 
