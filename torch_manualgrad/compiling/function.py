@@ -15,9 +15,10 @@ from torch import Tensor, fx
 from ..core import compile_cache
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
-from ..core.engine.node import functions
+from ..core.engine.node import followed, functions, picker, pull_back, save, saved
 from ..core.internals import (
     PLAIN,
+    below_autograd,
     compiled,
     compiler_lock,
     has_tangent,
@@ -96,7 +97,7 @@ class Function:
         self.outputs = len(graphs.outputs_of(graph))
         self._views = graphs.views_of_inputs(graph)
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
-        self._strides: list[tuple[int, ...] | None] = []
+        self._strides: list[tuple[int, ...]] = []
         self._made: dict[Any, Any] = {}
         arguments = [f"Tensor a{i}" for i in range(len(fakes))]
         returns = ", ".join(f"Tensor r{i}" for i in range(self.outputs))
@@ -110,21 +111,28 @@ class Function:
             with compiler_lock():
                 self._compile()
         arguments = list(values)
-        for i, strides in enumerate(self._strides):
-            if strides is not None and arguments[i].stride() != strides:
-                arguments[i] = _restrided(arguments[i], strides)
+        if [x.stride() for x in values] != self._strides:
+            for i, (x, strides) in enumerate(zip(values, self._strides)):
+                if x.stride() != strides:
+                    arguments[i] = _restrided(x, strides)
         with set_autocast_off() if is_autocast_enabled() else nullcontext():
             return tuple(self._run(arguments))  # type: ignore[misc]
 
     def apart(self, *values: Any) -> Any:
         """`primal` as the forward of an autograd function: no output is an input, or another output; one output by itself."""
-        outputs = list(self.primal(*values))
+        outputs = self.primal(*values)
+        if self._views or len({*map(id, values), *map(id, outputs)}) != len(values) + len(outputs):
+            outputs = self._aliases(values, outputs)
+        return outputs if len(outputs) != 1 else outputs[0]
+
+    def _aliases(self, values: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         seen = {id(x) for x in values}
+        made = list(outputs)
         for i, x in enumerate(outputs):
             if id(x) in seen or i in self._views:
-                outputs[i] = torch.ops.aten.alias(x)
+                made[i] = torch.ops.aten.alias(x)
             seen.add(id(x))
-        return tuple(outputs) if len(outputs) != 1 else outputs[0]
+        return tuple(made)
 
     def _compile(self) -> None:
         if self._run is not None:
@@ -347,6 +355,13 @@ class Compiled(Derivative):
         self.untracked = [i for i in range(own) if i not in tower.levels[0].smooth]
         differentiable = [dual or i not in self.untracked for i in range(self.forward.outputs)]
         self.run = self.forward.apart
+        saved = {place for level in tower.levels[: depth + 1] for place in level.saved}
+        inputs, outputs = (sorted(i for where, i in saved if where == kind) for kind in ("input", "output"))
+        self._of_inputs, self._of_outputs = picker(inputs), picker(outputs)
+        kept = {
+            place: k for k, place in enumerate([*[("input", i) for i in inputs], *[("output", i) for i in outputs]])
+        }
+        self._of_level = [picker([kept[place] for place in level.saved]) for level in tower.levels[: depth + 1]]
         super().__init__(call, self.forward.signature, differentiable)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
@@ -354,32 +369,50 @@ class Compiled(Derivative):
         return found if len(found) > 1 else found[0]
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        kept: list[Any] = [None] * (len(inputs) + len(outputs))
-        levels = self.tower.levels[: self.depth + 1]
-        for level in levels:
-            for where, i in level.saved:
-                kept[i if where == "input" else len(inputs) + i] = inputs[i] if where == "input" else outputs[i]
-        return kept, (tuple(inputs), [version_of(x) for x in inputs])
+        inputs = tuple(inputs)
+        return (*self._of_inputs(inputs), *self._of_outputs(outputs)), (inputs, [version_of(x) for x in inputs])
+
+    def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        residuals, run, one_output = self.residuals, self.run, self.forward.outputs == 1
+        fixed = [i for i, yes in enumerate(self.differentiable) if not yes]
+
+        def forward(ctx: Any, values: Any, *tensors: Any) -> Any:
+            with below_autograd():
+                result = run(*values)
+            outputs = (result,) if one_output else result
+            if fixed:
+                ctx.mark_non_differentiable(*[outputs[i] for i in fixed])
+            kept, ctx.static = residuals(values, outputs)
+            save(ctx, kept)
+            ctx.set_materialize_grads(False)
+            return result
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            needed = followed(ctx)
+            if all(g is None for g in grads):
+                return (None, *[None for _ in needed])
+            if is_autocast_enabled():
+                return (None, *pull_back(self, ctx, needed, grads))
+            return (None, *self.vjp(needed, saved(ctx), ctx.static, grads))
+
+        return forward, backward
 
     def vjp(
         self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
     ) -> Sequence[Any]:
         inputs, versions = static
-        n = len(inputs)
         k = self._level_of(grads)
+        level = self.tower.level(k)
         if k <= self.depth:
-            level = self.tower.level(k)
-            outputs: Sequence[Any] = tensors[n:]
+            saved = self._of_level[k](tensors)
         else:
             self._refuse_written(inputs, versions)
-            level = self.tower.level(k)
             self.tower.depth = max(self.tower.depth, k)
             outputs = level.forward(*inputs)
-        known = tensors[:n] if k <= self.depth else inputs
-        saved = [known[i] if where == "input" else outputs[i] for where, i in level.saved]
+            saved = [inputs[i] if where == "input" else outputs[i] for where, i in level.saved]
         cotangents = [grads[i] if i < len(grads) else None for i in level.smooth]
         given = tuple(c is not None for c in cotangents)
-        result: list[Any] = [None] * n
+        result: list[Any] = [None] * len(inputs)
         if True in given:
             backward, wanted = level.backward_for(given, tuple(bool(needed[i]) for i in level.wanted))
             for i, g in zip(wanted, backward(*saved, *[c for c in cotangents if c is not None])):

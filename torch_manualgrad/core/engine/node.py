@@ -258,7 +258,7 @@ def followed(ctx: Any) -> Sequence[bool]:
     if calls_library is None or torch.compiler.is_dynamo_compiling():
         return _followed(ctx)
     answers = (ctypes.c_bool * count)()
-    return answers if calls_library.manualgrad_calls_followed(answers, count) == count else _followed(ctx)
+    return list(answers) if calls_library.manualgrad_calls_followed(answers, count) == count else _followed(ctx)
 
 
 class Functions:
