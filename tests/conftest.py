@@ -1,13 +1,16 @@
-"""Fixtures that several folders use, and what keeps the garbage collector off a hundred thousand tests."""
+"""Fixtures that several folders use, the guard of global state, and the garbage collector during collection."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.isolation import leaving_nothing_behind
 
 from torch_manualgrad.core import internals, libraries
 
@@ -35,7 +38,32 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+# Folders whose tests leave nothing behind. The tests of the other folders have not all been run under the guard.
+GUARDED = ("core", "forward_ad", "nested")
+
+
+def guard(path: Path) -> contextlib.AbstractContextManager[None]:
+    folder = path.relative_to(Path(__file__).parent).parts[0]
+    return leaving_nothing_behind() if folder in GUARDED else contextlib.nullcontext()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules_leave_nothing_behind(request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+    """The module fixtures of a file undo their changes of global state. The file's last test has the error."""
+    with guard(request.path):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def no_graph_has_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
+def tests_leave_nothing_behind(
+    request: pytest.FixtureRequest, modules_leave_nothing_behind: None
+) -> Generator[None, Any, Any]:
+    """A test that leaves global state changed fails, instead of those that run after it."""
+    with guard(request.path):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_graph_has_tangents(tests_leave_nothing_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a graph with dual numbers was compiled, by another test, no call takes the fast path any more."""
     monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
