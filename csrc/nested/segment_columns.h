@@ -36,7 +36,7 @@ HOST_INLINE MaskOf<N> first_lanes(int64_t count) {
 
 // Rows of all operands, from their first column on.
 template <class T>
-struct Rows {
+struct OperandRows {
   const T* x;
   const T* y;
   T* out;
@@ -62,11 +62,11 @@ struct Columns {
 
   N a[K], b[K];
 
-  HOST_INLINE static N load_y(const Rows<T>& rows, int64_t at) {
+  HOST_INLINE static N load_y(const OperandRows<T>& rows, int64_t at) {
     return Op::kInputs > 1 ? load_lanes<N>(rows.y + at) : real_number<N>(T(0));
   }
 
-  HOST_INLINE void gather(const Rows<T>& rows) {
+  HOST_INLINE void gather(const OperandRows<T>& rows) {
     for (int k = 0; k < K; ++k) a[k] = First::template none<N>();
     for (int64_t start = 0; start < rows.count; start += kRun) {
       const int64_t stop = std::min(start + kRun, rows.count);
@@ -84,7 +84,7 @@ struct Columns {
   }
 
   // The second pass; leaves its terms in `out` where the operation keeps them.
-  HOST_INLINE void gather_again(const Rows<T>& rows) {
+  HOST_INLINE void gather_again(const OperandRows<T>& rows) {
     N shift[K];
     for (int k = 0; k < K; ++k) shift[k] = Op::shift(a[k]);
     for (int64_t start = 0; start < rows.count; start += kRun) {
@@ -103,7 +103,7 @@ struct Columns {
     }
   }
 
-  HOST_INLINE void apply(const Rows<T>& rows) const {
+  HOST_INLINE void apply(const OperandRows<T>& rows) const {
     for (int64_t r = 0; r < rows.count; ++r) {
       for (int k = 0; k < K; ++k) {
         const int64_t at = r * rows.stride + k * kW;
@@ -114,7 +114,7 @@ struct Columns {
   }
 
   // Of the first column, `repeated` lanes have been done before: there, what is kept must not be scaled again.
-  HOST_INLINE void run(Step step, const Rows<T>& rows, const Parts<T>& parts, int64_t repeated) {
+  HOST_INLINE void run(Step step, const OperandRows<T>& rows, const Parts<T>& parts, int64_t repeated) {
     if (step == Step::kResult) {
       for (int k = 0; k < K; ++k) {
         a[k] = load_lanes<N>(parts.a + k * kW);
@@ -145,9 +145,10 @@ struct Columns {
   }
 
   // From that column on.
-  HOST_INLINE static void run(Step step, const Rows<T>& all, const Parts<T>& parts, int64_t column, int64_t repeated) {
-    const Rows<T> rows{all.x + column, Op::kInputs > 1 ? all.y + column : nullptr, all.out + column, all.count,
-                       all.stride};
+  HOST_INLINE static void run(Step step, const OperandRows<T>& all, const Parts<T>& parts, int64_t column,
+                              int64_t repeated) {
+    const OperandRows<T> rows{all.x + column, Op::kInputs > 1 ? all.y + column : nullptr, all.out + column, all.count,
+                              all.stride};
     Columns().run(step, rows, Parts<T>{parts.a + column, parts.b + column}, repeated);
   }
 };

@@ -64,11 +64,11 @@ struct Stretch {
 
   N a[kMostVectors<N>], b[kMostVectors<N>];
 
-  HOST_INLINE static N load_y(const Rows<T>& rows, int64_t at, int64_t count) {
+  HOST_INLINE static N load_y(const OperandRows<T>& rows, int64_t at, int64_t count) {
     return Op::kInputs > 1 ? load_lanes<N>(rows.y + at, count) : real_number<N>(T(0));
   }
 
-  HOST_INLINE void gather(const Period& by, const Rows<T>& rows, int64_t count) {
+  HOST_INLINE void gather(const Period& by, const OperandRows<T>& rows, int64_t count) {
     for (int j = 0; j < by.used; ++j) {
       a[j] = First::template none<N>();
       b[j] = real_number<N>(T(0));
@@ -90,7 +90,7 @@ struct Stretch {
     }
   }
 
-  HOST_INLINE void apply(const Period& by, const Rows<T>& rows, int64_t count) const {
+  HOST_INLINE void apply(const Period& by, const OperandRows<T>& rows, int64_t count) const {
     for (int64_t i = 0, j = 0; i < count; i += kW, j = j + 1 == by.used ? 0 : j + 1) {
       const int64_t lanes = std::min<int64_t>(kW, count - i);
       const N x = load_lanes<N>((Op::kKeeps ? rows.out : rows.x) + i, lanes);
@@ -98,7 +98,7 @@ struct Stretch {
     }
   }
 
-  HOST_INLINE void run(Step step, const Rows<T>& rows, const Parts<T>& parts) {
+  HOST_INLINE void run(Step step, const OperandRows<T>& rows, const Parts<T>& parts) {
     const Period by(rows.stride, kW);
     const int64_t count = rows.count * by.columns;
     if (step == Step::kResult) {

@@ -38,8 +38,8 @@ struct TasksBody {
     constexpr int kW = kLanes<T, Bytes>;
     const int64_t row = outer * at.length + piece.begin, column = tile * kTileColumns;
     const int64_t out = Op::kRows ? row : outer * at.segments + piece.segment;
-    const Rows<T> rows{at.x + row * at.inner, Op::kInputs > 1 ? at.y + row * at.inner : nullptr,
-                       at.out + out * at.inner, piece.end - piece.begin, at.inner};
+    const OperandRows<T> rows{at.x + row * at.inner, Op::kInputs > 1 ? at.y + row * at.inner : nullptr,
+                              at.out + out * at.inner, piece.end - piece.begin, at.inner};
     if (at.inner < kW) return Stretch<Op, T, Bytes>().run(step, rows, of);
     const int64_t end = tile + 1 == at.tiles ? at.inner : column + kTileColumns;
     int64_t c = column;
