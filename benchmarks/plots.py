@@ -287,7 +287,6 @@ def main() -> None:
         text = svg(canvas, name).replace("<defs>", f"{STYLE}<defs>", 1)
         (FOLDER / f"{name}.svg").write_text(text)
         print(f"{name}.svg: {about}")
-    (RESULTS / "linalg.svg").write_bytes((FOLDER / "linalg_backward.svg").read_bytes())  # README.md has it
     print(f"written to {FOLDER.relative_to(ROOT)}/")
 
 
