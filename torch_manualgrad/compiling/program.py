@@ -82,7 +82,7 @@ class Program:
             self.noise = _noise(functional)
             fakes = [n.meta["val"] for n in functional.graph.find_nodes(op="placeholder")]
             self.function = Function(functional, fakes, self.mode, "compiled", options)
-            as_they_are = [("output", i, []) for i in range(self.function.outputs)]  # no views among them
+            as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # no views among them
             effects = self.written or self.noise or len(self.tensors) != len(values)
             self._only_function = not effects and self.outputs == as_they_are
 
