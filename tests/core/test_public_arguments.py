@@ -53,7 +53,7 @@ WRONG = {
     ),
     "trace_nan": (lambda: testing.trace_nan(8, X), "trace_nan: f: expected a function, got 8"),
     "trace_nan, modes": (lambda: testing.trace_nan(torch.sin, X, modes=["up"]), "modes: unknown mode 'up'"),
-    "check": (lambda: testing.check(True, [(X,)]), "check: fn: expected a function, got True"),
+    "check": (lambda: testing.check(True, [(X,)]), "check: fn: expected a function or a Rule, got True"),
     "check of numbers": (lambda: testing.check(torch.sin, [4]), r"check: samples\[0\]: expected a Sample .*, got 4"),
     "check of a number": (lambda: testing.check(torch.sin, 4), "check: samples: .*, got 4"),
     "check, modes": (lambda: testing.check(torch.sin, [(X,)], modes=["up"]), "modes: unknown mode 'up'"),
