@@ -36,6 +36,9 @@ class PlainFormula(Formula):
     def _put(self, kind: str, function: Callable[..., Any], marks: Any = None) -> Any:
         return function
 
+    def __repr__(self) -> str:  # unlike any other, as it is in the keys of compiled graphs
+        return f"<PlainFormula {self.name} at {id(self):#x}>"
+
 
 def _formula(function: Callable[..., Any] | None = None, **about: Any) -> Any:
     return PlainFormula if function is None else PlainFormula(function)
