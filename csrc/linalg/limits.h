@@ -1,5 +1,5 @@
-// Sizes of matrices: up to which order n the kernels take them, and from where on one way is faster than another. They
-// have no other home: `python -m tools.limits` copies them into torch_manualgrad/core/limits.py, from which Python
+// Sizes of matrices: the largest that each kernel takes, and those at which another way becomes faster. They have no
+// other home: `python -m tools.limits` copies them into torch_manualgrad/core/limits.py, from which Python
 // reads them, and a test compares the two.
 //
 // After a size that was found by measurement follow the benchmark that times both ways (a file in benchmarks/) and the
@@ -17,8 +17,8 @@ namespace manualgrad {
 constexpr int64_t kLaneOrder = 32;
 // The same for one real square matrix at a time, on the CPU. LU and QR use all of it.
 constexpr int64_t kCachedOrder = 256;  // linalg.py --operators lu qr, 2026-11-22
-// Derivatives of the SVD and of eigh: the larger dim up to which a matrix does not go through products of whole
-// batches, and the order up to which the CPU computes one matrix per lane.
+// Derivatives of the SVD and of eigh: matrices with a larger dim go through products of whole batches. The second is
+// the largest order that the CPU computes with one matrix per lane.
 constexpr int64_t kSpectrumOrder = 32;
 constexpr int64_t kLaneSpectrum = 16;  // linalg.py --operators svd eigh, 2026-11-22
 // Decompositions of small matrices: Jacobi's take min(m, n) and max(m, n) up to these, lu_small takes both dims up to
@@ -59,7 +59,7 @@ constexpr int64_t kLeastBlock = 64;       // linalg.py --operators lu cholesky, 
 constexpr int64_t kMostBlock = 256;       // linalg.py --operators lu cholesky, 2026-11-22
 // The same for products with the triangular factor of a QR decomposition.
 constexpr int64_t kQrBlock = 128;  // linalg.py --operators qr, 2026-11-23
-// The multiplications up to which rows are permuted by a product with the permutation matrix.
+// Rows are permuted by a product with the permutation matrix if that takes at most this many multiplications.
 constexpr int64_t kPermutingProduct = 262144;  // linalg.py --operators lu, 2026-11-22
 
 }  // namespace manualgrad

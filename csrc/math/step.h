@@ -60,7 +60,7 @@ struct Step {
   }
 };
 
-// Whether Body is compiled in linalg/blas/shared_loops.cpp; shared_loops.h says of which bodies this is true.
+// Whether linalg/blas/shared_loops.cpp compiles Body. shared_loops.h lists the bodies for which it does.
 template <class Body>
 inline constexpr bool kIsShared = false;
 

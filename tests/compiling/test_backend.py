@@ -29,6 +29,15 @@ def points(*shape, **kwargs):
     return torch.randn(*shape, dtype=torch.float64, **kwargs)
 
 
+def test_a_backend_that_is_called_by_hand_takes_any_tensors():
+    """Dynamo's guards do not stand before it then."""
+    graph = torch.fx.symbolic_trace(lambda x: (x.sin() + x.sum(),))
+    run = backend(graph, [torch.randn(4)], lowering="inductor", fallback=False)
+    for x in (torch.randn(4), torch.randn(9), torch.randn(2, 3), torch.randn(4, dtype=torch.float64)):
+        (y,) = run(x)
+        torch.testing.assert_close(y, x.sin() + x.sum())
+
+
 def test_dropout_has_one_mask_in_every_order():
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1)).double()
     x = points(5, 4, requires_grad=True)

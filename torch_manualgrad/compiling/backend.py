@@ -31,7 +31,7 @@ def backend(
 
     Args:
         graph: the graph.
-        example_inputs: each graph is traced at its first call; these say whether Dynamo calls it for one set of shapes only.
+        example_inputs: not read; each graph is traced at its first call with tensors of new shapes, dtypes or devices.
         lowering: "inductor", or "eager" to run graphs of ATen operators as they are, which compiles nothing.
         fallback: run what cannot be compiled uncompiled, with a warning. Otherwise raise.
         options: the last two by name, as ``torch.compile(options=...)`` passes them.
@@ -47,12 +47,11 @@ def backend(
         raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
     chosen = chosen._replace(line=watching.line_of(graph))
     programs: dict[Any, Program | None] = {}
-    static = all(isinstance(v, Tensor) and all(isinstance(n, int) for n in v.shape) for v in example_inputs)
 
     def run(*values: Any) -> Any:
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
             return graph(*values)
-        key = () if static else tuple(v.shape if isinstance(v, Tensor) else v for v in values)
+        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in values)
         if key not in programs:
             with compiler_lock():
                 try:

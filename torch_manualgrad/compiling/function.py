@@ -345,8 +345,6 @@ class Compiled(Derivative):
     tangent: `untracked` are these outputs.
     """
 
-    prunes = True
-
     def __init__(self, tower: Tower, depth: int, dual: bool) -> None:
         self.tower, self.depth = tower, depth
         self.forward = tower.level(depth).forward

@@ -26,7 +26,7 @@ MANUALGRAD_SMALL void shared_small(const Args&... args) {
 
 namespace {
 
-// --- the bodies and types for which they are compiled ---------------------------------------------------------------
+// --- instantiations ----------------------------------------------------------------------------------------------
 
 template <class N, Factor... Factors>
 constexpr auto steps() {

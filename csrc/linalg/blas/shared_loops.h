@@ -7,7 +7,7 @@
 
 namespace manualgrad {
 
-// Which sums, of which factors; see shared_loops.cpp.
+// The kind of sum and its factors; see shared_loops.cpp.
 template <Factor Of>
 inline constexpr bool kIsShared<Step<Sum::kSubtract, Of>> = true;
 template <Sum How>

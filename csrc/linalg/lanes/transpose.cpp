@@ -195,7 +195,7 @@ MANUALGRAD_NOT_INLINED void scatter(const N* from, int64_t first, int64_t count,
   }
 }
 
-// --- the types for which this is compiled ---------------------------------------------------------------------------
+// --- instantiations --------------------------------------------------------------------------------------------------
 
 template <class S, int... Bytes>
 constexpr auto instances() {

@@ -31,7 +31,6 @@ class Derivative:
     """
 
     pure = True
-    prunes = False  # the vjp saves work for each gradient that is not needed: ask the engine which are
     selective = False  # `kept` leaves some tensors out
     one_precision = False  # under autocast the vjp receives all tensors in the widest precision among them
     run: Any = None  # the forward of a plain call, below autograd; by default the operator

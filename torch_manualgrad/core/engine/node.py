@@ -236,7 +236,7 @@ def plain_function(
         else:
             return no_gradient
         needed: list[Any] = nothing.copy()
-        for i, wanted in zip(places, followed(ctx) if derivative.prunes else ctx.needs_input_grad[1:]):
+        for i, wanted in zip(places, ctx.needs_input_grad[1:]):
             needed[i] = wanted
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling or not derivative.pure or torch.is_grad_enabled() or is_autocast_enabled() or not only_autograd():

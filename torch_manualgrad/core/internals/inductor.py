@@ -113,10 +113,9 @@ def partitioned(joint: torch.fx.GraphModule, outputs: int) -> tuple[torch.fx.Gra
 def compiled(graph: torch.fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
     """A decomposed graph, compiled by inductor. It takes a list of arguments, which it empties."""
     from torch._guards import TracingContext, tracing  # importing the compiler is slow
-    from torch._inductor import config  # importing the compiler is slow
     from torch._inductor.compile_fx import compile_fx_inner  # importing the compiler is slow
 
-    with tracing(TracingContext(mode)), torch.no_grad(), config.patch(size_asserts=False):
+    with tracing(TracingContext(mode)), torch.no_grad():
         return compile_fx_inner(graph, fakes, is_inference=True)
 
 
