@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 
 import pytest
 
@@ -21,6 +22,13 @@ def test_its_attributes_cannot_be_set():
     for table in (one.vjp, one.jvp, one.claims, one.gaps):
         with pytest.raises(TypeError, match="does not support item assignment"):
             table["self"] = None
+
+
+def test_it_names_the_module_that_defines_it():
+    assert rule().module == __name__
+    assert mg.rules["aten::upsample_nearest2d"].module == "torch_manualgrad.derivatives.convolution.upsample"
+    own = [r for r in mg.rules.values() if r.is_built_in]
+    assert all(r.module.startswith("torch_manualgrad.derivatives.") and r.module in sys.modules for r in own)
 
 
 def test_copies_are_the_rule():

@@ -284,3 +284,16 @@ def test_a_benchmark_table_without_date_or_spread_is_drawn(site, tmp_path, monke
     assert about == "Cost; of a call. X, 2 cores, torch 2.13.0, Linux, date not kept."
     assert [site.plots.ratio(row, "1 threads ours") for row in rows] == [(1.5, 1.5, 1.5), None]
     site.plots.overhead()
+
+
+def test_each_rule_and_formula_has_a_place_in_the_catalogue(tmp_path):
+    """The pages that `make docs` writes from the registries; test_docs_site.py reads them, if the site was built."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tools' / 'site')!r})\n"
+        "import catalogue, torch_manualgrad as mg\n"
+        "text = ''.join(catalogue.pages().values())\n"
+        "lost = [name for name in mg.rules if name.removeprefix('aten::') not in text]\n"
+        "assert not lost, lost\n"
+    )
+    run(program, folder=tmp_path)

@@ -84,18 +84,6 @@ def file_of(function: Any) -> Path | None:
     return None if code is None else Path(code.co_filename)
 
 
-def mirrored(rule: Any) -> Path:
-    """The file of a rule that is made in a loop, of operators and constants: it names the rule, or mirrors its samples."""
-    samples = file_of(rule.samples)
-    if samples is not None and "samples" in samples.parts:
-        parts = list(samples.parts)
-        parts.remove("samples")
-        if (file := Path(*parts)).exists():
-            return file
-    names = [f'"{rule.name}"', f'"{rule.name.partition("::")[2]}"']
-    return next(file for name in names for file in rule_files() if name in file.read_text())
-
-
 class Family(NamedTuple):
     """The contents of one page, by source file."""
 
@@ -104,7 +92,6 @@ class Family(NamedTuple):
 
 
 def families() -> dict[str, Family]:
-    written = definitions()
     found = {folder: Family(defaultdict(list), defaultdict(list)) for folder in FAMILIES}
 
     def folder_of(file: Path) -> str:
@@ -117,12 +104,7 @@ def families() -> dict[str, Family]:
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].formulas[file].append(formula)
     for rule in mg.rules.values():
-        if rule.name in written:
-            file = written[rule.name].file
-        else:
-            files = [file_of(f) for f in (*rule.vjp.values(), *rule.jvp.values())]
-            files = [f for f in files if f is not None and "core" not in f.parts]
-            file = files[0] if files else mirrored(rule)
+        file = Path(sys.modules[rule.module].__file__ or "")
         if file.is_relative_to(PACKAGE):
             found[folder_of(file)].rules[file].append(rule)
     return found

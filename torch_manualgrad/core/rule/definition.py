@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import itertools
 import pickle
 import weakref
@@ -196,6 +197,7 @@ class Rule:
             whatever the input: ``finite=True``, which is assumed of kind "linear". Sparse tensors have none.
         kind: "rule"; "elementwise" or "linear" for operators of one element or linear ones, as `elementwise` and
             `linear_in` make them.
+        module: the module that defines the rule.
         identity: a number that no other rule of this process has.
         is_built_in: whether it is one of this package's own.
     """
@@ -221,6 +223,7 @@ class Rule:
     reads_grad_mode: bool
     has_strong_zero: bool
     kind: str
+    module: str
     identity: str
     is_built_in: bool
 
@@ -276,6 +279,7 @@ class Rule:
             reads_grad_mode=reads_grad_mode,
             has_strong_zero=not (kind == "linear" if finite is None else finite) and not sparse,
             kind=kind,
+            module=_defining_module(),
             identity=str(next(_numbers)),
             is_built_in=is_defining(),
         )
@@ -391,6 +395,14 @@ class Rule:
     def __repr__(self) -> str:
         formulas = ", ".join(f.__name__ for f in self.formulas)
         return f"<Rule {self.name}: {formulas}>" if formulas else f"<Rule {self.name}>"
+
+
+def _defining_module() -> str:
+    """The module outside of this folder whose code runs."""
+    frame, own = inspect.currentframe(), __name__.rpartition(".")[0]
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(own):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_globals.get("__name__", "")
 
 
 def _registered(name: str) -> Rule:
