@@ -50,18 +50,28 @@ def measure(
             with around[name]:
                 for _ in range(min(calls[name] // 2, 10)):
                     run()
+                _settle()
                 start = time.perf_counter()
                 for _ in range(calls[name]):
                     run()
+                _settle()
                 times[name].append((time.perf_counter() - start) / calls[name])
         rounds += 1
         now = time.perf_counter()
     return times
 
 
+def _settle() -> None:
+    """Wait for the kernels that were launched."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def _seconds(run: Callable[[], object]) -> float:
+    _settle()
     start = time.perf_counter()
     run()
+    _settle()
     return time.perf_counter() - start
 
 

@@ -1,8 +1,8 @@
 // Questions about the backward that runs on this thread.
 #include "guarded.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
 
 // Whether the engine needs the gradient of each input of the node that runs, in order. Writes at most `size` answers,
 // and returns the number of inputs; -1 if no node runs.

@@ -5,9 +5,8 @@ A new rule is covered by being registered: nothing here names one.
 
 import pytest
 import torch
-import torch.autograd.forward_ad as fwAD
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from helpers.layouts import compare_layouts
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import internals
@@ -181,38 +180,11 @@ def test_at_kinks_every_mode_is_finite(dtype):
     assert seen
 
 
-class Layouts(TorchDispatchMode):
-    """Compares what formulas return with what they return for tensors without data: the compiler relies on it."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        if func.namespace == "manualgrad":
-            known = func(*tree_map_only(torch.Tensor, lambda x: x.to("meta"), args), **(kwargs or {}))
-            assert [layout(x) for x in tree_leaves(found)] == [layout(x) for x in tree_leaves(known)], func
-        return found
-
-
-def layout(x):
-    return None if x is None else (x.dtype, x.shape, [s for n, s in zip(x.shape, x.stride()) if n > 1 and x.numel()])
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_layouts_are_known_without_data(rule, dtype):
     for sample in samples(rule, dtype):
-        with mg.override(rule), Layouts():
-            args = tree_map(lambda a: a.detach().requires_grad_() if is_differentiable(a) else a, sample.args)
-            inputs = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
-            if not inputs:  # all are sparse
-                continue
-            outputs = [o for o in tree_leaves(rule.probe(*args, **sample.kwargs)) if o.requires_grad]
-            torch.autograd.grad(outputs, inputs, [torch.randn_like(o) for o in outputs], allow_unused=True)
-            if "fwd" not in rule.gaps:
-                with fwAD.dual_level():
-                    duals = tree_map_only(
-                        torch.Tensor, lambda a: fwAD.make_dual(a.detach(), a.detach()) if a.requires_grad else a, args
-                    )
-                    rule.probe(*duals, **sample.kwargs)
+        compare_layouts(rule, sample)
 
 
 def test_every_rule_has_a_source_and_samples():

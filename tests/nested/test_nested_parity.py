@@ -95,7 +95,7 @@ def without_holes(cotangent):
     """Zeros where the buffer belongs to no component: PyTorch's gradients of numbers count these, ours do not."""
     if cotangent.is_nested and cotangent.lengths() is not None:
         values = cotangent.values()
-        used = torch.zeros(values.shape[cotangent._ragged_idx - 1], dtype=torch.bool)
+        used = torch.zeros(values.shape[cotangent._ragged_idx - 1], dtype=torch.bool, device=values.device)
         for start, length in zip(cotangent.offsets().tolist(), cotangent.lengths().tolist()):
             used[start : start + length] = True
         shape = [-1 if d == cotangent._ragged_idx - 1 else 1 for d in range(values.dim())]
@@ -132,13 +132,13 @@ def along(op, sample, outputs, grads):
     return abs(float(difference - derivative)) / (1 + abs(float(difference)))
 
 
-def differences(op, limit=None):
+def differences(op, limit=None, device="cpu"):
     """(sample, what, how) for each that differs, and how many were compared.
 
     A gradient that differs from stock's is right where stock's own forward, taken by central differences, says so.
     """
     found, compared = [], 0
-    samples = nested_samples(op)
+    samples = nested_samples(op, device=device)
     for sample in samples[:limit]:
         stocks, refused = attempt(lambda: forward(op, sample))
         if refused is not None:

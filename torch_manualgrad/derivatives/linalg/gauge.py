@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,7 @@ def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
 
 
 _unread: collections.deque[tuple[torch.cuda.Event, Tensor, str]] = collections.deque()
+_unread_lock = threading.Lock()
 
 
 def _text(what: str, then: str = "the part that does not depend on it is returned") -> str:
@@ -94,6 +96,8 @@ def warn(what: str, stacklevel: int = 2) -> None:
 def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
     """Warn or raise if the flag is set. On a GPU a warning is given when its flag has arrived: at a later call.
 
+    While a CUDA graph is captured nothing is reported: the flag has no value, and the replay runs no Python.
+
     Args:
         gauge_dependent: a bool without dims; on the device "meta" it has no value and nothing is reported.
         gauge: "warn", "error" or "ignore". Only "error" synchronizes with a GPU.
@@ -112,14 +116,19 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
         if gauge_dependent:
             warn(what, 3)
         return
-    while _unread and _unread[0][0].query():
-        _, flag, earlier = _unread.popleft()
-        if flag:
-            warnings.warn(earlier, GaugeWarning, stacklevel=3)
+    if torch.cuda.is_current_stream_capturing():
+        return
     flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(gauge_dependent, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(gauge_dependent.device))
-    _unread.append((event, flag, _text(what)))
+    with _unread_lock:
+        arrived = []
+        while _unread and _unread[0][0].query():
+            arrived.append(_unread.popleft())
+        _unread.append((event, flag, _text(what)))
+    for _, earlier_flag, earlier in arrived:
+        if earlier_flag:
+            warnings.warn(earlier, GaugeWarning, stacklevel=3)
 
 
 def _as_compiled(compiled: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:

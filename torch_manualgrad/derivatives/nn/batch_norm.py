@@ -137,8 +137,10 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     grad, input, weight, *statistics, train, eps, output_mask = given
     if not input.numel():  # PyTorch's kernel would end the process
         return _zeros(input, weight, output_mask)
-    # PyTorch's kernel reads vectors as if they were contiguous
+    # PyTorch's kernel reads vectors as if they were contiguous, and on CUDA takes the gradient of the bias to be like the weight
     weight, *statistics = (x if x is None else x.contiguous() for x in (weight, *statistics))
+    if weight is None and input.is_cuda and (output_mask[1] or output_mask[2]):
+        weight = input.new_ones(input.shape[1])
     found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
     return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
 

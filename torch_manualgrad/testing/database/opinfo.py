@@ -253,12 +253,12 @@ def nested_entries() -> tuple[Any, ...]:
     return tuple(op for op in njt_op_db if op.supports_njt)
 
 
-def nested_samples(op: Any, dtype: torch.dtype = torch.float64) -> list[Any]:
+def nested_samples(op: Any, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Any]:
     """The samples of an entry of `nested_entries`, the same at each call: contiguous, transposed and with holes."""
     state = torch.get_rng_state()
     try:
         torch.manual_seed(0)
         differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-        return list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
+        return list(op.sample_inputs(device, dtype, requires_grad=differentiable))
     finally:
         torch.set_rng_state(state)

@@ -1,0 +1,28 @@
+"""Each CUDA kernel once, on small arguments: for compute-sanitizer, and imported by the test that compares with the CPU.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool racecheck python tests/cuda/each_kernel.py
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from cuda_on_host.cases import CASES
+from helpers.factors import moved, outputs
+from torch import Tensor
+
+
+def results(case: str, device: str) -> tuple[Tensor, ...]:
+    packet: Any = getattr(torch.ops.manualgrad, case.split()[0])
+    op = packet.kernel if "kernel" in packet.overloads() else packet.default
+    return outputs(op(*moved(CASES[case](), lambda x: x.to(device))))
+
+
+if __name__ == "__main__":
+    begin = time.perf_counter()
+    for case in CASES:
+        results(case, "cuda")
+        torch.cuda.synchronize()
+    print(f"{len(CASES)} calls in {time.perf_counter() - begin:.0f} s")

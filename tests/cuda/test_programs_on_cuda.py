@@ -1,0 +1,240 @@
+"""Programs on CUDA: what they give under override(), compiled and in forward mode is what stock or the CPU gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import modes
+from helpers.devices import attempt, to_cuda
+from helpers.programs import PROGRAMS
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch_manualgrad as mg
+from torch_manualgrad.core.internals import pytree
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+F64 = torch.float64
+INDUCTOR = ("mlp", "layer_norm", "attention", "convolution", "batch_norm", "potential")
+
+
+def on_cuda(function, inputs):
+    """The program with its inputs on CUDA; None where it makes tensors of its own on the CPU."""
+    inputs = tuple(map(to_cuda, inputs))
+    try:
+        function(*inputs)
+    except RuntimeError as error:
+        if "same device" in str(error) or "not implemented" in str(error) or "expected device" in str(error).lower():
+            return None
+        raise
+    return inputs
+
+
+def same(found, expected):
+    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, which):
+    function, inputs = PROGRAMS[name]
+    moved = on_cuda(function, inputs)
+    if moved is None:
+        pytest.skip("makes tensors on the CPU")
+    with mg.override(*which):
+        for mode in ("", *modes.MODES):
+            expected, refused = attempt(lambda mode=mode: modes.derivatives(function, inputs, mode))
+            if refused is None:
+                same(modes.derivatives(function, moved, mode), expected)
+
+
+@pytest.mark.parametrize(
+    "name, lowering", [*((n, "eager") for n in PROGRAMS), *((n, "inductor") for n in INDUCTOR)], ids="-".join
+)
+def test_compiled_programs(name, lowering):
+    function, inputs = PROGRAMS[name]
+    moved = on_cuda(function, inputs)
+    if moved is None:
+        pytest.skip("makes tensors on the CPU")
+    torch.compiler.reset()
+    with mg.override():
+        compiled = mg.compile(function, dynamic=False, fullgraph=True, lowering=lowering)
+        for mode in ("", "rev", "fwd", "revrev"):
+            same(modes.derivatives(compiled, moved, mode), modes.derivatives(function, moved, mode))
+
+
+def sequence():
+    return torch.randn(5, 3, 8)
+
+
+MODELS = {
+    "lstm": lambda: (nn.LSTM(8, 16, 2, bidirectional=True), sequence()),
+    "lstm of projections": lambda: (nn.LSTM(8, 16, proj_size=4), sequence()),
+    "gru": lambda: (nn.GRU(8, 16, 2), sequence()),
+    "rnn": lambda: (nn.RNN(8, 16), sequence()),
+    "lstm cell": lambda: (nn.LSTMCell(8, 16), torch.randn(3, 8)),
+    "gru cell": lambda: (nn.GRUCell(8, 16), torch.randn(3, 8)),
+    "batch norm": lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(4, 3, 9, 9)),
+    "batch norm, channels last": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(memory_format=torch.channels_last),
+        torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last),
+    ),
+    "transposed convolution": lambda: (nn.ConvTranspose2d(3, 4, 3, stride=2), torch.randn(2, 3, 5, 5)),
+    "group norm": lambda: (nn.GroupNorm(2, 8), torch.randn(4, 8, 5, 5)),
+    "instance norm": lambda: (nn.InstanceNorm2d(8, affine=True), torch.randn(4, 8, 5, 5)),
+    "rms norm": lambda: (nn.RMSNorm(8), sequence()),
+    "transformer": lambda: (nn.TransformerEncoderLayer(8, 2, 16, dropout=0), sequence()),
+    "embedding bag": lambda: (nn.EmbeddingBag(10, 8), torch.randint(0, 10, (4, 5))),
+    "embedding": lambda: (nn.Embedding(10, 8, padding_idx=1), torch.randint(0, 10, (4, 5))),
+    "pooling": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2)),
+        torch.randn(2, 3, 11, 11),
+    ),
+    "upsampling": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode="bilinear")),
+        torch.randn(2, 3, 7, 7),
+    ),
+    "prelu": lambda: (nn.Sequential(nn.Linear(8, 8), nn.PReLU(8)), torch.randn(5, 8)),
+    "bilinear": lambda: (_Bilinear(), torch.randn(5, 8)),
+}
+
+
+class _Bilinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Bilinear(8, 8, 4)
+
+    def forward(self, x):
+        return self.inner(x, x.sin())
+
+
+def train(model, x, steps=3):
+    """The losses and what becomes of the parameters and buffers."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        made = [o for o in pytree.tree_leaves(model(x)) if isinstance(o, torch.Tensor)]
+        loss = sum(o.float().square().mean() for o in made)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, list(model.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("which", ["plain", "*", "strong zeros", "autocast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training(name, which, dtype):
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    model, x = model.cuda().to(dtype), x.cuda() if not x.is_floating_point() else x.cuda().to(dtype)
+    options = {"plain": {}, "*": {}, "strong zeros": {"strong_zero": True}, "autocast": {}}[which]
+    exact = torch.backends.cudnn.flags(allow_tf32=False)
+    with exact, torch.autocast("cuda", torch.bfloat16, which == "autocast"):
+        stock = train(model, x)
+        with mg.override(*(("*",) if which in ("*", "autocast") else ()), **options):
+            ours = train(model, x)
+    tolerance = 2e-2 if which == "autocast" else 1e-4 if dtype == torch.float32 else 1e-10
+    for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(stock), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", ["MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_attention(backend, causal, which):
+    q, k, v = (torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+    def run(q, k, v):
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return y, *torch.autograd.grad(y.float().sin().sum(), (q, k, v))
+
+    stock = run(q, k, v)
+    with mg.override(*which):
+        ours = run(q, k, v)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    y = F.scaled_dot_product_attention(*wide, is_causal=causal)
+    exact = y, *torch.autograd.grad(y.sin().sum(), wide)
+    for a, b, c in zip(ours, stock, exact):
+        assert (a - c).abs().max() <= 1.5 * (b - c).abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_second_order_of_attention(which):
+    """What stock refuses: its fused attention on CUDA has no second derivative."""
+    q, k, v = (torch.randn(2, 2, 16, 8, device="cuda", requires_grad=True) for _ in range(3))
+
+    def penalty(q, k, v):
+        y = F.scaled_dot_product_attention(q, k, v)
+        return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), (q, k, v), create_graph=True))
+
+    with mg.override(*which):
+        found = torch.autograd.grad(penalty(q, k, v), (q, k, v))
+    wide = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = torch.autograd.grad(penalty(*wide), wide)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_second_order_of_recurrent_layers(layer, which):
+    """A gradient penalty through a recurrent layer, which stock refuses with cuDNN."""
+    torch.manual_seed(0)
+    model, x = layer(3, 4).double(), torch.randn(4, 2, 3, dtype=F64)
+
+    def penalty(model, x):
+        x = x.detach().requires_grad_()
+        g = torch.autograd.grad(model(x)[0].sin().sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(g.square().sum(), list(model.parameters()))
+
+    expected = penalty(model, x)
+    with mg.override(*which):
+        found = penalty(copy.deepcopy(model).to("cuda"), x.cuda())
+    same(found, expected)
+
+
+def test_forward_ad():
+    def f(x):
+        return (torch.tanh(x @ x.mT).logsumexp(-1) * torch.linalg.det(x)).sum()
+
+    x = torch.randn(4, 4, dtype=F64)
+    c = x.cuda()
+    same(mg.forward_ad.laplacian(f)(c), mg.forward_ad.laplacian(f)(x))
+    same(torch.func.hessian(f)(c), torch.func.hessian(f)(x))
+    with mg.forward_ad.enable():
+        same(torch.func.jvp(f, (c,), (c,)), torch.func.jvp(f, (x,), (x,)))
+    with mg.override("*"):
+        same(torch.func.jacfwd(torch.func.jacfwd(torch.func.jacrev(f)))(c), torch.func.jacfwd(torch.func.jacfwd(torch.func.jacrev(f)))(x))
+
+
+def test_a_custom_operator():
+    wave = mg.custom_op("mgtest_cuda::wave(Tensor x, *, float scale=1.0) -> Tensor")(
+        lambda x, *, scale=1.0: torch.sin(scale * x)
+    )
+
+    @wave.impl_save_for_backward
+    def _(inputs, output):
+        return inputs.x, inputs.scale
+
+    @wave.impl_backward
+    def _(ctx, saved, grad):
+        x, scale = saved
+        return {"x": grad * scale * torch.cos(scale * x)}
+
+    x = torch.randn(5, 3, dtype=F64, device="cuda")
+    mg.testing.check(wave, [mg.Sample(x), mg.Sample(x.mT, scale=2.0)])
+    same(torch.func.hessian(lambda x: wave(x).sum())(x[0]), torch.diag(-torch.sin(x[0])))

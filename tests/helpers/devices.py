@@ -1,0 +1,106 @@
+"""One function on two devices: every mode of a sample on CUDA against the same on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_manualgrad.core.internals import pytree
+from torch_manualgrad.core.rule import Sample
+from torch_manualgrad.testing import check
+from torch_manualgrad.testing.comparison import modes
+from torch_manualgrad.testing.comparison.problem import Problem
+
+# Both devices round, and a factorization's second derivative divides by gaps: a wrong term is orders of magnitude larger.
+TOLERANCE = 1e-6
+
+
+def to_cuda(tree: Any) -> Any:
+    """With the strides of each tensor."""
+
+    def move(x: Tensor) -> Tensor:
+        if x.layout is not torch.strided:
+            return x.detach().cuda().requires_grad_(x.requires_grad)
+        moved = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") if x.numel() else x.cuda()
+        overlaps = x.numel() and any(s == 0 and n > 1 for n, s in zip(x.shape, x.stride()))
+        moved = x.detach().cuda() if overlaps else moved.copy_(x.detach())
+        return moved.requires_grad_(x.requires_grad)
+
+    return pytree.tree_map_only(Tensor, move, tree)
+
+
+def every_mode(p: Problem) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield "rev/eager", lambda: modes.gradient(p)
+    yield "rev/func", lambda: modes.rev_func(p)
+    yield "fwd/eager", lambda: modes.fwd_eager(p, p.u)
+    yield "fwd/func", lambda: modes.fwd_func(p, p.u)
+    for mode, engines in modes.SECOND.items():
+        for engine, run in engines.items():
+            yield f"{mode}/{engine}", lambda run=run: run(p, p.curve)
+
+
+def attempt(run: Callable[[], Any]) -> tuple[list[Any], Exception | None]:
+    try:
+        return pytree.tree_leaves(run()), None
+    except Exception as error:
+        return [], error
+
+
+def distance(found: list[Any], expected: list[Any]) -> float:
+    """The largest difference, relative to the largest value expected; a gradient that is missing is zero."""
+    worst = 0.0
+    for a, b in zip(found, expected, strict=True):
+        a, b = (torch.zeros(()) if x is None else x.detach().cpu().to_dense().to(torch.complex128) for x in (a, b))
+        if not torch.equal(a.isnan().broadcast_to(b.shape), b.isnan()):
+            return float("inf")
+        gap = torch.where(a == b, 0, a - b).nan_to_num(0).abs().amax() if b.numel() else torch.zeros(())
+        worst = max(worst, float(gap / b.nan_to_num(0, 0, 0).abs().amax().clamp(min=1)) if b.numel() else 0.0)
+    return worst
+
+
+def runs(fn: Callable[..., Any], sample: Sample) -> bool:
+    """Whether PyTorch has the operator itself, on this device, for this dtype and these options."""
+    try:
+        fn(*sample.args, **sample.kwargs)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def differences(fn: Callable[..., Any], sample: Sample, gaps: dict[str, str] | None = None) -> list[str]:
+    """What a sample's derivatives on CUDA have not in common with those on the CPU; one line for each mode.
+
+    Finite differences on CUDA decide where the function itself may be another one there: its random numbers, its pivots
+    and its phases.
+    """
+    moved = Sample(*to_cuda(sample.args), **to_cuda(sample.kwargs)).named(sample.name)
+    if not runs(fn, moved):
+        return []
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        on_cpu, on_cuda = Problem(fn, sample), Problem(fn, moved)
+        if not on_cpu.applicable:
+            return []
+        found = [] if [o.shape for o in on_cpu.base] == [o.shape for o in on_cuda.base] else ["other shapes"]
+        if on_cuda.random:
+            return found + against_finite_differences(fn, moved, gaps)
+        raised, off = [], []
+        for (mode, ours), (_, theirs) in zip(every_mode(on_cuda), every_mode(on_cpu)):
+            expected, refused = attempt(theirs)
+            value, error = attempt(ours)
+            if error is not None and refused is None:
+                raised.append(f"{mode}: raises {type(error).__name__}: {str(error)[:300]}")
+            elif error is None and refused is not None:
+                raised.append(f"{mode}: raises on the CPU only, {type(refused).__name__}: {str(refused)[:200]}")
+            elif error is None and not (distance(value, expected) <= TOLERANCE):
+                off.append(mode)
+        return found + raised + (against_finite_differences(fn, moved, gaps) if off else [])
+
+
+def against_finite_differences(fn: Callable[..., Any], sample: Sample, gaps: dict[str, str] | None = None) -> list[str]:
+    report = check(fn, [sample], checks=(), gaps=gaps, raise_on_failure=False, diagnose=False)
+    return [str(failure) for failure in report.failures]
