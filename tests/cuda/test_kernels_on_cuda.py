@@ -92,25 +92,46 @@ def test_a_side_stream_waits_for_nothing_and_nobody(name, forward):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-# of the decompositions our forward, as cuSOLVER's cannot be captured
-@pytest.mark.parametrize("name", ["norm", "cdist", "nested", "svd", "eigh", "lu"])
+@pytest.mark.parametrize("name", ["norm", "cdist", "nested"])
 def test_a_training_step_in_a_graph_of_cuda(name):
     f = programs()[name]
-    with mg.override(forward=True):
+    with mg.override():
         x = torch.randn(64, 8, 8, dtype=torch.float64, device="cuda")
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                gradient(f, x)
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(lambda: gradient(f, x))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = gradient(f, x)
         x.copy_(torch.randn_like(x))
         graph.replay()
-        torch.cuda.synchronize()
         torch.testing.assert_close(found, gradient(f, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["svd", "eigh", "lu", "cholesky", "solve", "det", "inv"])
+def test_a_backward_in_a_graph_of_cuda(name):
+    """cuSOLVER's forwards cannot be captured."""
+    f = programs()[name]
+    x = torch.randn(64, 8, 8, dtype=torch.float64, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with mg.override(), torch.cuda.stream(stream):
+        value, factor = f(x), torch.ones((), dtype=x.dtype, device="cuda")
+        for _ in range(3):
+            (expected,) = torch.autograd.grad(value, x, factor, retain_graph=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            (found,) = torch.autograd.grad(value, x, factor, retain_graph=True)
+        factor.fill_(2)
+        graph.replay()
+        torch.testing.assert_close(found, 2 * expected, rtol=1e-12, atol=1e-12)
+
+
+def warm_up(run):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @pytest.mark.parametrize("name", programs())
@@ -166,4 +187,4 @@ def test_memory_is_given_back():
             before = torch.cuda.memory_allocated()
             for _ in range(5):
                 gradient(f, x)
-        assert torch.cuda.memory_allocated() == before, name
+        assert torch.cuda.memory_allocated() <= before, name

@@ -40,7 +40,7 @@ def same(found, expected):
     assert len(found) == len(expected)
     for a, b in zip(found, expected):
         assert a.dtype == b.dtype and a.shape == b.shape
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-8, atol=1e-9, equal_nan=True)
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
@@ -171,39 +171,73 @@ def test_attention(backend, causal, which):
         assert (a - c).abs().max() <= 1.5 * (b - c).abs().max() + 1e-3
 
 
+def penalty(q, k, v, **options):
+    y = F.scaled_dot_product_attention(q, k, v, **options)
+    return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), (q, k, v), create_graph=True))
+
+
+BACKENDS = {"EFFICIENT_ATTENTION": torch.float32, "FLASH_ATTENTION": torch.bfloat16, "CUDNN_ATTENTION": torch.bfloat16}
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
-def test_second_order_of_attention(which):
-    """What stock refuses: its fused attention on CUDA has no second derivative."""
-    q, k, v = (torch.randn(2, 2, 16, 8, device="cuda", requires_grad=True) for _ in range(3))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_order_and_tangents_of_attention(backend, which, options):
+    """Which stock does not have."""
+    dtype = BACKENDS[backend]
+    q, k, v = (torch.randn(2, 2, 100, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
 
-    def penalty(q, k, v):
-        y = F.scaled_dot_product_attention(q, k, v)
-        return sum(g.square().sum() for g in torch.autograd.grad(y.sin().sum(), (q, k, v), create_graph=True))
+    def attend(*inputs):
+        return F.scaled_dot_product_attention(*inputs, **options)
 
-    with mg.override(*which):
-        found = torch.autograd.grad(penalty(q, k, v), (q, k, v))
-    wide = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    with mg.override(*which), sdpa_kernel(getattr(SDPBackend, backend)):
+        found = [
+            *torch.autograd.grad(penalty(q, k, v, **options), (q, k, v)),
+            *torch.func.jvp(attend, (q, k, v), (v, q, k)),
+        ]
     with sdpa_kernel(SDPBackend.MATH):
-        expected = torch.autograd.grad(penalty(*wide), wide)
+        a, b, c = wide
+        expected = [
+            *torch.autograd.grad(penalty(*wide, **options), wide),
+            *torch.func.jvp(attend, (a, b, c), (c, a, b)),
+        ]
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     for a, b in zip(found, expected):
-        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-3, atol=1e-3)
+        assert (a - b).norm() <= tolerance * b.norm()
+
+
+def test_second_order_of_attention_with_a_mask():
+    q, k, v = (torch.randn(2, 2, 16, 8, device="cuda", requires_grad=True) for _ in range(3))
+    mask = torch.randn(2, 2, 16, 16, device="cuda", requires_grad=True)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v, mask)]
+    with mg.override(), sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        found = torch.autograd.grad(penalty(q, k, v, attn_mask=mask), (q, k, v, mask))
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = torch.autograd.grad(penalty(*wide[:3], attn_mask=wide[3]), wide)
+    for a, b in zip(found, expected):
+        assert (a - b).norm() <= 1e-4 * b.norm()
 
 
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_second_order_of_recurrent_layers(layer, which):
-    """A gradient penalty through a recurrent layer, which stock refuses with cuDNN."""
+    """A gradient penalty through a recurrent layer, which cuDNN's operator does not have."""
     torch.manual_seed(0)
     model, x = layer(3, 4).double(), torch.randn(4, 2, 3, dtype=F64)
+    on_device = copy.deepcopy(model).to("cuda"), x.cuda()
 
-    def penalty(model, x):
+    def gradients(model, x):
         x = x.detach().requires_grad_()
         g = torch.autograd.grad(model(x)[0].sin().sum(), x, create_graph=True)[0]
         return torch.autograd.grad(g.square().sum(), list(model.parameters()))
 
-    expected = penalty(model, x)
+    expected = gradients(model, x)
     with mg.override(*which):
-        found = penalty(copy.deepcopy(model).to("cuda"), x.cuda())
+        with pytest.raises(NotImplementedError, match="_cudnn_rnn_backward"):
+            gradients(*on_device)
+        with torch.backends.cudnn.flags(enabled=False):
+            found = gradients(*on_device)
     same(found, expected)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,15 +71,15 @@ def runs(fn: Callable[..., Any], sample: Sample) -> bool:
     return True
 
 
-def differences(fn: Callable[..., Any], sample: Sample, gaps: dict[str, str] | None = None) -> list[str]:
+def differences(fn: Callable[..., Any], sample: Sample, moved: Sample, gaps: Mapping[str, str]) -> list[str]:
     """What a sample's derivatives on CUDA have not in common with those on the CPU; one line for each mode.
 
-    Finite differences on CUDA decide where the function itself may be another one there: its random numbers, its pivots
-    and its phases.
+    Args:
+        fn: the function.
+        sample: on the CPU.
+        moved: the same on CUDA.
+        gaps: as `check` has them.
     """
-    moved = Sample(*to_cuda(sample.args), **to_cuda(sample.kwargs)).named(sample.name)
-    if not runs(fn, moved):
-        return []
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         on_cpu, on_cuda = Problem(fn, sample), Problem(fn, moved)
@@ -88,19 +88,23 @@ def differences(fn: Callable[..., Any], sample: Sample, gaps: dict[str, str] | N
         found = [] if [o.shape for o in on_cpu.base] == [o.shape for o in on_cuda.base] else ["other shapes"]
         if on_cuda.random:
             return found + against_finite_differences(fn, moved, gaps)
-        raised, off = [], []
+        off = False
         for (mode, ours), (_, theirs) in zip(every_mode(on_cuda), every_mode(on_cpu)):
             expected, refused = attempt(theirs)
             value, error = attempt(ours)
-            if error is not None and refused is None:
-                raised.append(f"{mode}: raises {type(error).__name__}: {str(error)[:300]}")
-            elif error is None and refused is not None:
-                raised.append(f"{mode}: raises on the CPU only, {type(refused).__name__}: {str(refused)[:200]}")
-            elif error is None and not (distance(value, expected) <= TOLERANCE):
-                off.append(mode)
-        return found + raised + (against_finite_differences(fn, moved, gaps) if off else [])
+            if (error is None) != (refused is None):
+                raised, where = (refused, "the CPU") if error is None else (error, "CUDA")
+                found.append(f"{mode}: raises on {where} only, {type(raised).__name__}: {str(raised)[:300]}")
+            elif error is None:
+                off |= not distance(value, expected) <= TOLERANCE
+    # the function itself may be another one there: its pivots, its phases, the kernel of a backward
+    return found + (against_finite_differences(fn, moved, gaps) if off else [])
 
 
-def against_finite_differences(fn: Callable[..., Any], sample: Sample, gaps: dict[str, str] | None = None) -> list[str]:
+def on_cuda(sample: Sample) -> Sample:
+    return Sample(*to_cuda(sample.args), **to_cuda(sample.kwargs)).named(sample.name)
+
+
+def against_finite_differences(fn: Callable[..., Any], sample: Sample, gaps: Mapping[str, str]) -> list[str]:
     report = check(fn, [sample], checks=(), gaps=gaps, raise_on_failure=False, diagnose=False)
     return [str(failure) for failure in report.failures]

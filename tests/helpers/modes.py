@@ -23,7 +23,7 @@ def directions(tensors: Sequence[torch.Tensor], phase: float) -> list[torch.Tens
     made = []
     for t in tensors:
         steps = torch.arange(t.numel(), dtype=torch.float64) + phase
-        made.append((steps.sin() + 1.3).reshape(t.shape).to(t.dtype))
+        made.append((steps.sin() + 1.3).reshape(t.shape).to(t.device, t.dtype))
     return made
 
 

@@ -8,7 +8,7 @@ def random(
     *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu", seed: int = 0
 ) -> Tensor:
     """Normally distributed numbers, the same for the same seed."""
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)).to(device)
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)
 
 
 def rounded(

@@ -97,7 +97,8 @@ def test_lu(m, n, dtype, device):
     integers = torch.randint(-1, 2, (37, m, n), generator=torch.Generator().manual_seed(0)).to(device, dtype)
     for A, as_lapack in ((random(37, m, n, dtype=dtype, device=device), True), (integers, min(m, n) <= 3)):
         P, L, U = lu_small(A)
-        expected = torch.linalg.lu(A)
+        # cuBLAS chooses the pivots of a batch of complex or singular matrices by another rule
+        expected = type(torch.linalg.lu(A))(*(x.to(device) for x in torch.linalg.lu(A.cpu())))
         assert all(x.is_contiguous() and x.shape == y.shape for x, y in zip((P, L, U), expected))
         torch.testing.assert_close(P @ L @ U, A, rtol=0, atol=bound(A))
         assert torch.equal(P @ P.mT, torch.eye(m, dtype=dtype, device=device).expand_as(P))

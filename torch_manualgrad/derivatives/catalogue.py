@@ -189,11 +189,11 @@ gap(
     "aten::_cudnn_attention_forward",
     "aten::_efficient_attention_forward",
     "aten::_flash_attention_forward",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_flash_attention",
+    reason="what the fused attention of GPUs calls, which has rules itself",
+)
+gap(
     "aten::_scaled_dot_product_fused_attention_overrideable",
-    reason="attention of GPUs, of which PyTorch has the first order in reverse mode; the CPU's operator has a rule",
+    reason="attention of devices outside of PyTorch, of which it has the first order in reverse mode",
 )
 gap(
     "aten::lift",

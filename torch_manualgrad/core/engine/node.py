@@ -133,9 +133,11 @@ def general_function(derivative: Derivative) -> Any:
         else:
             # An autograd function switches grad mode and forward AD off. Both are needed: an outer functorch level must
             # track this computation, or a second derivative loses the term that comes through a saved output.
+            # A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views and from the tangent.
             with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
+                outputs = tuple(o.resolve_conj() if isinstance(o, Tensor) and o.is_conj() else o for o in outputs)
                 tensors, ctx.static = derivative.residuals(values, outputs)
         ctx.set_materialize_grads(False)
         if derivative.selective:
@@ -153,7 +155,7 @@ def general_function(derivative: Derivative) -> Any:
             ctx.constants = [None if isinstance(v, Tensor) else (v,) for v in (*flat, *flat_outputs)]
         if not all_differentiable:
             ctx.mark_non_differentiable(*tensors_in(o for o, yes in zip(outputs, derivative.differentiable) if not yes))
-        return result if one_output else tuple(flat_outputs)
+        return outputs[0] if one_output else tuple(flat_outputs)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]

@@ -45,7 +45,7 @@ Args:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -510,6 +510,29 @@ _GRADIENTS = ("grad_query", "grad_key", "grad_value")
 _TANGENTS = parameters(attention_backward_jvp)[:-1]  # all but of_mask
 
 
+def double_vjp(
+    of_q: Tensor | None,
+    of_k: Tensor | None,
+    of_v: Tensor | None,
+    of_mask: Tensor | None,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Cotangents of g, q, k, v and M, given those of the four gradients; ``wanted`` says which of the five."""
+    pairs = (query, of_q, key, of_k, value, of_v, attn_mask, of_mask, is_causal, scale)
+    of_g = attention_jvp(*pairs) if wanted[0] else None
+    if not any(wanted[1:]):
+        return of_g, None, None, None, None
+    *others, last = attention_backward_jvp(grad_out, None, *pairs, wanted[4])
+    return of_g, *others, last if wanted[4] else None
+
+
 def _double_vjp(
     grad_grad_query: Tensor | None,
     grad_grad_key: Tensor | None,
@@ -523,12 +546,8 @@ def _double_vjp(
     scale: float | None,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, ...]:
-    pairs = (query, grad_grad_query, key, grad_grad_key, value, grad_grad_value, attn_mask, None, is_causal, scale)
-    of_g = attention_jvp(*pairs) if output_mask[0] else None
-    if not any(output_mask[1:]):
-        return of_g, None, None, None, None
-    *others, of_mask = attention_backward_jvp(grad_out, None, *pairs, output_mask[4])
-    return of_g, *others, of_mask if output_mask[4] else None
+    cotangents = (grad_grad_query, grad_grad_key, grad_grad_value, None)
+    return double_vjp(*cotangents, grad_out, query, key, value, attn_mask, is_causal, scale, output_mask)
 
 
 def _defer_to_stock(*values: Any) -> bool:
@@ -542,7 +561,7 @@ _NO_BATCHES = dict.fromkeys(
     (*(f"vmap/over args[{i}]" for i in (1, 2, 3)), "vmap/over all", "vmap-grad"),
     ("PyTorch has no batching rule of a view of another dtype", "2.13"),
 )
-_SOURCE = "Vaswani et al., Attention is all you need (2017); Dao et al., FlashAttention (2022), appendix B"
+SOURCE = "Vaswani et al., Attention is all you need (2017); Dao et al., FlashAttention (2022), appendix B"
 
 rule(
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -554,7 +573,7 @@ rule(
     not_differentiable="logsumexp",
     defer_to_stock=_defer_to_stock,
     improves="missing",
-    source=f"ATen _scaled_dot_product_flash_attention_for_cpu_backward; {_SOURCE}",
+    source=f"ATen _scaled_dot_product_flash_attention_for_cpu_backward; {SOURCE}",
 )
 rule(
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -564,6 +583,6 @@ rule(
     },
     jvp={_GRADIENTS: bound_to(lambda *given: attention_backward_jvp(*given, False)[:3], _TANGENTS)},
     improves="missing",
-    source=f"ATen has none; {_SOURCE}",
+    source=f"ATen has none; {SOURCE}",
     gaps=_NO_BATCHES,
 )

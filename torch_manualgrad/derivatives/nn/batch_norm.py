@@ -137,9 +137,9 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     grad, input, weight, *statistics, train, eps, output_mask = given
     if not input.numel():  # PyTorch's kernel would end the process
         return _zeros(input, weight, output_mask)
-    # PyTorch's kernel reads vectors as if they were contiguous, and on CUDA takes the gradient of the bias to be like the weight
+    # PyTorch's kernel reads vectors as if they were contiguous
     weight, *statistics = (x if x is None else x.contiguous() for x in (weight, *statistics))
-    if weight is None and input.is_cuda and (output_mask[1] or output_mask[2]):
+    if _fails_in_stock(input, weight, output_mask[1] or output_mask[2]):
         weight = input.new_ones(input.shape[1])
     found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
     return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
@@ -264,6 +264,11 @@ def batch_norm_jvp(
     return norm_jvp(s, _moved(s, input_p, input_t, running_mean_t, running_var_t), *affine).to(input_p.dtype)
 
 
+def _fails_in_stock(input: Tensor, weight: Tensor | None, has_bias: bool) -> bool:
+    """PyTorch's backward of an empty batch ends the process, and on CUDA it makes the bias's gradient like the weight."""
+    return not input.numel() or input.is_cuda and weight is None and has_bias
+
+
 def _vjp(
     grad: Tensor,
     input: Tensor,
@@ -276,9 +281,8 @@ def _vjp(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    # PyTorch's own, which the compiler fuses, if no further derivative follows. On empty inputs it would end the
-    # process
-    ours = torch.is_grad_enabled() or not input.numel()
+    # PyTorch's own, which the compiler fuses, if no further derivative follows
+    ours = torch.is_grad_enabled() or _fails_in_stock(input, weight, output_mask[2])
     backward = native_batch_norm_backward if ours else torch.ops.aten.native_batch_norm_backward
     return backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
 
@@ -286,9 +290,8 @@ def _vjp(
 # -- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _defer_to_stock(input: Tensor, *_: Any) -> bool:
-    """PyTorch's backward of an empty batch ends the process."""
-    return input.numel() > 0
+def _defer_to_stock(input: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> bool:
+    return not _fails_in_stock(input, weight, bias is not None)
 
 
 _SOURCE = "ATen native_batch_norm_backward, batch_norm_jvp; Ioffe, Szegedy, Batch Normalization, arXiv:1502.03167"
