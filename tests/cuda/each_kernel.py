@@ -1,6 +1,6 @@
 """Each CUDA kernel once, on small arguments: for compute-sanitizer, and imported by the test that compares with the CPU.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool racecheck python tests/cuda/each_kernel.py
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool racecheck python tests/cuda/each_kernel.py
 """
 
 from __future__ import annotations

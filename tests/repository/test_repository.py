@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.utils._device
 
 import torch_manualgrad as mg
 
@@ -186,3 +188,29 @@ def test_the_version_is_the_same_everywhere():
 
 def test_torch_is_pinned():
     assert re.search(r"^torch==\d+\.\d+\.\d+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+# -- the default device -----------------------------------------------------------------------------------------------
+
+
+def constructors_without_device(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of every call that makes a tensor on the default device, which is not where the arguments are."""
+    names = {function.__name__ for function in torch.utils._device._device_constructors()}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names):
+            continue
+        of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+        if of_torch and not any(k.arg in ("device", None) for k in node.keywords):
+            yield node.lineno, node.func.attr
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad"), ids=ids)
+def test_every_new_tensor_says_where_it_is(path):
+    assert not list(constructors_without_device(ast.parse(path.read_text())))
+
+
+def test_a_tensor_without_a_device_is_found():
+    source = (
+        "torch.zeros(3)\ntorch.zeros(3, device=x.device)\ntorch.zeros(3, **kind)\nx.new_zeros(3)\ntorch.tensor([1])"
+    )
+    assert list(constructors_without_device(ast.parse(source))) == [(1, "zeros"), (5, "tensor")]

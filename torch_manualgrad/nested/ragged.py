@@ -578,7 +578,7 @@ def _padded(x: Ragged, value: float, length: int | Sequence[int] | None) -> Tens
     length = [length] if isinstance(length, int) else list(length)
     if len(length) != len(ragged) or min(length) < 0:
         raise ValueError(f"length: expected {len(ragged)} sizes that are not negative, got {length}")
-    if readable(sizes) and x.batch and (sizes[:, ragged].amax(0) > torch.tensor(length)).any():
+    if readable(sizes) and x.batch and (sizes[:, ragged].amax(0) > torch.tensor(length, device=sizes.device)).any():
         raise ValueError(f"length: {length} is shorter than components of {sizes[:, ragged].amax(0).tolist()}")
     if x.sizes is None:
         return _padded_rows(x, value, length[0])

@@ -22,14 +22,16 @@ def attention(q, k, v, mask, is_causal, scale):
 
 
 def efficient(q, k, v, mask, compute_log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):
-    return *attention(q, k, v, mask, is_causal, scale), torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    return (
+        *attention(q, k, v, mask, is_causal, scale),
+        torch.zeros((), dtype=torch.int64),
+        torch.zeros((), dtype=torch.int64),
+    )
 
 
 def efficient_backward(g, q, k, v, mask, out, lse, seed, offset, dropout_p, wanted, is_causal=False, *, scale=None):
     found = list(attention_backward.reference(g, q, k, v, out, lse, mask, is_causal, scale))
-    found.append(
-        attention_mask_backward.reference(g, q, k, v, mask, is_causal, scale) if wanted[3] else q.new_empty(0)
-    )
+    found.append(attention_mask_backward.reference(g, q, k, v, mask, is_causal, scale) if wanted[3] else q.new_empty(0))
     return tuple(found)
 
 
@@ -44,9 +46,7 @@ def flash_backward(g, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, 
     return attention_backward.reference(g, q, k, v, out, lse, None, is_causal, scale)
 
 
-def cudnn(
-    q, k, v, mask, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
-):
+def cudnn(q, k, v, mask, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     none = torch.zeros(0, dtype=torch.int32)
     zero = torch.zeros((), dtype=torch.int64)
     last = (none, none.clone(), q.shape[2], k.shape[2], zero, zero.clone(), torch.zeros(0))

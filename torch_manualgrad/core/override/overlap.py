@@ -107,7 +107,7 @@ def _expands(x: Tensor, written: Tensor) -> bool:
 
 def _places(x: Tensor, unit: int) -> Tensor:
     size = x.element_size() // unit
-    at = torch.tensor(size * x.storage_offset())
+    at = torch.tensor(size * x.storage_offset(), device="cpu")
     for n, stride in zip(x.shape, x.stride()):
-        at = at.unsqueeze(-1) + size * stride * torch.arange(n)
-    return at.unsqueeze(-1) + torch.arange(size)
+        at = at.unsqueeze(-1) + size * stride * torch.arange(n, device="cpu")
+    return at.unsqueeze(-1) + torch.arange(size, device="cpu")

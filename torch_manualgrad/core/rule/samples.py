@@ -147,7 +147,7 @@ def _points(
 ) -> Tensor:
     """Numbers in the interval, clear of its ends and of zero; complex ones are a little off the real line."""
     generator = torch.Generator().manual_seed(seed)
-    unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator)
+    unit = 0.08 + 0.84 * torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         points = 6 * unit - 3
@@ -161,5 +161,7 @@ def _points(
         clear = 0.08 * min(1.0, high, -low)
         points = torch.where(points.abs() < clear, clear, points)
     if dtype.is_complex:
-        points = torch.complex(points, 0.3 + 0.4 * torch.rand(shape, dtype=torch.float64, generator=generator))
+        points = torch.complex(
+            points, 0.3 + 0.4 * torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
+        )
     return points.to(device, dtype)

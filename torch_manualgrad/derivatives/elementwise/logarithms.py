@@ -47,17 +47,17 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
     """grad log(other), that is 0 where grad is, and where self = 0 and other <= 0."""
-    return torch.special.xlogy(grad, torch.where((self == 0) & torch.as_tensor(other <= 0), 1, other))
+    return torch.special.xlogy(grad, torch.where((self == 0) & (other <= 0), 1, other))
 
 
 def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
     """grad log(1 + other), that is 0 where grad is, and where self = 0 and other <= -1."""
-    return torch.special.xlog1py(grad, torch.where((self == 0) & torch.as_tensor(other <= -1), 0, other))
+    return torch.special.xlog1py(grad, torch.where((self == 0) & (other <= -1), 0, other))
 
 
 def _ratio(x: Tensor | Number, y: Tensor) -> Ratio:
     """x / y, and 0 / 0 = 0 in every order."""
-    return Ratio(x, torch.where((y == 0) & torch.as_tensor(x == 0), inf, y))
+    return Ratio(x, torch.where((y == 0) & (x == 0), inf, y))
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:

@@ -41,10 +41,10 @@ def small_adjugate(S: Tensor) -> Tensor:
     """adj(S) up to order _BLOCK: sums of products, which are smooth and accurate whatever vanishes."""
     n = S.shape[-1]
     places, *signs = _minors(n)
-    factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long).to(S.device)].unbind(-1)
+    factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long, device="cpu").to(S.device)].unbind(-1)
     products = math.prod(factors[1:], start=factors[0]) if factors else S.new_ones(*S.shape[:-2], n * n, 1)
     # moved afterwards: torch.func cannot make a tensor on "meta" from numbers
-    of_products, of_cofactors = (torch.tensor(x, dtype=S.dtype).to(S.device) for x in signs)
+    of_products, of_cofactors = (torch.tensor(x, dtype=S.dtype, device="cpu").to(S.device) for x in signs)
     cofactors = (products * of_products).sum(-1) * of_cofactors
     return cofactors.unflatten(-1, (n, n)).mT
 

@@ -118,7 +118,7 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
         return
     if torch.cuda.is_current_stream_capturing():
         return
-    flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(gauge_dependent, non_blocking=True)
+    flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(gauge_dependent, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(gauge_dependent.device))
     with _unread_lock:

@@ -31,7 +31,7 @@ __all__ = [
 def random(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
     """Normal numbers."""
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    return torch.randn(shape, dtype=wide, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    return torch.randn(shape, dtype=wide, generator=torch.Generator().manual_seed(seed), device="cpu").to(device, dtype)
 
 
 def random_conditioned(
@@ -40,7 +40,7 @@ def random_conditioned(
     """Random matrices with the well separated singular values least, least + 0.7, ...: off every kink."""
     X = random(*shape, dtype=dtype, seed=seed)
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    S = least + 0.7 * torch.arange(S.shape[-1] - 1, -1, -1, dtype=S.dtype).expand(S.shape)
+    S = least + 0.7 * torch.arange(S.shape[-1] - 1, -1, -1, dtype=S.dtype, device="cpu").expand(S.shape)
     return ((U * S.unsqueeze(-2)) @ Vh).to(device)
 
 
@@ -73,7 +73,7 @@ def spread(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str,
     """Normal numbers, moved away from zero."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    x = torch.randn(shape, dtype=wide, generator=generator)
+    x = torch.randn(shape, dtype=wide, generator=generator, device="cpu")
     return (x + 0.3 * x.sgn()).to(device, dtype)
 
 
@@ -97,7 +97,7 @@ def alike(*layout: Any, spread: float = 1.0, complex_too: bool = False) -> Sampl
             generator = torch.Generator().manual_seed(len(shape))
             yield Sample(
                 *[
-                    (spread * torch.randn(shape, dtype=wide, generator=generator)).to(device, dtype)
+                    (spread * torch.randn(shape, dtype=wide, generator=generator, device="cpu")).to(device, dtype)
                     if a is Tensor
                     else a
                     for a in layout
@@ -116,9 +116,11 @@ def distinct(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     """Numbers from a seed, none of them near another or near zero."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.Size(shape).numel()
-    points = (torch.randperm(n, generator=generator).double() + 1 + seed % 7 / 10) * (2.0 / max(n, 1)) - 0.9
+    points = (torch.randperm(n, generator=generator, device="cpu").double() + 1 + seed % 7 / 10) * (
+        2.0 / max(n, 1)
+    ) - 0.9
     if dtype.is_complex:
-        points = torch.complex(points, torch.rand(n, dtype=torch.float64, generator=generator) + 0.2)
+        points = torch.complex(points, torch.rand(n, dtype=torch.float64, generator=generator, device="cpu") + 0.2)
     return points.reshape(shape).to(device, dtype)
 
 

@@ -46,9 +46,9 @@ probe_for("aten::log_sigmoid_backward")(
 
 @samples_for("aten::ldexp.Tensor")
 def ldexp_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    x = torch.tensor([0.45, -1.7, 0.6]).to(device, dtype)
+    x = torch.tensor([0.45, -1.7, 0.6], device="cpu").to(device, dtype)
     if not dtype.is_complex:
-        yield Sample(x, torch.tensor([[-1.5], [0.4]]).to(device, dtype))
+        yield Sample(x, torch.tensor([[-1.5], [0.4]], device="cpu").to(device, dtype))
     yield Sample(x, torch.tensor([-2, 3, 1], dtype=torch.int32, device=device))
 
 
@@ -121,7 +121,7 @@ def _constant_scale(*others: Any) -> Sampler:
 
 
 _RANGE = (-8, 7)
-_SCALES, _ZEROS = torch.tensor([0.25, 0.5, 0.3]), torch.tensor([0, 1, 0], dtype=torch.int32)
+_SCALES, _ZEROS = torch.tensor([0.25, 0.5, 0.3], device="cpu"), torch.tensor([0, 1, 0], dtype=torch.int32, device="cpu")
 
 for _name, _others in (
     ("fake_quantize_per_tensor_affine_cachemask", (0.25, 1, *_RANGE)),

@@ -299,7 +299,7 @@ def grouped_mm(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sampl
     offs = torch.tensor([4, 8], dtype=torch.int32, device=device)
     for first, second in (((8, 4), (2, 4, 4)), ((2, 4, 4), (4, 8)), ((4, 8), (8, 4)), ((2, 4, 4), (2, 4, 8))):
         A, B = (
-            torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+            torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)
             for seed, shape in enumerate((first, second))
         )
         yield Sample(A, B, offs if min(A.dim(), B.dim()) == 2 else None)

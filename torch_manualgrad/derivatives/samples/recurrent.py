@@ -22,7 +22,7 @@ def _samples(parts: int) -> Callable[..., Iterable[Sample]]:
             return
         generator = torch.Generator().manual_seed(0)
         sizes = ((2, parts * 3), (2, parts * 3), (2, 3), (parts * 3,), (parts * 3,))
-        given = [torch.randn(*s, dtype=dtype, generator=generator).to("cuda") for s in sizes]
+        given = [torch.randn(*s, dtype=dtype, generator=generator, device="cpu").to("cuda") for s in sizes]
         yield Sample(*given)
         yield Sample(*given[:3])
 
@@ -44,7 +44,7 @@ def lstm_layer(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sampl
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
+        return torch.randn(*shape, generator=generator, device="cpu").to(device)
 
     t, b, m, n = 3, 2, 2, 1
     for reverse in (False, True):

@@ -122,7 +122,7 @@ probe_for("aten::_unsafe_view")(lambda self, size: torch.ops.aten._unsafe_view(s
 
 @samples_for("aten::_pack_padded_sequence")
 def packed(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
-    lengths = torch.tensor([3, 1])
+    lengths = torch.tensor([3, 1], device="cpu")
     yield Sample(distinct(4, 2, 2, dtype=dtype, device=device), lengths, False)
     yield Sample(distinct(2, 3, dtype=dtype, device=device), lengths, True)
 

@@ -155,5 +155,5 @@ def product_of_entries(values: Tensor, rows: Tensor, columns: Tensor, dense: Ten
 
 def with_values(x: Tensor, values: Tensor, layout: torch.layout = torch.sparse_coo) -> Tensor:
     """A sparse tensor with the indices of another (COO), and these values."""
-    found = torch.sparse_coo_tensor(x._indices(), values, x.shape, is_coalesced=x.is_coalesced())
+    found = torch.sparse_coo_tensor(x._indices(), values, x.shape, device=x.device, is_coalesced=x.is_coalesced())
     return found if layout is torch.sparse_coo else found.to_sparse(layout=layout)

@@ -33,7 +33,7 @@ def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
 
 def _csr(A: Tensor, values: Tensor | None) -> Tensor:
     """The gradient of A with these values; empty if they are None."""
-    return torch.zeros(0) if values is None else with_values(A, values, torch.sparse_csr)
+    return torch.zeros(0, device=A.device) if values is None else with_values(A, values, torch.sparse_csr)
 
 
 def _chosen(A: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ def first_examples(shape: tuple[int, ...], batch_dims: int) -> int:
     """The marks of examples for an argument whose first dimensions are the batch's."""
     batch = shape[:batch_dims]
     with apart():
-        return _place(torch.arange(math.prod(batch)).reshape(*batch, *[1] * (len(shape) - batch_dims)))
+        return _place(torch.arange(math.prod(batch), device="cpu").reshape(*batch, *[1] * (len(shape) - batch_dims)))
 
 
 @constant_in_graphs
@@ -203,7 +203,9 @@ def _numbers_at(
     rule: Callable[..., Any], template: Any, likes: list[_Like], values: list[Tensor], generator: torch.Generator
 ) -> list[Tensor | None]:
     tangents = [
-        None if like.examples is None else torch.randn(like.shape, generator=generator, dtype=torch.float64)
+        None
+        if like.examples is None
+        else torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu")
         for like in likes
     ]
     count = 1 + max(int(_examples[like.examples].max()) for like in likes if like.examples is not None)
@@ -220,7 +222,7 @@ def _numbers_at(
         return [space.coefficients(x)[1] if _has_series(space, x) else None for x in found]
 
     base = along([None if like.examples is None else 1.0 for like in likes])
-    numbers = [None if t is None else torch.zeros(t.shape, dtype=torch.int64) for t in base]
+    numbers = [None if t is None else torch.zeros(t.shape, dtype=torch.int64, device="cpu") for t in base]
     for run in range(max(1, math.ceil(math.log2(max(2, count)) / _BITS))):
         digits = [None if like.examples is None else _digit(_examples[like.examples], run) for like in likes]
         scaled = along([None if d is None else 2.0**d for d in digits])
@@ -234,14 +236,18 @@ def _random(like: _Like, generator: torch.Generator, definite: bool) -> Tensor:
     if not (like.dtype.is_floating_point or like.dtype.is_complex):
         if like.values is None:
             return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        known = torch.frombuffer(bytearray(like.values), dtype=like.dtype) if like.values else torch.empty(0)
+        known = (
+            torch.frombuffer(bytearray(like.values), dtype=like.dtype) if like.values else torch.empty(0, device="cpu")
+        )
         return known.to(like.dtype).reshape(like.shape).to(like.device)
-    x = torch.rand(like.shape, generator=generator, dtype=torch.float64) * 0.9 + 0.05  # a logarithm has its derivative
+    x = (
+        torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu") * 0.9 + 0.05
+    )  # a logarithm has its derivative
     if like.examples is not None:
-        wide = torch.rand(like.shape, generator=generator) < 0.5
-        x = torch.where(wide, 3 * torch.randn(like.shape, generator=generator, dtype=torch.float64), x)
+        wide = torch.rand(like.shape, generator=generator, device="cpu") < 0.5
+        x = torch.where(wide, 3 * torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu"), x)
     if definite and len(like.shape) > 1 and like.shape[-1] == like.shape[-2]:
-        x = x @ x.mT + like.shape[-1] * torch.eye(like.shape[-1], dtype=torch.float64)
+        x = x @ x.mT + like.shape[-1] * torch.eye(like.shape[-1], dtype=torch.float64, device="cpu")
     return x.to(like.dtype).to(like.device)
 
 

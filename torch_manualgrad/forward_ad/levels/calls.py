@@ -141,7 +141,11 @@ def _refuse(name: str, tensors: Sequence[Tensor], args: Sequence[Any], levels: L
             )
     if name in _REFUSED and innermost(tensors[:1], levels) is not None:
         x = tensors[0]
-        if name != "aten::view.dtype" or is_differentiable(torch.empty(0, dtype=args[1])) and args[1] is not x.dtype:
+        if (
+            name != "aten::view.dtype"
+            or is_differentiable(torch.empty(0, dtype=args[1], device="cpu"))
+            and args[1] is not x.dtype
+        ):
             raise NotImplementedError(f"{name} of a tensor with a tangent at a dual level: {_REFUSED[name]}")
 
 

@@ -188,7 +188,10 @@ def _path(p: Problem, parameters: int = 2) -> Callable[[Tensor], Tensor]:
     """
     generator = torch.Generator().manual_seed(p.seed + 1)
     sides = [
-        [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) * 0.3 for _ in range(parameters)]
+        [
+            torch.randn(x.shape, dtype=torch.float64, generator=generator, device="cpu").to(x) * 0.3
+            for _ in range(parameters)
+        ]
         for x in p.primals
     ]
     sizes = [magnitude(x) for x in p.primals]

@@ -49,7 +49,9 @@ def _drawn(p: Problem, like: Sequence[Tensor], scales: Sequence[float]) -> list[
     found = []
     for x, scale in zip(like, scales, strict=True):
         wide = torch.complex128 if x.is_complex() else torch.float64
-        found.append((torch.randn((ROWS, *x.shape), dtype=wide, generator=generator) * scale).to(x.device, x.dtype))
+        found.append(
+            (torch.randn((ROWS, *x.shape), dtype=wide, generator=generator, device="cpu") * scale).to(x.device, x.dtype)
+        )
     return found
 
 

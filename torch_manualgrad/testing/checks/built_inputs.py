@@ -39,7 +39,7 @@ BUILDS: dict[str, Build] = {"base + t u": _moved, "a view of it": _view, "its tr
 
 
 def _number() -> Tensor:
-    return torch.zeros((), dtype=torch.float64)
+    return torch.zeros((), dtype=torch.float64, device="cpu")
 
 
 def _loss(p: Problem, build: Build, t: Tensor) -> Tensor:

@@ -389,7 +389,7 @@ def _close(a: Tensor, b: Tensor, tolerance: tuple[float, float]) -> Tensor:
 
 
 def _index(x: Tensor, at: int) -> str:
-    return str([int(i) for i in torch.unravel_index(torch.tensor(at), x.shape)]) if x.dim() else ""
+    return str([int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), x.shape)]) if x.dim() else ""
 
 
 #: No edges are tried of samples with more numbers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from ..comparison.passes import cotangents, gradients
 from ..comparison.problem import Problem
 
 CHECK = "leaks"
+_WAITS = 50  # milliseconds
 Watched = dict[str, StorageWeakRef]
 
 
@@ -55,6 +57,7 @@ def _alive_after(way: Callable[[Problem], Watched], p: Problem, cycles: bool) ->
     gc.disable()
     try:
         watched = {name: ref for name, ref in way(p).items() if ref.cdata not in kept}
+        _let_threads_finish(p, watched)
         alive = [name for name, ref in watched.items() if not ref.expired()]
         if alive:
             gc.collect(0)  # nothing was collected since: what is new is young
@@ -72,6 +75,15 @@ def _alive_after(way: Callable[[Problem], Watched], p: Problem, cycles: bool) ->
             "autograd.Function an attribute of its ctx? ctx.save_for_backward keeps it without a cycle"
         )
     return ""
+
+
+def _let_threads_finish(p: Problem, watched: Watched) -> None:
+    """A device other than the CPU has a thread for its backward, which drops the graph after the caller has gone on."""
+    if any(isinstance(x, Tensor) and x.device.type not in ("cpu", "meta") for x in p.leaves):
+        for _ in range(_WAITS):
+            if all(ref.expired() for ref in watched.values()):
+                return
+            time.sleep(0.001)
 
 
 def _own_storages(p: Problem) -> set[int]:

@@ -78,7 +78,7 @@ class Given:
         cotangents = []
         for o in p.call(*p.primals):
             # mostly of one sign, so that a sum of many is larger than its terms
-            ct = 1 + torch.randn(o.shape, dtype=o.dtype, generator=generator).to(o.device)
+            ct = 1 + torch.randn(o.shape, dtype=o.dtype, generator=generator, device="cpu").to(o.device)
             # an entry that is infinite at the sample has no derivative
             cotangents.append(torch.where(o.detach().isfinite(), ct, torch.zeros_like(ct)))
         return cls(tuple(cotangents), tuple(u.to(x.dtype) for u, x in zip(p.u, p.primals, strict=True)))
@@ -152,7 +152,7 @@ def _movements(p: Problem, given: Given, compute: Compute, eps: float) -> Iterat
     def moved(x: Any) -> Any:
         if not tree.is_differentiable(x) or x.layout != torch.strided:
             return x
-        return x * (1 + eps * (2 * torch.rand(x.shape, generator=generator) - 1).to(x.device, x.dtype))
+        return x * (1 + eps * (2 * torch.rand(x.shape, generator=generator, device="cpu") - 1).to(x.device, x.dtype))
 
     for _ in range(PERTURBATIONS):
         try:

@@ -163,7 +163,7 @@ def _written(x: Tensor) -> Iterator[bool]:
 def _other_values(x: Tensor) -> Tensor:
     if tree.is_differentiable(x):
         wide = torch.complex128 if x.is_complex() else torch.float64
-        step = torch.randn(x.shape, dtype=wide, generator=torch.Generator().manual_seed(0))
+        step = torch.randn(x.shape, dtype=wide, generator=torch.Generator().manual_seed(0), device="cpu")
         return x + (magnitude(x) * step).to(x.device, x.dtype)
     # indices stay in their range
     return ~x if x.dtype == torch.bool else x.reshape(-1).roll(1).reshape(x.shape)

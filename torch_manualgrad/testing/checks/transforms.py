@@ -28,7 +28,10 @@ def variants_of(x: Tensor, position: int) -> list[Tensor]:
         return [x] * BATCH
     generator = torch.Generator().manual_seed(position)
     wide = torch.complex128 if x.is_complex() else torch.float64
-    steps = [torch.randn(x.shape, dtype=wide, generator=generator).to(x.device, x.dtype) for _ in range(BATCH - 1)]
+    steps = [
+        torch.randn(x.shape, dtype=wide, generator=generator, device="cpu").to(x.device, x.dtype)
+        for _ in range(BATCH - 1)
+    ]
     return [x, *(x + 0.01 * magnitude(x) * step for step in steps)]
 
 
@@ -77,9 +80,9 @@ def _forward_of_rules(c: Context) -> None:
     def agree_somewhere(leaves: Sequence[Any]) -> bool:
         between = []  # kept, so that each pair has other addresses
         for k in range(REPEATS):
-            between.append(torch.empty(2 * k + 1))
+            between.append(torch.empty(2 * k + 1, device="cpu"))
             ours = outputs_of(p, leaves, raw=True)
-            between.append(torch.empty(k + 1))
+            between.append(torch.empty(k + 1, device="cpu"))
             if not _differs(ours, stock(leaves)):
                 return True
         return False

@@ -158,7 +158,7 @@ class Context:
             outcome, detail = report.WRONG, "not finite"
         elif reference.kink is not None:
             outcome, detail = report.KINK, str(reference.kink)
-            if bool(reference.kink.excludes(torch.tensor(ours, dtype=torch.float64), tolerance)):
+            if bool(reference.kink.excludes(torch.tensor(ours, dtype=torch.float64, device="cpu"), tolerance)):
                 outcome, detail = report.WRONG, f"no generalized gradient: {reference.kink}"
         elif not reference.settled and self.wide.noise > ROUNDED:
             near = absolute <= 2 * reference.error

@@ -130,7 +130,9 @@ class Problem:
         """A random tangent of the magnitude of `x`, so that a step of one changes it by its own magnitude."""
         # drawn in double precision, then rounded, so that the direction is the same in every dtype
         wide = torch.complex128 if x.is_complex() else torch.float64
-        drawn = torch.randn(x.shape, dtype=wide, generator=self.generator).to(device=x.device) * magnitude(x)
+        drawn = torch.randn(x.shape, dtype=wide, generator=self.generator, device="cpu").to(
+            device=x.device
+        ) * magnitude(x)
         return torch.empty_like(x).copy_(drawn) if x.layout == torch.strided else drawn.to(x.dtype)
 
     def flat(self, *primals: Tensor) -> list[Tensor]:
@@ -165,8 +167,8 @@ class Problem:
             largest = float(widen(kept).abs().max()) if kept.numel() else 1.0
             self.unit.append(largest if 0 < largest < math.inf else 1.0)
             wide = torch.complex128 if o.is_complex() else torch.float64
-            weight = torch.randn(kept.shape, dtype=wide, generator=self.generator)
-            square = torch.randn(kept.shape, dtype=torch.float64, generator=self.generator)
+            weight = torch.randn(kept.shape, dtype=wide, generator=self.generator, device="cpu")
+            square = torch.randn(kept.shape, dtype=torch.float64, generator=self.generator, device="cpu")
             shrink = max(kept.numel(), 1) ** -0.5
             self.weights.append((weight * shrink).to(o.device))
             self.squares.append((square * shrink / 2).to(o.device))

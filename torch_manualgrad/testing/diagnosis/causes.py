@@ -191,7 +191,7 @@ def _turned(e: Evidence, engine: str, i: int, ours: Tensor, right: Tensor) -> tu
 def _linear(e: Evidence, engine: str, weights: Sequence[Tensor], key: str, i: int) -> tuple[Tensor, Tensor]:
     """One gradient, ours and the right one, for a loss whose cotangent does not depend on the result."""
     pairs = e.probe.gradient("rev", engine, linear(e.p, weights), key)
-    return pairs[i] if pairs else (torch.zeros(0), torch.ones(0))
+    return pairs[i] if pairs else (torch.zeros(0, device="cpu"), torch.ones(0, device="cpu"))
 
 
 def _ignored_cotangent(e: Evidence, engine: str) -> str | None:

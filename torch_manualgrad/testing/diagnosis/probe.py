@@ -46,7 +46,7 @@ class Entry:
     def fill(self, tensors: Sequence[Tensor], value: float = 1.0) -> Point:
         """Zeros like the tensors, with `value` here."""
         filled = tuple(torch.zeros_like(x) for x in tensors)
-        flat = torch.zeros(filled[self.tensor].numel(), dtype=filled[self.tensor].dtype)
+        flat = torch.zeros(filled[self.tensor].numel(), dtype=filled[self.tensor].dtype, device="cpu")
         flat[self.position] = value
         flat *= self.unit
         filled[self.tensor].copy_(flat.reshape(filled[self.tensor].shape))
@@ -54,7 +54,9 @@ class Entry:
 
     def name(self, names: Sequence[str], tensors: Sequence[Tensor]) -> str:
         x = tensors[self.tensor]
-        index = [int(i) for i in torch.unravel_index(torch.tensor(self.position), x.shape)] if x.dim() else ""
+        index = (
+            [int(i) for i in torch.unravel_index(torch.tensor(self.position, device="cpu"), x.shape)] if x.dim() else ""
+        )
         part = ("Im " if self.unit == 1j else "Re ") if x.is_complex() else ""
         return f"{part}{names[self.tensor]}{index}"
 
@@ -116,7 +118,9 @@ class Probe:
         """
         p = p or self.p
         found = [
-            tuple(torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float64)) for _ in range(2))
+            tuple(
+                torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float64), device="cpu") for _ in range(2)
+            )
             for x in p.primals
         ]
         for e in self.inputs:

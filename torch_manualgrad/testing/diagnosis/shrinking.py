@@ -146,7 +146,9 @@ def _rounded(x: Tensor, digits: int) -> Tensor:
     if not tree.is_differentiable(x):
         return x
     parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    simple = torch.tensor([float(f"{v:.{digits}g}") for v in parts.reshape(-1).tolist()], dtype=parts.dtype)
+    simple = torch.tensor(
+        [float(f"{v:.{digits}g}") for v in parts.reshape(-1).tolist()], dtype=parts.dtype, device="cpu"
+    )
     simple = simple.reshape(parts.shape).to(parts.device)
     return torch.view_as_complex(simple) if x.is_complex() else simple
 

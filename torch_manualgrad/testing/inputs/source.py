@@ -66,7 +66,7 @@ def _shortest(value: float, dtype: torch.dtype) -> str:
     real = torch.float64 if real.is_complex else real
     for digits in (3, 5, 9):
         short = float(f"{value:.{digits}g}")
-        if float(torch.tensor(short, dtype=real)) == value:
+        if float(torch.tensor(short, dtype=real, device="cpu")) == value:
             return _number(short)
     return _number(value)
 

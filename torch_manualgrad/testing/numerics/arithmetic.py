@@ -45,7 +45,11 @@ def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
     terms = [
         (computable(x).conj() * computable(beside(y, x))).sum() for x, y in zip(a, b, strict=True) if x is not None
     ]
-    return add([x.real if x.is_complex() else x for x in terms]) if terms else torch.zeros((), dtype=torch.float64)
+    return (
+        add([x.real if x.is_complex() else x for x in terms])
+        if terms
+        else torch.zeros((), dtype=torch.float64, device="cpu")
+    )
 
 
 def add(terms: Sequence[Tensor]) -> Tensor:

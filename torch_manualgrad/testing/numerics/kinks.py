@@ -52,13 +52,13 @@ class Range:
     @staticmethod
     def anything() -> Range:
         """The range of an unknown number."""
-        infinite, no = torch.tensor(torch.inf, dtype=torch.float64), torch.tensor(False)
-        return Range(-infinite, infinite, no, no, torch.zeros((), dtype=torch.float64))
+        infinite, no = torch.tensor(torch.inf, dtype=torch.float64, device="cpu"), torch.tensor(False, device="cpu")
+        return Range(-infinite, infinite, no, no, torch.zeros((), dtype=torch.float64, device="cpu"))
 
     @staticmethod
     def one(value: float) -> Range:
-        number, yes = torch.tensor(value, dtype=torch.float64), torch.tensor(True)
-        return Range(number, number, yes, yes, torch.zeros((), dtype=torch.float64))
+        number, yes = torch.tensor(value, dtype=torch.float64, device="cpu"), torch.tensor(True, device="cpu")
+        return Range(number, number, yes, yes, torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def __str__(self) -> str:
         if not bool(self.low.isfinite()):
@@ -180,5 +180,5 @@ def _moved(at: Point, h: float, u: Point) -> Point:
 def uniform(x: Tensor, generator: torch.Generator, low: float = -1.0, high: float = 1.0) -> Tensor:
     """Random numbers with the shape of `x`, in double precision; both parts of complex ones."""
     shape = (*x.shape, 2) if x.is_complex() else x.shape
-    drawn = torch.rand(shape, dtype=torch.float64, generator=generator) * (high - low) + low
+    drawn = torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu") * (high - low) + low
     return (torch.view_as_complex(drawn) if x.is_complex() else drawn).to(x.device)

@@ -326,7 +326,7 @@ def _is_watched(x: Any) -> bool:
 
 def _has(x: Any, what: Callable[[Tensor], Tensor]) -> bool:
     if isinstance(x, (float, complex)):
-        return bool(what(torch.tensor(x)))
+        return bool(what(torch.tensor(x, device="cpu")))
     return _is_watched(x) and bool(what(x).any())
 
 
