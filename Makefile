@@ -20,7 +20,7 @@ CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan cuda-on-host conformance hostile mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan test-cuda sanitize-cuda cuda-on-host conformance hostile mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -71,6 +71,14 @@ asan: $(VENV)/installed  ## the kernel tests with the address and undefined-beha
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  $(abspath $(PY)) -m pytest -q -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(KERNEL_TESTS)) $(ARGS)
+
+test-cuda: $(VENV)/installed  ## the tests that need a GPU
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests/kernels:tests/nested $(PY) -m pytest -q tests/cuda tests/kernels tests/primal -k cuda --ignore tests/kernels/test_cuda_on_host.py $(ARGS)
+
+sanitize-cuda: $(VENV)/installed  ## each CUDA kernel on a GPU with compute-sanitizer
+	@set -e; for tool in memcheck racecheck synccheck initcheck; do \
+	  echo "== $$tool"; PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool $$tool --error-exitcode 1 $(PY) tests/cuda/each_kernel.py; \
+	done
 
 cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU; ARGS='--kind sanitizers --every 6'
 	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)

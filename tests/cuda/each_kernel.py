@@ -1,7 +1,4 @@
-"""Each CUDA kernel once, on small arguments: for compute-sanitizer, and imported by the test that compares with the CPU.
-
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool racecheck python tests/cuda/each_kernel.py
-"""
+"""Each CUDA kernel once, on small arguments: for compute-sanitizer (`make sanitize-cuda`), and for the test beside it."""
 
 from __future__ import annotations
 

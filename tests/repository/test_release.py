@@ -238,3 +238,45 @@ def test_the_tests_that_a_wheel_is_tried_with_are_those_that_are_named(options, 
     monkeypatch.setattr(sys, "argv", ["release", "try", "2.15.0", *options])
     runpy.run_path(str(ROOT / "tools" / "release"), run_name="__main__")
     assert given == [("2.15.0", Path("here") if options[:1] == ["--env"] else None, tests)]
+
+
+# of torch, that the library of calls includes: each is in every release from 2.10 on, which only `make wheel` compiles
+HEADERS = """
+    ATen/NestedTensorImpl.h
+    ATen/SavedTensorHooks.h
+    ATen/SequenceNumber.h
+    ATen/core/LegacyTypeDispatch.h
+    ATen/core/dispatch/Dispatcher.h
+    ATen/core/ivalue.h
+    ATen/core/stack.h
+    ATen/ops/_nested_tensor_from_tensor_list.h
+    ATen/ops/_softmax.h
+    ATen/ops/_softmax_backward_data.h
+    ATen/ops/all.h
+    ATen/ops/cat.h
+    ATen/ops/result_type.h
+    ATen/ops/sum.h
+    ATen/ops/zeros.h
+    ATen/record_function.h
+    c10/core/GradMode.h
+    c10/core/ScalarType.h
+    c10/util/Exception.h
+    c10/util/SmallVector.h
+    torch/csrc/autograd/VariableTypeUtils.h
+    torch/csrc/autograd/edge.h
+    torch/csrc/autograd/function.h
+    torch/csrc/autograd/functions/utils.h
+    torch/csrc/autograd/graph_task.h
+    torch/csrc/autograd/saved_variable.h
+    torch/csrc/autograd/saved_variable_hooks.h
+    torch/csrc/autograd/variable.h
+    torch/csrc/dynamo/compiled_autograd.h
+    torch/library.h
+"""
+
+
+def test_the_library_of_calls_includes_what_every_torch_has():
+    included = set()
+    for path in [*(ROOT / "csrc" / "calls").glob("*.cpp"), *(ROOT / "csrc" / "calls").glob("*.h")]:
+        included |= set(re.findall(r"#include <((?:torch|ATen|c10)/[^>]+)>", path.read_text()))
+    assert included == set(HEADERS.split()), "run `make wheel`, then change the list"
