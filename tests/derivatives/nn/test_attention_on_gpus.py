@@ -120,3 +120,20 @@ def test_what_is_not_known_raises(name):
         if name != "efficient":
             with pytest.raises(NotImplementedError, match="is_causal: expected as many queries as keys, got 3 and 4"):
                 penalty(is_causal=True)
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_under_autocast_a_kernel_gets_the_precision_of_the_call(name):
+    """The logsumexp is in single precision, which the backward does not take."""
+    given = [x.bfloat16().requires_grad_() for x in inputs()]
+    seen = []
+    with torch.library._scoped_library("aten", "IMPL") as library:
+
+        def backward(g, *others, **options):
+            seen.append({x.dtype for x in (g, *others[:3])})
+            return tuple(torch.zeros_like(x) for x in others[:3])
+
+        library.impl(f"_scaled_dot_product_{name}_attention_backward", backward, "CPU", allow_override=True)
+        with mg.override(*GPU_RULES), torch.autocast("cpu", torch.bfloat16):
+            torch.autograd.grad(call(name)(*given).float().sum(), given)
+    assert seen == [{torch.bfloat16}]

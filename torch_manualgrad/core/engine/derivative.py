@@ -32,7 +32,6 @@ class Derivative:
 
     pure = True
     selective = False  # `kept` leaves some tensors out
-    one_precision = False  # under autocast the vjp receives all tensors in the widest precision among them
     run: Any = None  # the forward of a plain call, below autograd; by default the operator
     # where one tensor has a gradient, and `vjp` adds nothing to its formula: (*tensors, *static, *grads, mask) -> gradient
     one_vjp: Callable[[Sequence[Any]], Any] | None = None
@@ -61,6 +60,10 @@ class Derivative:
     def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
         """The tensors, with None for those that no gradient needs; ``needs`` has a bool for each input that is a tensor."""
         return tensors
+
+    def is_narrowed(self, tensors: Sequence[Any], grads: Sequence[Any]) -> bool:
+        """Whether autocast may have made the outputs narrower than the inputs; the vjp then gets all in one precision."""
+        return False
 
     def vjp(
         self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]

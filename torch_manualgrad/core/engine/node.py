@@ -351,7 +351,7 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
         return derivative.vjp(needed, tensors, ctx.static, grads)
     if is_autocast_enabled():
         with set_autocast_off():
-            if derivative.one_precision:
+            if derivative.is_narrowed(tensors, grads):
                 tensors, grads = _of_one_precision(tensors, grads)
             return derivative.vjp(needed, tensors, ctx.static, grads)
     if not derivative.pure or torch.is_grad_enabled() or tangents_possible((*tensors, *grads)):
@@ -362,7 +362,7 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
 
 
 def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The tensors in the widest precision among them: under autocast an output can be narrower than the inputs."""
+    """The tensors in the widest precision among them."""
     floating = [t for t in tensors_in((*tensors, *grads)) if is_differentiable(t)]
     real = {t.dtype.to_real() for t in floating}
     if len(real) < 2:

@@ -298,7 +298,7 @@ class _Operator(_Registered):
         stock, may_take_numbers = self.registration.stock, self.registration.may_take_numbers
         bind, split = signature.bind, signature.split
         places, size, name = signature.tensor_like, len(signature.names), self.name
-        tensors = picker(places)
+        tensors, no_lists = picker(places), not signature.lists
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             active = here().table.get(name)
@@ -310,14 +310,14 @@ class _Operator(_Registered):
                 return active.forward_mode(stock, keyset, args, kwargs)
             values = args if len(args) == size else bind(args, kwargs)
             derivative = derivative.of_call(values)
-            if derivative.plain_call is not None and only_autograd():
+            if no_lists and only_autograd():
                 tracking = torch.is_grad_enabled()
                 grad = False if not tracking and derivative.forward is None else _differentiable(values, places)
                 if grad is False or grad and not tracking:
                     return derivative.run_below(values)
-                if grad:
-                    if active.defers(values):
-                        return stock(keyset, *args, **kwargs)
+                if grad and active.defers(values):
+                    return stock(keyset, *args, **kwargs)
+                if grad and derivative.plain_call is not None:
                     return derivative.plain_call(values, *tensors(values))
             if derivative.forward is not None and not all_dense(values):
                 return stock(keyset, *args, **kwargs)

@@ -114,7 +114,6 @@ class _Busy(threading.local):
 class RuleDerivative(Transposed):
     """The derivative that the autograd kernel sees: formulas bound to the values of one call."""
 
-    one_precision = True
     strong_zero = False
     bare = True  # whether `vjp` only calls the formulas
 
@@ -257,6 +256,14 @@ class RuleDerivative(Transposed):
             return tensors, constants
         tensors, lengths = flatten(tensors, self._lists)
         return tensors, (lengths, constants)
+
+    def is_narrowed(self, tensors: Sequence[Any], grads: Sequence[Any]) -> bool:
+        if self._lists:
+            return True
+        count = len(self.signature.names)
+        saved = [x for x, place in zip(tensors, self.tensor_places) if place < count]
+        arguments, given = ([x for x in xs if x is not None and is_differentiable(x)] for xs in (saved, grads))
+        return not arguments or any(torch.promote_types(g.dtype, x.dtype) != g.dtype for g in given for x in arguments)
 
     def kept(self, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
         mask = self._kept.get(needs)

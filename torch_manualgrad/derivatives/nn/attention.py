@@ -257,6 +257,8 @@ def attention_backward(
 @attention_backward.impl("default")
 def _(grad_out: Tensor, *given: Any) -> tuple[Tensor, ...]:
     *tensors, logsumexp, attn_mask, is_causal, scale = given
+    if not grad_out.is_cpu:
+        return attention_backward.reference(grad_out, *given)
     # PyTorch's kernel reads rows as if they were contiguous and did not overlap
     rows = [x if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1] else x.contiguous() for x in tensors]
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -28,9 +28,11 @@ from torch import Tensor
 from torch_manualgrad.core.rule import Rule, always, bind, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
-from .attention import SOURCE, attention_backward_jvp, attention_jvp, double_vjp
+from .attention import SOURCE, attention_backward, attention_backward_jvp, attention_jvp, double_vjp
 
 _HERE = torch.cuda.is_available()
+# what the kernels of flash and cuDNN take; under autocast a derivative gets everything in the precision of the logsumexp
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def _check(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, any_length: bool) -> None:
@@ -211,6 +213,9 @@ def _flash(
     unused: Tensor,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
+    if query.dtype not in _HALF:
+        _check(query, key, dropout_p, is_causal, False)
+        return attention_backward(grad_output, query, key, value, output, logsumexp, None, is_causal, scale)
     given = (output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, rng_state, unused)
     found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         grad_output, query, key, value, *given, scale=scale
@@ -236,6 +241,10 @@ def _cudnn(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
+    if query.dtype not in _HALF:
+        _check(query, key, dropout_p, is_causal, False)
+        of_mask = (attn_bias, is_causal, scale)
+        return attention_backward(grad_output, query, key, value, output, logsumexp, *of_mask)
     given = (output, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k)
     found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         grad_output, query, key, value, *given, dropout_p, is_causal, scale=scale
