@@ -193,7 +193,7 @@ def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
     References:
         The derivative of what has none, in a loss that does not depend on it.
     """
-    return x * torch.where(undefined & (x != 0), math.nan, 1)
+    return x * torch.where(undefined & (x != 0), math.nan, 1).to(x.dtype)
 
 
 nan_unless_zero.impl_save_for_backward(lambda inputs, output: inputs.undefined)

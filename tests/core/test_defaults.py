@@ -1,12 +1,14 @@
-"""A default device, as after ``torch.set_default_device("cuda")``, changes nothing for tensors that are elsewhere.
+"""A default device and a default dtype, as after ``torch.set_default_device("cuda")``, change nothing for other tensors.
 
 The device of these tests is "meta": a tensor that is made without saying where has no values, and what is computed with it
-raises or is on meta too.
+raises or is on meta too. The dtype is double precision, and the tensors are in single precision.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -20,10 +22,21 @@ from torch_manualgrad.testing.comparison.problem import Problem
 RULES = [rule for rule in mg.rules.values() if rule.samples is not None]
 
 
+@contextlib.contextmanager
+def other_defaults() -> Generator[None, None, None]:
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_rules(rule):
     found = []
-    for sample in list(rule.samples(torch.float64, "cpu"))[:4]:
+    for sample in list(rule.samples(torch.float32, "cpu"))[:3]:
         with warnings.catch_warnings(), torch.random.fork_rng(), mg.override(rule):
             warnings.simplefilter("ignore")
             problem = Problem(rule.probe, sample)
@@ -31,11 +44,11 @@ def test_rules(rule):
                 continue
             for mode, run in every_mode(problem):
                 expected, refused = attempt(run)
-                with torch.device("meta"):
+                with other_defaults():
                     value, error = attempt(run)
                 if refused is None and error is not None:
                     found.append(f"{mode}: {type(error).__name__}: {error}")
-                elif refused is None and not distance(value, expected) <= 1e-12:
+                elif refused is None and not distance(value, expected) <= 1e-5:
                     found.append(f"{mode}: {distance(value, expected)}")
     assert not found, "\n".join(found)
 
