@@ -59,7 +59,8 @@ def described(x, known):
     place = {id(t): i for i, t in enumerate(known)}
     inner = [(None if t is None else place.get(id(t), t.tolist())) for t in (x.offsets(), x.lengths())]
     values = x.values()
-    lengths = (x._maybe_min_seqlen, x._maybe_max_seqlen)
+    # on a GPU ours stay unknown where reading the offsets would wait for it
+    lengths = None if values.is_cuda else (x._maybe_min_seqlen, x._maybe_max_seqlen)
     return "jagged", x._ragged_idx, *inner, lengths, tuple(values.shape), x.dtype, x.dim()
 
 
