@@ -235,11 +235,23 @@ def test_second_order_of_recurrent_layers(layer, which):
 
     expected = gradients(model, x)
     with mg.override(*which):
-        with pytest.raises(NotImplementedError, match="_cudnn_rnn_backward"):
-            gradients(*on_device)
+        same(gradients(*on_device), expected)
         with torch.backends.cudnn.flags(enabled=False):
-            found = gradients(*on_device)
-    same(found, expected)
+            same(gradients(*on_device), expected)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_gradients_of_recurrent_layers_in_evaluation(layer):
+    """Which cuDNN does not have."""
+    torch.manual_seed(0)
+    model, x = layer(3, 4).double().eval(), torch.randn(4, 2, 3, dtype=F64)
+
+    def gradient(model, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(model(x)[0].sin().sum(), x)
+
+    with mg.override():
+        same(gradient(copy.deepcopy(model).to("cuda"), x.cuda()), gradient(model, x))
 
 
 def test_forward_ad():

@@ -310,11 +310,10 @@ gap(
     "aten::mkldnn_rnn_layer_backward",
     reason="PyTorch calls it where nothing is differentiated again, and the rule of mkldnn_rnn_layer where it is",
 )
+gap("aten::_cudnn_rnn_backward", reason="the rule of _cudnn_rnn has all orders, and calls it in the first only")
 gap(
-    "aten::_cudnn_rnn",
-    "aten::_cudnn_rnn_backward",
     "aten::miopen_rnn",
-    reason="all layers of a network in one opaque buffer; without cuDNN or MIOpen PyTorch calls cells that have rules",
+    reason="all layers of a network in one opaque buffer; without MIOpen PyTorch calls cells that have rules",
 )
 gap(
     "aten::_lstm_mps",

@@ -1,6 +1,7 @@
 """The vocabulary for writing derivatives: formulas, rules and their parts."""
 
 from ..engine.sharding import is_sharded
+from ..internals import tangents_possible
 from ..sample import Sample
 from ..schema import blocksize
 from ..versions import reached
@@ -61,5 +62,6 @@ __all__ = [
     "rules",
     "samples_for",
     "samples_in",
+    "tangents_possible",
     "where_finite",
 ]

@@ -1,3 +1,3 @@
 """Recurrent layers: importing a module enters its formulas and rules in the registries."""
 
-from . import cells, lstm_layer
+from . import cells, lstm_layer, network
