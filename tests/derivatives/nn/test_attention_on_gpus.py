@@ -93,6 +93,12 @@ def test_every_mode(name, heads, options):
         check(call(name, **options), [inputs(heads=heads)], checks=("forward", "third order"))
 
 
+@pytest.mark.parametrize("rule", GPU_RULES, ids=lambda r: r.name)
+def test_every_mode_of_the_samples(rule):
+    with mg.override(*GPU_RULES):
+        check(rule.probe, rule.samples(torch.float64, "cpu"), checks=())
+
+
 @pytest.mark.parametrize("name", ["efficient", "cudnn"])
 def test_a_mask_is_added(name):
     mask = random(1, 2, 3, 4, seed=4)

@@ -85,6 +85,11 @@ def test_every_mode(name):
         check(f, [given], checks=("forward",), name=name, shrink=False)
 
 
+def test_every_mode_of_the_samples():
+    with mg.override(GPU_RULE):
+        check(GPU_RULE.probe, GPU_RULE.samples(torch.float64, "cpu"), checks=(), shrink=False)
+
+
 def test_a_third_derivative():
     f, given = case(LSTM)
     with mg.override(GPU_RULE):

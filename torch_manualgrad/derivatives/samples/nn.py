@@ -99,6 +99,72 @@ def _untracked_mask(attn_mask: Tensor | None = None, **others: Any) -> dict[str,
     return {"attn_mask": None if attn_mask is None else untracked(attn_mask), **others}
 
 
+# -- attention on GPUs -------------------------------------------------------------------------------------------------
+
+
+def _gpu_attention_inputs(name: str, dtype: torch.dtype, device: torch.device | str) -> Iterable[tuple[Any, ...]]:
+    """Arguments of the operator, of dtypes that the device's kernel takes."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    device = "cuda" if torch.cuda.is_available() else device  # elsewhere something stands in for the kernel
+    if dtype.is_complex or not (device != "cuda" or half or name == "efficient" and dtype is torch.float32):
+        return
+    q, k, v = (random(1, 2, 4, 8, dtype=dtype, device=device, seed=seed) for seed in range(3))
+    for causal in (False, True):
+        yield (q, k, v, 0.0, causal) if name == "flash" else (q, k, v, None, True, 0.0, causal)
+    if name == "efficient":
+        yield q, k, v, random(1, 2, 4, 4, dtype=dtype, device=device, seed=3), True, 0.0, False
+
+
+def _gpu_attention_backward(name: str, g: Tensor, given: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of the backward, given those of the forward and its results."""
+    q, k, v, *options, p, causal = given
+    out, logsumexp, *others = saved
+    if name == "flash":
+        return g, q, k, v, out, logsumexp, *others[:4], p, causal, *others[4:6]
+    mask = options[0]
+    if name == "efficient":
+        return g, q, k, v, mask, out, logsumexp, *others, p, [True, True, True, mask is not None], causal
+    return g, q, k, v, out, logsumexp, *others[4:6], mask, *others[:4], p, causal
+
+
+# where the mask, dropout_p and is_causal are among the arguments of the backward
+_PLACES = {"efficient": (4, 9, 11), "flash": (None, 10, 11), "cudnn": (8, 13, 14)}
+
+
+def _gpu_attention_samples(name: str) -> None:
+    operator = f"_scaled_dot_product_{name}_attention"
+    forward, backward = (getattr(torch.ops.aten, operator + suffix) for suffix in ("", "_backward"))
+
+    @samples_for(f"aten::{operator}")
+    def samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        yield from (Sample(*given) for given in _gpu_attention_inputs(name, dtype, device))
+
+    probe_for(f"aten::{operator}")(first_of(operator))
+
+    @samples_for(f"aten::{operator}_backward")
+    def backward_samples(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+        for given in _gpu_attention_inputs(name, dtype, device):
+            g = random(*given[0].shape, dtype=dtype, device=given[0].device, seed=4)
+            yield Sample(*_gpu_attention_backward(name, g, given, forward(*given)))
+
+    @probe_for(f"aten::{operator}_backward")
+    def backward_probe(*args: Any) -> list[Tensor]:
+        """The backward with the outputs of its own inputs, whatever outputs it is given."""
+        at_mask, at_p, at_causal = _PLACES[name]
+        mask = None if at_mask is None else args[at_mask]
+        options = () if name == "flash" else (mask, True)
+        constant = () if name == "flash" else (None if mask is None else untracked(mask), True)
+        g, q, k, v = args[:4]
+        last = (args[at_p], args[at_causal])
+        saved = forward(*map(untracked, (q, k, v)), *constant, *last)
+        found = backward(*_gpu_attention_backward(name, g, (q, k, v, *options, *last), saved))
+        return uneven(*[f for f in found if f is not None and f.numel()])
+
+
+for _name in ("efficient", "flash", "cudnn"):
+    _gpu_attention_samples(_name)
+
+
 # -- batch norm --------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,33 @@ samples_for("aten::_thnn_fused_lstm_cell")(_samples(4))
 samples_for("aten::_thnn_fused_gru_cell")(_samples(3))
 
 
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+@samples_for("aten::_cudnn_rnn")
+def networks(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    """One layer of each kind."""
+    device = "cuda" if torch.cuda.is_available() else device
+    if dtype.is_complex:
+        return
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype, generator=generator, device="cpu").to(device)
+
+    for mode, gates in ((0, 3), (1, 3), (LSTM, 12), (3, 9)):
+        weights = [draw(gates, 2), draw(gates, 3), draw(gates), draw(gates)]
+        states = draw(1, 2, 3), draw(1, 2, 3) if mode == LSTM else None
+        yield Sample(draw(3, 2, 2), weights, 4, None, *states, mode, 3, 0, 1, False, 0.0, True, False, [], None)
+
+
+@probe_for("aten::_cudnn_rnn")
+def network_probe(*args: Any) -> tuple[Tensor, ...]:
+    """The output and the last states."""
+    found = torch.ops.aten._cudnn_rnn(*args)
+    return tuple(found[: 2 if args[5] is None else 3])
+
+
 # -- lstm layer --------------------------------------------------------------------------------------------------------
 
 
