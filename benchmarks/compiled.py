@@ -1,13 +1,18 @@
 """Training steps of programs with second derivatives, compiled: backend "manualgrad" next to no compilation and to PyTorch's compiler.
 
 PyTorch's compiler has no second derivative. Its contender is the same program restructured by hand: the first derivative is
-computed inside of the compiled function, by torch.func.grad. First-order programs are compiled as they are.
+computed inside of the compiled function, by torch.func.grad. First-order programs are compiled as they are. JAX computes the
+same gradients in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +23,7 @@ from torch.func import functional_call
 
 import torch_manualgrad as mg
 
-COLUMNS = ["program", "size", "eager", "restructured", "ours"]
+COLUMNS = ["program", "size", "eager", "restructured", "jax", "ours"]
 Step = Callable[[], object]
 
 
@@ -181,6 +186,16 @@ PROGRAMS: dict[tuple[str, str], Callable[[], dict[str, Step]]] = {
 }
 
 
+def jax_seconds(program: str, seconds: float) -> list[float]:
+    """Of JAX's gradients of the same program; empty where it has none, or cannot be had."""
+    command = [sys.executable, str(Path(__file__).parent / "contenders/jax_compiled.py"), program, str(seconds)]
+    try:
+        found = subprocess.run(command, capture_output=True, timeout=60 + seconds, check=True).stdout
+        return json.loads(found)
+    except (subprocess.SubprocessError, ValueError):
+        return []
+
+
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for (program, size), make in PROGRAMS.items():
@@ -194,9 +209,18 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             except Exception as error:
                 print(f"{program}: {name} raises {type(error).__name__}: {str(error).splitlines()[0]}")
                 del steps[name]
-        found.append({"program": program, "size": size, **summary(measure(steps, given.seconds), "eager")})
+        times = measure(steps, given.seconds)
+        if given.jax and (seconds := jax_seconds(program, given.seconds / 4)):
+            times["jax"] = seconds
+        found.append({"program": program, "size": size, **summary(times, "eager")})
     return found
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-jax", dest="jax", action="store_false", help="which is left out too if it is not installed"
+    )
+
+
 if __name__ == "__main__":
-    main("compiled", "Training steps of compiled programs", rows, COLUMNS, threads=[1], seconds=6)
+    main("compiled", "Training steps of compiled programs", rows, COLUMNS, threads=[1], options=options, seconds=6)
