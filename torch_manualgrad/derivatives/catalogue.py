@@ -129,7 +129,7 @@ gap(
     "aten::special_scaled_modified_bessel_k0",
     "aten::special_scaled_modified_bessel_k1",
     "aten::special_spherical_bessel_j0",
-    reason="a special function, whose derivative PyTorch does not have",
+    reason="a special function: PyTorch returns the result without a history, so that the gradient through it is silently zero",
 )
 gap(
     "aten::special_chebyshev_polynomial_t",
@@ -168,7 +168,7 @@ gap(
     "aten::special_shifted_chebyshev_polynomial_w",
     "aten::special_shifted_chebyshev_polynomial_w.n_scalar",
     "aten::special_shifted_chebyshev_polynomial_w.x_scalar",
-    reason="an orthogonal polynomial, whose derivative PyTorch does not have",
+    reason="an orthogonal polynomial: PyTorch returns the result without a history, so that the gradient through it is silently zero",
 )
 gap("aten::miopen_rnn_backward", reason="the derivative of a derivative that only AMD devices have")
 composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")

@@ -58,3 +58,6 @@ PROOFS = {
     "aten::_weight_norm_interface": {"values": [own("rev-rev")]},
     "aten::_weight_norm_interface_backward": {"missing": [own("rev")]},
 }
+for _name in ("efficient", "flash", "cudnn"):  # of GPUs
+    _operator = f"aten::_scaled_dot_product_{_name}_attention"
+    PROOFS |= {_operator: {"missing": [own("fwd")]}, f"{_operator}_backward": {"missing": [own("rev")]}}

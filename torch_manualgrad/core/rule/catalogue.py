@@ -37,7 +37,9 @@ class Entry(NamedTuple):
     reason: str = ""
 
 
-catalogue: Registry[Entry] = Registry("entry", beside=rules)
+catalogue: Registry[Entry] = Registry(
+    "entry", beside=rules, instead="pass register=False to a rule of your own, or remove the entry"
+)
 operators_of: dict[
     str, tuple[str, ...]
 ] = {}  # a public function below torch -> the operators with a rule that it reaches
