@@ -115,6 +115,10 @@ def test_show_every_name():
         assert str(formula.signature.schema) in text and f"def {name}(" in text
 
 
+def test_show_names_the_rules_that_reach_a_formula_through_others():
+    assert "aten::linalg_vector_norm, aten::norm.Scalar" in printed("show", "norm_backward")
+
+
 def test_show_takes_short_names():
     assert printed("show", "norm").count("rule       ") == 6  # all overloads, and what torch.norm reaches
     assert printed("show", "manualgrad::norm_jvp")

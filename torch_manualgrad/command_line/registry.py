@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable
@@ -97,13 +98,35 @@ def _first_line(formula: Formula) -> str:
     return (inspect.getdoc(formula.reference) or "").partition("\n")[0]
 
 
+@functools.cache
+def _called(formula: Formula) -> frozenset[str]:
+    """The formulas that a formula's body names."""
+    code, known = formula.reference.__code__, formula.reference.__globals__
+    return frozenset(name for name in code.co_names if isinstance(known.get(name), Formula))
+
+
+def _users(formula: Formula) -> list[str]:
+    """The rules that use a formula, also through others, or as what plain calls run."""
+    found, last = {formula.__name__}, 0
+    while len(found) > last:
+        last = len(found)
+        found |= {name for name, one in ops.items() if isinstance(one, Formula) and found & _called(one)}
+    return [
+        rule.name
+        for rule in rules.values()
+        if any(f.__name__ in found for f in rule.formulas)
+        or rule.compiled_vjp is not None
+        and rule.compiled_vjp.formula is formula
+    ]
+
+
 def _show_formula(formula: Formula) -> Answer:
-    users = [rule.name for rule in rules.values() if formula in rule.formulas]
+    users = _users(formula)
     fields = [
         ("formula", formula.__name__),
         ("schema", str(formula.signature.schema)),
         ("kernels", ", ".join(kernels_of(formula)) or "none: transparent to autograd, vmap and the compiler"),
-        ("used by", ", ".join(users) or "no rule directly"),
+        ("used by", ", ".join(users) or "no rule"),
         ("written", _place(formula.reference)),
     ]
     return Answer([Fields("formula", fields), Source("source", inspect.getsource(formula.reference).rstrip())])
