@@ -241,6 +241,9 @@ def check_masked_entries(rule, order):
                 if [o.shape for o in outputs] != [o.shape for o in expected]:
                     continue
                 clean = [(o == e).detach() for o, e in zip(outputs, expected)]
+                for c in clean:
+                    if c.shape == x.shape:  # with some vectors PyTorch's elu_backward takes nan for a positive number
+                        c[at] = False
                 if OF_MATRICES.search(rule.name):  # a matrix is one thing
                     clean = [c.all(-1, keepdim=True).all(-2, keepdim=True) if c.dim() > 1 else c for c in clean]
                 cotangents = [torch.where(c, torch.linspace(-1, 2, e.numel()).view(e.shape).to(e), 0)
