@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as nnf
-from helpers.planted import COMPLEX, DOUBLE, function
+from helpers.planted import COMPLEX, DOUBLE, function, only
 from helpers.tensors import random
 from torch import Tensor
 
-from torch_manualgrad.testing import Report, Sample, check
+from torch_manualgrad.testing import Report, Sample
 from torch_manualgrad.testing.checks.edge_samples import edge_samples
 from torch_manualgrad.testing.comparison.problem import Problem
 from torch_manualgrad.testing.numerics.kinks import ranges
@@ -18,7 +18,7 @@ FLOAT = torch.float32
 
 
 def edges(fn, *args: Tensor) -> Report:
-    return check(fn, [args], modes=(), checks=("edges",), raise_on_failure=False)
+    return only("edges", fn, *args)
 
 
 def places(report: Report) -> set[str]:
