@@ -6,6 +6,7 @@ A new rule is covered by being registered: nothing here names one.
 import pytest
 import torch
 from helpers.layouts import compare_layouts
+from helpers.structural import OF_NUMBERS, STRUCTURAL
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
@@ -44,21 +45,32 @@ if not torch_reached("2.12"):
     FAIL_ON_STOCK["aten::_fft_r2c"] = "fake"  # of other strides
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_all_modes_on_the_rules_own_samples(rule, dtype):
+def structural_dtype(rule):
+    """The dtype of the structural checks of a rule; that of half of the rules is complex, if they take it."""
+    return DTYPES[RULES.index(rule) % 2] if samples(rule, torch.complex128) else torch.float64
+
+
+def check_own_samples(rule, dtype, **options):
     found = samples(rule, dtype)
     if not found:
         assert dtype.is_complex
         return
+    checks = [c for c in options.pop("checks") if c != FAIL_ON_STOCK.get(rule.name)]
     with mg.override(rule):
-        check(
-            rule.probe,
-            found,
-            name=rule.name,
-            gaps=rule.gaps,
-            checks=[c for c in CHECKS if c != FAIL_ON_STOCK.get(rule.name)],
-        )
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=checks, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_all_modes_on_the_rules_own_samples(rule, dtype):
+    check_own_samples(rule, dtype, checks=CHECKS if dtype == structural_dtype(rule) else OF_NUMBERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_what_is_kept_built_and_traced_in_the_other_dtype(rule):
+    (dtype,) = {*DTYPES} - {structural_dtype(rule)}
+    check_own_samples(rule, dtype, modes=(), checks=STRUCTURAL)
 
 
 @pytest.mark.parametrize("name, at", FAIL_ON_STOCK.items())
@@ -85,8 +97,10 @@ def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch
     if not found:
         assert dtype.is_complex
         return
+    # the structural checks in the other dtype than those of the rule alone
+    is_turn = dtype != structural_dtype(rule) or not samples(rule, torch.complex128)
     with mg.override():
-        check(rule.probe, found, name=rule.name, gaps=rule.gaps)
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, checks=CHECKS if is_turn else OF_NUMBERS)
         left = [s for s in found if rule.defer_to_stock(*rule.signature.bind(leaves(s.args), s.kwargs))]
         outputs = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
     stock = [rule.probe(*leaves(s.args), **s.kwargs) for s in left]
@@ -135,13 +149,22 @@ OF_DERIVATIVES = tuple(c for c in CHECKS if c not in ("kernel", "fake", "opcheck
 AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose samples are all kinks
 
 
+def in_turn():
+    """Of the samples of one operator every second one; in the other dtype, and under the other override, the rest."""
+    for which, label in ((("*",), "all"), ((), "improving")):
+        for dtype in DTYPES:
+            turn = (dtype.is_complex + (label == "all")) % 2
+            for slow in (False, True):
+                marks = [pytest.mark.slow] * slow
+                yield pytest.param(which, dtype, turn ^ slow, id=f"{label}-{dtype}{'-rest' * slow}", marks=marks)
+
+
 @pytest.mark.parametrize("name", reached())
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
-def test_all_modes_on_the_operator_database(name, dtype, which):
-    report = Report()
+@pytest.mark.parametrize(("which", "dtype", "turn"), in_turn())
+def test_all_modes_on_the_operator_database(name, which, dtype, turn):
+    report, cases = Report(), [*op_samples(name, dtype, limit=6)]
     with mg.override(*which):
-        for case in op_samples(name, dtype, limit=6):
+        for case in cases[turn::2] if len(cases) > 1 else cases:
             if case.name != AT_ZERO:
                 report += check(
                     case.fn,
