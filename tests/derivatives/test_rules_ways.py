@@ -145,16 +145,25 @@ def works(way, call, order):
 def test_where_no_value_may_be_read(rule, way):
     for dtype in DTYPES if way in ("batched", "meta") else DTYPES[:1]:
         for call in islice(calls(rule, dtype), 1 if way in TRACED else None):
-            for order in (1, 2):
+            for order in (2, 1):
                 if way in ("forward, batched", "tangent of one batched") and "fwd" in rule.gaps:
                     continue  # whatever PyTorch does
                 if way == "tangent of one batched" and rule.name in TAKEN_APART:
                     continue
-                if works(WAYS[way], call, order):
-                    with mg.override(rule):
-                        found, expected = WAYS[way](call, order)
-                    single = any(x.dtype is torch.float32 for x in expected)  # what PyTorch has in no other precision
-                    tolerance = 1e-5 if single else 1e-9
-                    torch.testing.assert_close(
-                        found, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{call}, {order}: {m}"
-                    )
+                try:
+                    agrees_outside(WAYS[way], call, order)
+                except Exception as error:
+                    # asked last: of most calls PyTorch need not be asked
+                    if works(WAYS[way], call, order):
+                        raise AssertionError(f"{call}, {order}: {error}") from error
+                else:
+                    if way == "traced":
+                        break  # through the first order, which opcheck traces alone; other tracers trace both
+
+
+def agrees_outside(way, call, order):
+    with mg.override(call.rule):
+        found, expected = way(call, order)
+    single = any(x.dtype is torch.float32 for x in expected)  # what PyTorch has in no other precision
+    tolerance = 1e-5 if single else 1e-9
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
