@@ -1,10 +1,8 @@
 """What core/internals relies on where values are read, or only shapes are: known zeros, modes, tracing."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from helpers.interpreters import run_python
 from helpers.ops import inside_kernel
 from helpers.tensors import random, same
 from torch.func import grad, vmap
@@ -31,7 +29,7 @@ def test_a_mode_sees_calls_below_autograd_and_their_memory():
     assert internals.memory_of(x.to_sparse()) is None
 
 
-def test_a_mode_imports_no_dynamo_and_is_not_compiled():
+def test_a_mode_imports_no_dynamo_and_is_not_compiled(tmp_path):
     code = """
 import sys, torch
 from torch_manualgrad.core import internals
@@ -47,7 +45,7 @@ graphs = []
 dispatch = torch.compile(Seen().__torch_dispatch__, backend=lambda graph, _: graphs.append(graph) or graph.forward)
 assert dispatch(torch.sin, (), (torch.zeros(2),)).eq(0).all() and not graphs
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = run_python("-c", code, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 

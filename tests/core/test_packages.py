@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.interpreters import run_python
 from helpers.ops import define
 
 import torch_manualgrad as mg
@@ -73,16 +74,15 @@ def test_the_command_line(hardlib):
         (["show", "hardlib::hardsigmoid", "--import", "hardlib.rules"], "rule       hardlib::hardsigmoid"),
         (["check", "hardlib.rules:hardsigmoid", "--modes", "rev-rev", "--checks", "duality"], ", 0 failed"),
     ):
-        run = python(folder, "-m", "torch_manualgrad", *arguments)
+        run = run_python("-m", "torch_manualgrad", *arguments, folder=folder)
         assert run.returncode == 0 and printed in run.stdout, run.stdout + run.stderr
-    run = python(folder, "-m", "torch_manualgrad", "list", "--import", "nolib.rules")
+    run = run_python("-m", "torch_manualgrad", "list", "--import", "nolib.rules", folder=folder)
     assert run.returncode == 2 and "there is no module 'nolib.rules'" in run.stderr
 
 
 def test_the_test_of_the_guide(hardlib):
-    run = python(
-        hardlib[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_manualgrad_pytest", "test_rules.py"
-    )
+    plugins = ["-p", "no:cacheprovider", "-p", "torch_manualgrad_pytest"]
+    run = run_python("-m", "pytest", "-q", *plugins, "test_rules.py", folder=hardlib[0])
     assert "1 passed" in run.stdout, run.stdout + run.stderr
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cuda_on_host.build import COMPILER, ROOT, build, build_samples
 from cuda_on_host.run import environment, run
+from helpers.interpreters import run_python
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(COMPILER) is None or platform.system() != "Linux", reason="g++ on Linux is needed"),
@@ -143,24 +144,25 @@ check(gA, -(gB @ X.mT).triu())
 }
 
 
-def outcome(unit: str, library: Path) -> str:
-    """What a process says that calls the kernels of this unit."""
-    command = [sys.executable, "-c", LOADED.format(library=str(library)) + CALLED[unit]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def outcome(unit: str, library: Path, folder: Path) -> str:
+    """What a process says that calls the kernels of this unit, without the package, which defines the operators too."""
+    program = folder / "program.py"
+    program.write_text(LOADED.format(library=str(library)) + CALLED[unit])
+    done = run_python(program, folder=folder, imported=("torch",))
     assert done.returncode in (0, 1), done.stderr
     return done.stderr.strip().splitlines()[-1] if done.returncode else "right"
 
 
 @pytest.mark.parametrize("unit", CALLED)
-def test_without_a_fault(unit):
-    assert outcome(unit, build(only=[unit])) == "right"
+def test_without_a_fault(unit, tmp_path):
+    assert outcome(unit, build(only=[unit]), tmp_path) == "right"
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_planted_faults_are_found(fault):
+def test_planted_faults_are_found(fault, tmp_path):
     """In a copy of the sources, one at a time."""
     unit, source, old, new, shown = PLANTED[fault]
-    found = outcome(unit, build(only=[unit], edits={source: [(old, new)]}))
+    found = outcome(unit, build(only=[unit], edits={source: [(old, new)]}), tmp_path)
     assert shown in found, found
 
 

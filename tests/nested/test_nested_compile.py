@@ -1,14 +1,13 @@
 """torch.compile of programs on nested tensors under override: what PyTorch compiles, compiles; graphs follow the override."""
 
 import contextlib
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
+from helpers.interpreters import run_python
 from helpers.tensors import random
 
 import torch_manualgrad as mg
@@ -158,7 +157,7 @@ def test_graphs_follow_the_override():
                 torch.testing.assert_close(gradient(compiled), ours if inside else stocks)
 
 
-def test_no_tracer_keeps_a_kernel_that_is_gone():
+def test_no_tracer_keeps_a_kernel_that_is_gone(tmp_path):
     """In a process of its own, in which PyTorch's tracer meets the operator before and after the first override."""
     program = """
 import torch, torch_manualgrad as mg
@@ -174,8 +173,7 @@ with mg.override():
 print(torch.autograd.grad(f(x).sum(), x)[0].values().unique().item())
 """
     for before in (True, False):
-        command = [sys.executable, "-W", "ignore", "-c", program.format(before=before)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_python("-c", program.format(before=before), folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["1.0", "1.0"]
 

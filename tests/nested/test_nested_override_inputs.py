@@ -2,13 +2,12 @@
 
 import contextlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
+from helpers.interpreters import run_python
 from helpers.nested_layouts import both_layouts, nest
 from helpers.tensors import random, same
 
@@ -120,7 +119,7 @@ def test_bad_input_raises_pytorchs_errors(layout):
         ("jagged", "x.split_with_sizes([1, 2], -1)[1]", [[0.0, 1.0, 1.0]] * 2),
     ],
 )
-def test_nothing_ends_the_process(layout, call, first):
+def test_nothing_ends_the_process(layout, call, first, tmp_path):
     """As stock's backward of split does on jagged tensors: in a process of its own, or it would be this one."""
     program = f"""
 import torch, torch_manualgrad as mg
@@ -129,7 +128,7 @@ with mg.override():
     sum(c.sum() for c in {call}.unbind()).backward()
 print(x.grad.unbind()[0].tolist())
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    done = run_python("-c", program, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(first)
 

@@ -1,11 +1,9 @@
 """What PyTorch does on its own nested tensors, it does under override: sizes, refusals, views, what results share."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.interpreters import run_python
 from helpers.nested_layouts import both_layouts, nest
 from helpers.tensors import random, same
 
@@ -159,6 +157,6 @@ for f in (torch.sin, torch.relu, torch.clone, torch.nn.functional.gelu, lambda x
 """
 
 
-def test_the_fallback_of_a_replacement_stays_registered():
-    done = subprocess.run([sys.executable, "-c", UNREGISTERED], capture_output=True, text=True)
+def test_the_fallback_of_a_replacement_stays_registered(tmp_path):
+    done = run_python("-c", UNREGISTERED, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.interpreters import run_python
 
 import torch_manualgrad as mg
 
@@ -32,8 +31,9 @@ MOST_ROWS = {
     "suites.md": 80,
     "troubleshooting.md": 80,
 }
-# pages whose blocks are files: tests/core/test_packages.py has the first, test_the_workflow_runs the second
-ELSEWHERE = ["packages.md", "check_in_ci.md"]
+# pages whose blocks are files: tests/core/test_packages.py has the first, test_the_workflow_runs the second; and the
+# tour, which test_readme.py runs, and compares what it prints with the page
+ELSEWHERE = ["packages.md", "check_in_ci.md", "tour.md"]
 COMPILES = ["compiled_operators.md"]
 
 if not DOCS.exists():
@@ -55,11 +55,9 @@ def examples(page: Path) -> str:
     return "\n".join(lines)
 
 
-def run(*command: str | Path, folder: Path) -> None:
-    """Run Python with these arguments."""
-    paths = [str(Path(mg.__file__).parents[1]), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder)
+def run(*command: str | Path, folder: Path, **environment: str) -> None:
+    """Run Python with these arguments and variables."""
+    done = run_python(*command, folder=folder, environment={"MPLBACKEND": "agg", **environment})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -67,14 +65,15 @@ WITH_EXAMPLES = [p for p in PAGES if examples(p).strip() and name(p) not in ELSE
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
-def test_examples_run(page, tmp_path, monkeypatch):
+def test_examples_run(page, tmp_path):
+    environment = {}
     if name(page) in COMPILES:
         if not (shutil.which("c++") and shutil.which("ninja")):
             pytest.skip("no C++ compiler, or no ninja")
-        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        environment["TORCH_EXTENSIONS_DIR"] = str(tmp_path)
     path = tmp_path / f"{page.stem}.py"
     path.write_text(examples(page))
-    run(path, folder=tmp_path)
+    run(path, folder=tmp_path, **environment)
 
 
 def test_the_workflow_runs(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as nnf
+from helpers.interpreters import run_python
 from helpers.planted import COMPLEX, DOUBLE, FIRST, columns, function
 from helpers.tensors import random
 from torch import Tensor
@@ -243,11 +244,9 @@ def test_plugin(tmp_path) -> None:
         "def test_other():\n    pass\n"
     )
     # without the entry point, which may or may not be installed here
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "derivatives", "-p", "torch_manualgrad_pytest"]
-    found = subprocess.run(
-        [*command, "--strict-markers", "test_it.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = ["-m", "pytest", "-q", "-m", "derivatives", "-p", "torch_manualgrad_pytest", "--strict-markers"]
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    found = run_python(*command, "test_it.py", folder=tmp_path, environment=environment)
     assert "1 failed, 1 passed, 1 deselected" in found.stdout, found.stdout + found.stderr
 
 
