@@ -84,7 +84,7 @@ print(entered, min(counts))
 """
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_rules_come_and_go_while_threads_compute_with_every_one(seconds):
     done = subprocess.run(
         [sys.executable, "-c", WORK, str(seconds)], capture_output=True, text=True, timeout=60 + 3 * seconds
