@@ -63,6 +63,18 @@ class _batch_norm_jvp(Formula):
 class _batchnorm_double_backward(Formula):
     def __call__(_, input: Tensor, gamma: Tensor | None, ggI: Tensor | None, ggG: Tensor | None, ggB: Tensor | None, gO: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]: ...
 
+class _bessel_j0(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
+class _bessel_j1(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
+class _bessel_y0(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
+class _bessel_y1(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
 class _binary_cross_entropy_double_backward(Formula):
     def __call__(_, grad_output: Tensor, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor: ...
 
@@ -534,6 +546,15 @@ class _mm_mat1_sparse_backward(Formula):
 class _mm_mat2_backward(Formula):
     def __call__(_, grad: Tensor, mat1: Tensor, mat2_strides: Sequence[int] | None = None, alpha: Number = 1) -> Tensor: ...
 
+class _modified_bessel_i1(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
+class _modified_bessel_k0(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
+class _modified_bessel_k1(Formula):
+    def __call__(_, self: Tensor) -> Tensor: ...
+
 class _mse_loss_double_backward(Formula):
     def __call__(_, grad: Tensor, input: Tensor, reduction: int) -> Tensor: ...
 
@@ -704,6 +725,12 @@ class _rrelu_with_noise_backward(Formula):
 
 class _scale_grad_by_count(Formula):
     def __call__(_, grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tensor: ...
+
+class _scaled_modified_bessel_k0(Formula):
+    def __call__(_, x: Tensor) -> Tensor: ...
+
+class _scaled_modified_bessel_k1(Formula):
+    def __call__(_, x: Tensor) -> Tensor: ...
 
 class _scatter_prod_factors(Formula):
     def __call__(_, src: Tensor, dim: int, index: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]: ...
@@ -904,6 +931,10 @@ class Ops(Registry[Formula]):
     batch_norm_backward_jvp: _batch_norm_backward_jvp
     batch_norm_jvp: _batch_norm_jvp
     batchnorm_double_backward: _batchnorm_double_backward
+    bessel_j0: _bessel_j0
+    bessel_j1: _bessel_j1
+    bessel_y0: _bessel_y0
+    bessel_y1: _bessel_y1
     binary_cross_entropy_double_backward: _binary_cross_entropy_double_backward
     binary_cross_entropy_double_backward_grad_output: _binary_cross_entropy_double_backward_grad_output
     binary_cross_entropy_double_backward_target: _binary_cross_entropy_double_backward_target
@@ -1061,6 +1092,9 @@ class Ops(Registry[Formula]):
     mm_mat1_backward: _mm_mat1_backward
     mm_mat1_sparse_backward: _mm_mat1_sparse_backward
     mm_mat2_backward: _mm_mat2_backward
+    modified_bessel_i1: _modified_bessel_i1
+    modified_bessel_k0: _modified_bessel_k0
+    modified_bessel_k1: _modified_bessel_k1
     mse_loss_double_backward: _mse_loss_double_backward
     mul_tensor_backward: _mul_tensor_backward
     multi_margin_loss_double_backward: _multi_margin_loss_double_backward
@@ -1118,6 +1152,8 @@ class Ops(Registry[Formula]):
     rms_norm_rstd_jvp: _rms_norm_rstd_jvp
     rrelu_with_noise_backward: _rrelu_with_noise_backward
     scale_grad_by_count: _scale_grad_by_count
+    scaled_modified_bessel_k0: _scaled_modified_bessel_k0
+    scaled_modified_bessel_k1: _scaled_modified_bessel_k1
     scatter_prod_factors: _scatter_prod_factors
     scatter_reduce_backward: _scatter_reduce_backward
     scatter_reduce_jvp: _scatter_reduce_jvp

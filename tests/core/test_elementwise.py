@@ -191,6 +191,9 @@ def test_conventions_at_the_edges_are_pytorchs(rule, x):
         except NotImplementedError:  # of PyTorch, which has no derivative in the first argument of zeta
             assert "missing" in rule.claims
             continue
+        except RuntimeError as error:  # of a Bessel function, whose result has no history
+            assert "does not require grad" in str(error) and "values" in rule.claims
+            continue
         if "values" in rule.claims:
             expected = [torch.where(e.isnan(), f, e) for e, f in zip(expected, found)]
         if (rule.name, str(x)) in WRONG:

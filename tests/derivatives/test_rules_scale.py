@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from helpers.rules import RULES, calls, random_like, zero_if_none
+from helpers.rules import RULES, calls, has_history, random_like, zero_if_none
 
 import torch_manualgrad as mg
 
@@ -121,7 +121,7 @@ def test_single_precision_against_double_at_every_scale(rule, dtype):
                 if right and tried:
                     continue  # whatever PyTorch's are
                 stock = attempt(way, call, exponent)
-                if stock is None:
+                if not stock:  # it raises, or its result has no history
                     break
                 stock_has_some = True
                 assert ours is not None and truth is not None, f"{call}, {way.__name__}: only PyTorch's has one"
@@ -132,7 +132,7 @@ def test_single_precision_against_double_at_every_scale(rule, dtype):
                         if not is_right(a, c, 2e-3) and not by_chance(way, call, exponent, i):
                             wrong.append((call, way.__name__, i, f"2^{exponent}", largest(c), largest(a)))
     assert not wrong, f"{len(wrong)} of {tried} or more: {wrong[:12]}"
-    assert tried or dtype.is_complex or (not stock_has_some and "missing" in rule.claims)
+    assert tried or dtype.is_complex or (not stock_has_some and "missing" in rule.claims) or not has_history(rule)
 
 
 def degrees(base, near, step):
@@ -166,7 +166,7 @@ def test_double_precision_at_every_scale_against_scale_one(rule, dtype):
                 if ours and all_right(ours, truths, 2e-9):
                     continue  # whatever PyTorch's are
                 stock = attempt(way, call, exponent)
-                if stock is None:
+                if not stock:
                     continue
                 assert ours is not None, f"{call}, {way.__name__}: only PyTorch's has one"
                 for i, (a, b, truth) in enumerate(zip(ours, stock, truths, strict=True)):

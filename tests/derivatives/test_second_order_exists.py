@@ -54,6 +54,8 @@ def test_second_derivatives_that_pytorch_has(rule, names):
             stock = depends(rule, sample, None)
         except (RuntimeError, NotImplementedError):
             continue
+        if not stock:  # PyTorch's result has no history
+            continue
         ours = depends(rule, sample, names)
         assert len(ours) == len(stock)
         if any(s and not o for s, o in zip(stock, ours)):

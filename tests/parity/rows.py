@@ -84,8 +84,10 @@ def _call(name: str, dtype: torch.dtype, position: int) -> Call:
 
 @cache
 def rows() -> list[Row]:
-    """All rows, rules first, in the order of the registry."""
-    return [_rule_row(r) for r in mg.rules.values()] + [_public_row(name, *about) for name, about in PUBLIC.items()]
+    """All rows, rules first, in the order of the registry; none for Bessel functions: PyTorch has no gradient to keep."""
+    return [_rule_row(r) for r in mg.rules.values() if "bessel" not in r.name] + [
+        _public_row(name, *about) for name, about in PUBLIC.items()
+    ]
 
 
 def _rule_row(rule: Any) -> Row:

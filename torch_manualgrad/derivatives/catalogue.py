@@ -118,17 +118,6 @@ nondifferentiable(
 # PyTorch calls these not differentiable.
 gap(
     "aten::special_airy_ai",
-    "aten::special_bessel_j0",
-    "aten::special_bessel_j1",
-    "aten::special_bessel_y0",
-    "aten::special_bessel_y1",
-    "aten::special_modified_bessel_i0",
-    "aten::special_modified_bessel_i1",
-    "aten::special_modified_bessel_k0",
-    "aten::special_modified_bessel_k1",
-    "aten::special_scaled_modified_bessel_k0",
-    "aten::special_scaled_modified_bessel_k1",
-    "aten::special_spherical_bessel_j0",
     reason="a special function: PyTorch returns the result without a history, so that the gradient through it is silently zero",
 )
 gap(

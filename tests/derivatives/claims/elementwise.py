@@ -160,3 +160,6 @@ PROOFS = {
     },
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
 }
+for _name in ("bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 "
+              "scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0").split():  # fmt: skip
+    PROOFS[f"aten::special_{_name}"] = {"values": [own("rev")]}

@@ -6,6 +6,7 @@ from . import (
     bessel,
     clamp,
     copies,
+    cylinder,
     dirichlet,
     fake_quantize,
     foreach,
