@@ -237,7 +237,7 @@ def test_a_failure_names_the_edge_the_element_and_both_numbers() -> None:
     report = edges(function(lambda x: x.sin(), lambda g, x: g * x.cos() * x.sign().abs()), random(3))
     text = str(next(r for r in report.failures if r.engine == "rev/eager, at some zeros of args[0]"))
     assert "gradient of args[0][0]: differentiable here" in text
-    assert "ours 0, reference 1.1" in text or "ours 0, reference 0." in text
+    assert "found 0, reference 1.1" in text or "found 0, reference 0." in text
 
 
 def test_functions_wrong_at_ordinary_samples_are_not_judged_at_edges() -> None:

@@ -39,8 +39,8 @@ def report() -> Report:
 def test_text_says_what_where_why_and_when(report: Report) -> None:
     text = str(report)
     assert text.startswith("| function | sample ") and not report.ok and not report
-    assert "twice (f64[2]) float64: rev [eager], rev [func] wrong: ours " in text
-    assert "    d output[1] / d args[0][1]: ours " in text
+    assert "twice (f64[2]) float64: rev [eager], rev [func] wrong: found " in text
+    assert "    d output[1] / d args[0][1]: found " in text
     assert "likely cause (rev): the gradient of args[0] is the right one times 2: a factor in the vjp" in text
     assert "smallest failing sample (rev, fwd): Sample(torch.tensor(" in text
     # what is the same in many ways is said once, and for samples that look the same too
@@ -115,7 +115,7 @@ def test_the_element_of_one_input_and_output() -> None:
     (element,) = set(elements(failing(lambda y, x: (y, fn(x)), (random(2), random(2, 3)))).values())
     assert (element.at, element.of) == ("args[1][1, 2]", "output 1[1, 2]")
     assert (element.ours, element.reference) == (pytest.approx(2.5), pytest.approx(2))
-    assert str(element) == "d output 1[1, 2] / d args[1][1, 2]: ours 2.5, reference 2"
+    assert str(element) == "d output 1[1, 2] / d args[1][1, 2]: found 2.5, reference 2"
 
 
 def test_the_element_of_a_scalar_and_of_large_and_small_values() -> None:
@@ -129,14 +129,14 @@ def test_the_element_of_a_scalar_and_of_large_and_small_values() -> None:
 def test_the_element_of_complex_numbers() -> None:
     fn = function(lambda z: 1j * z, lambda g, z: 1j * g)
     element = elements(failing(fn, (random(2, dtype=COMPLEX),)))["rev [eager]"]
-    assert str(element) == "d Im output[1] / d Re args[0][1]: ours -1, reference 1"
+    assert str(element) == "d Im output[1] / d Re args[0][1]: found -1, reference 1"
 
 
 def test_the_element_of_a_second_derivative() -> None:
     fn = function(lambda x: x**3, lambda g, x: g * 3 * x.detach() ** 2)
     x = torch.tensor([0.5, 2.0], dtype=DOUBLE)
     element = elements(failing(fn, (x,), modes=("rev", "rev-rev")))["rev-rev [eager]"]
-    assert str(element) == "d (d output[1] / d args[0][1]) / d args[0][1]: ours 0, reference 12"
+    assert str(element) == "d (d output[1] / d args[0][1]) / d args[0][1]: found 0, reference 12"
 
 
 def test_an_element_that_shows_only_through_the_loss() -> None:
@@ -152,7 +152,7 @@ def test_the_element_of_compared_tensors() -> None:
 
     x = torch.tensor([[1.0, 2.0], [10.0, 4.0]], dtype=DOUBLE)
     found = elements(failing(fn, (x,), modes=(), checks=("noncontiguous",)))
-    assert str(found["noncontiguous [transposed]"]) == "output 0[0, 1]: ours 10, reference 2"
+    assert str(found["noncontiguous [transposed]"]) == "output 0[0, 1]: found 10, reference 2"
 
 
 def test_one_input_alone_and_one_output_alone() -> None:

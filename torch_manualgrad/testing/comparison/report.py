@@ -36,7 +36,7 @@ class Element:
 
     def __str__(self) -> str:
         what = f"d {self.of} / d {self.at}" if self.of else self.at
-        return f"{what}: ours {self.ours:.6g}, reference {self.reference:.6g}"
+        return f"{what}: found {self.ours:.6g}, reference {self.reference:.6g}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Result:
         """The outcome, both numbers, and where they differ most."""
         said = self.outcome
         if not math.isnan(self.reference) or not math.isnan(self.ours):
-            said += f": ours {self.ours:.10g}, reference {self.reference:.10g}, "
+            said += f": found {self.ours:.10g}, reference {self.reference:.10g}, "
             said += f"off by {self.absolute:.3g} (relative {self.relative:.3g})"
         said = f"{said}: {self.detail}" if self.detail else said
         return f"{said}\n    {self.element}" if self.element else said
