@@ -162,7 +162,7 @@ def test_explain_says_who_serves_a_call_and_what_is_kept(module):
     text = printed("explain", "linalg.lu")
     assert "linalg_lu_jvp" in text and "values: PyTorch's derivative is wrong" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| (f64[3, 3]) ")]
-    assert line.endswith("| 216                   | 216                    |")  # A has none; P, L and U are 3 x 3
+    assert line.endswith("| 216                    | 216                     |")  # A has none; P, L and U are 3 x 3
     assert "PyTorch keeps the call" in printed("explain", "layer_norm")
     assert "leaves it to PyTorch" in printed("explain", "aten::sin")
     assert "by PyTorch: view" in printed("explain", "transpose.int")

@@ -30,7 +30,7 @@ CLAIMS = {
     "missing": "PyTorch raises in some mode",
     "speed": "this derivative is faster than PyTorch's",
 }
-HEADER = ["sample", "forward", "backward", "kernels", "bytes kept by PyTorch", "bytes kept by the rule"]
+HEADER = ["sample", "forward", "backward", "kernels", "bytes saved by PyTorch", "bytes saved by the rule"]
 
 
 def explain(name: str, samples: str | None, dtype: str = "float64") -> Answer:
@@ -46,8 +46,14 @@ def explain(name: str, samples: str | None, dtype: str = "float64") -> Answer:
         entry = catalogue[full]
         why = f"by PyTorch: {entry.kind}, {entry.reason or KINDS[entry.kind]}"
         return Answer([Fields(entry.name, [("operator", entry.name), ("differentiated", why)])])
+    found_rules = rules_of(name)
     parts: list[Part] = []
-    for rule in rules_of(name):
+    if len(found_rules) > 1:
+        names = ", ".join(rule.name for rule in found_rules)
+        parts.append(
+            Fields(name, [("reaches", f"{len(found_rules)} operators with rules; the arguments decide: {names}")])
+        )
+    for rule in found_rules:
         found = named_samples(samples) if samples else own_samples(rule, dtype)
         parts += [
             Fields(rule.name, _fields(rule)),
@@ -73,8 +79,11 @@ def _fields(rule: Rule) -> list[tuple[str, str]]:
         *[("claimed once", ended) for ended in ended_claims(rule)],
         ("override()", f"{acts}; {_deferral(rule)}" if rule.improves else acts),
         ('override("*")', "acts"),
-        ("strong zero", "its own" if rule.has_strong_zero else "not needed: a zero stays a zero"),
-        ("keeps", ", ".join(rule.residuals) or "nothing"),
+        (
+            "strong zero",
+            "has a variant for strong_zero=True" if rule.has_strong_zero else "not needed: a zero stays a zero",
+        ),
+        ("saves", ", ".join(rule.residuals) or "nothing"),
         *[("formula", f"{f.__name__} ({', '.join(kernels_of(f)) or 'no kernel'})") for f in rule.formulas],
         *[("raises", f"{mode}: {reason}") for mode, reason in rule.gaps.items()],
     ]
