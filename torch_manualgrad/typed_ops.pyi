@@ -630,6 +630,9 @@ class _ormqr_backward(Formula):
 class _ormqr_jvp(Formula):
     def __call__(_, self_t: Tensor | None, tau_t: Tensor | None, other_t: Tensor | None, self_p: Tensor, tau_p: Tensor, other_p: Tensor, left: bool, transpose: bool) -> Tensor: ...
 
+class _orthogonal_polynomial(Formula):
+    def __call__(_, x: Tensor, n: Tensor, family: str, order: int) -> Tensor: ...
+
 class _pack_padded_sequence_backward(Formula):
     def __call__(_, grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool) -> Tensor: ...
 
@@ -1120,6 +1123,7 @@ class Ops(Registry[Formula]):
     norm_jvp: _norm_jvp
     ormqr_backward: _ormqr_backward
     ormqr_jvp: _ormqr_jvp
+    orthogonal_polynomial: _orthogonal_polynomial
     pack_padded_sequence_backward: _pack_padded_sequence_backward
     pdist_backward: _pdist_backward
     pdist_backward_jvp: _pdist_backward_jvp

@@ -160,6 +160,15 @@ PROOFS = {
     },
     "aten::special_i1e": {"values": derivatives(torch.special.i1e, 1e-10, 0.5, -1.0, 1.875)},
 }
-for _name in ("bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 "
-              "scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0").split():  # fmt: skip
+_CHEBYSHEV = [f"chebyshev_polynomial_{kind}" for kind in "tuvw"]
+_POLYNOMIALS = [
+    *_CHEBYSHEV,
+    *(f"shifted_{name}" for name in _CHEBYSHEV),
+    "hermite_polynomial_h",
+    "hermite_polynomial_he",
+]
+_POLYNOMIALS += ["laguerre_polynomial_l", "legendre_polynomial_p"]
+_BESSEL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1"
+_BESSEL += " scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
+for _name in (*_BESSEL.split(), *_POLYNOMIALS, *(f"{name}.n_scalar" for name in _POLYNOMIALS)):
     PROOFS[f"aten::special_{_name}"] = {"values": [own("rev")]}

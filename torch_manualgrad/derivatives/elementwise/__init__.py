@@ -13,6 +13,7 @@ from . import (
     glu,
     incomplete_gamma,
     logarithms,
+    orthogonal_polynomials,
     piecewise,
     powers,
     rounding_and_sign,
