@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from helpers.rules import has_history
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.engine.node import node_name
@@ -56,7 +57,7 @@ def test_nodes_have_the_names_of_pytorchs(name, everything):
 def test_every_rule_of_an_operator_with_a_derivative_has_pytorchs_name():
     known = set(node_names().values())
     named = [rule for rule in mg.rules.values() if node_name(rule.signature) in known]
-    assert len(named) > 0.9 * len(mg.rules)
+    assert len(named) > 0.9 * sum(map(has_history, mg.rules.values()))
     assert all(hasattr(torch._C._functions, node_name(rule.signature)) for rule in named)
 
 

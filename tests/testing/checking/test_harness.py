@@ -134,7 +134,7 @@ def test_a_failure_names_everything() -> None:
     with pytest.raises(CheckFailed) as caught:
         check(fn, [Sample(random(3)).named("first")], modes=("rev",), checks=(), name="planted")
     text = str(caught.value)
-    for part in ("planted", "first (f64[3])", "float64", "rev", "eager", "ours", "reference", "relative 1"):
+    for part in ("planted", "first (f64[3])", "float64", "rev", "eager", "found", "reference", "relative 1"):
         assert part in text
     assert caught.value.report.failures
 
