@@ -1,4 +1,4 @@
-"""Each CUDA kernel once, on small arguments: for compute-sanitizer (`make sanitize-cuda`), and for the test beside it."""
+"""Runs each CUDA kernel once, on small arguments. compute-sanitizer runs this file, and test_kernels_on_cuda.py imports it."""
 
 from __future__ import annotations
 

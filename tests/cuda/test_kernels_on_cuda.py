@@ -1,4 +1,4 @@
-"""The CUDA kernels beside the CPU's, on streams, in graphs of CUDA, on threads and in large grids."""
+"""CUDA kernels: the same results as on the CPU, on side streams, in CUDA graphs, from several threads and for large batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_kernel_twice_gives_the_same_bits(case):
 
 
 def programs():
-    """Functions of x that reach each family of kernels, of one shape."""
+    """Functions of x, (64, 8, 8), that reach each family of kernels."""
     offsets = torch.tensor([0, 7, 7, 40, 64], device="cuda")
 
     def ragged(x):
@@ -75,7 +75,7 @@ def gradient(f, x):
 
 @pytest.mark.parametrize("forward", [False, True], ids=["stock forward", "our forward"])
 @pytest.mark.parametrize("name", programs())
-def test_a_side_stream_waits_for_nothing_and_nobody(name, forward):
+def test_kernels_run_on_the_current_stream(name, forward):
     """The input is written late on the stream, behind a long wait: a kernel on another stream would read nan."""
     f = programs()[name]
     with mg.override(forward=forward):
@@ -160,7 +160,7 @@ def test_threads_with_streams_of_their_own(name):
 
 @pytest.mark.parametrize("n", [2, 5, 24])
 def test_a_batch_larger_than_a_grid(n):
-    """Of which the first and the last matrices are looked at."""
+    """Compares the first, middle and last matrices."""
     batch = 1_200_000 if n < 24 else 1_100_000
     L = torch.randn(batch, n, n, device="cuda").tril(-1).mul_(0.1) + torch.eye(n, device="cuda")
     G = torch.randn_like(L)

@@ -1,4 +1,4 @@
-"""Nested tensors on CUDA: PyTorch's own database of operators, and a Ragged beside its components."""
+"""Nested tensors on CUDA: every operator of PyTorch's database for jagged tensors, with and without the override."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on CUDA: what they give under override(), compiled and in forward mode is what stock or the CPU gives."""
+"""Programs on CUDA under override(), compiled and in forward mode give the results of stock or of the CPU."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Bilinear(nn.Module):
 
 
 def train(model, x, steps=3):
-    """The losses and what becomes of the parameters and buffers."""
+    """The losses, and the parameters and buffers after training."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -184,7 +184,7 @@ BACKENDS = {"EFFICIENT_ATTENTION": torch.float32, "FLASH_ATTENTION": torch.bfloa
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_second_order_and_tangents_of_attention(backend, which, options):
-    """Which stock does not have."""
+    """PyTorch has neither for fused attention on CUDA."""
     dtype = BACKENDS[backend]
     q, k, v = (torch.randn(2, 2, 100, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -223,7 +223,7 @@ def test_second_order_of_attention_with_a_mask():
 @pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_second_order_of_recurrent_layers(layer, which):
-    """A gradient penalty through a recurrent layer, which cuDNN's operator does not have."""
+    """A gradient penalty through a recurrent layer. cuDNN's operator has no second derivative."""
     torch.manual_seed(0)
     model, x = layer(3, 4).double(), torch.randn(4, 2, 3, dtype=F64)
     on_device = copy.deepcopy(model).to("cuda"), x.cuda()
@@ -242,7 +242,7 @@ def test_second_order_of_recurrent_layers(layer, which):
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_gradients_of_recurrent_layers_in_evaluation(layer):
-    """Which cuDNN does not have."""
+    """cuDNN has no backward in evaluation mode."""
     torch.manual_seed(0)
     model, x = layer(3, 4).double().eval(), torch.randn(4, 2, 3, dtype=F64)
 

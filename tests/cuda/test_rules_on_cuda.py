@@ -15,14 +15,14 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 DTYPES = [torch.float64, torch.complex128]
-# what single precision serves only has no samples: test_programs_on_cuda.py has it
+# test_programs_on_cuda.py covers the operators that only take single or half precision
 RULES = [rule for rule in mg.rules.values() if rule.samples is not None and "_cpu" not in rule.name]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_every_rule(rule, dtype):
-    """Finite differences decide where a sample of the CPU is none for CUDA: other options, other saved tensors."""
+    """If a sample made on the CPU does not suit CUDA (other options, other saved tensors), finite differences decide."""
     lines, compared = [], False
     with mg.override(rule):
         for sample in rule.samples(dtype, "cpu"):
@@ -41,7 +41,7 @@ def test_every_rule(rule, dtype):
 
 
 def stock_is_wrong(rule, sample):
-    """Whether PyTorch's own first derivative is not that of its kernel, which is then not what its name says."""
+    """Whether PyTorch's own first derivative disagrees with its kernel, so that nothing can be concluded."""
     report = check(rule.probe, [sample], modes=("rev",), checks=(), raise_on_failure=False, diagnose=False)
     return report.outcome("rev") == "wrong"
 

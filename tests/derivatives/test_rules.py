@@ -88,6 +88,16 @@ def leaves(args):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
+def test_what_is_kept_built_and_traced_where_a_rule_leaves_calls_to_pytorch(rule, monkeypatch):
+    """In the dtype that the fast test leaves out."""
+    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
+    found = samples(rule, structural_dtype(rule))
+    with mg.override():
+        check(rule.probe, found, name=rule.name, gaps=rule.gaps, modes=(), checks=STRUCTURAL)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
 def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch):
@@ -150,7 +160,7 @@ AT_ZERO = "linalg_norm_subgradients_at_zero"  # a variant of linalg.norm whose s
 
 
 def in_turn():
-    """Of the samples of one operator every second one; in the other dtype, and under the other override, the rest."""
+    """Each dtype and override takes every second sample of an operator; the other half is slow."""
     for which, label in ((("*",), "all"), ((), "improving")):
         for dtype in DTYPES:
             turn = (dtype.is_complex + (label == "all")) % 2

@@ -77,7 +77,7 @@ def is_judged(truth, dtype):
 
 
 def is_right(found, truth, tolerance):
-    """Whether all is finite and within a tolerance of the truth, of which entries may be too small for the dtype."""
+    """Whether all entries are finite and within a tolerance of the truth, or too small for the dtype."""
     if not found.isfinite().all() or not is_judged(truth, found.dtype):
         return False
     smallest = torch.finfo(found.dtype).smallest_normal

@@ -72,7 +72,7 @@ def runs(fn: Callable[..., Any], sample: Sample) -> bool:
 
 
 def differences(fn: Callable[..., Any], sample: Sample, moved: Sample, gaps: Mapping[str, str]) -> list[str]:
-    """What a sample's derivatives on CUDA have not in common with those on the CPU; one line for each mode.
+    """The modes in which a sample's derivatives on CUDA differ from those on the CPU, one line for each.
 
     Args:
         fn: the function.

@@ -28,7 +28,7 @@ from torch_manualgrad.core.rule import Sample, Sampler, elementwise, formula
 
 from .strong_times import strong_times
 
-MOST = 100_000  # degrees; the recurrence takes a few seconds there
+MOST = 100_000  # the largest degree, whose recurrence takes a few seconds
 
 
 class Family(NamedTuple):
@@ -139,6 +139,7 @@ def _slope(family: str) -> Callable[[Tensor, Any], Tensor]:
 
     def slope(x: Tensor, n: Any) -> Tensor:
         degree = n if isinstance(n, Tensor) else x.new_full((), n)
+        x = x.to(torch.result_type(x, degree))  # that of the polynomial
         if family.startswith("shifted_"):
             return 2 * orthogonal_polynomial(2 * x - 1, degree, family.removeprefix("shifted_"), 1)
         return orthogonal_polynomial(x, degree, family, 1)

@@ -1,6 +1,6 @@
 """All layers of a recurrent network in one operator: _cudnn_rnn, which nn.LSTM, nn.GRU and nn.RNN call on a GPU.
 
-A layer has one direction or two, whose outputs stand side by side and are the input of the next layer. In one direction, with
+A layer has one direction or two, whose outputs are concatenated and are the input of the next layer. In one direction, with
 x the input over time, h and c the states, and i_t = W x_t + b and j_t = U h_(t-1) + b' the two parts of the gates,
 
     LSTM: h', c = cell(i + j, c), h = R h' with a projection R;  GRU: h = cell(i, j, h);  RNN: h = tanh(i + j) or relu(i + j).
@@ -288,7 +288,7 @@ def _vjp(
 ) -> tuple[Any, ...]:
     grads = (grad_result0, grad_result1, grad_result2)
     # cuDNN's is for training, and has no derivative: it raises in evaluation, and where it is differentiated
-    again = torch.is_grad_enabled() or tangents_possible((input, hx, *weight, *grads))
+    again = torch.is_grad_enabled() or tangents_possible((input, hx, cx, *weight, *grads))
     if (again or not train) and not _obstacle(num_layers, dropout, train, batch_sizes):
         how = (mode, batch_first, bidirectional)
         return network_backward(input, weight, weight_stride0, hx, cx, result0, *grads, *how)
