@@ -76,7 +76,7 @@ def declared(function: Callable[..., Any], lookup: Lookup) -> dict[str, Declared
         Name -> what is declared; arguments of which nothing is are absent.
     """
     parameters = list(inspect.signature(function).parameters)
-    texts = dict(entries(documentation(function)))
+    texts = dict(entries(documentation(function).replace("$", "")))  # the marks of mathematics
     found: dict[str, Declared] = {}
     aliases = _aliases(texts)
     for names, text in texts.items():

@@ -1,11 +1,12 @@
 """Discrete Fourier transforms: _fft_c2c, _fft_r2c, _fft_c2r.
 
-F has the entries s exp(-2 pi i j k / n), where the normalization gives s. F is symmetric: its adjoint is the transform
-in the other direction with the same s. A transform from or to real signals has half of a spectrum in the last of its
-dims. Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative ones.
+$F$ has the entries $s exp(-2 pi i j k / n)$, where the normalization gives $s$. $F$ is symmetric: its adjoint is the
+transform in the other direction with the same $s$. A transform from or to real signals has half of a spectrum in the
+last of its dims. Dims are counted from the front: the operators, unlike torch.fft, write out of bounds for negative
+ones.
 
 Args:
-    normalization: 0 for s = 1, 1 for 1 / sqrt(n), 2 for 1 / n, where n is the number of entries transformed.
+    normalization: 0 for $s = 1$, 1 for $1 / sqrt(n)$, 2 for $1 / n$, where $n$ is the number of entries transformed.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def _spectrum_fits(grad: Tensor, dim: Sequence[int], onesided: bool, last_dim_si
 def fft_r2c_backward(
     grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
 ) -> Tensor:
-    """Cotangent of a real signal, given that of its spectrum: Re F^H G, with zeros for the missing half of G.
+    """Cotangent of a real signal, given that of its spectrum: $Re F^H G$, with zeros for the missing half of $G$.
 
     Args:
-        grad: G, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where n is in the last of ``dim``.
+        grad: $G$, complex, (*, n // 2 + 1, *) if ``onesided``, else (*, n, *), where $n$ is in the last of ``dim``.
         dim: the dims that are transformed, at least one.
-        onesided: whether the spectrum has only the frequencies from 0 to n // 2 in the last of ``dim``.
-        last_dim_size: n.
+        onesided: whether the spectrum has only the frequencies from 0 to $n // 2$ in the last of ``dim``.
+        last_dim_size: $n$.
 
     Returns:
         (*, n, *), real.
@@ -59,10 +60,10 @@ def fft_r2c_backward(
 
 @formula(requires=_dims_fit)
 def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor:
-    """Cotangent of half of a spectrum, given that of the real signal: F g, twice where a frequency stands for two.
+    """Cotangent of half of a spectrum, given that of the real signal: $F g$, twice where a frequency stands for two.
 
     Args:
-        grad: g, real, (*, n, *).
+        grad: $g$, real, (*, n, *).
         dim: the dims that are transformed, at least one; the spectrum is halved in the last.
 
     Returns:

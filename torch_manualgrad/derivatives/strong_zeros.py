@@ -41,7 +41,7 @@ by_matrix(
 
 @runs_strongly(aten.mul.Tensor, aten.mul.Scalar)
 def product(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
-    """a b, and 0 where a cotangent or tangent among them is 0."""
+    """$a b$, and 0 where a cotangent or tangent among them is 0."""
     result = func(a, b)
     for factor in (a, b):
         if mode.is_linear(factor):
@@ -58,7 +58,7 @@ def product(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
     aten.special_xlog1py.other_scalar,
 )
 def quotient(mode: StrongArithmetic, func: Any, a: Any, b: Any) -> Tensor:
-    """a / b, a log b or a log(1 + b), and 0 where a cotangent or tangent a is 0."""
+    """$a / b$, a $log b$ or a $log(1 + b)$, and 0 where a cotangent or tangent $a$ is 0."""
     result = func(a, b)
     return torch.where(a == 0, 0, result) if mode.is_linear(a) else result
 
@@ -83,7 +83,7 @@ def bilinear(mode: StrongArithmetic, function: Callable[[Tensor, Tensor], Tensor
 
 @runs_strongly(aten.mm.default, aten.bmm.default)
 def matrix_product(mode: StrongArithmetic, func: Any, a: Tensor, b: Tensor) -> Tensor:
-    """A B."""
+    """$A B$."""
     return bilinear(mode, func, a, b)
 
 

@@ -24,14 +24,15 @@ def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
 
     Args:
         A: (*, m, n).
-        name: of A in errors.
-        square: whether m = n is required.
+        name: of $A$ in errors.
+        square: whether $m = n$ is required.
 
     Returns:
-        A, in float32 if it has half precision and autocast is on.
+        $A$, in float32 if it has half precision and autocast is on.
 
     Raises:
-        ArgumentError: (a ValueError and a RuntimeError) A has less than two dims, or is not square where it should be.
+        ArgumentError: (a ValueError and a RuntimeError) $A$ has less than two dims, or is not square where it should
+        be.
         TypeError: A is nested or sparse, or neither float32, float64, complex64 nor complex128.
     """
     if A.layout is not torch.strided or A.is_nested:
@@ -50,16 +51,16 @@ def matrix(A: Tensor, name: str, *, square: bool = False) -> Tensor:
 
 
 def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
-    """Check that B has the matrix shape, dtype and device of A, and a batch that broadcasts with A's.
+    """Check that $B$ has the matrix shape, dtype and device of $A$, and a batch that broadcasts with that of $A$.
 
     Args:
         B: (*, m, n).
-        name: of B in errors.
+        name: of $B$ in errors.
         A: (*, m, n).
-        other: the name of A in errors.
+        other: the name of $A$ in errors.
 
     Returns:
-        B.
+        $B$.
 
     Raises:
         ArgumentError: another shape or device.

@@ -17,7 +17,7 @@ from .arguments import matrix
 
 
 class SVD(NamedTuple):
-    """U (*, m, k), S (*, k) and Vh (*, k, n), with A = U diag(S) Vh."""
+    """$U$ (*, m, k), $S$ (*, k) and $Vh$ (*, k, n), with $A = U diag(S) Vh$."""
 
     U: Tensor
     S: Tensor
@@ -86,29 +86,29 @@ def svd(
 
     Args:
         A: (*, m, n), real or complex.
-        full_matrices: whether U is (*, m, m) and Vh (*, n, n). A loss may then depend on the further columns through
-            the projector onto their span. Ignored if ``rank`` is given.
+        full_matrices: whether $U$ is (*, m, m) and $Vh$ (*, n, n). A loss may then depend on the further columns
+            through the projector onto their span. Ignored if ``rank`` is given.
         rank: the number of leading singular triplets to return, or None for all. The derivative is that of these
-            triplets of A, which is not that of a matrix of this rank: it includes the rest of the spectrum.
+            triplets of $A$, which is not that of a matrix of this rank: it includes the rest of the spectrum.
         degeneracy: when two values count as equal, and whether to broaden; see `Degeneracy`.
         gauge: what to do about a loss that depends on the choice of basis within a group of equal values, or on the
             phase of a complex vector, and so has no derivative: "warn", "error" or "ignore". Only "error" synchronizes
             with a GPU.
 
     Returns:
-        `SVD`: U, S, Vh, S in descending order; under autocast float32 at least.
+        `SVD`: $U$, $S$, $Vh$, $S$ in descending order; under autocast float32 at least.
 
     Raises:
-        ValueError: A is not a matrix, ``rank`` is not between 1 and min(m, n), an unknown gauge.
-        TypeError: A is neither floating point nor complex.
+        ValueError: $A$ is not a matrix, ``rank`` is not between 1 and $min(m, n)$, an unknown gauge.
+        TypeError: $A$ is neither floating point nor complex.
         GaugeError: with ``gauge="error"``, for such a loss.
-        torch.linalg.LinAlgError: no convergence, nan in A; not for small matrices, where a nan gives nan.
+        torch.linalg.LinAlgError: no convergence, nan in $A$; not for small matrices, where a nan gives nan.
 
     Note:
-        Where not differentiable: at equal values. There the gradient is right for losses of S that are symmetric in the
-        group, for polar factors, for projectors onto the whole group, and for one function U f(S) V^H of the matrix (a
-        reconstruction); see the rules in derivatives/linalg/degeneracy.py, also for what cannot be derived from U, S
-        and V. The tangent is right for the first three of these.
+        Where not differentiable: at equal values. There the gradient is right for losses of $S$ that are symmetric in
+        the group, for polar factors, for projectors onto the whole group, and for one function $U f(S) V^H$ of the
+        matrix (a reconstruction); see the rules in derivatives/linalg/degeneracy.py, also for what cannot be derived
+        from $U$, $S$ and $V$. The tangent is right for the first three of these.
 
     References:
         `torch.linalg.svd`, for small matrices primal/svd.py; for the derivative, derivatives/linalg/svd.py.
@@ -138,13 +138,13 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
         `Eigh`: eigenvalues in ascending order and eigenvectors; under autocast float32 at least.
 
     Raises:
-        ValueError: A is not square, UPLO or gauge unknown.
-        TypeError: A is neither floating point nor complex.
+        ValueError: $A$ is not square, UPLO or gauge unknown.
+        TypeError: $A$ is neither floating point nor complex.
         GaugeError: as `svd`.
         torch.linalg.LinAlgError: as `svd`.
 
     Note:
-        Where not differentiable: as `svd`, with V f(L) V^H for the function of the matrix (whitening, for example).
+        Where not differentiable: as `svd`, with $V f(L) V^H$ for the function of the matrix (whitening, for example).
 
     References:
         `torch.linalg.eigh`, for small matrices primal/eigh.py; for the derivative, derivatives/linalg/eigh.py.

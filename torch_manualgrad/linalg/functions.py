@@ -33,28 +33,28 @@ def _function(A: Tensor, assume: str, table: Tables, general: Callable[[Tensor],
 
 @checked
 def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ()) -> Tensor:
-    """The function f of a Hermitian matrix, V f(diag l) V^H; exact derivatives also where eigenvalues repeat.
+    """The function $f$ of a Hermitian matrix, $V f(diag l) V^H$; exact derivatives also where eigenvalues repeat.
 
-    First and second derivatives have a relative error of some 1e-11 at worst, at any separation of the eigenvalues. A
-    derivative of order k >= 2 takes time and memory of order n^(k+1).
+    First and second derivatives have a relative error of some $1e-11$ at worst, at any separation of the eigenvalues. A
+    derivative of order $k >= 2$ takes time and memory of order $n^(k+1)$.
 
     Args:
-        A: (*, n, n), real or complex; (A + A^H) / 2 is used, so gradients are Hermitian.
+        A: (*, n, n), real or complex; $(A + A^H) / 2$ is used, so gradients are Hermitian.
         f: acts entry by entry, on the eigenvalues as a real float64 tensor (*, n); smooth there.
-        derivatives: f', f'', ..., of the same kind. Up to the fifth, those that are not given are computed from the
+        derivatives: $f'$, $f''$, ..., of the same kind. Up to the fifth, those that are not given are computed from the
             last given one by ``torch.func.grad``. Each one given beyond these makes derivatives of a higher order
             available and divided differences of close eigenvalues more accurate.
 
     Returns:
-        (*, n, n), Hermitian, in the dtype of A.
+        (*, n, n), Hermitian, in the dtype of $A$.
 
     Raises:
-        TypeError: A is neither floating point nor complex; f or one of ``derivatives`` is not a function.
-        ValueError: A is not square; f or one of ``derivatives`` returns another shape.
-        NotImplementedError: in a derivative of an order for which the derivatives of f are not known.
+        TypeError: $A$ is neither floating point nor complex; $f$ or one of ``derivatives`` is not a function.
+        ValueError: $A$ is not square; $f$ or one of ``derivatives`` returns another shape.
+        NotImplementedError: in a derivative of an order for which the derivatives of $f$ are not known.
 
     Note:
-        Where not differentiable: where f is not.
+        Where not differentiable: where $f$ is not.
 
     References:
         Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices, theorem 3.11 and corollary
@@ -65,28 +65,28 @@ def funm_hermitian(A: Tensor, f: Function, derivatives: Sequence[Function] = ())
 
 @checked
 def sqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
-    """The principal square root: the matrix whose square is A and whose eigenvalues have no negative real part.
+    """The principal square root: the matrix whose square is $A$ and whose eigenvalues have no negative real part.
 
     Args:
         A: (*, n, n), real or complex.
-        assume: "general": A is any matrix. The derivatives are exact in every mode and of every order, also where A is
-            not diagonalizable; one of order k takes the time of the root of a triangular matrix of order 2^k n.
-            "hermitian": A is Hermitian, positive semidefinite here. (A + A^H) / 2 is used, and gradients are Hermitian;
-            faster, and exact also where eigenvalues repeat.
+        assume: "general": $A$ is any matrix. The derivatives are exact in every mode and of every order, also where $A$
+            is not diagonalizable; one of order $k$ takes the time of the root of a triangular matrix of order $2^k n$.
+            "hermitian": $A$ is Hermitian, positive semidefinite here. $(A + A^H) / 2$ is used, and gradients are
+            Hermitian; faster, and exact also where eigenvalues repeat.
 
     Returns:
-        (*, n, n), in the dtype of A. A singular A has a root if the eigenvalue 0 has no Jordan block, else it is nan or
-        inf. A real A with a negative eigenvalue has no real principal root, and gives nan: convert it to a complex
-        dtype. So does a Hermitian one with a negative eigenvalue.
+        (*, n, n), in the dtype of $A$. A singular $A$ has a root if the eigenvalue 0 has no Jordan block, else it is
+        nan or inf. A real $A$ with a negative eigenvalue has no real principal root, and gives nan: convert it to a
+        complex dtype. So does a Hermitian one with a negative eigenvalue.
 
     Raises:
-        TypeError: A is neither floating point nor complex.
-        ValueError: A is not square, or another ``assume``.
-        RuntimeError: a general A holds inf or nan.
+        TypeError: $A$ is neither floating point nor complex.
+        ValueError: $A$ is not square, or another ``assume``.
+        RuntimeError: a general $A$ holds inf or nan.
         torch.linalg.LinAlgError: (a RuntimeError) no convergence.
 
     Note:
-        Where not differentiable: at singular A, where the derivative is inf or nan in the null space. The principal
+        Where not differentiable: at singular $A$, where the derivative is inf or nan in the null space. The principal
         branch jumps where an eigenvalue crosses the negative real axis; on the axis, the branch follows the sign of the
         imaginary part, which is 0 up to rounding.
 
@@ -106,7 +106,7 @@ def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
         assume: as in `sqrtm`; "hermitian" for a covariance.
 
     Returns:
-        (*, n, n), in the dtype of A; inf or nan where A is singular; nan where `sqrtm` is.
+        (*, n, n), in the dtype of $A$; inf or nan where $A$ is singular; nan where `sqrtm` is.
 
     Raises:
         TypeError, ValueError, RuntimeError: as `sqrtm`.
@@ -122,14 +122,15 @@ def rsqrtm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 @checked
 def logm(A: Tensor, *, assume: Assume = "general") -> Tensor:
-    """The principal logarithm: the matrix whose exponential is A and whose eigenvalues have |imag| <= pi.
+    """The principal logarithm: the matrix whose exponential is $A$ and whose eigenvalues have $|Im| <= pi$.
 
     Args:
         A: (*, n, n), real or complex.
         assume: as in `sqrtm`.
 
     Returns:
-        (*, n, n), in the dtype of A; nan (or -inf, if assumed Hermitian) where A is singular; nan where `sqrtm` is.
+        (*, n, n), in the dtype of $A$; nan (or $-inf$, if assumed Hermitian) where $A$ is singular; nan where `sqrtm`
+        is.
 
     Raises:
         TypeError, ValueError, RuntimeError: as `sqrtm`.
@@ -149,14 +150,14 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
     Args:
         A: (*, n, n), real or complex.
-        assume: "general", or "hermitian": (A + A^H) / 2 is used, and gradients are Hermitian.
+        assume: "general", or "hermitian": $(A + A^H) / 2$ is used, and gradients are Hermitian.
 
     Returns:
-        (*, n, n), in the dtype of A.
+        (*, n, n), in the dtype of $A$.
 
     Raises:
-        TypeError: A is neither floating point nor complex.
-        ValueError: A is not square, or another ``assume``.
+        TypeError: $A$ is neither floating point nor complex.
+        ValueError: $A$ is not square, or another ``assume``.
 
     Note:
         Where not differentiable: nowhere.
@@ -168,7 +169,7 @@ def expm(A: Tensor, *, assume: Assume = "general") -> Tensor:
 
 
 def _integer_power(A: Tensor, p: int) -> Tensor:
-    """A^p; entries that leave the range are infinite or 0, where `torch.linalg.matrix_power` makes nan of inf - inf and 0 inf."""
+    """$A^p$; entries out of range are infinite or 0: `torch.linalg.matrix_power` makes nan of $inf - inf$ and $0 inf$."""
     found = torch.linalg.matrix_power(A, p)
     if abs(p) < 3 or not A.numel() or torch.compiler.is_compiling() or not values_readable([A]):
         return found
@@ -195,7 +196,7 @@ def _integer_power(A: Tensor, p: int) -> Tensor:
 
 
 def _scaled(A: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
-    """A 2^-k and exponent + k, so that the largest entry is between 1/2 and 1."""
+    """$A 2^-k$ and $exponent + k$, so that the largest entry is between $1/2$ and 1."""
     largest = A.detach().abs().amax((-2, -1))
     k = torch.frexp(torch.where(largest == 0, 1, largest).double())[1].double()
     return A * torch.exp2(-k).to(A.real.dtype)[..., None, None], exponent + k
@@ -203,24 +204,24 @@ def _scaled(A: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 @checked
 def powm(A: Tensor, p: float, *, assume: Assume = "general") -> Tensor:
-    """A real power: the principal one, exp(p log A), with exact derivatives.
+    """A real power: the principal one, $exp(p log A)$, with exact derivatives.
 
     Args:
         A: (*, n, n), real or complex.
-        p: the exponent. For an integer this is `torch.linalg.matrix_power`, and A may have any eigenvalues.
+        p: the exponent. For an integer this is `torch.linalg.matrix_power`, and $A$ may have any eigenvalues.
         assume: as in `sqrtm`.
 
     Returns:
-        (*, n, n), in the dtype of A. If p is not an integer: nan (or inf, if assumed Hermitian) where A is singular,
-        except for p = 0.5, which is `sqrtm`; nan where `sqrtm` is.
+        (*, n, n), in the dtype of $A$. If $p$ is not an integer: nan (or inf, if assumed Hermitian) where $A$ is
+        singular, except for $p = 0.5$, which is `sqrtm`; nan where `sqrtm` is.
 
     Raises:
         TypeError, RuntimeError: as `sqrtm`.
-        ValueError: as `sqrtm`, or p is not a finite number.
-        torch.linalg.LinAlgError: a negative integer p and a singular A.
+        ValueError: as `sqrtm`, or $p$ is not a finite number.
+        torch.linalg.LinAlgError: a negative integer $p$ and a singular $A$.
 
     Note:
-        Where not differentiable: as `sqrtm`, if p is not an integer.
+        Where not differentiable: as `sqrtm`, if $p$ is not an integer.
 
     References:
         Higham and Lin, SIAM J. Matrix Anal. Appl. 32 (2011) 1056; Higham, Functions of Matrices, section 7.

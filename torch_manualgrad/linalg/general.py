@@ -1,19 +1,20 @@
 """Functions of a matrix that need not be Hermitian nor diagonalizable: the logarithm, powers, the exponential.
 
-A = Q T Q^H with Q unitary and T upper triangular (Schur), and F(A) = Q F(T) Q^H. For the square root, X X = T is solved
-diagonal by diagonal (Bjorck and Hammarling). For the others, square roots are taken until T^(1/2^s) = I + X with |X| <=
-1/4; log(I + X) is a Pade approximant, and a power is its exponential, squared s times. These steps would lose digits on
-the diagonal, which is known in closed form at each of them and replaced.
+$A = Q T Q^H$ with $Q$ unitary and $T$ upper triangular (Schur), and $F(A) = Q F(T) Q^H$. For the square root, $X X = T$
+is solved diagonal by diagonal (Bjorck and Hammarling). For the others, square roots are taken until $T^(1/2^s) = I + X$
+with $|X| <= 1/4$; $log(I + X)$ is a Pade approximant, and a power is its exponential, squared $s$ times. These steps
+would lose digits on the diagonal, which is known in closed form at each of them and replaced.
 
-The derivative in the direction E is a block of the same function (Mathias; Higham, theorem 3.6), and so on:
+The derivative in the direction $E$ is a block of the same function (Mathias; Higham, theorem 3.6), and so on:
 
-    F [[A, E], [0, A]] = [[F(A), L(A, E)], [0, F(A)]],
-    F [[A, E_1, E_2, 0], [0, A, 0, E_2], [0, 0, A, E_1], [0, 0, 0, A]]   has   L(A, E_1, E_2)   in its last corner.
+    $F [[A, E], [0, A]] = [[F(A), L(A, E)], [0, F(A)]]$,
+    $F [[A, E_1, E_2, 0], [0, A, 0, E_2], [0, 0, A, E_1], [0, 0, 0, A]]$   has   $L(A, E_1, E_2)$   in its last corner.
 
-With E in the basis Q these are triangular again. T alone determines the number of roots, so the result is linear in
-each direction, exact to rounding, and of any order. One operator is all of these, for the directions stacked in E: its
-derivative in A is the same operator with one more direction. As tr(G L(A, E_1, ..., E_k)) is symmetric in G and all
-E_i, the vjp is the same operator too: the cotangent G enters as a direction G^H, and the result is transposed back.
+With $E$ in the basis $Q$ these are triangular again. $T$ alone determines the number of roots, so the result is linear
+in each direction, exact to rounding, and of any order. One operator is all of these, for the directions stacked in $E$:
+its derivative in $A$ is the same operator with one more direction. As $tr(G L(A, E_1, ..., E_k))$ is symmetric in
+$G$ and all $E_i$, the vjp is the same operator too: the cotangent $G$ enters as a direction $G^H$, and the result is
+transposed back.
 
 Note:
     Where not differentiable: on the negative real axis, the cut of the principal branch, and at 0.
@@ -52,7 +53,7 @@ _TAYLOR = 16  # terms of exp for arguments up to 1/2
 
 
 def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
-    """The eigenvalue of the 2 x 2 block that ends in row ``last``, the nearer one to its last entry (Wilkinson)."""
+    """The eigenvalue of the block of order 2 that ends in row ``last``, the nearer to its last entry (Wilkinson)."""
     n, before = T.shape[-1], (last - 1).clamp(min=0)
     places = torch.stack((before * n + before, before * n + last, last * n + before, last * n + last), -1)
     a, b, c, d = T.flatten(-2).take_along_dim(places, -1).unbind(-1)
@@ -74,7 +75,7 @@ def _fake_schur(A: Tensor) -> tuple[Tensor, Tensor]:
 
 @smooth(vjp=_no_derivative, jvp=lambda *_: (None, None), fake=_fake_schur)
 def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
-    """T and Q with A = Q T Q^H, T upper triangular and Q unitary; for functions that are principal branches.
+    """$T$ and $Q$ with $A = Q T Q^H$, $T$ upper triangular and $Q$ unitary; for functions that are principal branches.
 
     LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are close to dependent; then the QR
     algorithm continues from there.
@@ -83,11 +84,11 @@ def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
         A: (*, n, n), real or complex.
 
     Returns:
-        T and Q, (*, n, n), complex128; constants to every derivative. For a real A with a negative eigenvalue, which
-        has no real root and no real logarithm, T is nan; an eigenvalue that is negative by rounding only is 0.
+        $T$ and $Q$, (*, n, n), complex128; constants to every derivative. For a real $A$ with a negative eigenvalue,
+        which has no real root and no real logarithm, $T$ is nan; an eigenvalue that is negative by rounding only is 0.
 
     Raises:
-        RuntimeError: inf or nan in A.
+        RuntimeError: inf or nan in $A$.
         torch.linalg.LinAlgError: no convergence.
 
     Note:
@@ -131,7 +132,7 @@ def _with_diagonal(T: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def _root(T: Tensor, root: Tensor) -> Tensor:
-    """The upper triangular X with X X = T, given its diagonal."""
+    """The upper triangular $X$ with $X X = T$, given its diagonal."""
     n = T.shape[-1]
     by_row, by_column = torch.zeros_like(T), torch.zeros_like(T)  # X_(i, i+d) at [i, d], and at [i + d, d]
     by_row[..., 0] = by_column[..., 0] = root
@@ -147,14 +148,14 @@ def _root(T: Tensor, root: Tensor) -> Tensor:
 
 @functools.cache
 def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss and Legendre on [0, 1], (m, 1, 1): log(I + X) = the integral of X (I + x X)^-1."""
+    """Nodes and weights of Gauss and Legendre on $[0, 1]$, (m, 1, 1): $log(I + X)$ is the integral of $X (I + x X)^-1$."""
     k = torch.arange(1, _NODES, dtype=torch.float64, device=device)
     x, V = torch.linalg.eigh(torch.diag(k / (4 * k * k - 1).sqrt(), -1))
     return ((x + 1) / 2)[:, None, None], V[0].square()[:, None, None]
 
 
 def _log_of_root(T: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """log(T^(1/2^s)), the logarithm of T's diagonal, and s. The first n rows and columns determine s."""
+    """$log(T^(1/2^s))$, the logarithm of the diagonal of $T$, and $s$. The first $n$ rows and columns determine $s$."""
     logs = T.diagonal(dim1=-2, dim2=-1).log()
     defined = logs.isfinite().all(-1, keepdim=True)
     logs, T = torch.where(defined, logs, torch.nan), torch.where(defined[..., None], T, torch.nan)
@@ -207,7 +208,7 @@ def _power(T: Tensor, n: int, p: float) -> Tensor:
 
 
 def _log_size(T: Tensor, p: float) -> Tensor:
-    """log c if c^p may overflow, else 0; (*, 1, 1)."""
+    """$log c$ if $c^p$ may overflow, else 0; (*, 1, 1)."""
     logs = T.diagonal(dim1=-2, dim2=-1).abs().log()
     log_size = logs.amax(-1) if p > 0 else logs.amin(-1)
     overflows = (log_size * p > _OVERFLOW) & log_size.isfinite()
@@ -215,7 +216,7 @@ def _log_size(T: Tensor, p: float) -> Tensor:
 
 
 def _overflowing(T: Tensor, F: Tensor, n: int, p: float, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """T^p with 0 for its infinite entries, and what these are times c^-p; F is T^p as `_power` computes it."""
+    """$T^p$ with 0 for its infinite entries, and what these are times $c^-p$; $F$ is $T^p$ as `_power` computes it."""
     scaled = torch.view_as_real(_power(T * (-log_size).exp(), n, p))
     half = (log_size * (p / 2)).exp().unsqueeze(-1)
     whole = torch.where(scaled == 0, 0, scaled * half * half)  # in halves: c^p may overflow where the product does not
@@ -237,7 +238,7 @@ def _rotated(F: Tensor, Q: Tensor) -> Tensor:
 
 
 def _with_overflow(found: Tensor, finite: Tensor, infinite: Tensor, Q: Tensor) -> Tensor:
-    """Q F Q^H where ``found``, computed from F as it is, is not finite."""
+    """$Q F Q^H$ where ``found``, computed from $F$ as it is, is not finite."""
     signs = torch.view_as_real(_rotated(infinite, Q))
     mended = torch.view_as_real(_rotated(finite, Q)) + torch.where(signs == 0, 0, signs * math.inf)
     return torch.where(found.isfinite(), found, torch.view_as_complex(mended))
@@ -247,7 +248,7 @@ def _with_overflow(found: Tensor, finite: Tensor, infinite: Tensor, Q: Tensor) -
 
 
 def _block(A: Tensor, E: Tensor) -> Tensor:
-    """The block matrix of the module's docstring for the directions stacked in E, (*, 2^k n, 2^k n)."""
+    """The block matrix of the module's docstring for the directions stacked in $E$, (*, $2^k n$, $2^k n$)."""
     block = A
     for direction in E.unbind(-3):
         copies = torch.eye(block.shape[-1] // A.shape[-1], dtype=A.dtype, device=A.device)
@@ -258,7 +259,7 @@ def _block(A: Tensor, E: Tensor) -> Tensor:
 
 
 def _derivatives(call: Callable[[Any, Tensor], Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The vjp and the jvp of ``call(inputs, E)``, the derivative of one of the functions in the directions E."""
+    """The vjp and the jvp of ``call(inputs, E)``, the derivative of one of the functions in the directions $E$."""
 
     def vjp(needed: dict[str, bool], inputs: Any, output: Tensor, grad: Tensor) -> dict[str, Tensor]:
         E, found = inputs.E, {}
@@ -292,17 +293,17 @@ _vjp, _jvp = _derivatives(_general)
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def general_function(A: Tensor, T: Tensor, Q: Tensor, E: Tensor, p: float | None) -> Tensor:
-    """The k-th derivative of A^p, or of log A, in the k directions E; for k = 0 the function itself; any order.
+    """The $k$-th derivative of $A^p$, or of $log A$, in the $k$ directions $E$; for $k = 0$ the function; any order.
 
     Args:
-        A: (*, n, n), real or complex. Its value is not read: T and Q determine it.
+        A: (*, n, n), real or complex. Its value is not read: $T$ and $Q$ determine it.
         T: its Schur form, as `principal_schur` returns it; constants to every derivative.
         Q: its Schur form, as `principal_schur` returns it; constants to every derivative.
         E: (*, k, n, n): the directions.
         p: the exponent, or None for the logarithm.
 
     Returns:
-        (*, n, n), in the dtype of A; nan where T is.
+        (*, n, n), in the dtype of $A$; nan where $T$ is.
 
     Note:
         Where not differentiable: see the module's docstring.
@@ -335,15 +336,15 @@ _exponential_vjp, _exponential_jvp = _derivatives(_exponential)
 
 @smooth(vjp=_exponential_vjp, jvp=_exponential_jvp, fake=_fake_exponential)
 def exponential_function(A: Tensor, E: Tensor) -> Tensor:
-    """The k-th derivative of exp(A) in the k directions E; for k = 0 exp(A) itself; any order in any mode.
+    """The $k$-th derivative of $exp(A)$ in the $k$ directions $E$; for $k = 0$ $exp(A)$ itself; any order in any mode.
 
     Args:
         A: (*, n, n), real or complex.
         E: (*, k, n, n): the directions. Each is divided by its norm first: for a large one the exponential would scale
-            the block matrix down until the digits of A are lost.
+            the block matrix down until the digits of $A$ are lost.
 
     Returns:
-        (*, n, n), in the dtype of A.
+        (*, n, n), in the dtype of $A$.
 
     Note:
         Where not differentiable: nowhere.
@@ -368,10 +369,10 @@ def _no_directions(A: Tensor) -> Tensor:
 
 
 def exponential(A: Tensor) -> Tensor:
-    """exp(A), with exact derivatives."""
+    """$exp(A)$, with exact derivatives."""
     return exponential_function(A, _no_directions(A))
 
 
 def logarithm_or_power(A: Tensor, p: float | None) -> Tensor:
-    """log A for p None, else A^p, with exact derivatives."""
+    """$log A$ for $p$ None, else $A^p$, with exact derivatives."""
     return general_function(A, *principal_schur(A.detach()), _no_directions(A), p)

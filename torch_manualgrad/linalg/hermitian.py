@@ -1,18 +1,18 @@
 """Functions of a Hermitian matrix, from tables of divided differences at its eigenvalues.
 
-For A = V diag(l) V^H, F(A) = V diag(f(l)) V^H. With E~ = V^H E V, its derivatives are
+For $A = V diag(l) V^H$, $F(A) = V diag(f(l)) V^H$. With $E~ = V^H E V$, its derivatives are
 
-    first:   V X V^H,   X_ij = f[l_i, l_j] E~_ij                                        (Daleckii and Krein)
-    k-th:    V X V^H,   X_(i0 ik) = sum over the orders of E_1, ..., E_k and over i1, ..., i(k-1) of
-                                    f[l_i0, ..., l_ik] E~_1(i0 i1) E~_2(i1 i2) ... E~_k(i(k-1) ik)
+    first:   $V X V^H$,   $X_ij = f[l_i, l_j] E~_ij$   (Daleckii and Krein)
+    $k$-th:  $V X V^H$,   $X_(i_0 i_k)$ is the sum over the orders of $E_1, ..., E_k$ and over $i_1, ..., i_(k-1)$ of
+                         $f[l_(i_0), ..., l_(i_k)] (E~_1)_(i_0 i_1) (E~_2)_(i_1 i_2) ... (E~_k)_(i_(k-1) i_k)$
 
-with divided differences f[a, b] = (f(a) - f(b)) / (a - b), f[a, a] = f'(a), and so on. Nothing here depends on the
+with divided differences $f[a, b] = (f(a) - f(b)) / (a - b)$, $f[a, a] = f'(a)$, and so on. Nothing here depends on the
 choice of eigenvectors, and nothing is singular where eigenvalues repeat. One operator is all of these, for the
-directions stacked in E: its derivative in A is the same operator with one more direction. As a form in its directions
-and its cotangent it is symmetric, so its vjp is the same operator too.
+directions stacked in $E$: its derivative in $A$ is the same operator with one more direction. As a form in its
+directions and its cotangent it is symmetric, so its vjp is the same operator too.
 
-A divided difference over k + 1 nodes is computed from two over k, or from the Taylor series of f at its middle node:
-whichever has the smaller error estimate. Those over two nodes have closed forms for the named functions.
+A divided difference over $k + 1$ nodes is computed from two over $k$, or from the Taylor series of $f$ at its middle
+node: whichever has the smaller error estimate. Those over two nodes have closed forms for the named functions.
 
 References:
     Daleckii and Krein, AMS Translations 47 (1965) 1; Higham, Functions of Matrices (SIAM 2008), theorem 3.11, corollary
@@ -41,16 +41,16 @@ Tables = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def divided_difference(at: Sequence[Tensor], L: Tensor, J: Tensor, D: Tensor | None = None) -> Tensor:
-    """f[l_a, l_b, ...] for index tensors a <= b <= ... of one shape.
+    """$f[l_a, l_b, ...]$ for index tensors $a <= b <= ...$ of one shape.
 
     Args:
         at: the indices of the nodes.
         L: the eigenvalues, ascending, (*, n).
-        J: (*, K + 1, n): f, f', f'' / 2, ..., f^(K) / K! at L.
-        D: (*, n, n): f[l_i, l_j], if known more accurately than from J; else None.
+        J: (*, K + 1, n): $f, f', f'' / 2, ..., f^(K) / K!$ at $L$.
+        D: (*, n, n): $f[l_i, l_j]$, if known more accurately than from $J$; else None.
 
     Returns:
-        The batch of L, and the shape of the indices.
+        The batch of $L$, and the shape of the indices.
     """
     order, last = len(at) - 1, J.shape[-2] - 1
     if order == 0:
@@ -113,7 +113,7 @@ def _fake(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> T
 
 
 def _of_eigenvalues(V: Tensor, f: Tensor) -> Tensor:
-    """V diag(f) V^H; an infinite f makes infinite exactly the entries that its eigenvectors contribute to."""
+    """$V diag(f) V^H$; an infinite $f$ makes infinite exactly the entries that its eigenvectors contribute to."""
     infinite = f.isinf()
     if not infinite.any():
         return (V * f.unsqueeze(-2)) @ V.mH
@@ -126,24 +126,26 @@ def _of_eigenvalues(V: Tensor, f: Tensor) -> Tensor:
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake)
 def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E: Tensor) -> Tensor:
-    """The k-th derivative of F(A) = V f(diag L) V^H in the k directions E, for k = 0 F(A) itself; any order and mode.
+    """The $k$-th derivative of $F(A) = V f(diag L) V^H$ in the $k$ directions $E$; for $k = 0$, $F(A)$.
+
+    It is differentiable in any order and mode.
 
     Args:
-        A: Hermitian, (*, n, n). Its value is not read: L and V determine it.
+        A: Hermitian, (*, n, n). Its value is not read: $L$ and $V$ determine it.
         L: its eigenvalues, ascending, (*, n); a constant to every derivative.
         V: its eigenvectors, (*, n, n); constant.
-        J: (*, K + 1, n), float64: f^(q)(L) / q! for q = 0, ..., K; constant.
-        D: (*, n, n), float64: f[l_i, l_j]; constant.
+        J: (*, K + 1, n), float64: $f^(q)(L) / q!$ for $q = 0, ..., K$; constant.
+        D: (*, n, n), float64: $f[l_i, l_j]$; constant.
         E: (*, k, n, n): the directions, not necessarily Hermitian.
 
     Returns:
         (*, n, n).
 
     Raises:
-        NotImplementedError: k > K: the derivative of f is missing.
+        NotImplementedError: $k > K$: the derivative of $f$ is missing.
 
     Note:
-        Where not differentiable: where f is not.
+        Where not differentiable: where $f$ is not.
 
     References:
         Higham, Functions of Matrices, corollary 3.12; Bhatia, Matrix Analysis, theorem V.3.3.
@@ -166,7 +168,7 @@ def hermitian_function(A: Tensor, L: Tensor, V: Tensor, J: Tensor, D: Tensor, E:
 
 
 def function_of_hermitian(A: Tensor, tables: Tables) -> Tensor:
-    """F((A + A^H) / 2), with exact derivatives."""
+    """$F((A + A^H) / 2)$, with exact derivatives."""
     A = hermitian(A)
     L, V = torch.linalg.eigh(A.detach())
     J, D = tables(L.double())

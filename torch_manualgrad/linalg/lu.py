@@ -16,7 +16,7 @@ from .arguments import matrix
 
 
 class LU(NamedTuple):
-    """P (*, m, m), L (*, m, k) and U (*, k, n), with A = P L U; P of shape (0,), and A = L U, without pivoting."""
+    """$P$ (*, m, m), $L$ (*, m, k), $U$ (*, k, n), with $A = P L U$; without pivoting $P$ (0,), and $A = L U$."""
 
     P: Tensor
     L: Tensor
@@ -30,22 +30,22 @@ def lu(A: Tensor, *, pivot: bool = True) -> LU:
 
     Args:
         A: (*, m, n), float32, float64, complex64 or complex128.
-        pivot: False for the factorisation without pivoting, A = L U, which torch has on CUDA only. It is not stable,
-            unless A is diagonally dominant, definite or the like.
+        pivot: False for the factorisation without pivoting, $A = L U$, which torch has on CUDA only. It is not stable,
+            unless $A$ is diagonally dominant, definite or the like.
 
     Returns:
-        `LU`: P, a permutation; L, lower triangular with ones on the diagonal; U, upper triangular; under autocast
+        `LU`: $P$, a permutation; $L$, lower triangular with ones on the diagonal; $U$, upper triangular; under autocast
         float32 at least.
 
     Raises:
-        ValueError: A is not a matrix.
-        TypeError: A is neither floating point nor complex.
+        ValueError: $A$ is not a matrix.
+        TypeError: $A$ is neither floating point nor complex.
         NotImplementedError: half precision without autocast.
 
     Note:
-        Where not differentiable: at a zero pivot before the last, and at any if m > n and the loss depends on L; the
-        gradient then has inf or nan. A last pivot of zero is differentiable if m <= n. P is a constant. Without
-        pivoting, a zero pivot that divides anything gives L and U themselves inf or nan.
+        Where not differentiable: at a zero pivot before the last, and at any if $m > n$ and the loss depends on $L$;
+        the gradient then has inf or nan. A last pivot of zero is differentiable if $m <= n$. $P$ is a constant. Without
+        pivoting, a zero pivot that divides anything gives $L$ and $U$ themselves inf or nan.
 
     References:
         `torch.linalg.lu`, for small matrices primal/lu.py; Golub and Van Loan, Matrix Computations, 3.2; for the
@@ -69,7 +69,7 @@ _PANEL = 16  # up to so many columns are eliminated one by one; more are halved 
 
 
 def _eliminate(A: Tensor) -> None:
-    """Overwrite A with its factors without pivoting, packed."""
+    """Overwrite $A$ with its factors without pivoting, packed."""
     m, n = A.shape[-2:]
     if n <= _PANEL:
         for j in range(min(m, n)):

@@ -1,26 +1,27 @@
 """Norms of singular values: nuclear_norm, spectral_norm.
 
-With A = W S V^H, the gradient of the nuclear norm sum_i s_i is the polar factor W V^H; its derivative is in `polar`.
+With $A = W S V^H$, the gradient of the nuclear norm $sum_i s_i$ is the polar factor $W V^H$; its derivative is in
+`polar`.
 
-The gradient of the spectral norm s_1 is K = w_1 v_1^H = A Q / s_1, with Q = v_1 v_1^H the projector onto the first
-eigenvector of B = A^H A. With R the reduced resolvent, the sum over j > 1 of v_j v_j^H / (s_1^2 - s_j^2), and mu =
-s_1^2,
+The gradient of the spectral norm $s_1$ is $K = w_1 v_1^H = A Q / s_1$, with $Q = v_1 v_1^H$ the projector onto the
+first eigenvector of $B = A^H A$. With $R$ the reduced resolvent, the sum over $j > 1$ of $v_j v_j^H / (s_1^2 - s_j^2)$,
+and $mu = s_1^2$,
 
     dmu = tr(Q dB),   dQ = R dB Q + Q dB R,   dR = R dB R - dmu R^2 - R^2 dB Q - Q dB R^2,
 
-in terms of Q and R again, so that all orders are exact. Only differences from s_1 occur: the other singular values may
-repeat.
+in terms of $Q$ and $R$ again, so that all orders are exact. Only differences from $s_1$ occur: the other singular
+values may repeat.
 
 Note:
     Where not differentiable:
 
-    - the nuclear norm, where A has not full rank: the gradient is the subgradient of least norm, the sum of w_i v_i^H
-    over s_i > 0, and the higher derivatives are those among the matrices of that rank;
-    - the spectral norm, where s_1 = ... = s_k: the gradient is the mean of the gradients w_i v_i^H over these, a
-    subgradient; the higher derivatives are those along changes of A that keep the k equal, and finite along others.
+    - the nuclear norm, where $A$ has not full rank: the gradient is the subgradient of least norm, the sum of
+    $w_i v_i^H$ over $s_i > 0$, and the higher derivatives are those among the matrices of that rank;
+    - the spectral norm, where $s_1 = ... = s_k$: the gradient is the mean of the gradients $w_i v_i^H$ over these, a
+    subgradient; the higher derivatives are those along changes of $A$ that keep the $k$ equal, and finite along others.
 
-    At A = 0 all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding, max(m, n) eps
-    s_1.
+    At $A = 0$ all derivatives of both are 0. Singular values are equal, or 0, if they are up to rounding,
+    $max(m, n) eps s_1$.
 
 References:
     Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.
@@ -42,7 +43,7 @@ __all__ = ["nuclear_norm", "spectral_norm"]
 
 
 def _inner(X: Tensor, Y: Tensor) -> Tensor:
-    """Re tr(X^H Y), with the two dims kept."""
+    """$Re tr(X^H Y)$, with the two dims kept."""
     product = X.conj() * Y
     return (product.real if product.is_complex() else product).sum((-2, -1), keepdim=True)
 
@@ -64,13 +65,13 @@ def _sum_jvp(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_sum_vjp, jvp=_sum_jvp)
 def singular_value_sum(A: Tensor, W: Tensor, S: Tensor, V: Tensor) -> Tensor:
-    """The sum of the singular values of A = W diag(S) V^H.
+    """The sum of the singular values of $A = W diag(S) V^H$.
 
     Args:
-        A: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
-        W: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
-        S: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
-        V: as in `polar_factor`; columns of W that belong to s_i = 0 are replaced by 0.
+        A: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
+        W: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
+        S: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
+        V: as in `polar_factor`; columns of $W$ that belong to $s_i = 0$ are replaced by 0.
 
     Returns:
         (*, 1, 1), real.
@@ -115,19 +116,19 @@ def _rank(inputs: Any) -> Tensor:
 
 @smooth(vjp=_projector_vjp, jvp=_projector_jvp)
 def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Q and R of the module's docstring, for B = V diag(S^2) V^H with S_1 = 1.
+    """$Q$ and $R$ of the module's docstring, for $B = V diag(S^2) V^H$ with $S_1 = 1$.
 
     Args:
         B: Hermitian, (*, n, n). Its value is not read.
         S: (*, n), a constant to every derivative.
         V: (*, n, n), unitary; constant.
-        first: (*, n): 1 for the singular values that are equal to S_1, 0 for the others; constant.
+        first: (*, n): 1 for the singular values that are equal to $S_1$, 0 for the others; constant.
 
     Returns:
-        Q and R, (*, n, n). Q has rank k, the number of singular values equal to S_1.
+        $Q$ and $R$, (*, n, n). $Q$ has rank $k$, the number of singular values equal to $S_1$.
 
     Note:
-        Where not differentiable: for k > 1; the derivative is that for which the k eigenvalues stay equal.
+        Where not differentiable: for $k > 1$; the derivative is that for which the $k$ eigenvalues stay equal.
 
     References:
         Kato, Perturbation Theory for Linear Operators, II-(2.14) and I-(5.32).
@@ -138,7 +139,7 @@ def first_projector(B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Ten
 
 
 def _first_gradient(inputs: Any, norm: Tensor) -> Tensor:
-    """K, from A / s_1 and s_1 / s_1 with a constant in the denominators, so that no square overflows."""
+    """$K$, from $A / s_1$ and $s_1 / s_1$ with a constant in the denominators, so that no square overflows."""
     A, S, V, first = inputs
     scale = S[..., :1, None]
     scale = torch.where(scale == 0, 1, scale)
@@ -158,10 +159,10 @@ def _largest_jvp(inputs: Any, norm: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_largest_vjp, jvp=_largest_jvp)
 def largest_singular_value(A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Tensor:
-    """The largest singular value of A.
+    """The largest singular value of $A$.
 
     Args:
-        A: (*, m, n), m >= n >= 1. Its value is not read.
+        A: (*, m, n), $m >= n >= 1$. Its value is not read.
         S: its singular values, descending, (*, n); constant.
         V: its right singular vectors, (*, n, n); constant.
         first: as in `first_projector`.
@@ -190,15 +191,15 @@ def nuclear_norm(A: Tensor, keepdim: bool = False) -> Tensor:
         keepdim: return (*, 1, 1) instead of (*).
 
     Returns:
-        (*), real. The gradient is the polar factor of A.
+        (*), real. The gradient is the polar factor of $A$.
 
     Raises:
-        TypeError: A is neither floating point nor complex.
-        ValueError: A is not a matrix.
+        TypeError: $A$ is neither floating point nor complex.
+        ValueError: $A$ is not a matrix.
 
     Note:
-        Where not differentiable: where A has not full rank: the gradient is the subgradient of least norm, and the
-        higher derivatives are those among the matrices of that rank. At A = 0 all derivatives are 0.
+        Where not differentiable: where $A$ has not full rank: the gradient is the subgradient of least norm, and the
+        higher derivatives are those among the matrices of that rank. At $A = 0$ all derivatives are 0.
 
     References:
         Watson, Linear Algebra Appl. 170 (1992) 33.
@@ -224,13 +225,13 @@ def spectral_norm(A: Tensor, keepdim: bool = False) -> Tensor:
         (*), real; 0 for an empty matrix.
 
     Raises:
-        TypeError: A is neither floating point nor complex.
-        ValueError: A is not a matrix.
+        TypeError: $A$ is neither floating point nor complex.
+        ValueError: $A$ is not a matrix.
 
     Note:
-        Where not differentiable: where the largest singular value has multiplicity k > 1: the gradient is the mean of
-        the k gradients w_i v_i^H, a subgradient, and the higher derivatives are those along changes that keep the k
-        equal. At A = 0 all derivatives are 0.
+        Where not differentiable: where the largest singular value has multiplicity $k > 1$: the gradient is the mean of
+        the $k$ gradients $w_i v_i^H$, a subgradient, and the higher derivatives are those along changes that keep the
+        $k$ equal. At $A = 0$ all derivatives are 0.
 
     References:
         Watson, Linear Algebra Appl. 170 (1992) 33; Kato, Perturbation Theory for Linear Operators, section II.2.

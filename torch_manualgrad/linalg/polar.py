@@ -1,24 +1,25 @@
 """The polar decomposition and the problems that it solves: polar, procrustes, kabsch.
 
-A = U P with U^H U = I and P Hermitian; U = W V^H and P = V S V^H in terms of A = W S V^H. For a change E of A,
+$A = U P$ with $U^H U = I$ and $P$ Hermitian; $U = W V^H$ and $P = V S V^H$ in terms of $A = W S V^H$. For a change $E$
+of $A$,
 
-    dU = U X + (E - U U^H E) P^-1,   with   P X + X P = U^H E - E^H U,
+    $dU = U X + (E - U U^H E) P^-1$,   with   $P X + X P = U^H E - E^H U$,
 
-a Lyapunov equation, whose solution divides by sums s_i + s_j of singular values and never by their differences:
-repeated singular values need no special treatment. The equation is an operator, so is P^-1, and the derivatives of both
-are made of the same two operators:
+a Lyapunov equation, whose solution divides by sums $s_i + s_j$ of singular values and never by their differences:
+repeated singular values need no special treatment. The equation is an operator, so is $P^-1$, and the derivatives of
+both are made of the same two operators:
 
-    dX = the solution for  dC - dP X - X dP,        d(P^-1) = -P^-1 dP P^-1,
+    $dX$ is the solution for  $dC - dP X - X dP$,        $d(P^-1) = -P^-1 dP P^-1$,
 
-so that all orders are exact. As U is the gradient of the sum of the singular values, E -> dU is self-adjoint: the vjp
-is the jvp. A rotation with det = 1 is U with the last column of W reversed if need be. It is the polar factor for P
-with the last s_n reversed, and all of the above holds; it is smooth also where det A = 0, if s_(n-1) > 0.
+so that all orders are exact. As $U$ is the gradient of the sum of the singular values, $E -> dU$ is self-adjoint: the
+vjp is the jvp. A rotation with $det = 1$ is $U$ with the last column of $W$ reversed if need be. It is the polar factor
+for $P$ with the last $s_n$ reversed, and all of the above holds; it is smooth also where $det A = 0$, if $s_(n-1) > 0$.
 
 Note:
-    Where not differentiable: where s_i + s_j = 0 (rank <= n - 2; for complex or rectangular A, rank <= n - 1; for a
-    rotation with a reversal, s_(n-1) = s_n). The factor is not unique there, and U is one of the possible ones. The
-    part of the derivative that does not exist is 0: the equation is solved in the least-squares sense, P^-1 is the
-    pseudo-inverse. A sum counts as 0 up to rounding, n eps s_1.
+    Where not differentiable: where $s_i + s_j = 0$ ($rank <= n - 2$; for complex or rectangular $A$, $rank <= n - 1$;
+    for a rotation with a reversal, $s_(n-1) = s_n$). The factor is not unique there, and $U$ is one of the possible
+    ones. The part of the derivative that does not exist is 0: the equation is solved in the least-squares sense, $P^-1$
+    is the pseudo-inverse. A sum counts as 0 up to rounding, $n eps s_1$.
 
 References:
     Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488; Higham, Functions of Matrices (SIAM 2008), chapter 8 and
@@ -40,7 +41,7 @@ __all__ = ["Alignment", "Polar", "kabsch", "polar", "procrustes"]
 
 
 class Polar(NamedTuple):
-    """The result of `polar`: U and P."""
+    """The result of `polar`: $U$ and $P$."""
 
     U: Tensor
     P: Tensor
@@ -58,7 +59,7 @@ class Alignment(NamedTuple):
 
 
 def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:
-    """1 / sums, and 0 where they are zero to rounding. L: the eigenvalues that were added, one of the largest first."""
+    """1 / sums, and 0 where they are zero to rounding. $L$: the eigenvalues that were added, one of the largest first."""
     scale = L[..., :1].abs() * (L.shape[-1] * torch.finfo(L.dtype).eps)
     scale = scale.reshape(*scale.shape, *(1,) * (sums.dim() - L.dim()))
     zero = sums.abs() <= scale
@@ -82,10 +83,10 @@ def _lyapunov_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_lyapunov_vjp, jvp=_lyapunov_jvp)
 def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
-    """The skew-Hermitian X with P X + X P = (C - C^H) / 2: V X~ V^H with X~_ij = C~_ij / (l_i + l_j).
+    """The skew-Hermitian $X$ with $P X + X P = (C - C^H) / 2$: $V X~ V^H$ with $X~_ij = C~_ij / (l_i + l_j)$.
 
     Args:
-        P: Hermitian, (*, n, n). Its value is not read: L and V determine it.
+        P: Hermitian, (*, n, n). Its value is not read: $L$ and $V$ determine it.
         L: its eigenvalues (*, n), one of the largest magnitude first; a constant to every derivative.
         V: its eigenvectors (*, n, n); constant.
         C: (*, n, n); its skew-Hermitian part is used.
@@ -94,7 +95,7 @@ def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
         (*, n, n).
 
     Note:
-        Where not differentiable: at l_i + l_j = 0, where X~_ij and its derivatives are 0.
+        Where not differentiable: at $l_i + l_j = 0$, where $X~_ij$ and its derivatives are 0.
 
     References:
         Higham, Functions of Matrices, section 10.6 and theorem 8.9.
@@ -114,7 +115,7 @@ def _inverse_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_inverse_vjp, jvp=_inverse_jvp)
 def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
-    """P^-1 = V diag(1 / L) V^H, with 0 for 1 / l at l = 0.
+    """$P^-1 = V diag(1 / L) V^H$, with 0 for $1 / l$ at $l = 0$.
 
     Args:
         P: as in `skew_lyapunov`.
@@ -125,7 +126,7 @@ def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
         (*, n, n).
 
     Note:
-        Where not differentiable: at singular P, where the derivative, too, acts in the range of P only.
+        Where not differentiable: at singular $P$, where the derivative, too, acts in the range of $P$ only.
 
     References:
         Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
@@ -151,15 +152,15 @@ def _polar_jvp(inputs: Any, U: Tensor, tangents: Any) -> Tensor | None:
 
 @smooth(vjp=_polar_vjp, jvp=_polar_jvp)
 def polar_factor(A: Tensor, W: Tensor, S: Tensor, V: Tensor, unitary: bool) -> Tensor:
-    """U = W V^H, the polar factor of A = W diag(S) V^H.
+    """$U = W V^H$, the polar factor of $A = W diag(S) V^H$.
 
     Args:
-        A: (*, m, n), m >= n. Its value is not read.
-        W: (*, m, n), a constant to every derivative. A column may be reversed together with its entry in S, or 0
+        A: (*, m, n), $m >= n$. Its value is not read.
+        W: (*, m, n), a constant to every derivative. A column may be reversed together with its entry in $S$, or 0
             together with it.
         S: (*, n), the largest magnitude first; constant.
         V: (*, n, n), unitary; constant.
-        unitary: whether U U^H = I, for which a part of the derivative is 0 and is left out.
+        unitary: whether $U U^H = I$, for which a part of the derivative is 0 and is left out.
 
     Returns:
         (*, m, n).
@@ -183,7 +184,7 @@ def _unitary_factor(A: Tensor) -> Tensor:
 
 
 def _rotation_factor(A: Tensor) -> Tensor:
-    """The rotation nearest to a real square A."""
+    """The rotation nearest to a real square $A$."""
     W, S, V = svd(A)
     reversed_ = torch.linalg.det(W @ V.mH) < 0
     last = torch.arange(A.shape[-1], device=A.device) == A.shape[-1] - 1
@@ -193,24 +194,24 @@ def _rotation_factor(A: Tensor) -> Tensor:
 
 @checked
 def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
-    """The polar decomposition A = U P, or A = P U; exact derivatives also where singular values repeat.
+    """The polar decomposition $A = U P$, or $A = P U$; exact derivatives also where singular values repeat.
 
     Args:
         A: (*, m, n), real or complex.
-        side: of P: "right", A = U P with P (*, n, n); "left", A = P U with P (*, m, m).
+        side: of $P$: "right", $A = U P$ with $P$ (*, n, n); "left", $A = P U$ with $P$ (*, m, m).
 
     Returns:
-        `Polar`: U (*, m, n), with orthonormal columns, or rows if m < n: the nearest such matrix to A. P is Hermitian
-        positive semidefinite.
+        `Polar`: $U$ (*, m, n), with orthonormal columns, or rows if $m < n$: the nearest such matrix to $A$. $P$ is
+        Hermitian positive semidefinite.
 
     Raises:
-        TypeError: A is neither floating point nor complex.
-        ValueError: A is not a matrix, or another ``side``.
+        TypeError: $A$ is neither floating point nor complex.
+        ValueError: $A$ is not a matrix, or another ``side``.
 
     Note:
-        Where not differentiable: where A has not full rank, U and its derivative are not completely determined. The
-        undetermined part of the derivative is 0. A square real A may have rank n - 1: the derivative is then that of
-        the chosen branch of U.
+        Where not differentiable: where $A$ has not full rank, $U$ and its derivative are not completely determined. The
+        undetermined part of the derivative is 0. A square real $A$ may have rank $n - 1$: the derivative is then that
+        of the chosen branch of $U$.
 
     References:
         Higham, Functions of Matrices, chapter 8; Kenney and Laub, SIAM J. Matrix Anal. Appl. 12 (1991) 488.
@@ -222,23 +223,23 @@ def polar(A: Tensor, side: Literal["right", "left"] = "right") -> Polar:
 
 @checked
 def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
-    """The orthogonal (unitary) R with the least ||A R - B||_F; exact derivatives also where singular values repeat.
+    """The orthogonal (unitary) $R$ with the least $||A R - B||_F$; exact derivatives also where singular values repeat.
 
     Args:
         A: (*, m, n), real or complex; batch dims broadcast.
         B: (*, m, n), real or complex; batch dims broadcast.
-        rotation: whether R is restricted to det R = 1; for real A and B.
+        rotation: whether $R$ is restricted to $det R = 1$; for real $A$ and $B$.
 
     Returns:
-        R, (*, n, n): the polar factor of A^H B, with the last singular vector reversed if ``rotation`` needs it.
+        $R$, (*, n, n): the polar factor of $A^H B$, with the last singular vector reversed if ``rotation`` needs it.
 
     Raises:
         TypeError: neither floating point nor complex, or complex with ``rotation``.
         ValueError: shapes that do not fit.
 
     Note:
-        Where not differentiable: where `polar` is not, at A^H B. With ``rotation``: where R is not unique, that is if
-        the two smallest singular values are 0, or if they are equal and det(A^H B) < 0.
+        Where not differentiable: where `polar` is not, at $A^H B$. With ``rotation``: where $R$ is not unique, that is
+        if the two smallest singular values are 0, or if they are equal and $det(A^H B) < 0$.
 
     References:
         Schoenemann, Psychometrika 31 (1966) 1.
@@ -253,18 +254,18 @@ def procrustes(A: Tensor, B: Tensor, rotation: bool = False) -> Tensor:
 
 @checked
 def kabsch(P: Tensor, Q: Tensor, weights: Tensor | None = None) -> Alignment:
-    """The rigid motion that best maps the points P to the points Q: least sum_k w_k |R p_k + t - q_k|^2.
+    """The rigid motion that best maps the points $P$ to the points $Q$: least $sum_k w_k |R p_k + t - q_k|^2$.
 
     The derivatives are exact also where the singular values of the covariance repeat, as for symmetric sets of points.
 
     Args:
-        P: (*, N, d), real: N points, one per row; batch dims broadcast.
-        Q: (*, N, d), real: N points, one per row; batch dims broadcast.
+        P: (*, N, d), real: $N$ points, one per row; batch dims broadcast.
+        Q: (*, N, d), real: $N$ points, one per row; batch dims broadcast.
         weights: (*, N), real, finite and not negative, and not all 0; None: all equal.
 
     Returns:
-        `Alignment`: R (*, d, d) with det R = 1; t (*, d), so that ``P @ R.mT + t[..., None, :]`` is near Q; and the
-        rmsd (*), the root of the weighted mean square distance that is left.
+        `Alignment`: $R$ (*, d, d) with $det R = 1$; $t$ (*, d), so that ``P @ R.mT + t[..., None, :]`` is near $Q$; and
+        the rmsd (*), the root of the weighted mean square distance that is left.
 
     Raises:
         TypeError: not real floating point.

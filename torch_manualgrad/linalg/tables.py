@@ -1,4 +1,4 @@
-"""Tables of functions of real numbers at the eigenvalues: the derivatives J and the divided differences D.
+"""Tables of functions of real numbers at the eigenvalues: the derivatives $J$ and the divided differences $D$.
 
 Both are arguments of `hermitian_function`. For the named functions, the divided differences over two nodes are written
 so that no digits are lost where the nodes are close.
@@ -29,13 +29,13 @@ def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """log(a / b), to full relative accuracy also where a is close to b."""
+    """$log(a / b)$, to full relative accuracy also where $a$ is close to $b$."""
     x = (a - b) / (a + b)
     return torch.where(x.abs() < 0.5, 2 * torch.atanh(x), torch.log(a / b))
 
 
 def _powers(p: float, x: Tensor) -> Tensor:
-    """J of x^p."""
+    """$J$ of $x^p$."""
     rows, binomial = [], 1.0
     for q in range(_TERMS + 1):
         rows.append(binomial * x.pow(p - q))
@@ -44,19 +44,19 @@ def _powers(p: float, x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x^(1/2)."""
+    """Of $x^(1/2)$."""
     a, b = _pairs(x.sqrt())
     return _powers(0.5, x), 1 / (a + b)
 
 
 def rsqrt(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x^(-1/2)."""
+    """Of $x^(-1/2)$."""
     a, b = _pairs(x.sqrt())
     return _powers(-0.5, x), -1 / (a * b * (a + b))
 
 
 def log(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of log x."""
+    """Of $log x$."""
     rows = [x.log(), *[(-1) ** (q + 1) / q * x.pow(-q) for q in range(1, _TERMS + 1)]]
     a, b = _pairs(x)
     equal = a == b
@@ -64,7 +64,7 @@ def log(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of exp x."""
+    """Of $exp x$."""
     value = x.exp()
     rows = [value / math.factorial(q) for q in range(_TERMS + 1)]
     a, b = _pairs(x)
@@ -76,7 +76,7 @@ def exp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def power(p: float, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x^p."""
+    """Of $x^p$."""
     # with u = log(a / b): a^p - b^p = 2 (ab)^(p/2) sinh(pu/2), and a - b is the same with p = 1
     a, b = _pairs(x)
     u = _log_ratio(a, b) / 2
@@ -100,10 +100,10 @@ def _derivative(f: Function) -> Function:
 
 
 def of_function(f: Function, derivatives: Sequence[Function], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of f.
+    """Of $f$.
 
     Raises:
-        ArgumentError: f, or one of the derivatives, does not return a real tensor of the shape of ``x``.
+        ArgumentError: $f$, or one of the derivatives, does not return a real tensor of the shape of ``x``.
     """
     functions = [f, *derivatives]
     while len(functions) <= _FEWEST:

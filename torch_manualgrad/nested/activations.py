@@ -34,15 +34,15 @@ __all__ = [
 
 @formula
 def gelu_backwards_nested(grad: Tensor, self: Tensor, approximate: str) -> Tensor:
-    """Cotangent of x, given that of gelu(x): g (Phi(x) + x phi(x)), or the derivative of the tanh approximation.
+    """Cotangent of $x$, given that of $gelu(x)$: $g (Phi(x) + x phi(x))$, or the derivative of the tanh approximation.
 
     Args:
-        grad: g, the shape of ``self``.
-        self: x, packed values, (*), real.
+        grad: $g$, the shape of ``self``.
+        self: $x$, packed values, (*), real.
         approximate: "none" or "tanh".
 
     Returns:
-        (*), the shape and dtype of x.
+        (*), the shape and dtype of $x$.
 
     Note:
         Where not differentiable: nowhere.
@@ -55,18 +55,18 @@ def gelu_backwards_nested(grad: Tensor, self: Tensor, approximate: str) -> Tenso
 
 @formula
 def threshold_backwards_nested(grad_output: Tensor, input: Tensor, threshold: float) -> Tensor:
-    """Cotangent of x, given that of threshold, or of relu (``threshold`` 0): g where x > threshold, else 0.
+    """Cotangent of $x$, given that of threshold, or of relu (``threshold`` 0): $g$ where $x > threshold$, else 0.
 
     Args:
-        grad_output: g, the shape of ``input``.
-        input: x, packed values, (*), real.
+        grad_output: $g$, the shape of ``input``.
+        input: $x$, packed values, (*), real.
         threshold: the bound.
 
     Returns:
-        (*), the shape and dtype of x.
+        (*), the shape and dtype of $x$.
 
     Note:
-        Where not differentiable: at x = threshold, where the derivative is 0.
+        Where not differentiable: at $x = threshold$, where the derivative is 0.
 
     References:
         ATen threshold_backwards_nested.
@@ -76,14 +76,16 @@ def threshold_backwards_nested(grad_output: Tensor, input: Tensor, threshold: fl
 
 @formula(kernel=("default",))
 def silu_backward_nested(grad_output: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of x, given that of silu(x) = x s(x): g s (1 + x (1 - s)), s the sigmoid; differentiable in every mode.
+    """Cotangent of $x$, given that of $silu(x) = x s(x)$: $g s (1 + x (1 - s))$, $s$ the sigmoid.
+
+    Differentiable in every mode.
 
     Args:
-        grad_output: g, the shape of ``self``.
-        self: x, packed values, (*), real.
+        grad_output: $g$, the shape of ``self``.
+        self: $x$, packed values, (*), real.
 
     Returns:
-        (*), the shape and dtype of x.
+        (*), the shape and dtype of $x$.
 
     Note:
         Where not differentiable: nowhere.
@@ -103,13 +105,13 @@ def _(grad_output: Tensor, self: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def silu_nested(self: Tensor) -> Tensor:
-    """x s(x) of packed values, s the sigmoid.
+    """$x s(x)$ of packed values, $s$ the sigmoid.
 
     Args:
-        self: x, (*), real.
+        self: $x$, (*), real.
 
     Returns:
-        (*), the shape and dtype of x.
+        (*), the shape and dtype of $x$.
 
     Note:
         Where not differentiable: nowhere.
@@ -147,10 +149,10 @@ _fast_silu = fast_path(
 
 @on_nested
 def gelu(input: Ragged, approximate: Literal["none", "tanh"] = "none") -> Ragged:
-    """x Phi(x), Phi the normal distribution, or its tanh approximation.
+    """$x Phi(x)$, $Phi$ the normal distribution, or its tanh approximation.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         approximate: "none" or "tanh".
 
     Returns:
@@ -170,10 +172,10 @@ def gelu(input: Ragged, approximate: Literal["none", "tanh"] = "none") -> Ragged
 
 @on_nested
 def silu(input: Ragged) -> Ragged:
-    """x s(x), s the sigmoid.
+    """$x s(x)$, $s$ the sigmoid.
 
     Args:
-        input: x, real.
+        input: $x$, real.
 
     Returns:
         The components of ``input``.
@@ -189,10 +191,10 @@ def silu(input: Ragged) -> Ragged:
 
 @on_nested
 def relu(input: Ragged) -> Ragged:
-    """max(x, 0).
+    """$max(x, 0)$.
 
     Args:
-        input: x, real.
+        input: $x$, real.
 
     Returns:
         The components of ``input``.
@@ -208,10 +210,10 @@ def relu(input: Ragged) -> Ragged:
 
 @on_nested
 def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
-    """x where x > ``threshold``, else ``value``.
+    """$x$ where $x$ > ``threshold``, else ``value``.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         threshold: the bound.
         value: replaces the other entries.
 
@@ -219,7 +221,7 @@ def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
         The components of ``input``.
 
     Note:
-        Where not differentiable: at x = threshold, where the derivative is 0.
+        Where not differentiable: at $x = threshold$, where the derivative is 0.
 
     References:
         `threshold_backwards_nested`.
@@ -229,10 +231,10 @@ def threshold(input: Ragged, threshold: float, value: float) -> Ragged:
 
 @on_nested
 def leaky_relu(input: Ragged, negative_slope: float = 0.01) -> Ragged:
-    """x where x > 0, else ``negative_slope`` x.
+    """$x$ where $x > 0$, else ``negative_slope`` times $x$.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         negative_slope: the factor.
 
     Returns:
@@ -249,10 +251,10 @@ def leaky_relu(input: Ragged, negative_slope: float = 0.01) -> Ragged:
 
 @on_nested
 def hardtanh(input: Ragged, min_val: float = -1.0, max_val: float = 1.0) -> Ragged:
-    """x, clamped to ``min_val`` and ``max_val``.
+    """$x$, clamped to ``min_val`` and ``max_val``.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         min_val: the lower bound.
         max_val: the upper bound.
 
@@ -260,7 +262,7 @@ def hardtanh(input: Ragged, min_val: float = -1.0, max_val: float = 1.0) -> Ragg
         The components of ``input``.
 
     Raises:
-        ValueError: min_val > max_val.
+        ValueError: $min_val > max_val$.
 
     Note:
         Where not differentiable: at the bounds, where the derivative is 0.
@@ -273,10 +275,10 @@ def hardtanh(input: Ragged, min_val: float = -1.0, max_val: float = 1.0) -> Ragg
 
 @on_nested
 def elu(input: Ragged, alpha: float = 1.0) -> Ragged:
-    """x where x > 0, else ``alpha`` (e^x - 1).
+    """$x$ where $x > 0$, else $alpha (e^x - 1)$.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         alpha: the factor.
 
     Returns:
@@ -296,7 +298,7 @@ def selu(input: Ragged) -> Ragged:
     """`elu` with the constants of self-normalizing networks.
 
     Args:
-        input: x, real.
+        input: $x$, real.
 
     Returns:
         The components of ``input``.
@@ -312,10 +314,10 @@ def selu(input: Ragged) -> Ragged:
 
 @on_nested
 def celu(input: Ragged, alpha: float = 1.0) -> Ragged:
-    """max(x, 0) + min(0, ``alpha`` (e^(x / alpha) - 1)).
+    """$max(x, 0) + min(0, alpha (e^(x / alpha) - 1))$.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         alpha: the scale, not 0.
 
     Returns:
@@ -335,18 +337,18 @@ def celu(input: Ragged, alpha: float = 1.0) -> Ragged:
 
 @on_nested
 def softplus(input: Ragged, beta: float = 1.0, threshold: float = 20.0) -> Ragged:
-    """log(1 + e^(beta x)) / beta, and x where beta x > ``threshold``.
+    """$log(1 + e^(beta x)) / beta$, and $x$ where $beta x$ > ``threshold``.
 
     Args:
-        input: x, real.
+        input: $x$, real.
         beta: the scale.
-        threshold: from where on the result is x.
+        threshold: from where on the result is $x$.
 
     Returns:
         The components of ``input``.
 
     Note:
-        Where not differentiable: at beta x = threshold, where the result jumps by about e^-threshold / beta.
+        Where not differentiable: at $beta x = threshold$, where the result jumps by about $e^-threshold / beta$.
 
     References:
         ATen softplus.
@@ -356,10 +358,10 @@ def softplus(input: Ragged, beta: float = 1.0, threshold: float = 20.0) -> Ragge
 
 @on_nested
 def mish(input: Ragged) -> Ragged:
-    """x tanh(softplus(x)).
+    """$x tanh(softplus(x))$.
 
     Args:
-        input: x, real.
+        input: $x$, real.
 
     Returns:
         The components of ``input``.

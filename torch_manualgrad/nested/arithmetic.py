@@ -122,7 +122,7 @@ def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
 
 @on_nested
 def add(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
-    """x + alpha other.
+    """$x + alpha other$.
 
     Args:
         x: as in `elementwise`.
@@ -140,7 +140,7 @@ def add(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
 
 @on_nested
 def sub(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
-    """x - alpha other.
+    """$x - alpha other$.
 
     Args:
         x: as in `elementwise`.
@@ -158,7 +158,7 @@ def sub(x: Operand, other: Operand, *, alpha: float = 1) -> Ragged:
 
 @on_nested
 def mul(x: Operand, other: Operand) -> Ragged:
-    """x other, entry by entry.
+    """$x other$, entry by entry.
 
     Args:
         x: as in `elementwise`.
@@ -175,7 +175,7 @@ def mul(x: Operand, other: Operand) -> Ragged:
 
 @on_nested
 def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] | None = None) -> Ragged:
-    """x / other, with optional rounding.
+    """$x / other$, with optional rounding.
 
     Args:
         x: as in `elementwise`.
@@ -193,7 +193,7 @@ def div(x: Operand, other: Operand, *, rounding_mode: Literal["trunc", "floor"] 
 
 @on_nested
 def pow(x: Operand, other: Operand) -> Ragged:
-    """x to the power of other.
+    """$x$ to the power of other.
 
     Args:
         x: as in `elementwise`.
@@ -206,7 +206,7 @@ def pow(x: Operand, other: Operand) -> Ragged:
         ValueError: as `elementwise`.
 
     Note:
-        Where not differentiable: where `torch.pow` is not: 0 to the power 0 has gradient 0; a negative x to a real
+        Where not differentiable: where `torch.pow` is not: 0 to the power 0 has gradient 0; a negative $x$ to a real
         power is nan.
     """
     return elementwise(torch.pow, x, other)
@@ -253,7 +253,7 @@ def minimum(x: Operand, other: Operand) -> Ragged:
 
 
 def _tensor(operand: Operand, other: Operand) -> Operand:
-    """A number as a tensor like ``other``'s values, for functions that take no numbers."""
+    """A number as a tensor like ``other``'$s$ values, for functions that take no numbers."""
     if isinstance(operand, (Ragged, Tensor)) or not isinstance(other, Ragged):
         return operand
     return other.values.new_zeros(()) + operand  # in the dtype of the sum: 0.5 with integers stays 0.5

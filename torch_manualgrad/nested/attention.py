@@ -1,12 +1,12 @@
 """Attention over sequences of unequal lengths, right in all six modes.
 
-For one sequence, let S = scale q k^T with masked entries -inf, P = softmax(S) along the keys, and y = P v. For changes
-of S and v, and for a cotangent g of y,
+For one sequence, let $S = scale q k^T$ with masked entries $-inf$, $P = softmax(S)$ along the keys, and $y = P v$. For
+changes of $S$ and $v$, and for a cotangent $g$ of $y$,
 
     dP = P (dS - sum P dS),   dy = dP v + P dv;        gP = g v^T,   gS = P (gP - sum P gP),   gv = P^T g,
 
-and q and k enter through S only. The fused kernels keep the row sums of P and not P itself; higher derivatives are
-those of the formulas above, in terms of q, k and v.
+and $q$ and $k$ enter through $S$ only. The fused kernels keep the row sums of $P$ and not $P$ itself; higher
+derivatives are those of the formulas above, in terms of $q$, $k$ and $v$.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
-    """S, and the mask of the keys that a query does not attend to."""
+    """$S$, and the mask of the keys that a query does not attend to."""
     S = (_wide(q) * scale) @ _wide(k).mT
     masked = group.masked
     if group.causal:
@@ -45,7 +45,7 @@ def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, T
 
 
 def _weights(group: Group, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """P, 0 for a query that attends to no key."""
+    """$P$, 0 for a query that attends to no key."""
     return _shares(group, *_scores(group, q, k, scale))
 
 
@@ -140,10 +140,10 @@ def nested_attention_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of q, k and v, given that of attention: scale gS k, scale gS^T q and P^T g of the module's docstring.
+    """Cotangents of $q$, $k$ and $v$, given that of attention: the module's $scale gS k$, $scale gS^T q$ and $P^T g$.
 
     Args:
-        grad: g, (*b, Tq, m).
+        grad: $g$, (*b, Tq, m).
         q: (*b, Tq, d).
         k: (*b, Tk, d).
         v: (*b, Tk, m).
@@ -155,7 +155,7 @@ def nested_attention_backward(
         scale: as in `nested_attention`.
 
     Returns:
-        The shapes of q, k and v.
+        The shapes of $q$, $k$ and $v$.
 
     Note:
         Where not differentiable: nowhere; differentiable in every mode.
@@ -200,15 +200,15 @@ def _(
 def nested_attention(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention over packed sequences, softmax(scale q k^T) v for each, and log sum exp of each row of scale q k^T.
+    """Attention over packed sequences, $softmax(scale q k^T) v$ for each, and log sum exp of the rows of $scale q k^T$.
 
     Args:
         q: (*b, Tq, d), real.
-        k: (*b, Tk, d), the dtype of q.
-        v: (*b, Tk, m), the dtype of q.
+        k: (*b, Tk, d), the dtype of $q$.
+        v: (*b, Tk, m), the dtype of $q$.
         q_offsets: (B + 1,), int32 or int64: where the sequences of queries begin.
         k_offsets: (B + 1,), int32 or int64: where the sequences of keys begin.
-        is_causal: whether query i of a sequence attends to the keys 0 to i only.
+        is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
         scale: of the products.
 
     Returns:
@@ -294,7 +294,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ragged:
-    """softmax(scale q k^T) v for each sequence of a batch, without padding, right in all six modes.
+    """$softmax(scale q k^T) v$ for each sequence of a batch, without padding, right in all six modes.
 
     The lengths are read, which synchronizes with a GPU once per call.
 
@@ -304,13 +304,13 @@ def scaled_dot_product_attention(
         value: (B, ..., *, m), with the lengths of ``key``; the dtype of ``query``.
         attn_mask: None; there is no mask.
         dropout_p: 0; there is no dropout.
-        is_causal: whether query i of a sequence attends to the keys 0 to i only.
-        scale: of the products; None for d^(-1/2).
+        is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
+        scale: of the products; None for $d^(-1/2)$.
         enable_gqa: whether key and value may have fewer heads (the third dim from the end), each for as many heads of
             query.
 
     Returns:
-        The components of ``query`` with m instead of d; 0 for a sequence without keys.
+        The components of ``query`` with $m$ instead of $d$; 0 for a sequence without keys.
 
     Raises:
         ValueError: shapes that do not fit, a mask, or dropout.

@@ -1,7 +1,7 @@
 """The largest and smallest entries of nested tensors, with dims as in `reductions`.
 
 An extremum of an empty component is an error on the CPU; if the lengths cannot be read without synchronizing, it is
-+-inf without a gradient.
+$+-inf$ without a gradient.
 """
 
 from __future__ import annotations

@@ -30,24 +30,24 @@ def layer_norm_backward_nested(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, weight and bias, given that of layer_norm.
+    """Cotangents of $x$, weight and bias, given that of layer_norm.
 
-    r (h - mean(h) - x^ mean(x^ h)), sum g x^ and sum g, with h = g weight.
+    $r (h - mean(h) - x^ mean(x^ h))$, $sum g x^$ and $sum g$, with $h = g weight$.
 
     Args:
-        grad: g, the shape of ``input``.
-        input: x, packed, (*rows, *normalized_shape), real.
+        grad: $g$, the shape of ``input``.
+        input: $x$, packed, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        mean: m and r as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
-        rstd: m and r as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
+        mean: $m$ and $r$ as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
+        rstd: $m$ and $r$ as `layer_norm_nested` returns them, (*rows, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the three are wanted; the others come back empty.
 
     Returns:
-        The gradients, of the shapes of x and of ``normalized_shape`` twice.
+        The gradients, of the shapes of $x$ and of ``normalized_shape`` twice.
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where all x are equal, the result is nan.
+        Where not differentiable: nowhere for $eps > 0$; with $eps = 0$, where all $x$ are equal, the result is nan.
 
     References:
         ATen layer_norm_backward_nested; Ba, Kiros, Hinton, Layer Normalization (2016).
@@ -91,17 +91,17 @@ def _(
 def layer_norm_nested(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """layer_norm of packed values: x^ weight + bias, m and r, all three differentiable in every mode.
+    """layer_norm of packed values: $x^ weight + bias$, $m$ and $r$, all three differentiable in every mode.
 
     Args:
-        input: x, packed, (*, *normalized_shape), real.
+        input: $x$, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
         weight: of shape ``normalized_shape``, or None.
         bias: of shape ``normalized_shape``, or None.
         eps: added to the variance.
 
     Returns:
-        The shape of x, and twice (*, 1, ..., 1).
+        The shape of $x$, and twice (*, 1, ..., 1).
 
     Note:
         Where not differentiable: as `layer_norm_backward_nested`.
@@ -177,7 +177,7 @@ def _layer_norm_backward(needed: Any, grad: Tensor, saved: Any, shape: Sequence[
 
 
 def layer_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
-    """The backward with m and r computed again, as functions of x."""
+    """The backward with $m$ and $r$ computed again, as functions of $x$."""
     input, weight, bias, _, _ = saved
     _, mean, rstd = layer_norm_nested.op(input, shape, weight, bias, eps)
     found = layer_norm_backward_nested(grad, input, shape, mean, rstd, weight, needed)
@@ -195,7 +195,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Ragged:
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last dims of each component, right in all six modes.
+    """$(x - mean) / sqrt(var + eps) * weight + bias$ over the last dims of each component, right in all six modes.
 
     Args:
         input: real; every ragged dim is in front of the normalized ones, or ``normalized_shape`` has None in its place.
@@ -213,7 +213,7 @@ def layer_norm(
         TypeError: a dtype that is not floating point.
 
     Note:
-        Where not differentiable: nowhere for eps > 0.
+        Where not differentiable: nowhere for $eps > 0$.
 
     References:
         `layer_norm_nested`.

@@ -77,7 +77,7 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
         RuntimeError: a dtype without a softmax.
 
     Note:
-        Where not differentiable: nowhere; a slice with nan or +inf, or with only -inf, is nan.
+        Where not differentiable: nowhere; a slice with nan or $+inf$, or with only $-inf$, is nan.
 
     References:
         ATen softmax_nested, nested_softmax_backward.
@@ -121,7 +121,7 @@ def log_softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged
 
 @on_nested
 def glu(x: Ragged, dim: int = -1) -> Ragged:
-    """a sigmoid(b), with a and b the halves of x along a dense dim, as `torch.nn.functional.glu`.
+    """$a sigmoid(b)$, with $a$ and $b$ the halves of $x$ along a dense dim, as `torch.nn.functional.glu`.
 
     Args:
         x: real, with one ragged dim.

@@ -26,11 +26,11 @@ def matmul(self: Ragged | Tensor, other: Ragged | Tensor) -> Any:
 
     - (l, k) and (k, m): nested, (l, m); so too if a dim in front of the last two is ragged, in the same way in both.
     - (n, l) and (l, m), with the same ragged sizes: a dense (B, ..., n, m).
-    - (l, k) and (k, l'): nested with two ragged dims. This product, and any with a factor that has several ragged dims,
-      reads sizes, which synchronizes with a GPU, and is computed one component at a time.
+    - (l, k) and $(k, l')$: nested with two ragged dims. This product, and any with a factor that has several ragged
+      dims, reads sizes, which synchronizes with a GPU, and is computed one component at a time.
 
     Args:
-        self: nested, with B components of at least two dims, or dense: one matrix for all, (k, m), or one per
+        self: nested, with $B$ components of at least two dims, or dense: one matrix for all, (k, m), or one per
             component, (B, ..., k, m) with as many dims. Dims in front of the last two are equal in both arguments.
         other: as ``self``; at least one of the two is nested.
 
@@ -135,7 +135,7 @@ def _on_rows(x: Ragged, width: int, f: Any) -> Ragged:
 
 
 def _by_components(x: Ragged, y: Ragged) -> Any:
-    """The products one by one. Ragged are the rows of x, the columns of y, and the dims in front ragged in both."""
+    """The products one by one. Ragged are the rows of $x$, the columns of $y$, and the dims in front ragged in both."""
     shape = (*(a if b is None else b for a, b in zip(x.shape[:-2], y.shape[:-2])), x.shape[-2], y.shape[-1])
     left, right = x.components(), y.components()
     for a, b in zip(left, right):
@@ -153,15 +153,15 @@ def _by_components(x: Ragged, y: Ragged) -> Any:
 
 @on_nested
 def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
-    """x W^T + b on the last dim, which is dense: one dense product of all packed rows, right in all six modes.
+    """$x W^T + b$ on the last dim, which is dense: one dense product of all packed rows, right in all six modes.
 
     Args:
-        input: x, (B, ..., k), k not ragged.
-        weight: W, (m, k).
-        bias: b, (m,), or None.
+        input: $x$, (B, ..., k), $k$ not ragged.
+        weight: $W$, (m, k).
+        bias: $b$, (m,), or None.
 
     Returns:
-        The components with m instead of k.
+        The components with $m$ instead of $k$.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -188,12 +188,12 @@ def linear(input: Ragged, weight: Tensor, bias: Tensor | None = None) -> Ragged:
 def nested_linear_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and b, given that of x W^T + b: g W*, g^T x* and sum g over the packed rows.
+    """Cotangents of $x$, $W$, $b$, given that of $x W^T + b$: $g conj(W)$, $g^T conj(x)$, $sum g$ over packed rows.
 
     Args:
-        input: x, packed, (*, k).
-        grad_output: g, (*, m).
-        weight: W, (m, k).
+        input: $x$, packed, (*, k).
+        grad_output: $g$, (*, m).
+        weight: $W$, (m, k).
         output_mask: which of the three are wanted; the others come back empty.
 
     Returns:

@@ -1,12 +1,12 @@
 """Shared parts of layer_norm and rms_norm.
 
-Both norms are x^ = r (x - m) over the last dims, with r = (mean of |x - m|^2 + eps)^(-1/2); m is the mean of x for
-layer_norm and 0 for rms_norm. For a change t of x,
+Both norms are $x^ = r (x - m)$ over the last dims, with $r = (mean(|x - m|^2) + eps)^(-1/2)$; $m$ is the mean
+of $x$ for layer_norm and 0 for rms_norm. For a change $t$ of $x$,
 
     dx^ = r (t - mean(t) - x^ mean(x^ t)),        dr = -r^2 mean(x^ t),        dm = mean(t),
 
-without mean(t) for rms_norm. t -> dx^ is self-adjoint: the same expression is the vjp. m and r are outputs of the
-operators here, differentiable like the rest, so formulas in terms of x, m and r are right in every order.
+without $mean(t)$ for rms_norm. $t -> dx^$ is self-adjoint: the same expression is the vjp. $m$ and $r$ are outputs of
+the operators here, differentiable like the rest, so formulas in terms of $x$, $m$ and $r$ are right in every order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def last_dims(normalized_shape: Sequence[int]) -> list[int]:
 
 
 def normalization_jvp(t: Tensor, normalized: Tensor, r: Tensor, dims: list[int], centred: bool) -> Tensor:
-    """dx^ of the module's docstring, for the change t; r broadcasts."""
+    """$dx^$ of the module's docstring, for the change $t$; $r$ broadcasts."""
     along = (normalized * t).mean(dims, keepdim=True)
     return r * (t - t.mean(dims, keepdim=True) - normalized * along if centred else t - normalized * along)
 

@@ -1,15 +1,15 @@
 """The two matrix products of packed rows with one matrix per component; each is the derivative of the other.
 
-With s(t) the component that position t belongs to,
+With $s(t)$ the component that position $t$ belongs to,
 
-    rows:  y_t = x_t w_s(t),                           inner:  z_s = sum over t in s of x_t^T y_t.
+    rows:  $y_t = x_t w_s(t)$,                           inner:  $z_s = sum_(s(t) = s) x_t^T y_t$.
 
-Both are bilinear. The vjps, (g w^H, x^H g), are taken component by component: `nested_rows` gives the first,
+Both are bilinear. The vjps, $(g w^H, x^H g)$, are taken component by component: `nested_rows` gives the first,
 `nested_inner` the second.
 
 On the CPU a loop over the components reads the offsets. Elsewhere the computation does not synchronize: components are
-cut into tiles of one size b, never more than T // b + B of them however the rows are distributed. b is about the mean
-length, so the work is at most three times the minimum.
+cut into tiles of one size $b$, never more than $T // b + B$ of them however the rows are distributed. $b$ is about the
+mean length, so the work is at most three times the minimum.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def _lead(x: Tensor, kept: int) -> Tensor:
 
 @formula(kernel=("default",))
 def nested_rows(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
-    """Each packed row times its component's matrix, y_t = x_t w_s(t).
+    """Each packed row times its component's matrix, $y_t = x_t w_s(t)$.
 
     Args:
         x: (*b, T, k).
-        w: (*b, B, k, m), the dtype of x.
+        w: (*b, B, k, m), the dtype of $x$.
         offsets: (B + 1,), int32 or int64.
 
     Returns:
@@ -110,11 +110,11 @@ def _(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def nested_inner(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
-    """Each component's x^T y, the sum over its packed rows of x_t^T y_t; nothing is conjugated.
+    """Each component's $x^T y$, the sum over its packed rows of $x_t^T y_t$; nothing is conjugated.
 
     Args:
         x: (*b, T, k).
-        y: (*b, T, m), the dtype of x.
+        y: (*b, T, m), the dtype of $x$.
         offsets: (B + 1,), int32 or int64.
 
     Returns:
@@ -156,17 +156,17 @@ def _(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
 def matmul_backward_nested(
     grad: Tensor, self: Tensor | None, other: Tensor | None, offsets: Tensor, grad_input_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of packed rows x and of one matrix w per component, given that of x w: g w^H and x^H g.
+    """Cotangents of packed rows $x$ and of one matrix $w$ per component, given that of $x w$: $g w^H$ and $x^H g$.
 
     Args:
-        grad: g, (*b, T, m).
-        self: x, (*b, T, k); None where that of w is not wanted.
-        other: w, (*b, B, k, m); None where that of x is not wanted.
+        grad: $g$, (*b, T, m).
+        self: $x$, (*b, T, k); None where that of $w$ is not wanted.
+        other: $w$, (*b, B, k, m); None where that of $x$ is not wanted.
         offsets: (B + 1,), int32 or int64.
         grad_input_mask: which of the two are wanted; the other comes back empty.
 
     Returns:
-        The shapes of x and of w.
+        The shapes of $x$ and of $w$.
 
     Note:
         Where not differentiable: nowhere; differentiable in every mode.

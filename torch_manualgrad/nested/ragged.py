@@ -38,11 +38,11 @@ class Ragged:
     of `torch_manualgrad.nested` and elementwise ones of torch are methods, and ``torch.softmax`` and the like take it.
 
     Attributes:
-        values: with one ragged dim, the components concatenated along it: the component's shape with T, the sum of
+        values: with one ragged dim, the components concatenated along it: the component's shape with $T$, the sum of
             their lengths, in its place. With several, the components flattened (row-major) and concatenated: (N,).
-        offsets: (B + 1,), int32 or int64: where components begin along that dim, from 0 to T (or N).
+        offsets: (B + 1,), int32 or int64: where components begin along that dim, from 0 to $T$ (or $N$).
         shape: (B, ...), as of a nested tensor, with None for each ragged dim. Dim 0 is the batch.
-        sizes: with several ragged dims, (B, number of them), integers: each component's sizes there; else None.
+        sizes: with several ragged dims, ($B$, number of them), integers: each component's sizes there; else None.
 
     Raises:
         ValueError: offsets that decrease, do not start at 0 or do not end with the buffer, or a shape that does not fit
@@ -102,7 +102,7 @@ class Ragged:
 
     @property
     def batch(self) -> int:
-        """B, the number of components."""
+        """$B$, the number of components."""
         return self.offsets.shape[0] - 1
 
     @property
@@ -327,7 +327,7 @@ class Ragged:
         """Pack tensors of one number of dims: a copy.
 
         Args:
-            components: B of them, at least one.
+            components: $B$ of them, at least one.
             ragged_dims: which dims (1 is a component's first) are ragged; by default those whose sizes differ, and
                 dim 1 if none differ.
 
@@ -361,7 +361,7 @@ class Ragged:
         return part if sizes is None else part.reshape(self.component_shape(sizes[index]))
 
     def components(self) -> list[Tensor]:
-        """The B components, views of ``values``. Reads the offsets, which synchronizes with a GPU."""
+        """The $B$ components, views of ``values``. Reads the offsets, which synchronizes with a GPU."""
         at, sizes = self.read()
         # one split: with one narrow per component, each gradient would be a full buffer
         parts = self.values.split([b - a for a, b in zip(at, at[1:])], self.packed_dim) if self.batch else ()

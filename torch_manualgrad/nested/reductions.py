@@ -9,7 +9,7 @@ The result over the ragged dim is an ordinary tensor, whose dim 0 is the batch; 
 ragged dims, it is a nested tensor again. Every function takes a `Ragged` or one of torch's nested tensors and returns
 the same kind. All are differentiable in every mode and to any order.
 
-Empty components: a sum of 0, a product of 1, a mean and variance of nan, a logsumexp of -inf, a norm of 0.
+Empty components: a sum of 0, a product of 1, a mean and variance of nan, a logsumexp of $-inf$, a norm of 0.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _variance(s: Slices, correction: float) -> Tensor:
 
 @on_nested
 def var(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Ragged | Tensor:
-    """The variance over ``dim``, as `torch.var`: sum |x - mean|^2 / (count - correction); nan with too few entries.
+    """The variance over ``dim``, as `torch.var`: $sum |x - mean|^2 / (count - correction)$; nan with too few entries.
 
     Args:
         x: floating point or complex.
@@ -160,7 +160,7 @@ def std(x: Ragged, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 
 @on_nested
 def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
-    """log sum exp(x) over ``dim``, as `torch.logsumexp`.
+    """$log sum exp(x)$ over ``dim``, as `torch.logsumexp`.
 
     Args:
         x: floating point or complex.
@@ -174,7 +174,7 @@ def logsumexp(x: Ragged, dim: Dims, keepdim: bool = False) -> Ragged | Tensor:
         IndexError, ValueError, RuntimeError, TypeError: as `mean`.
 
     Note:
-        Where not differentiable: a slice that is empty or holds only -inf gives -inf, with every derivative 0.
+        Where not differentiable: a slice that is empty or holds only $-inf$ gives $-inf$, with every derivative 0.
 
     References:
         ATen logsumexp.
@@ -197,7 +197,7 @@ def vector_norm(x: Ragged, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
 
     Args:
         x: floating point or complex.
-        ord: any real, inf or -inf.
+        ord: any real, inf or $-inf$.
         dim: as in `sum`.
         keepdim: as in `sum`.
 

@@ -28,23 +28,23 @@ def rms_norm_backward_nested(
     weight: Tensor | None,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of x and weight, given that of rms_norm.
+    """Cotangents of $x$ and weight, given that of rms_norm.
 
-    r (h - x^ mean(x^ h)) with x^ = r x and h = g weight, and sum g x^.
+    $r (h - x^ mean(x^ h))$ with $x^ = r x$ and $h = g weight$, and $sum g x^$.
 
     Args:
-        grad: g, the shape of ``input``.
-        input: x, packed, (*rows, *normalized_shape), real.
+        grad: $g$, the shape of ``input``.
+        input: $x$, packed, (*rows, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
-        rstd: r as `rms_norm_nested` returns it, (*rows, 1, ..., 1); differentiable.
+        rstd: $r$ as `rms_norm_nested` returns it, (*rows, 1, ..., 1); differentiable.
         weight: of shape ``normalized_shape``, or None for 1.
         grad_input_mask: which of the two are wanted; the other comes back empty.
 
     Returns:
-        The gradients, of the shapes of x and of ``normalized_shape``.
+        The gradients, of the shapes of $x$ and of ``normalized_shape``.
 
     Note:
-        Where not differentiable: nowhere for eps > 0; with eps = 0, where all x are 0, the result is nan.
+        Where not differentiable: nowhere for $eps > 0$; with $eps = 0$, where all $x$ are 0, the result is nan.
 
     References:
         Zhang and Sennrich, Root Mean Square Layer Normalization (2019); ATen _fused_rms_norm_backward.
@@ -93,16 +93,16 @@ def _rms_norm_gradients(
 def rms_norm_nested(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """rms_norm of packed values: r x weight, and r = (mean x^2 + eps)^(-1/2), both differentiable in every mode.
+    """rms_norm of packed values: $r x weight$, and $r = (mean x^2 + eps)^(-1/2)$, both differentiable in every mode.
 
     Args:
-        input: x, packed, (*, *normalized_shape), real.
+        input: $x$, packed, (*, *normalized_shape), real.
         normalized_shape: the sizes of the last dims.
         weight: of shape ``normalized_shape``, or None.
         eps: added to the mean square.
 
     Returns:
-        The shape of x, and (*, 1, ..., 1).
+        The shape of $x$, and (*, 1, ..., 1).
 
     Note:
         Where not differentiable: as `rms_norm_backward_nested`.
@@ -164,7 +164,7 @@ def _rms_norm_backward(needed: Any, grad: Tensor, saved: Any, shape: Sequence[in
 
 
 def _rms_norm_backward_again(needed: Any, grad: Tensor, saved: Any, shape: Sequence[int], eps: float) -> Any:
-    """The backward with r computed again, as a function of x."""
+    """The backward with $r$ computed again, as a function of $x$."""
     input, weight, _ = saved
     _, rstd = rms_norm_nested.op(input, shape, weight, eps)
     found = rms_norm_backward_nested(grad, input, shape, rstd, weight, needed)
@@ -178,7 +178,7 @@ _fast_rms_norm = fast_path("rms_norm_nested", 2, _rms_norm, _rms_norm_backward, 
 def rms_norm(
     input: Ragged, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Ragged:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dims of each component, right in all six modes.
+    """$x / sqrt(mean(x^2) + eps) * weight$ over the last dims of each component, right in all six modes.
 
     Args:
         input: real; every ragged dim is in front of the normalized ones.
@@ -194,7 +194,7 @@ def rms_norm(
         TypeError: a dtype that is not floating point.
 
     Note:
-        Where not differentiable: nowhere for eps > 0.
+        Where not differentiable: nowhere for $eps > 0$.
 
     References:
         `rms_norm_nested`.

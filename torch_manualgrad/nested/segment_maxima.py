@@ -14,10 +14,10 @@ __all__ = ["maxima", "segment_amax", "segment_amax_backward"]
 
 @formula(kernel=("cpu", "cuda"))
 def segment_amax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The largest entry of each segment; nan if it holds one, -inf if it is empty.
+    """The largest entry of each segment; nan if it holds one, $-inf$ if it is empty.
 
     Args:
-        values: x, (*, T, *), T long in ``dim``; real.
+        values: $x$, (*, T, *), $T$ long in ``dim``; real.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 
@@ -44,12 +44,12 @@ def _attained(values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tens
 
 @formula
 def segment_amax_backward(grad: Tensor, values: Tensor, result: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of its segments' maxima: g / count on the entries that attain them, 0 on the others.
+    """Cotangent of $x$, given that of its segments' maxima: $g / count$ on the entries that attain them, else 0.
 
     Args:
-        grad: g, (*, B, *), B long in ``dim``.
-        values: x, (*, T, *); a constant.
-        result: the maxima; only compared with x, a constant.
+        grad: $g$, (*, B, *), $B$ long in ``dim``.
+        values: $x$, (*, T, *); a constant.
+        result: the maxima; only compared with $x$, a constant.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 

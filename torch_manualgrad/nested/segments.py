@@ -1,16 +1,16 @@
 """Operators on segments, the parts of reductions along the ragged dim.
 
-``offsets`` (B + 1 of them, from 0 to T) divide the dim ``dim`` of a tensor, T long, into B segments. Let E be the 0/1
-matrix that repeats a row of B for each position of its segment, and x_s the part of x in segment s:
+``offsets`` ($B + 1$ of them, from 0 to $T$) divide the dim ``dim`` of a tensor, $T$ long, into $B$ segments. Let $E$ be
+the $0/1$ matrix that repeats a row of $B$ for each position of its segment, and $x_s$ the part of $x$ in segment $s$:
 
-    sum:          y = E^T x,                         vjp: E g,                          jvp: E^T t
-    softmax:      y = exp(x) / E E^T exp(x),         vjp: y (g - E E^T (y g)),          jvp: the same, at t
-    log_softmax:  y = x - log E E^T exp(x),          vjp: g - exp(y) E E^T g,           jvp: t - E E^T (exp(y) t)
-    amax:         y_s = max x_s,                     vjp: g / count where attained,     jvp: the mean of t there
+    sum:          $y = E^T x$,                         vjp: $E g$,                          jvp: $E^T t$
+    softmax:      $y = exp(x) / E E^T exp(x)$,         vjp: $y (g - E E^T (y g))$,          jvp: the same, at $t$
+    log_softmax:  $y = x - log E E^T exp(x)$,          vjp: $g - exp(y) E E^T g$,           jvp: $t - E E^T (exp(y) t)$
+    amax:         $y_s = max x_s$,                     vjp: $g / count$ where attained,     jvp: the mean of $t$ there
 
-E and E^T are each other's derivative, and the others are made of them, so all are differentiable to any order in any
-mode. Exponents are shifted by the segment's maximum, a constant to every derivative as no result depends on it. An
-empty segment sums to 0, and its maximum is -inf (the least integer). Half precision is summed in float32.
+$E$ and $E^T$ are each other's derivative, and the others are made of them, so all are differentiable to any order in
+any mode. Exponents are shifted by the segment's maximum, a constant to every derivative as no result depends on it. An
+empty segment sums to 0, and its maximum is $-inf$ (the least integer). Half precision is summed in float32.
 
 The kernels divide their work by entries, not by segments, and their results do not depend on the number of threads.
 They check the offsets as they read them. The CPU raises. A GPU kernel, which would have to synchronize to raise, stays
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the dtype that accumulates sums."""
+    """$x$ in the dtype that accumulates sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -75,7 +75,7 @@ def largest(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 
 def _sum_all(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """E E^T x: each position has its segment's sum."""
+    """$E E^T x$: each position has its segment's sum."""
     return _repeat(_sum(x, offsets, dim), offsets, x.shape[dim], dim)
 
 
@@ -137,19 +137,19 @@ def with_backward(op: Formula, keep: tuple[str, ...], backward: Callable[..., Te
 
 @formula(kernel=("cpu", "cuda"))
 def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The sum of each segment: E^T x.
+    """The sum of each segment: $E^T x$.
 
     Args:
-        values: x, (*, T, *), T long in ``dim``; floating point or complex.
-        offsets: (B + 1,), int32 or int64: where the segments begin, from 0 to T.
+        values: $x$, (*, T, *), $T$ long in ``dim``; floating point or complex.
+        offsets: (B + 1,), int32 or int64: where the segments begin, from 0 to $T$.
         dim: the dim that is divided.
 
     Returns:
-        The shape of ``values`` with B instead of T, its dtype; contiguous.
+        The shape of ``values`` with $B$ instead of $T$, its dtype; contiguous.
 
     Raises:
         RuntimeError: ``dim`` out of range (IndexError without kernels); offsets that do not start at 0, decrease, or do
-            not end at T (see the module's docstring), of another dtype or not one dim; integer values.
+            not end at $T$ (see the module's docstring), of another dtype or not one dim; integer values.
 
     Note:
         Where not differentiable: nowhere, it is linear.
@@ -162,16 +162,16 @@ def segment_sum(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def _nested_sum_backward(grad: Tensor, offsets: Tensor, count: int, dim: int) -> Tensor:
-    """Cotangent of x, given that of its segments' sums: E g, at each position that of its segment.
+    """Cotangent of $x$, given that of its segments' sums: $E g$, at each position that of its segment.
 
     Args:
-        grad: g, (*, B, *), B long in ``dim``.
+        grad: $g$, (*, B, *), $B$ long in ``dim``.
         offsets: (B + 1,), int32 or int64, from 0 to ``count``.
-        count: T, the size of x in ``dim``.
+        count: $T$, the size of $x$ in ``dim``.
         dim: the dim that is divided.
 
     Returns:
-        The shape of ``grad`` with T instead of B, its dtype; contiguous.
+        The shape of ``grad`` with $T$ instead of $B$, its dtype; contiguous.
 
     Raises:
         RuntimeError: as `segment_sum`; a grad of another length, a negative count.
@@ -215,10 +215,10 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 @formula(kernel=("cpu", "cuda"))
 def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The softmax within each segment: exp(x) / E E^T exp(x).
+    """The softmax within each segment: $exp(x) / E E^T exp(x)$.
 
     Args:
-        values: x, (*, T, *), T long in ``dim``; real.
+        values: $x$, (*, T, *), $T$ long in ``dim``; real.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 
@@ -229,7 +229,7 @@ def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
         RuntimeError: as `segment_sum`.
 
     Note:
-        Where not differentiable: nowhere; a segment that holds nan or +inf, or only -inf, is nan.
+        Where not differentiable: nowhere; a segment that holds nan or $+inf$, or only $-inf$, is nan.
 
     References:
         ATen softmax_nested.
@@ -240,11 +240,11 @@ def segment_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def nested_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of y = softmax(x) within segments: y (g - E E^T (y g)); the tangent too, for g = t.
+    """Cotangent of $x$, given that of $y = softmax(x)$ in segments: $y (g - E E^T (y g))$; the tangent for $g = t$.
 
     Args:
-        grad: g, the shape and dtype of ``output``.
-        output: y, (*, T, *), real.
+        grad: $g$, the shape and dtype of ``output``.
+        output: $y$, (*, T, *), real.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 
@@ -279,10 +279,10 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 @formula(kernel=("cpu", "cuda"))
 def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """The logarithm of the softmax within each segment: x - log E E^T exp(x).
+    """The logarithm of the softmax within each segment: $x - log E E^T exp(x)$.
 
     Args:
-        values: x, (*, T, *), T long in ``dim``; real.
+        values: $x$, (*, T, *), $T$ long in ``dim``; real.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 
@@ -304,11 +304,11 @@ def segment_log_softmax(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def nested_log_softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of y = log_softmax(x) within segments: g - exp(y) E E^T g.
+    """Cotangent of $x$, given that of $y = log_softmax(x)$ within segments: $g - exp(y) E E^T g$.
 
     Args:
-        grad: g, the shape and dtype of ``output``.
-        output: y, (*, T, *), real.
+        grad: $g$, the shape and dtype of ``output``.
+        output: $y$, (*, T, *), real.
         offsets: as in `segment_sum`.
         dim: as in `segment_sum`.
 

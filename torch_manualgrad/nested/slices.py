@@ -33,7 +33,7 @@ class Extremum(NamedTuple):
 class Slices:
     """Values, and the dims that are reduced: the `dense` ones, or the dim `along`, which `offsets` divide.
 
-    A reduced tensor keeps its dims, with size 1 in the `dense` ones, and B in `along`.
+    A reduced tensor keeps its dims, with size 1 in the `dense` ones, and $B$ in `along`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Slices:
         return self._in_place(self.offsets.diff())
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The position of each entry of x along `along`, and that of the beginning of its slice."""
+        """The position of each entry of $x$ along `along`, and that of the beginning of its slice."""
         count = x.shape[self.packed]
         here = torch.arange(count, device=self.offsets.device)
         return self._in_place(here), self._in_place(self.offsets[segments(self.offsets, count)].long())
@@ -202,7 +202,7 @@ def require_inexact(x: Ragged, name: str) -> None:
 
 
 def scan(s: Slices, x: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: int) -> Tensor:
-    """Each position combined with all before it in its slice, in log2(T) passes that only multiply and add."""
+    """Each position combined with all before it in its slice, in $log_2(T)$ passes that only multiply and add."""
     dim = s.packed
     here, start = s.positions(x)
     step = 1

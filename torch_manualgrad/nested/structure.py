@@ -202,7 +202,7 @@ def to_padded_tensor(x: Ragged, padding: float, output_size: Sequence[int] | Non
 
 @on_nested
 def dropout(x: Ragged, p: float = 0.5, training: bool = True) -> Ragged:
-    """Set entries to zero with probability ``p`` and divide the others by 1 - p.
+    """Set entries to zero with probability ``p`` and divide the others by $1 - p$.
 
     Args:
         x: the batch.

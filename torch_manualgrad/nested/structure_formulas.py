@@ -110,7 +110,7 @@ def _nested_from_padded_backward(
         The shape of ``input``.
 
     Raises:
-        ValueError: components longer than L (on the CPU).
+        ValueError: components longer than $L$ (on the CPU).
 
     Note:
         Where not differentiable: nowhere, it is linear.

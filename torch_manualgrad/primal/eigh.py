@@ -28,7 +28,7 @@ def eigh_jacobi(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of a Hermitian matrix by cyclic Jacobi rotations.
 
     Args:
-        A: (*, n, n) with n <= 16; float32, float64, complex64 or complex128.
+        A: (*, n, n) with $n <= 16$; float32, float64, complex64 or complex128.
         lower: which triangle is read.
 
     Returns:
@@ -52,7 +52,7 @@ def eigh_tridiagonal(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of a symmetric matrix by Householder's reduction to a tridiagonal one, and implicit QL.
 
     Args:
-        A: (*, n, n) with n <= 128; float32 or float64.
+        A: (*, n, n) with $n <= 128$; float32 or float64.
         lower: which triangle is read.
 
     Returns:
@@ -72,7 +72,7 @@ def eigh_tridiagonal(A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def eigh_small(A: Tensor, lower: bool = True, vectors: bool = True) -> tuple[Tensor, Tensor]:
-    """`eigh_jacobi`, or for larger matrices `eigh_tridiagonal`; if A holds inf or nan, LAPACK's error or result.
+    """`eigh_jacobi`, or for larger matrices `eigh_tridiagonal`; if $A$ holds inf or nan, LAPACK's error or result.
 
     Args:
         A: as in these.

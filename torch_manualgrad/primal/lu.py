@@ -17,13 +17,13 @@ _SIZES = (LIMITS["lu_small_order"],) * 3
 
 @formula(kernel=("cpu", "cuda"))
 def lu_small(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """LU factorisation, A = P L U, with partial pivoting by LAPACK's choice: the first of the largest.
+    """LU factorisation, $A = P L U$, with partial pivoting by LAPACK's choice: the first of the largest.
 
     Args:
-        A: (*, m, n) with m, n <= 8; float32, float64, complex64 or complex128.
+        A: (*, m, n) with $m$, $n <= 8$; float32, float64, complex64 or complex128.
 
     Returns:
-        P (*, m, m), L (*, m, k), U (*, k, n) with k = min(m, n).
+        $P$ (*, m, m), $L$ (*, m, k), $U$ (*, k, n) with $k = min(m, n)$.
 
     Raises:
         RuntimeError: another size or dtype.
@@ -46,7 +46,7 @@ def lu_finite(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         A: as in `lu_small`.
 
     Returns:
-        P (*, m, m), L (*, m, k), U (*, k, n) with k = min(m, n).
+        $P$ (*, m, m), $L$ (*, m, k), $U$ (*, k, n) with $k = min(m, n)$.
 
     Note:
         Where not differentiable: as `linalg_lu_backward`.

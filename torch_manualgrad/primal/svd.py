@@ -21,11 +21,11 @@ def svd_jacobi(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition by one-sided Jacobi rotations.
 
     Args:
-        A: (*, m, n) with min(m, n) <= 16 and max(m, n) <= 32; float32, float64, complex64 or complex128.
+        A: (*, m, n) with $min(m, n) <= 16$ and $max(m, n) <= 32$; float32, float64, complex64 or complex128.
 
     Returns:
-        U (*, m, k), S (*, k), descending, and Vh (*, k, n) with k = min(m, n). The singular vectors of zero singular
-        values are orthonormal too.
+        $U$ (*, m, k), $S$ (*, k), descending, and $Vh$ (*, k, n) with $k = min(m, n)$. The singular vectors of zero
+        singular values are orthonormal too.
 
     Raises:
         RuntimeError: another size or dtype.
@@ -42,14 +42,14 @@ def svd_jacobi(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def svd_small(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """`svd_jacobi`; if A holds inf or nan, LAPACK's error or result.
+    """`svd_jacobi`; if $A$ holds inf or nan, LAPACK's error or result.
 
     Args:
         A: as in `svd_jacobi`.
-        vectors: whether to compute U and Vh: LAPACK's error depends on it.
+        vectors: whether to compute $U$ and $Vh$: LAPACK's error depends on it.
 
     Returns:
-        U (*, m, k), S (*, k) and Vh (*, k, n); U and Vh without meaning if not ``vectors``.
+        $U$ (*, m, k), $S$ (*, k) and $Vh$ (*, k, n); $U$ and $Vh$ without meaning if not ``vectors``.
 
     Raises:
         torch.linalg.LinAlgError: as `torch.linalg.svd`, or `torch.linalg.svdvals`.

@@ -76,9 +76,9 @@ def _cudnn_convolution_backward(
     """Cotangents of the input and the weight of a convolution without a bias.
 
     Args:
-        self: x, (N, C, *).
+        self: $x$, (N, C, *).
         grad_output: the cotangent of the result.
-        weight: w, (D, C / groups, *), or (C, D / groups, *) if transposed.
+        weight: $w$, (D, C / groups, *), or (C, D / groups, *) if transposed.
         padding, output_padding, stride, dilation, transposed, groups: of aten::convolution.
         output_mask: which of the two are wanted; the other comes back empty.
 

@@ -1,14 +1,14 @@
 """Convolution and its backward operator.
 
-With x * w the convolution of an input and a weight, of any stride, padding, dilation, groups, transposed or not, and
-<g, x * w> linear in each of three tensors, write X(g, w), W(g, x) for its gradients in x and w: one operator,
-convolution_backward, has both, and the sum B(g) of g for the bias. Then
+With $x * w$ the convolution of an input and a weight, of any stride, padding, dilation, groups, transposed or not, and
+$<g, x * w>$ linear in each of three tensors, write $X(g, w)$, $W(g, x)$ for its gradients in $x$ and $w$: one operator,
+convolution_backward, has both, and the sum $B(g)$ of $g$ for the bias. Then
 
-    vjp of the convolution    X(g, w), W(g, x), B(g)
-    its jvp                   dx * w + x * dw + db
-    vjp of the backward, of cotangents a, b, c of its results
-                              in g: a * w + x * b + c,  in x: X(g, b),  in w: W(g, a)
-    its jvp                   X(dg, w) + X(g, dw), W(dg, x) + W(g, dx), B(dg).
+    vjp of the convolution    $X(g, w)$, $W(g, x)$, $B(g)$
+    its jvp                   $dx * w + x * dw + db$
+    vjp of the backward, of cotangents $a$, $b$, $c$ of its results
+                              in $g$: $a * w + x * b + c$,  in $x$: $X(g, b)$,  in $w$: $W(g, a)$
+    its jvp                   $X(dg, w) + X(g, dw)$, $W(dg, x) + W(g, dx)$, $B(dg)$.
 
 PyTorch splits a convolution of complex tensors into real ones before autograd sees it.
 
@@ -18,9 +18,9 @@ see them. Called by their own names they have no forward mode in PyTorch, and pl
 PyTorch. The dims of conv_tbc are time, batch, channels.
 
 Args:
-    input_p: x, (N, C, *).
+    input_p: $x$, (N, C, *).
     input_t: its tangent; None for zero.
-    weight_p: w, (D, C / groups, *), or (C, D / groups, *) if transposed.
+    weight_p: $w$, (D, C / groups, *), or (C, D / groups, *) if transposed.
     weight_t: its tangent; None for zero.
     bias_p: (D,), or None; its tangent does not depend on it.
     bias_t: tangent of the bias; None for zero.
@@ -57,7 +57,7 @@ def convolution_jvp(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Tangent of a convolution with a bias: dx * w + x * dw + db.
+    """Tangent of a convolution with a bias: $dx * w + x * dw + db$.
 
     Args:
         stride, padding, dilation, transposed, output_padding, groups: of aten::convolution.
@@ -108,10 +108,10 @@ def _convolution_jvp(
 
 @formula
 def convolution_backward_jvp_grad_bias(grad_out_t: Tensor, grad_bias: Tensor) -> Tensor:
-    """Tangent of the gradient of the bias: the sum of dg over all dims but that of channels.
+    """Tangent of the gradient of the bias: the sum of $dg$ over all dims but that of channels.
 
     Args:
-        grad_out_t: dg, (N, D, *).
+        grad_out_t: $dg$, (N, D, *).
         grad_bias: the gradient of the bias, (D,); its tangent does not depend on it.
 
     Returns:

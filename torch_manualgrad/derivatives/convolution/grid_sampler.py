@@ -1,29 +1,30 @@
 """Sampling of an image at the points of a grid: grid_sampler_2d, grid_sampler_3d and their backward operators.
 
-A point of the grid has one coordinate from -1 to 1 for each dim of the image, the last dim first. Each coordinate c
-becomes a place u(c) in pixels, which is affine in c where it is differentiable, and the sample is the sum of the pixels
-around u times a product of weights, one for each dim:
+A point of the grid has one coordinate from $-1$ to 1 for each dim of the image, the last dim first. Each coordinate $c$
+becomes a place $u(c)$ in pixels, which is affine in $c$ where it is differentiable, and the sample is the sum of the
+pixels around $u$ times a product of weights, one for each dim:
 
-    s = sum over i, j of p_i(u) q_j(v) x_ij,
+    $s = sum_ij p_i(u) q_j(v) x_ij$,
 
-with p piecewise a polynomial in u: of degree 0, 1 and 3 for nearest, bilinear and bicubic. So <g, s> is linear in g and in
-the image x, and its derivatives in the grid are those of the weights. The backward operator is the gradient of <g, s> in x
-and the grid. The derivatives of all operators are parts of the product of the Hessian of <g, s> with directions dg, dx, dc:
+with $p$ piecewise a polynomial in $u$: of degree 0, 1 and 3 for nearest, bilinear and bicubic. So $<g, s>$ is linear in
+$g$ and in the image $x$, and its derivatives in the grid are those of the weights. The backward operator is the
+gradient of $<g, s>$ in $x$ and the grid. The derivatives of all operators are parts of the product of the Hessian of
+$<g, s>$ with directions $dg$, $dx$, $dc$:
 
-    in g     s(dx) + sum_k dc_k ds/dc_k
-    in x     the transpose of s applied to dg, and of sum_k dc_k ds/dc_k applied to g
-    in c_k   <dg, ds/dc_k> + <g, ds(dx)/dc_k> + sum_l dc_l <g, d2s/dc_k dc_l>.
+    in $g$     $s(dx) + sum_k dc_k ds/dc_k$
+    in $x$     the transpose of $s$ applied to $dg$, and of $sum_k dc_k ds/dc_k$ applied to $g$
+    in $c_k$   $<dg, ds/dc_k> + <g, ds(dx)/dc_k> + sum_l dc_l <g, d^2 s/dc_k dc_l>$.
 
 The vjp of the first order is PyTorch's fused operator; every other derivative is made of PyTorch's operators. Plain calls in
 reverse mode are left to PyTorch, which lacks forward mode. Half precision is computed in single.
 
 Args:
-    grad_output: g, (N, C, h, w).
-    input: x, the image, (N, C, H, W), real.
-    grid: coordinates from -1 to 1, that along W first, (N, h, w, 2).
+    grad_output: $g$, (N, C, h, w).
+    input: $x$, the image, (N, C, H, W), real.
+    grid: coordinates from $-1$ to 1, that along $W$ first, (N, h, w, 2).
     interpolation_mode: 0 bilinear, 1 nearest, 2 bicubic.
     padding_mode: of what is outside of the image: 0 zeros, 1 the border, 2 a reflection.
-    align_corners: whether -1 and 1 are the centers of the outermost pixels, or their outer edges.
+    align_corners: whether $-1$ and 1 are the centers of the outermost pixels, or their outer edges.
     output_mask: which of the two are wanted; the other comes back empty.
     ggI, ggGrid: cotangents of the gradients of image and grid; None for zero.
 
@@ -55,7 +56,7 @@ _A = -0.75  # of the cubic convolution
 
 
 class _Dim(NamedTuple):
-    """What is read along one dim of the image, (N, P, T): P points, T pixels around each.
+    """What is read along one dim of the image, (N, P, T): $P$ points, $T$ pixels around each.
 
     Attributes:
         pixels: their places, all of them inside of the image.
@@ -95,7 +96,7 @@ def _padded(u: Tensor, size: int, padding_mode: int, align_corners: bool) -> tup
 
 
 def _polynomials(f: Tensor, mode: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of the pixels around a place, a fraction f after one of them; their derivatives."""
+    """The weights of the pixels around a place, a fraction $f$ after one of them; their derivatives."""
     one, zero = torch.ones_like(f), torch.zeros_like(f)
     if mode == _NEAREST:
         return one[..., None], zero[..., None], zero[..., None]
@@ -124,7 +125,7 @@ def _polynomials(f: Tensor, mode: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dim(c: Tensor, size: int, mode: int, padding_mode: int, align_corners: bool) -> _Dim:
-    """What is read along a dim of this size, at the coordinates c, (N, P)."""
+    """What is read along a dim of this size, at the coordinates $c$, (N, P)."""
     u, scale = _place(c, size, align_corners)
     cubic = mode == _BICUBIC
     slope = torch.ones_like(u)
@@ -148,12 +149,12 @@ def _dim(c: Tensor, size: int, mode: int, padding_mode: int, align_corners: bool
 
 
 def _rows(x: Tensor, first: int) -> Tensor:
-    """x with all its dims from ``first`` on as one."""
+    """$x$ with all its dims from ``first`` on as one."""
     return x.reshape([*x.shape[:first], math.prod(x.shape[first:])])
 
 
 def _spread(x: Tensor, k: int) -> Tensor:
-    """(N, P, T) as (N, P, 1, ..., T), with k ones."""
+    """(N, P, T) as (N, P, 1, ..., T), with $k$ ones."""
     return x.reshape([*x.shape[:2], *[1] * k, x.shape[2]])
 
 
@@ -166,7 +167,7 @@ class Sampler:
     """The pixels around each point of a grid, and their weights: the sample, its derivatives in the grid, and transposes.
 
     Args:
-        grid: (N, *, d), with one coordinate for each of the d dims of the image, the last dim first.
+        grid: (N, *, d), with one coordinate for each of the $d$ dims of the image, the last dim first.
         sizes: of these dims.
         modes: interpolation_mode, padding_mode and align_corners of aten::grid_sampler.
     """
@@ -211,7 +212,7 @@ class Sampler:
 
 
 class Directions(NamedTuple):
-    """Where <g, s> is differentiated, and along what: None is zero."""
+    """Where $<g, s>$ is differentiated, and along what: None is zero."""
 
     g: Tensor | None
     x: Tensor
@@ -227,7 +228,7 @@ def _moves(d: Directions, modes: tuple[int, int, bool]) -> Sequence[Tensor]:
 
 
 def in_samples(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
-    """The part in g of the Hessian of <g, s> times the directions: the tangent of the samples, (N, C, *)."""
+    """The part in $g$ of the Hessian of $<g, s>$ times the directions: the tangent of the samples, (N, C, *)."""
     at = Sampler(d.grid, d.x.shape[2:], modes)
     pixels = at.pixels(d.x)
     found = None if d.dx is None else at.sample(at.pixels(d.dx))
@@ -238,7 +239,7 @@ def in_samples(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
 
 
 def in_image(d: Directions, modes: tuple[int, int, bool]) -> Tensor:
-    """The part in x: the shape of the image."""
+    """The part in $x$: the shape of the image."""
     at = Sampler(d.grid, d.x.shape[2:], modes)
     found = None if d.dg is None else at.transposed(_rows(d.dg, 2))
     if d.g is not None:
@@ -280,7 +281,7 @@ def _directions(*tensors: Tensor | None) -> Directions:
 def _parts(
     d: Directions, modes: tuple[int, int, bool], like: Sequence[Tensor], mask: Sequence[bool]
 ) -> tuple[Tensor, ...]:
-    """Those in g, x and the grid, in the dtypes of these; what is not wanted is empty."""
+    """Those in $g$, $x$ and the grid, in the dtypes of these; what is not wanted is empty."""
     found = (in_samples, in_image, in_grid)[-len(like) :]
     return tuple(f(d, modes).to(x.dtype) if yes else x.new_zeros(0) for f, x, yes in zip(found, like, mask))
 
@@ -318,9 +319,9 @@ def grid_sampler_3d_backward(
     """Cotangents of image and grid, given that of the samples.
 
     Args:
-        grad_output: g, (N, C, d, h, w).
-        input: x, the image, (N, C, D, H, W), real.
-        grid: coordinates from -1 to 1, that along W first, (N, d, h, w, 3).
+        grad_output: $g$, (N, C, d, h, w).
+        input: $x$, the image, (N, C, D, H, W), real.
+        grid: coordinates from $-1$ to 1, that along $W$ first, (N, d, h, w, 3).
         interpolation_mode: 0 bilinear, 1 nearest.
 
     Returns:
@@ -425,10 +426,10 @@ def grid_sampler_jvp(
     padding_mode: int,
     align_corners: bool,
 ) -> Tensor:
-    """Tangent of the samples: s(dx) + sum_k dc_k ds/dc_k.
+    """Tangent of the samples: $s(dx) + sum_k dc_k ds/dc_k$.
 
     Args:
-        input_p: x, (N, C, H, W) or (N, C, D, H, W), real.
+        input_p: $x$, (N, C, H, W) or (N, C, D, H, W), real.
         grid_p: (N, *, 2) or (N, *, 3).
         input_t, grid_t: tangents; None for zero.
 
@@ -458,7 +459,7 @@ def grid_sampler_backward_jvp(
     """Tangents of the gradients of image and grid.
 
     Args:
-        grad_output_p, input_p, grid_p: g, x and the grid, in two or three dims.
+        grad_output_p, input_p, grid_p: $g$, $x$ and the grid, in two or three dims.
         grad_output_t, input_t, grid_t: tangents; None for zero.
 
     Returns:

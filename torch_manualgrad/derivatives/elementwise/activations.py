@@ -1,10 +1,10 @@
 """Activations that are smooth: sigmoid, softplus, silu, mish, gelu.
 
-In each formula the sigmoid of -x stands for one minus that of x, which is all rounding for large x.
+In each formula the sigmoid of $-x$ stands for one minus that of $x$, which is all rounding for large $x$.
 
 Args:
     grad_output: cotangent of the result.
-    input: x, real.
+    input: $x$, real.
     grad: the product of the cotangents of both orders.
 """
 
@@ -26,10 +26,10 @@ aten = torch.ops.aten
 
 @formula
 def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) -> Tensor:
-    """Cotangent of x, given that of x s(x), with s the sigmoid: g conj(s (1 + x (1 - s))).
+    """Cotangent of $x$, given that of $x s(x)$, with $s$ the sigmoid: $g conj(s (1 + x (1 - s)))$.
 
     Args:
-        input: x, real or complex.
+        input: $x$, real or complex.
 
     Returns:
         The shape of ``grad_output``.
@@ -40,12 +40,12 @@ def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) 
 
 @formula
 def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) -> Tensor:
-    """Cotangent of x, given that of x t with t = tanh(softplus(x)): g (t + x s(x) (1 - t^2)), with s the sigmoid.
+    """Cotangent of $x$, given that of $x t$ with $t = tanh(softplus(x))$: $g (t + x s(x) (1 - t^2))$, $s$ the sigmoid.
 
-    1 - t^2 is the square of the hyperbolic secant, 4 s(2 u) s(-2 u) of u = softplus(x).
+    $1 - t^2$ is the square of the hyperbolic secant, $4 s(2 u) s(-2 u)$ of $u = softplus(x)$.
 
     Returns:
-        The shape of ``grad_output``; finite in every order for large x, where exp(x) is not.
+        The shape of ``grad_output``; finite in every order for large $x$, where $exp(x)$ is not.
     """
     u = -torch.nn.functional.logsigmoid(-input)
     return grad_output * (u.tanh() + input * logistic(input) * (4 * logistic_slope(2 * u)))
@@ -53,7 +53,7 @@ def infinitely_differentiable_mish_backward(grad_output: Tensor, input: Tensor) 
 
 @formula
 def log_sigmoid_double_backward(grad: Tensor, input: Tensor) -> Tensor:
-    """A cotangent times the second derivative of log s(x), with s the sigmoid: -g s(x) s(-x).
+    """A cotangent times the second derivative of $log s(x)$, with $s$ the sigmoid: $-g s(x) s(-x)$.
 
     Returns:
         The shape of ``grad``.
@@ -63,11 +63,11 @@ def log_sigmoid_double_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 @formula
 def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshold: Number) -> Tensor:
-    """A cotangent times the second derivative of log(1 + exp(b x)) / b: g b s(b x) s(-b x), with s the sigmoid.
+    """A cotangent times the second derivative of $log(1 + exp(b x)) / b$: $g b s(b x) s(-b x)$, with $s$ the sigmoid.
 
     Args:
-        beta: b.
-        threshold: the function is x where b x is above it, and the result zero.
+        beta: $b$.
+        threshold: the function is $x$ where $b x$ is above it, and the result zero.
 
     Returns:
         The shape of ``grad``.
@@ -78,12 +78,12 @@ def softplus_double_backward(grad: Tensor, input: Tensor, beta: Number, threshol
 
 @formula
 def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: str) -> Tensor:
-    """A cotangent times the second derivative of x Phi(x): g phi(x) (2 - x^2), phi the normal density.
+    """A cotangent times the second derivative of $x Phi(x)$: $g phi(x) (2 - x^2)$, $phi$ the normal density.
 
-    With approximate = "tanh" the function is x (1 + tanh u) / 2, and u a polynomial of the third degree.
+    With approximate = "tanh" the function is $x (1 + tanh u) / 2$, and $u$ a polynomial of the third degree.
 
     Args:
-        ggI: cotangent of the gradient of x.
+        ggI: cotangent of the gradient of $x$.
         gO: cotangent of the result of the first order.
         approximate: "none" or "tanh".
 
@@ -100,7 +100,7 @@ def gelu_double_backward(ggI: Tensor, gO: Tensor, input: Tensor, approximate: st
 
 
 def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u = sqrt(2 / pi) (x + 0.044715 x^3); u'; u''."""
+    """$u = sqrt(2 / pi) (x + 0.044715 x^3)$; $u'$; $u''$."""
     scale, cubic = sqrt(2 / pi), 0.044715
     return scale * (x + cubic * x * x * x), scale * (1 + 3 * cubic * x * x), scale * 6 * cubic * x
 

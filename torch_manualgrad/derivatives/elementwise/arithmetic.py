@@ -5,8 +5,8 @@ the derivative is 0; hypot at the origin, where the derivative is 0 by conventio
 
 Args:
     grad: cotangent of the result, real.
-    other: y, broadcast with x; Python callers may give a number.
-    self_st: the dtype of x. If it is real, so is what is returned.
+    other: $y$, broadcast with $x$; Python callers may give a number.
+    self_st: the dtype of $x$. If it is real, so is what is returned.
     rounding_mode: None, "floor" or "trunc".
 """
 
@@ -23,7 +23,7 @@ from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula, where_
 
 @formula
 def deg2rad_backward(grad: Tensor) -> Tensor:
-    """Cotangent of an angle in degrees, given that of it in radians: g pi / 180.
+    """Cotangent of an angle in degrees, given that of it in radians: $g pi / 180$.
 
     Returns:
         The shape of ``grad``.
@@ -33,7 +33,7 @@ def deg2rad_backward(grad: Tensor) -> Tensor:
 
 @formula
 def rad2deg_backward(grad: Tensor) -> Tensor:
-    """Cotangent of an angle in radians, given that of it in degrees: g 180 / pi.
+    """Cotangent of an angle in radians, given that of it in degrees: $g 180 / pi$.
 
     Returns:
         The shape of ``grad``.
@@ -43,17 +43,17 @@ def rad2deg_backward(grad: Tensor) -> Tensor:
 
 @formula
 def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of length and angle, given that of z = r exp(i phi), r > 0: Re(g conj(z)) / |z| and Im(g conj(z)).
+    """Cotangents of length and angle, given that of $z = r e^(i phi)$, $r > 0$: $Re(g conj(z)) / |z|$, $Im(g conj(z))$.
 
     Args:
         grad: cotangent of the result, complex.
-        result: z, of which r >= 0 cannot be told from -r and phi + pi.
+        result: $z$, of which $r >= 0$ cannot be told from $-r$ and $phi + pi$.
 
     Returns:
-        The cotangent of r, which is 0 at z = 0, and that of phi; real, the shape of ``grad``.
+        The cotangent of $r$, which is 0 at $z = 0$, and that of $phi$; real, the shape of ``grad``.
 
     Note:
-        The rule of the operator knows phi, and is right for r <= 0 too.
+        The rule of the operator knows $phi$, and is right for $r <= 0$ too.
     """
     along = grad * result.conj()
     length = result.abs()
@@ -61,10 +61,10 @@ def polar_backward(grad: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over(x: Tensor, y: Tensor, result: Tensor) -> Tensor:
-    """x / result, with result^2 = x^2 + y^2; zero at the origin, in every order.
+    """$x / result$, with $result^2 = x^2 + y^2$; zero at the origin, in every order.
 
-    Where x is much larger than y, the derivative of the quotient is all rounding. As a function of the ratio of the smaller to
-    the larger of the two it is not.
+    Where $x$ is much larger than $y$, the derivative of the quotient is all rounding. As a function of the ratio of the
+    smaller to the larger of the two it is not.
     """
     if not torch.is_grad_enabled():  # nothing differentiates it
         return x / torch.where(result == 0, inf, result)
@@ -82,13 +82,13 @@ _ALPHA = [{}, {"alpha": 2.5}]
 # -- products and quotients --------------------------------------------------------------------------------------------
 @formula
 def mul_tensor_backward(grad: Tensor, other: Tensor, self_st: torch.dtype) -> Tensor:
-    """Cotangent of x, given that of x y: g conj(y).
+    """Cotangent of $x$, given that of $x y$: $g conj(y)$.
 
     Args:
         grad: cotangent of the product.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of x.
+        The shape of ``grad``, not yet summed to that of $x$.
     """
     return _real_if(self_st, grad * _conj(other))
 
@@ -97,28 +97,28 @@ def mul_tensor_backward(grad: Tensor, other: Tensor, self_st: torch.dtype) -> Te
 def div_tensor_self_backward(
     grad: Tensor, other: Tensor, self_st: torch.dtype, rounding_mode: str | None = None
 ) -> Tensor:
-    """Cotangent of x, given that of x / y: g / conj(y), or zero where the quotient is rounded.
+    """Cotangent of $x$, given that of $x / y$: $g / conj(y)$, or zero where the quotient is rounded.
 
     Args:
         grad: cotangent of the quotient.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of x.
+        The shape of ``grad``, not yet summed to that of $x$.
     """
     return _real_if(self_st, _of_dividend(grad, other, rounding_mode)).to(self_st)
 
 
 @formula
 def div_tensor_other_backward(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | None = None) -> Tensor:
-    """Cotangent of y, given that of x / y: -g conj(x / y / y), or zero where the quotient is rounded.
+    """Cotangent of $y$, given that of $x / y$: $-g conj(x / y / y)$, or zero where the quotient is rounded.
 
     Args:
         grad: cotangent of the quotient.
-        self: x.
-        other: y, broadcast with x.
+        self: $x$.
+        other: $y$, broadcast with $x$.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of y; real for a real y.
+        The shape of ``grad``, not yet summed to that of $y$; real for a real $y$.
     """
     return _real_if(other.dtype, _of_divisor(grad, self, other, rounding_mode)).to(other.dtype)
 
@@ -140,7 +140,7 @@ def _of_divisor(grad: Tensor, self: Tensor, other: Tensor, rounding_mode: str | 
 
 
 def _quotient_tangent(self_t: Tensor | None, other_t: Tensor | None, other_p: Tensor, result: Tensor) -> Tensor:
-    """(t - (x / y) s) / y, with t and s the tangents of x and y: their difference first, as t / y - x s / y^2 rounds twice."""
+    """$(t - (x / y) s) / y$, $t$ and $s$ the tangents of $x$ and $y$; $t / y - x s / y^2$ would round twice."""
     if other_t is None:
         assert self_t is not None
         return self_t / other_p

@@ -1,14 +1,15 @@
-"""Modified Bessel functions, and sinc: entire functions whose derivatives divide by x.
+"""Modified Bessel functions, and sinc: entire functions whose derivatives divide by $x$.
 
 Near zero the derivative is a power series, so that every order is finite and right there; PyTorch's orders from the
-second on are nan, zero or noise. Far from zero those of i0e and i1e are differences of nearly equal numbers, which PyTorch
-returns as 0 or as noise; here they are the derivative of the asymptotic series.
+second on are nan, zero or noise. Far from zero those of ``i0e`` and ``i1e`` are differences of nearly equal numbers,
+which PyTorch returns as 0 or as noise; here they are the derivative of the asymptotic series.
 
-Where not differentiable: for i0e at 0, and for i1e at 0 from the second order on, where the sign of x counts as 0.
+Where not differentiable: for ``i0e`` at 0, and for ``i1e`` at 0 from the second order on, where the sign of $x$ counts
+as 0.
 
 Args:
     grad: cotangent of the result.
-    self: x, real.
+    self: $x$, real.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _FAR_I0E, _FAR_I1E = (
 
 @formula
 def sinc_backward(grad: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of x, given that of sin(pi x) / (pi x): g conj(cos(y) y - sin(y)) pi / conj(y)^2 with y = pi x.
+    """Cotangent of $x$, given that of $sin(pi x) / (pi x)$: $g conj(cos(y) y - sin(y)) pi / conj(y)^2$ with $y = pi x$.
 
     Args:
-        self: x, real or complex.
+        self: $x$, real or complex.
 
     Returns:
-        The shape of ``grad``; zero at x = 0.
+        The shape of ``grad``; zero at $x = 0$.
 
     References:
         ATen sinc_backward; near zero, the power series of the sine.
@@ -61,13 +62,13 @@ def sinc_backward(grad: Tensor, self: Tensor) -> Tensor:
 
 @formula
 def i1_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
-    """Cotangent of x, given that of I_1(x): g (I_0(x) - I_1(x) / x).
+    """Cotangent of $x$, given that of $I_1(x)$: $g (I_0(x) - I_1(x) / x)$.
 
     Args:
-        result: I_1(x).
+        result: $I_1(x)$.
 
     Returns:
-        The shape of ``grad``; g / 2 at x = 0.
+        The shape of ``grad``; $g / 2$ at $x = 0$.
 
     References:
         ATen i1_backward; near zero, the power series: DLMF 10.25.2, https://dlmf.nist.gov/10.25.E2.
@@ -79,16 +80,16 @@ def i1_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
 
 @formula
 def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
-    """Cotangent of x, given that of r = exp(-|x|) I_1(x): g (exp(-|x|) I_0(x) - r / x - r sgn(x)).
+    """Cotangent of $x$, given that of $r = exp(-|x|) I_1(x)$: $g (exp(-|x|) I_0(x) - r / x - r sgn(x))$.
 
     Args:
-        result: r.
+        result: $r$.
 
     Returns:
-        The shape of ``grad``; g / 2 at x = 0.
+        The shape of ``grad``; $g / 2$ at $x = 0$.
 
     Note:
-        Where not differentiable: at x = 0 from the second order on, where sgn(x) counts as 0.
+        Where not differentiable: at $x = 0$ from the second order on, where $sgn(x)$ counts as 0.
 
     References:
         ATen i1e_backward; near zero as `i1_backward`; far from it DLMF 10.40.1, https://dlmf.nist.gov/10.40.E1.
@@ -101,20 +102,20 @@ def i1e_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
 
 
 def _i0e_slope(self: Tensor, result: Tensor) -> Tensor:
-    """exp(-|x|) I_1(x) - sgn(x) exp(-|x|) I_0(x)."""
+    """$exp(-|x|) I_1(x) - sgn(x) exp(-|x|) I_0(x)$."""
     sign = self.detach().sgn()
     return torch.where(self.abs() < _FAR, torch.special.i1e(self) - sign * result, sign * _far(_FAR_I0E, self))
 
 
 def _far(coefficients: list[float], self: Tensor) -> Tensor:
-    """The asymptotic series of a derivative, where |x| is large; anything finite elsewhere."""
+    """The asymptotic series of a derivative, where $|x|$ is large; anything finite elsewhere."""
     size = self.abs().clamp(min=_FAR)
     inverse = 1 / torch.where(size.isinf(), torch.finfo(size.dtype).max, size)  # the root of zero has no derivative
     return inverse * inverse.sqrt() * polynomial(coefficients, inverse)
 
 
 def _split(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which x are near zero; x there and 0 elsewhere; 1 there and x elsewhere."""
+    """Which $x$ are near zero; $x$ there and 0 elsewhere; 1 there and $x$ elsewhere."""
     near = self.abs() < _NEAR
     return near, torch.where(near, self, 0), torch.where(near, 1, self)
 

@@ -4,14 +4,14 @@ Where an input is not the result, its gradient is zero, whatever the cotangent: 
 
 Args:
     grad: cotangent of the result.
-    self: x, real.
+    self: $x$, real.
     max: the upper bound, in the same way.
 
 Note:
-    Where not differentiable, PyTorch's conventions hold. At a bound, from torch 2.15 on, a number shares the gradient with
-    a bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the bounds are
-    equal and x is another number, the bound on its side has all of it. Of two equal numbers, maximum and minimum give
-    1/2 to each, and so do fmax and fmin from torch 2.15 on; before, the first has all.
+    Where not differentiable, PyTorch's conventions hold. At a bound, from torch 2.15 on, a number shares the gradient
+    with a bound that is a tensor, and has none at a bound that is a number; before, it has all at both. Where the
+    bounds are equal and $x$ is another number, the bound on its side has all of it. Of two equal numbers, maximum and
+    minimum give $1/2$ to each, and so do fmax and fmin from torch 2.15 on; before, the first has all.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SHARED = reached("2.15")
 
 
 def part(x: Tensor, whole: Tensor, half: Tensor | None = None) -> Tensor:
-    """x where it counts in whole, half of it where it counts in half, and 0 elsewhere."""
+    """$x$ where it counts in whole, half of it where it counts in half, and 0 elsewhere."""
     return torch.where(whole, x, 0 if half is None else torch.where(half, x / 2, 0))
 
 
 def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None]:
-    """Where x is the result, and where it shares that with one bound."""
+    """Where $x$ is the result, and where it shares that with one bound."""
     inside = torch.ones_like(self, dtype=torch.bool)
     if _SHARED and not isinstance(min, Tensor) and not isinstance(max, Tensor):
         if min is not None:
@@ -54,7 +54,7 @@ def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None
 
 
 def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Where the lower bound is the result, and where it shares that with x."""
+    """Where the lower bound is the result, and where it shares that with $x$."""
     if max is None:
         return (~(self >= min), self == min) if _SHARED else (self < min, None)
     if not _SHARED:
@@ -64,7 +64,7 @@ def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, T
 
 
 def _where_max(self: Tensor, min: Tensor | None, max: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where the upper bound is the result, and where it shares that with x."""
+    """Where the upper bound is the result, and where it shares that with $x$."""
     if min is None:
         return (~(self <= max), self == max) if _SHARED else (self > max, None)
     return (self > max) | (max < min), (self == max) & (self != min) if _SHARED else None
@@ -76,13 +76,13 @@ def _equal(self: Tensor, bound: Any) -> Tensor:
 
 @formula
 def clamp_backward(grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor:
-    """Cotangent of x, given that of x between bounds: g where min < x < max, and 0 outside.
+    """Cotangent of $x$, given that of $x$ between bounds: $g$ where $min < x < max$, and 0 outside.
 
     Args:
-        min: the lower bound, broadcast with x, or None; Python callers may give a number.
+        min: the lower bound, broadcast with $x$, or None; Python callers may give a number.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of x.
+        The shape of ``grad``, not yet summed to that of $x$.
     """
     return part(grad, *_where_self(self, min, max))
 
@@ -91,10 +91,10 @@ def clamp_backward(grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor |
 def clamp_backward_min_max(
     grad: Tensor, self: Tensor, min: Tensor, max: Tensor, grad_input_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of the bounds, given that of x between them: g where x < min < max, and where x > max or max < min.
+    """Cotangents of the bounds, given that of clamped $x$: $g$ where $x < min < max$; where $x > max$ or $max < min$.
 
     Args:
-        min: the lower bound, broadcast with x; Python callers may give None.
+        min: the lower bound, broadcast with $x$; Python callers may give None.
         grad_input_mask: which of the two are wanted.
 
     Returns:
@@ -117,12 +117,12 @@ def clamp_jvp(
     max_p: Tensor | None,
     max_t: Tensor | None,
 ) -> Tensor:
-    """Tangent of x between bounds: that of the one of the three that is the result.
+    """Tangent of $x$ between bounds: that of the one of the three that is the result.
 
     Args:
-        self_p: x, real.
+        self_p: $x$, real.
         self_t: its tangent, or None.
-        min_p: the lower bound, broadcast with x, or None.
+        min_p: the lower bound, broadcast with $x$, or None.
         min_t: its tangent, or None.
         max_p: the upper bound, or None.
         max_t: its tangent, or None.
@@ -164,18 +164,18 @@ def _clamp_tensor_backward(
 
 
 def _larger(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The cotangent of x, given that of max(x, y); of both, where one is nan."""
+    """The cotangent of $x$, given that of $max(x, y)$; of both, where one is nan."""
     return part(grad, ~(x <= y), x == y)
 
 
 def _first(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The cotangent of x, given that of fmax(x, y) or fmin(x, y), where it is chosen; nan is chosen last."""
+    """The cotangent of $x$, given that of $fmax(x, y)$ or $fmin(x, y)$, where it is chosen; nan is chosen last."""
     chosen, tie = chosen | y.isnan(), x == y
     return part(grad, chosen, tie) if _SHARED else part(grad, chosen | tie)
 
 
 def _second(grad: Tensor, chosen: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """That of y, where x is chosen."""
+    """That of $y$, where $x$ is chosen."""
     tie = x == y
     return part(grad, ~(chosen | tie | y.isnan()), tie if _SHARED else None)
 

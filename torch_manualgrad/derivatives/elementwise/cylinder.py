@@ -5,15 +5,15 @@ The derivative of each is made of the function itself and its neighbour:
     J0' = -J1,  J1' = J0 - J1 / x;    Y0' = -Y1,  Y1' = Y0 - Y1 / x;
     I0' = I1,   I1' = I0 - I1 / x;    K0' = -K1,  K1' = -K0 - K1 / x,
 
-so that each function is a formula too, and every order is one of these. Those of J1 and I1 are power series near zero. The
-scaled k0 and k1 are exp(x) K0 and exp(x) K1, whose derivatives far from zero are differences of nearly equal numbers: there
-they are the derivative of the asymptotic series.
+so that each function is a formula too, and every order is one of these. Those of $J1$ and $I1$ are power series near
+zero. The scaled $k0$ and $k1$ are $exp(x) K0$ and $exp(x) K1$, whose derivatives far from zero are differences of
+nearly equal numbers: there they are the derivative of the asymptotic series.
 
 Args:
-    self: x, real.
+    self: $x$, real.
 
 Note:
-    Where not differentiable: at x = 0, for the functions of the second kind: Y and K.
+    Where not differentiable: at $x = 0$, for the functions of the second kind: $Y$ and $K$.
 
 References:
     DLMF 10.6.2 and 10.29.2, https://dlmf.nist.gov/10.6.E2; for the series DLMF 10.2.2, 10.25.2 and 10.40.2.
@@ -48,7 +48,7 @@ _K0, _K1 = (
 
 @formula(kernel=("default",))
 def bessel_j0(self: Tensor) -> Tensor:
-    """J_0(x).
+    """$J_0(x)$.
 
     Returns:
         The shape of ``self``.
@@ -58,7 +58,7 @@ def bessel_j0(self: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def bessel_j1(self: Tensor) -> Tensor:
-    """J_1(x).
+    """$J_1(x)$.
 
     Returns:
         The shape of ``self``.
@@ -68,27 +68,27 @@ def bessel_j1(self: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def bessel_y0(self: Tensor) -> Tensor:
-    """Y_0(x).
+    """$Y_0(x)$.
 
     Returns:
-        The shape of ``self``; nan where x < 0.
+        The shape of ``self``; nan where $x < 0$.
     """
     return torch.special.bessel_y0(self)
 
 
 @formula(kernel=("default",))
 def bessel_y1(self: Tensor) -> Tensor:
-    """Y_1(x).
+    """$Y_1(x)$.
 
     Returns:
-        The shape of ``self``; nan where x < 0.
+        The shape of ``self``; nan where $x < 0$.
     """
     return torch.special.bessel_y1(self)
 
 
 @formula(kernel=("default",))
 def modified_bessel_i1(self: Tensor) -> Tensor:
-    """I_1(x).
+    """$I_1(x)$.
 
     Returns:
         The shape of ``self``.
@@ -98,46 +98,46 @@ def modified_bessel_i1(self: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def modified_bessel_k0(self: Tensor) -> Tensor:
-    """K_0(x).
+    """$K_0(x)$.
 
     Returns:
-        The shape of ``self``; nan where x < 0.
+        The shape of ``self``; nan where $x < 0$.
     """
     return torch.special.modified_bessel_k0(self)
 
 
 @formula(kernel=("default",))
 def modified_bessel_k1(self: Tensor) -> Tensor:
-    """K_1(x).
+    """$K_1(x)$.
 
     Returns:
-        The shape of ``self``; nan where x < 0.
+        The shape of ``self``; nan where $x < 0$.
     """
     return torch.special.modified_bessel_k1(self)
 
 
 @formula(kernel=("default",))
 def scaled_modified_bessel_k0(x: Tensor) -> Tensor:
-    """exp(x) K_0(x).
+    """$exp(x) K_0(x)$.
 
     Args:
         x: real.
 
     Returns:
-        The shape of ``x``; nan where x < 0.
+        The shape of ``x``; nan where $x < 0$.
     """
     return torch.special.scaled_modified_bessel_k0(x)
 
 
 @formula(kernel=("default",))
 def scaled_modified_bessel_k1(x: Tensor) -> Tensor:
-    """exp(x) K_1(x).
+    """$exp(x) K_1(x)$.
 
     Args:
         x: real.
 
     Returns:
-        The shape of ``x``; nan where x < 0.
+        The shape of ``x``; nan where $x < 0$.
     """
     return torch.special.scaled_modified_bessel_k1(x)
 
@@ -166,7 +166,7 @@ _scaled_k1_slope = _scaled_slope(
 
 
 def _enter(name: str, slope: Callable[[Tensor], Tensor], domain: tuple[float, float] = (-4, 4)) -> None:
-    """The rule of an operator. Its argument is called self or x."""
+    """The rule of an operator. Its argument is called self or $x$."""
     bound: Callable[..., Tensor] = (lambda x: slope(x)) if name.startswith(("sc", "sp")) else (lambda self: slope(self))
     elementwise(
         f"aten::special_{name}",

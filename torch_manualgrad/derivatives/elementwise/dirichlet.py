@@ -1,14 +1,14 @@
-"""Samples of the Dirichlet distribution, of which each component x is one of the beta distribution of a and b.
+"""Samples of the Dirichlet distribution, of which each component $x$ is one of the beta distribution of $a$ and $b$.
 
-With u = log x - log(1 - x), the density of u is exp(-E) up to a constant, and at a constant probability
+With $u = log x - log(1 - x)$, the density of $u$ is $exp(-E)$ up to a constant, and at a constant probability
 
-    du/da = +- integral of (log x(u +- s) - psi(a) + psi(a + b)) exp(E(u) - E(u +- s)) ds, s from 0 to infinity,
-    E(u) - E(u +- s) = p s - (a + b) log(1 + q (exp(s) - 1)), with p, q = a, x above u and b, 1 - x below it:
+    $du/da = +-$ integral of $(log x(u +- s) - psi(a) + psi(a + b)) exp(E(u) - E(u +- s)) ds$, $s$ from 0 to infinity,
+    $E(u) - E(u +- s) = p s - (a + b) log(1 + q (exp(s) - 1))$, with $p, q = a, x$ above $u$ and $b, 1 - x$ below it:
 
-over what is above u, or below it where log x < psi(a) - psi(a + b), so that the integrand keeps its sign. It bends where
-q exp(s) is about 1, and decays as exp(-b s), or exp(-a s), from there on: Gauss and Legendre's rule takes four panels of
-it, and the exponential tail has its closed form. In double precision the relative error is below 1e-11 for a and b
-between 1e-3 and 1e4.
+over what is above $u$, or below it where $log x < psi(a) - psi(a + b)$, so that the integrand keeps its sign. It bends
+where $q exp(s)$ is about 1, and decays as $exp(-b s)$, or $exp(-a s)$, from there on: Gauss and Legendre's rule takes
+four panels of it, and the exponential tail has its closed form. In double precision the relative error is below $1e-11$
+for $a$ and $b$ between $1e-3$ and $1e4$.
 
 The derivatives of all components of a sample are the columns of a matrix field that carries the distribution along. A
 second derivative is that of this field along itself, so that the mean over samples is the second derivative of the mean.
@@ -38,7 +38,7 @@ _BLOCK = 256
 
 
 def _falling(s: Tensor, p: Tensor, q: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """log(1 + q (exp(s) - 1)), and the logarithm of the density at s in multiples of that at 0."""
+    """$log(1 + q (exp(s) - 1))$, and the logarithm of the density at $s$ in multiples of that at 0."""
     log = (q * s.expm1()).log1p()
     return log, p * s - total * log
 
@@ -94,15 +94,15 @@ def _by_blocks(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
 
 @formula(kernels=Kernel("cpu", when=_are_many, python=_by_blocks))
 def dirichlet_grad(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
-    """The derivative of a component x of a sample of the Dirichlet distribution in its own alpha, over 1 - x.
+    """The derivative of a component $x$ of a sample of the Dirichlet distribution in its own $alpha$, over $1 - x$.
 
     Args:
         x: the component, real.
-        alpha: a, real, positive, the shape of ``x``.
-        total: a + b, the sum of all alphas, the shape of ``x``.
+        alpha: $a$, real, positive, the shape of ``x``.
+        total: $a + b$, the sum of all alphas, the shape of ``x``.
 
     Returns:
-        The shape of ``x``; 0 at x = 0, and where b is 0.
+        The shape of ``x``; 0 at $x = 0$, and where $b$ is 0.
 
     References:
         Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen dirichlet_grad has approximations of this, and no

@@ -1,19 +1,19 @@
-"""Fake quantization: y = s (q - z), with q = round(x / s + z) clamped to a range of integers.
+"""Fake quantization: $y = s (q - z)$, with $q = round(x / s + z)$ clamped to a range of integers.
 
-Its derivative is 0 or does not exist. The straight-through estimate takes its place, by convention. With constant s and z
-it is 1 where q is inside its range, else 0, in every mode; all further orders are 0.
+Its derivative is 0 or does not exist. The straight-through estimate takes its place, by convention. With constant $s$
+and $z$ it is 1 where $q$ is inside its range, else 0, in every mode; all further orders are 0.
 
-With a scale s and a zero point z that are learned, the estimate takes what rounding adds, d = q - (x / s + z), for a
-constant. So y = x + s d where q is inside its range, and y = s (q - z) where it is a bound; this function is
-differentiated, in every mode and order. Only the derivatives in s and z are multiplied by ``grad_factor``, in forward mode
-too.
+With a scale $s$ and a zero point $z$ that are learned, the estimate takes what rounding adds, $d = q - (x / s + z)$,
+for a constant. So $y = x + s d$ where $q$ is inside its range, and $y = s (q - z)$ where it is a bound; this function
+is differentiated, in every mode and order. Only the derivatives in $s$ and $z$ are multiplied by ``grad_factor``, in
+forward mode too.
 
 Args:
-    self: x, real.
-    scale: s, one number, or one for each index of x along the axis.
-    zero_point: z, the shape of ``scale``; it is rounded, and clamped to the range.
-    quant_min, quant_max: the range of q.
-    grad_factor: for the derivatives in s and z.
+    self: $x$, real.
+    scale: $s$, one number, or one for each index of $x$ along the axis.
+    zero_point: $z$, the shape of ``scale``; it is rounded, and clamped to the range.
+    quant_min, quant_max: the range of $q$.
+    grad_factor: for the derivatives in $s$ and $z$.
     axis: None for one number.
 
 References:
@@ -32,10 +32,10 @@ from torch_manualgrad.core.rule import always, formula, rule
 
 @formula
 def fake_quantize_cachemask_backward(grad: Tensor, mask: Tensor) -> Tensor:
-    """Cotangent of x, given that of the quantized x: g where it is inside of the range. The tangent is the same function.
+    """Cotangent of $x$, given that of the quantized $x$: $g$ inside the range. The tangent is the same function.
 
     Args:
-        grad: g, cotangent of the result, or tangent of x.
+        grad: $g$, cotangent of the result, or tangent of $x$.
         mask: bool, whether the rounded number is inside of the range.
 
     Returns:
@@ -51,7 +51,7 @@ def fake_quantize_cachemask_backward(grad: Tensor, mask: Tensor) -> Tensor:
 def slopes(
     self: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivatives in x, s and z: where q is inside, a choice; d there, else the bound less z; 0 there, else -s."""
+    """The derivatives in $x$, $s$ and $z$: where $q$ is inside; $d$ there, else the bound less $z$; 0 there, else $-s$."""
     x, s = self.detach(), scale.detach()
     z = zero_point.detach().round().clamp(quant_min, quant_max)
     q = (x * (1 / s) + z).round()
@@ -61,7 +61,7 @@ def slopes(
 
 
 def along(parameter: Tensor, self: Tensor, axis: int | None) -> Tensor:
-    """One number for all of x, or for each of its indices along the axis."""
+    """One number for all of $x$, or for each of its indices along the axis."""
     if axis is None:
         return parameter.reshape(())
     sizes = [1] * self.dim()
@@ -80,7 +80,7 @@ def fake_quantize_learnable_backward(
     grad_factor: float,
     axis: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, s and z, given that of s (q - z), by the straight-through estimate.
+    """Cotangents of $x$, $s$ and $z$, given that of $s (q - z)$, by the straight-through estimate.
 
     Args:
         grad: cotangent of the result.
@@ -113,7 +113,7 @@ def fake_quantize_learnable_jvp(
     grad_factor: float,
     axis: int | None = None,
 ) -> Tensor:
-    """Tangent of s (q - z), by the straight-through estimate: the adjoint of `fake_quantize_learnable_backward`.
+    """Tangent of $s (q - z)$, by the straight-through estimate: the adjoint of `fake_quantize_learnable_backward`.
 
     Args:
         self_t, scale_t, zero_point_t: tangents; None for zero.

@@ -1,7 +1,7 @@
 """Operators on lists of tensors, one after the other, with the derivative of each.
 
 Note:
-    Where not differentiable: as the operator on one tensor. maximum and minimum with a number have 1/2 where both are
+    Where not differentiable: as the operator on one tensor. maximum and minimum with a number have $1/2$ where both are
     equal.
 """
 
@@ -23,7 +23,7 @@ from .powers import pow_backward, pow_backward_exponent, pow_backward_self
 
 
 def _each(gradient: Callable[..., Tensor], grads: Sequence[Tensor | None], xs: Sequence[Tensor], *others: Any) -> Any:
-    """gradient(grad, x, *others) of each x, in its shape and dtype; other lists go along, numbers are for all."""
+    """``gradient(grad, x, *others)`` of each $x$, in its shape and dtype; other lists go along, numbers are for all."""
     lists = [o if isinstance(o, (list, tuple)) else [o] * len(xs) for o in others]
     return [
         None if g is None or not _differentiable(x) else _like(x, gradient(g, x, *o))
@@ -43,18 +43,18 @@ def _like(x: Tensor, gradient: Tensor) -> Tensor:
 
 @formula
 def maximum_scalar_backward(grad: Tensor, self: Tensor, scalar: Number) -> Tensor:
-    """Cotangent of x, given that of max(x, c): g where x > c, g / 2 where x = c, else 0.
+    """Cotangent of $x$, given that of $max(x, c)$: $g$ where $x > c$, $g / 2$ where $x = c$, else 0.
 
     Args:
-        grad: g, cotangent of the result.
-        self: x, real.
-        scalar: c.
+        grad: $g$, cotangent of the result.
+        self: $x$, real.
+        scalar: $c$.
 
     Returns:
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at x = c, where it is g / 2.
+        Where not differentiable: at $x = c$, where it is $g / 2$.
 
     References:
         ATen derivatives.yaml, _foreach_maximum.Scalar.

@@ -1,10 +1,10 @@
-"""The gated linear unit a s(b), of the halves a and b of a tensor, with s the sigmoid; and its backward operator.
+"""The gated linear unit $a s(b)$, of the halves $a$ and $b$ of a tensor, $s$ the sigmoid; and its backward operator.
 
-With g the cotangent of a s(b), those of a and b are g s(b) and g a s(b) s(-b).
+With $g$ the cotangent of $a s(b)$, those of $a$ and $b$ are $g s(b)$ and $g a s(b) s(-b)$.
 
 Args:
     dim: along which they are the halves.
-    input: a and b, real.
+    input: $a$ and $b$, real.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _parts(input: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """a, s(b), and s'(b) = s(b) s(-b)."""
+    """$a$, $s(b)$, and $s'(b) = s(b) s(-b)$."""
     a, b = input.chunk(2, dim)
     s = b.sigmoid()
     return a, s, s * (-b).sigmoid()
@@ -28,14 +28,14 @@ def _parts(input: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @formula
 def glu_jvp(self_p: Tensor, self_t: Tensor, dim: int) -> Tensor:
-    """Tangent of a s(b): a_t s(b) + a s'(b) b_t.
+    """Tangent of $a s(b)$: $a_t s(b) + a s'(b) b_t$.
 
     Args:
-        self_p: a and b, real.
+        self_p: $a$ and $b$, real.
         self_t: their tangents.
 
     Returns:
-        The shape of a.
+        The shape of $a$.
 
     References:
         ATen glu_jvp, which has no derivative of its own.
@@ -47,26 +47,26 @@ def glu_jvp(self_p: Tensor, self_t: Tensor, dim: int) -> Tensor:
 
 @formula
 def glu_double_backward_grad_output(grad: Tensor, input: Tensor, dim: int) -> Tensor:
-    """Cotangent of the cotangent g, given those of g s(b) and g a s'(b): the tangent of a s(b) along them.
+    """Cotangent of the cotangent $g$, given those of $g s(b)$ and $g a s'(b)$: the tangent of $a s(b)$ along them.
 
     Args:
         grad: both cotangents, the shape of ``input``.
 
     Returns:
-        The shape of a.
+        The shape of $a$.
     """
     return glu_jvp(input, grad, dim)
 
 
 @formula
 def glu_double_backward(grad: Tensor, grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
-    """Cotangents of a and b, given h_a and h_b, those of g s(b) and g a s'(b): g h_b s'(b), g (h_a s'(b) + h_b a s''(b)).
+    """Cotangents of $a, b$, given $h_a, h_b$ of $g s(b), g a s'(b)$: $g h_b s'(b)$, $g (h_a s'(b) + h_b a s''(b))$.
 
-    The matrix is symmetric: the same function is the tangent of both along h.
+    The matrix is symmetric: the same function is the tangent of both along $h$.
 
     Args:
-        grad: h_a and h_b, the shape of ``input``.
-        grad_output: g, the shape of a.
+        grad: $h_a$ and $h_b$, the shape of ``input``.
+        grad_output: $g$, the shape of $a$.
 
     Returns:
         The shape of ``input``.

@@ -1,21 +1,23 @@
-"""The incomplete gamma functions P(a, x) and Q = 1 - P in both arguments, and samples of the gamma distribution.
+"""The incomplete gamma functions $P(a, x)$ and $Q = 1 - P$ in both arguments, and samples of the gamma distribution.
 
-With the density p = x^(a-1) exp(-x) / Gamma(a), dP/dx = p, and from the integral of the density
+With the density $p = x^(a-1) exp(-x) / Gamma(a)$, $dP/dx = p$, and from the integral of the density
 
-    dP/da = -+ x p integral of (log x +- s - psi(a)) exp(-E(s)) ds, s from 0 to infinity, E = x (exp(+-s) - 1) -+ a s:
+    $dP/da = -+ x p$ integral of $(log x +- s - psi(a)) exp(-E(s)) ds$, $s$ from 0 to infinity,
+    $E = x (exp(+-s) - 1) -+ a s$:
 
-over what is above x where x > a - 1/2, and over what is below it elsewhere. The integrand then keeps its sign, so that
-nothing cancels in either tail. It is as flat as a normal density or as an exponential one, and Gauss and Legendre's rule
-takes it up to where E is `_CUT`. For x < 1 dP/da is the sum of the derivatives of the power series. All of it is made of
-elementary functions, and is differentiated again itself. In double precision the relative error of the first and the
-second derivative in a is below 1e-12 for 1e-3 < a < 1e4 and 1e-5 < x < 1e4, but next to a zero of the second; far in the
-tails that of rounding a and x once is on top.
+over what is above $x$ where $x > a - 1/2$, and over what is below it elsewhere. The integrand then keeps its sign, so
+that nothing cancels in either tail. It is as flat as a normal density or as an exponential one, and Gauss and
+Legendre's rule takes it up to where $E$ is `_CUT`. For $x < 1$ the derivative $dP/da$ is the sum of the derivatives of
+the power series. All of it is made of elementary functions, and is differentiated again itself. In double precision the
+relative error of the first and the second derivative in $a$ is below $1e-12$ for $1e-3 < a < 1e4$ and $1e-5 < x < 1e4$,
+but next to a zero of the second; far in the tails that of rounding $a$ and $x$ once is on top.
 
-A sample x of the gamma distribution has dx/da = -(dP/da) / p, the derivative of the quantile, from which p drops out:
-it is right where both underflow.
+A sample $x$ of the gamma distribution has $dx/da = -(dP/da) / p$, the derivative of the quantile, from which $p$ drops
+out: it is right where both underflow.
 
-Where not differentiable: at a = 0 and x = 0, the ends of the domain. At x = 0 < a, and at infinity, the derivative in a
-is 0; at a = 0 < x it is that from the right, -E_1(x). Where the function is nan, so is its derivative.
+Where not differentiable: at $a = 0$ and $x = 0$, the ends of the domain. At $x = 0 < a$, and at infinity, the
+derivative in $a$ is 0; at $a = 0 < x$ it is that from the right, $-E_1(x)$. Where the function is nan, so is its
+derivative.
 
 References:
     DLMF 8.2.4 and 8.7.1, https://dlmf.nist.gov/8.7.E1; Figurnov, Mohamed, Mnih, Implicit reparameterization gradients,
@@ -42,7 +44,9 @@ _EXP = [1 / factorial(k) for k in range(2, 10)]
 
 
 def _prefactor(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of x^a exp(-x) / Gamma(a + 1), and log x - psi(a + 1), by Stirling's series; for small a at a + 10."""
+    """The logarithm of $x^a exp(-x) / Gamma(a + 1)$, and $log x - psi(a + 1)$, by Stirling's series; for small $a$ at
+    $a + 10$.
+    """
     far = a >= FAR
     z = torch.where(far, a, a + FAR)
     square = 1 / (z * z)
@@ -66,7 +70,7 @@ def _prefactor(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_quadrature(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
-    """`_slope` for x >= 1. What is cut off is below the rounding error, so that the bound is a constant."""
+    """`_slope` for $x >= 1$. What is cut off is below the rounding error, so that the bound is a constant."""
     with torch.no_grad():
         above = x > a - 0.5
         linear = torch.where(above, x - a, a - x - _CUT / 2)  # E is above a parabola of this slope
@@ -82,7 +86,7 @@ def _by_quadrature(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
 
 
 def _by_series(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
-    """`_slope` for x < 1: the sum of (psi(a + n + 1) - log x) x^n / ((a + 1) ... (a + n))."""
+    """`_slope` for $x < 1$: the sum of $(psi(a + n + 1) - log x) x^n / ((a + 1) ... (a + n))$."""
     term, total = torch.ones_like(x), logs
     for n in range(1, _TERMS):
         term, logs = term * x / (a + n), logs - 1 / (a + n)
@@ -91,7 +95,9 @@ def _by_series(a: Tensor, x: Tensor, logs: Tensor) -> Tensor:
 
 
 def _slope(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithm of x^a exp(-x) / Gamma(a + 1), and -dP/da in multiples of that, for finite a >= 0 and x > 0."""
+    """The logarithm of $x^a exp(-x) / Gamma(a + 1)$, and $-dP/da$ in multiples of that, for finite $a >= 0$ and
+    $x > 0$.
+    """
     density, logs = _prefactor(a, x)
     near = x < 1
     by_series = _by_series(a, torch.where(near, x, 0.5), logs)
@@ -99,7 +105,7 @@ def _slope(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inside(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where `_slope` takes a and x, and these, broadcast and in single precision or more; 1 where it does not."""
+    """Where `_slope` takes $a$ and $x$, and these, broadcast and in single precision or more; 1 where it does not."""
     a, x = torch.broadcast_tensors(a, x)
     dtype = torch.promote_types(torch.promote_types(a.dtype, x.dtype), torch.float32)
     inside = (a >= 0) & (x > 0) & a.isfinite() & x.isfinite()
@@ -132,17 +138,17 @@ def _by_blocks(a: Tensor, x: Tensor) -> Tensor:
 
 @formula(kernels=Kernel("cpu", when=_are_many, python=_by_blocks))
 def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
-    """The derivative of P(a, x) in a.
+    """The derivative of $P(a, x)$ in $a$.
 
     Args:
         a: real, 0 or more.
-        x: real, 0 or more, broadcast with a.
+        x: real, 0 or more, broadcast with $a$.
 
     Returns:
-        The shape to which they broadcast, in single precision or more; nan where P is.
+        The shape to which they broadcast, in single precision or more; nan where $P$ is.
 
     Note:
-        Where not differentiable: at a = 0, where it is the derivative from the right, and at x = 0, where it is 0.
+        Where not differentiable: at $a = 0$, where it is the derivative from the right, and at $x = 0$, where it is 0.
 
     References:
         DLMF 8.2.4 and 8.7.1, differentiated in a; PyTorch has no derivative.
@@ -162,14 +168,14 @@ def _takes(a: Tensor, x: Tensor) -> bool:
 
 @formula(kernels=Kernel("cpu", when=_takes))
 def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
-    """The derivative of a sample x of the gamma distribution in its shape a: -(dP/da) / (dP/dx).
+    """The derivative of a sample $x$ of the gamma distribution in its shape $a$: $-(dP/da) / (dP/dx)$.
 
     Args:
         a: real, positive.
         x: the sample, the shape of ``a``.
 
     Returns:
-        The shape of ``x``; 0 at x = 0.
+        The shape of ``x``; 0 at $x = 0$.
 
     References:
         Figurnov, Mohamed, Mnih, arXiv:1805.08498, equation 6. ATen standard_gamma_grad has approximations of this, and
@@ -179,7 +185,7 @@ def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _density(self: Tensor, other: Tensor) -> Tensor:
-    """x^(a - 1) exp(-x) / Gamma(a)."""
+    """$x^(a - 1) exp(-x) / Gamma(a)$."""
     a = self.to(other.dtype)
     near = other < 1
     # the derivatives of the power are powers; those of exp((a - 1) log x) are differences of larger numbers

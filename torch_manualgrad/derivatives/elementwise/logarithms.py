@@ -1,9 +1,9 @@
-"""x log y and its like, sums of exponentials, log-odds.
+"""$x log y$ and its like, sums of exponentials, log-odds.
 
 Note:
-    Where not differentiable: for x log y at x = 0 and y = 0, where the derivative is 0 in both, in every order, as the
-    function is zero for all y; PyTorch's derivative in y is nan. For logaddexp of equal infinities it is 1/2 in each;
-    PyTorch's is nan.
+    Where not differentiable: for $x log y$ at $x = 0$ and $y = 0$, where the derivative is 0 in both, in every order,
+    as the function is zero for all $y$; PyTorch's derivative in $y$ is nan. For logaddexp of equal infinities it is
+    $1/2$ in each; PyTorch's is nan.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .saturating import logistic, logistic_base_2
 
 @formula
 def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: float | None) -> Tensor:
-    """Cotangent of x, given that of log(x / (1 - x)): g / (x (1 - x)).
+    """Cotangent of $x$, given that of $log(x / (1 - x))$: $g / (x (1 - x))$.
 
     Args:
         grad: cotangent of the result.
-        self: x, real.
-        eps: None, or x was clamped to [eps, 1 - eps].
+        self: $x$, real.
+        eps: None, or $x$ was clamped to $[eps, 1 - eps]$.
 
     Returns:
-        The shape of ``grad``; outside of [eps, 1 - eps] zero, outside of [0, 1] without ``eps`` nan.
+        The shape of ``grad``; outside of $[eps, 1 - eps]$ zero, outside of $[0, 1]$ without ``eps`` nan.
 
     Note:
         Where not differentiable: at the ends of the interval, which count as inside.
@@ -46,22 +46,22 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
 
 
 def _times_log(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
-    """grad log(other), that is 0 where grad is, and where self = 0 and other <= 0."""
+    """$grad log(other)$, that is 0 where grad is, and where $self = 0$ and other $<= 0$."""
     return torch.special.xlogy(grad, torch.where((self == 0) & (other <= 0), 1, other))
 
 
 def _times_log1p(grad: Tensor, self: Tensor, other: Tensor | Number) -> Tensor:
-    """grad log(1 + other), that is 0 where grad is, and where self = 0 and other <= -1."""
+    """$grad log(1 + other)$, that is 0 where grad is, and where $self = 0$ and other $<= -1$."""
     return torch.special.xlog1py(grad, torch.where((self == 0) & (other <= -1), 0, other))
 
 
 def _ratio(x: Tensor | Number, y: Tensor) -> Ratio:
-    """x / y, and 0 / 0 = 0 in every order."""
+    """$x / y$, and $0 / 0 = 0$ in every order."""
     return Ratio(x, torch.where((y == 0) & (x == 0), inf, y))
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:
-    """x - y, and 0 where both are the same infinity; booleans have no difference."""
+    """$x - y$, and 0 where both are the same infinity; booleans have no difference."""
     return torch.where((x == y) & ~x.isfinite(), 0, x + y * -1.0)
 
 

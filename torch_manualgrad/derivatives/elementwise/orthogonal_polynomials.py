@@ -4,9 +4,10 @@ Each family has a recurrence in the degree,
 
     P_0 = 1,  P_1 = a x + b,  P_(k+1) = (A_k x + B_k) P_k - C_k P_(k-1),
 
-and so have its derivatives of order m: D^m P_(k+1) = (A_k x + B_k) D^m P_k + m A_k D^(m-1) P_k - C_k D^m P_(k-1). They are
-finite and accurate at the ends of the interval too, where the closed forms divide by zero. The shifted families are the others at
-2 x - 1. PyTorch rounds the degree towards zero, so that the derivative with respect to it is zero.
+and so have its derivatives of order $m$: $D^m P_(k+1) = (A_k x + B_k) D^m P_k + m A_k D^(m-1) P_k - C_k D^m P_(k-1)$.
+They are finite and accurate at the ends of the interval too, where the closed forms divide by zero. The shifted
+families are the others at $2 x - 1$. PyTorch rounds the degree towards zero, so that the derivative with respect to it
+is zero.
 
 Args:
     x: real.
@@ -32,7 +33,7 @@ MOST = 100_000  # the largest degree, whose recurrence takes a few seconds
 
 
 class Family(NamedTuple):
-    """The recurrence of a family: P_1 = a x + b, and k -> (A_k, B_k, C_k)."""
+    """The recurrence of a family: $P_1 = a x + b$, and $k$ -> (A_k, B_k, C_k)."""
 
     a: float
     b: float
@@ -58,14 +59,14 @@ FAMILIES = {
 
 @formula(kernel=("default",))
 def orthogonal_polynomial(x: Tensor, n: Tensor, family: str, order: int) -> Tensor:
-    """A derivative of P_n(x), of any order.
+    """A derivative of $P_n(x)$, of any order.
 
     Args:
         family: the name of PyTorch's operator, without ``special_``.
-        order: m.
+        order: $m$.
 
     Returns:
-        The broadcast shape; 0 where n < 0.
+        The broadcast shape; 0 where $n < 0$.
 
     Raises:
         ValueError: a degree above 100,000.
@@ -135,7 +136,7 @@ def _(inputs: Any, output: Any, tangents: Any) -> Any:
 
 
 def _slope(family: str) -> Callable[[Tensor, Any], Tensor]:
-    """The derivative of an operator in x, given x and n, a tensor or a number."""
+    """The derivative of an operator in $x$, given $x$ and $n$, a tensor or a number."""
 
     def slope(x: Tensor, n: Any) -> Tensor:
         degree = n if isinstance(n, Tensor) else x.new_full((), n)

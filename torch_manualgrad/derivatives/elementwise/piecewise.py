@@ -23,13 +23,13 @@ aten = torch.ops.aten
 
 
 def _elu(self: Tensor, alpha: Number, scale: Number, input_scale: Number) -> Tensor:
-    """scale where x > 0, else alpha scale input_scale exp(input_scale x)."""
+    """scale where $x > 0$, else $alpha scale input_scale exp(input_scale x)$."""
     left = ~(self > 0)
     return torch.where(left, (torch.where(left, self, 0) * input_scale).exp() * (alpha * scale * input_scale), scale)
 
 
 def _elu_slope(self_or_result: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool) -> Tensor:
-    """The same as a function of x, or of the result."""
+    """The same as a function of $x$, or of the result."""
     if not is_result:
         return _elu(self_or_result, alpha, scale, input_scale)
     return torch.where(self_or_result > 0, scale, (self_or_result + alpha * scale) * input_scale)
@@ -45,19 +45,19 @@ def elu_double_backward(
     is_result: bool,
     self_or_result: Tensor,
 ) -> Tensor:
-    """Cotangent of x, or of the result y, given that of the gradient of elu: g g_1 times the slope's derivative in it.
+    """Cotangent of $x$, or of the result $y$, given that of the gradient of elu: $g g_1$ times the slope's derivative.
 
     Args:
         grad: cotangent of the gradient.
-        grad_output: g_1, cotangent of the result of the first order.
-        alpha: of scale alpha (exp(input_scale x) - 1) where x <= 0.
-        scale: in the same; the slope where x > 0.
+        grad_output: $g_1$, cotangent of the result of the first order.
+        alpha: of $scale alpha (exp(input_scale x) - 1)$ where $x <= 0$.
+        scale: in the same; the slope where $x > 0$.
         input_scale: in the same.
-        is_result: whether the slope was given as a function of y.
-        self_or_result: x or y, real.
+        is_result: whether the slope was given as a function of $y$.
+        self_or_result: $x$ or $y$, real.
 
     Returns:
-        The shape of ``grad``; zero where x >= 0.
+        The shape of ``grad``; zero where $x >= 0$.
     """
     slope = 1 if is_result else _elu(self_or_result, alpha, scale, input_scale)
     return grad * grad_output * torch.where(self_or_result < 0, slope, 0) * input_scale
@@ -68,22 +68,22 @@ def _hardswish(self: Tensor) -> Tensor:
 
 
 def _selected(grad: Tensor, chosen: Tensor, self: Tensor) -> Tensor:
-    """The cotangent where chosen, else 0. As in PyTorch it can be differentiated in x, with the derivative 0."""
+    """The cotangent where chosen, else 0. As in PyTorch it can be differentiated in $x$, with the derivative 0."""
     return torch.where(chosen, grad, torch.where(chosen, self, 0) if torch.is_grad_enabled() else 0)
 
 
 def _between(grad: Tensor, self: Tensor, min_val: Number, max_val: Number) -> Tensor:
-    """The cotangent where x is between the two."""
+    """The cotangent where $x$ is between the two."""
     return _selected(grad, (self > min_val) & (self < max_val), self)
 
 
 def _outside(grad: Tensor, self: Tensor, lambd: Number) -> Tensor:
-    """The cotangent where |x| is larger than lambd."""
+    """The cotangent where $|x|$ is larger than lambd."""
     return _selected(grad, (self < -lambd) | (self > lambd), self)
 
 
 def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
-    """The product of the factors where x <= 0; None is zero."""
+    """The product of the factors where $x <= 0$; None is zero."""
     if any(f is None for f in factors):
         return torch.zeros_like(self)
     return torch.where(self > 0, 0, math.prod(factors))
@@ -91,19 +91,19 @@ def _left(self: Tensor, *factors: Tensor | None) -> Tensor:
 
 @formula
 def prelu_jvp(self_p: Tensor, weight_p: Tensor, self_t: Tensor | None, weight_t: Tensor | None) -> Tensor:
-    """Tangent of x where x > 0, else w x: that of x there, else w x_t + w_t x.
+    """Tangent of $x$ where $x > 0$, else $w x$: that of $x$ there, else $w x_t + w_t x$.
 
     Args:
-        self_p: x, real.
-        weight_p: w, broadcast with x.
-        self_t: tangent of x, or None.
-        weight_t: tangent of w, or None.
+        self_p: $x$, real.
+        weight_p: $w$, broadcast with $x$.
+        self_t: tangent of $x$, or None.
+        weight_t: tangent of $w$, or None.
 
     Returns:
         The shape that the two broadcast to.
 
     Note:
-        Where not differentiable: at x = 0, which counts as left, as in ATen _prelu_kernel_backward.
+        Where not differentiable: at $x = 0$, which counts as left, as in ATen _prelu_kernel_backward.
 
     References:
         ATen derivatives.yaml, _prelu_kernel.

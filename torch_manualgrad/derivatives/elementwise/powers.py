@@ -2,14 +2,14 @@
 
 Args:
     grad: cotangent of the result.
-    self: x, real or complex.
-    exponent: y, broadcast with x.
+    self: $x$, real or complex.
+    exponent: $y$, broadcast with $x$.
 
 Note:
-    Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is infinite,
-    and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at x^0 and in
-    the exponent at 0^y with Re y > 0 or y = 0. The power is constant there, so all orders are 0. PyTorch's first order is
-    the same for real y, its second is nan.
+    Where not differentiable: at zero for the logarithms, the roots and the reciprocal, where the derivative is
+    infinite, and times a cotangent of zero it is nan, as PyTorch's is. For powers, the derivative is 0 in the base at
+    $x^0$ and in the exponent at $0^y$ with $Re y > 0$ or $y = 0$. The power is constant there, so all orders are 0.
+    PyTorch's first order is the same for real $y$, its second is nan.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 
 @formula
 def log1p_backward(grad: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of x, given that of log(1 + x): g / conj(1 + x).
+    """Cotangent of $x$, given that of $log(1 + x)$: $g / conj(1 + x)$.
 
     Returns:
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at x = -1, where it is infinite.
+        Where not differentiable: at $x = -1$, where it is infinite.
     """
     return grad / (1 + self).conj()
 
 
 @formula
 def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
-    """Cotangent of x, given that of x^y for a number y: g conj(y x^(y - 1)).
+    """Cotangent of $x$, given that of $x^y$ for a number $y$: $g conj(y x^(y - 1))$.
 
     Args:
-        exponent: y.
+        exponent: $y$.
 
     Returns:
-        The shape of ``grad``; zero for y = 0.
+        The shape of ``grad``; zero for $y = 0$.
 
     Note:
-        Where not differentiable: at x = 0 for y < 1, where it is infinite.
+        Where not differentiable: at $x = 0$ for $y < 1$, where it is infinite.
     """
     return torch.zeros_like(grad) if exponent == 0 else grad * (exponent * self.pow(exponent - 1)).conj()
 
 
 @formula
 def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
-    """Cotangent of x, given that of x^y: g conj(y x^(y - 1)).
+    """Cotangent of $x$, given that of $x^y$: $g conj(y x^(y - 1))$.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of x; zero where y = 0.
+        The shape of ``grad``, not yet summed to that of $x$; zero where $y = 0$.
 
     Note:
-        Where not differentiable: at x = 0 for 0 < y < 1 and y < 0, where it is infinite.
+        Where not differentiable: at $x = 0$ for $0 < y < 1$ and $y < 0$, where it is infinite.
     """
     exponent = _in(grad.dtype, exponent)
     # 0^y is constant in y, for the mixed derivative too
@@ -75,15 +75,15 @@ def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
 
 @formula
 def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: Tensor) -> Tensor:
-    """Cotangent of y, given that of x^y: g conj(x^y log x).
+    """Cotangent of $y$, given that of $x^y$: $g conj(x^y log x)$.
 
     Args:
-        self: x, real or complex; Python callers may give a number.
-        result: x^y.
+        self: $x$, real or complex; Python callers may give a number.
+        result: $x^y$.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of y; zero at x = 0 with Re y > 0 or y = 0, nan at x < 0 if the
-        result is real.
+        The shape of ``grad``, not yet summed to that of $y$; zero at $x = 0$ with $Re y > 0$ or $y = 0$, nan at $x < 0$
+        if the result is real.
     """
     constant = _is_power_of_zero(exponent)
     if isinstance(self, Tensor):
@@ -98,7 +98,7 @@ def pow_backward_exponent(grad: Tensor, self: Tensor, exponent: Tensor, result: 
 
 
 def _is_power_of_zero(exponent: Tensor) -> Tensor:
-    """Whether 0^y is finite: Re y > 0 or y = 0."""
+    """Whether $0^y$ is finite: $Re y > 0$ or $y = 0$."""
     return (exponent.real > 0) | (exponent == 0) if exponent.is_complex() else exponent >= 0
 
 

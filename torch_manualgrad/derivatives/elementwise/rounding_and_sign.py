@@ -21,15 +21,15 @@ from .strong_times import strong_times
 
 @formula
 def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
-    """Cotangent of x, given that of s = x / |x|: i s Im(g conj(s)) / |x|. The tangent is the same function.
+    """Cotangent of $x$, given that of $s = x / |x|$: $i s Im(g conj(s)) / |x|$. The tangent is the same function.
 
     Args:
         x: real or complex.
-        gx: cotangent of the result, or tangent of x.
-        sgn: s.
+        gx: cotangent of the result, or tangent of $x$.
+        sgn: $s$.
 
     Returns:
-        The shape of ``gx``; zero for real x, and at x = 0.
+        The shape of ``gx``; zero for real $x$, and at $x = 0$.
     """
     if not x.is_complex():
         return torch.zeros_like(gx)
@@ -37,7 +37,7 @@ def sgn_backward(x: Tensor, gx: Tensor, sgn: Tensor) -> Tensor:
 
 
 def _across(x: Tensor, gx: Tensor, sgn: Tensor, times: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """i s Im(g conj(s)) / |x|, by a product of what is linear in g with something else."""
+    """$i s Im(g conj(s)) / |x|$, by a product of what is linear in $g$ with something else."""
     length = x.abs()
     across = times(times(gx, sgn.conj()).imag, 1 / torch.where(length == 0, inf, length))
     return torch.complex(times(-across, sgn.imag), times(across, sgn.real))
@@ -45,14 +45,14 @@ def _across(x: Tensor, gx: Tensor, sgn: Tensor, times: Callable[[Tensor, Tensor]
 
 @formula
 def angle_backward(grad: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of z, given that of its angle: i g z / |z|^2.
+    """Cotangent of $z$, given that of its angle: $i g z / |z|^2$.
 
     Args:
         grad: cotangent of the result, real.
-        self: z, real or complex.
+        self: $z$, real or complex.
 
     Returns:
-        The shape and dtype of ``self``; zero for real z, and at z = 0.
+        The shape and dtype of ``self``; zero for real $z$, and at $z = 0$.
     """
     if not self.is_complex():
         return torch.zeros_like(self)
@@ -60,26 +60,26 @@ def angle_backward(grad: Tensor, self: Tensor) -> Tensor:
 
 
 def _angle_slope(self: Tensor) -> Tensor:
-    """i z / |z|^2, which is i / conj(z); zero at z = 0."""
+    """$i z / |z|^2$, which is $i / conj(z)$; zero at $z = 0$."""
     return torch.where(self == 0, 0, 1j / torch.where(self == 0, 1, self).conj())
 
 
 def _angle_jvp(self_p: Tensor, self_t: Tensor) -> Tensor:
-    """The real part of the tangent times conj(i z / |z|^2)."""
+    """The real part of the tangent times $conj(i z / |z|^2)$."""
     return (self_t * _angle_slope(self_p).conj()).real if self_p.is_complex() else torch.zeros_like(self_t)
 
 
 @formula
 def copysign_tensor_self_backward(grad: Tensor, self: Tensor, result: Tensor) -> Tensor:
-    """Cotangent of x, given that of |x| with the sign of y: g where the signs agree, else -g.
+    """Cotangent of $x$, given that of $|x|$ with the sign of $y$: $g$ where the signs agree, else $-g$.
 
     Args:
         grad: cotangent of the result.
-        self: x, real.
+        self: $x$, real.
         result: the result.
 
     Returns:
-        The shape of ``grad``; zero at x = 0.
+        The shape of ``grad``; zero at $x = 0$.
 
     References:
         ATen copysign_tensor_self_backward, which is nan at infinity.
@@ -89,11 +89,11 @@ def copysign_tensor_self_backward(grad: Tensor, self: Tensor, result: Tensor) ->
 
 @formula
 def frexp_backward(grad: Tensor, exponent: Tensor) -> Tensor:
-    """Cotangent of x, given that of the mantissa m of x = m 2^e: g 2^-e. The tangent is the same function.
+    """Cotangent of $x$, given that of the mantissa $m$ of $x = m 2^e$: $g 2^-e$. The tangent is the same function.
 
     Args:
-        grad: g, cotangent of the mantissa, or tangent of x.
-        exponent: e, of integers.
+        grad: $g$, cotangent of the mantissa, or tangent of $x$.
+        exponent: $e$, of integers.
 
     Returns:
         The shape and dtype of ``grad``.
@@ -109,7 +109,7 @@ def frexp_backward(grad: Tensor, exponent: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def complex_sign(x: Tensor) -> Tensor:
-    """x / |x| of complex numbers, 0 at 0, whose derivative is finite at 0.
+    """$x / |x|$ of complex numbers, 0 at 0, whose derivative is finite at 0.
 
     Args:
         x: complex.

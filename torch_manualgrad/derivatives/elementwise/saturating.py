@@ -1,7 +1,7 @@
 """Functions that other formulas are made of, accurate in every order where they saturate.
 
-The sigmoid s has s' = s (1 - s), which is all rounding where s is close to 1, as 1 - tanh^2 is. These are written so that what
-autograd makes of them, in any order, has no such difference.
+The sigmoid $s$ has $s' = s (1 - s)$, which is all rounding where $s$ is close to 1, as $1 - tanh^2$ is. These are
+written so that what autograd makes of them, in any order, has no such difference.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ aten = torch.ops.aten
 
 
 def logistic(x: Tensor) -> Tensor:
-    """s(x), the sigmoid; its derivative is `logistic_slope`, that of the rule of log_sigmoid_backward."""
+    """$s(x)$, the sigmoid; its derivative is `logistic_slope`, that of the rule of log_sigmoid_backward."""
     if x.is_complex():
         return x.sigmoid()
     return aten.log_sigmoid_backward(torch.ones_like(x), -x, (-x.detach().abs()).exp())
 
 
 def logistic_base_2(x: Tensor) -> Tensor:
-    """1 / (1 + 2^-x)."""
+    """$1 / (1 + 2^-x)$."""
     left = x < 0
     e = torch.exp2(torch.where(left, x, -x))
     return torch.where(left, e, 1) / (1 + e)
 
 
 def logistic_slope(x: Tensor) -> Tensor:
-    """s(x) s(-x), with s the sigmoid: 1 / (4 cosh(x / 2)^2) near 0, where it is even, and e^-|x| / (1 + e^-|x|)^2."""
+    """$s(x) s(-x)$, with $s$ the sigmoid: $1 / (4 cosh(x / 2)^2)$ near 0, where it is even, else
+    $e^(-|x|) / (1 + e^(-|x|))^2$.
+    """
     if x.is_complex():
         return x.sigmoid() * (-x).sigmoid()
     near = x.abs() < 2
@@ -42,15 +44,15 @@ def logistic_slope(x: Tensor) -> Tensor:
 
 
 def normal_density(x: Tensor) -> Tensor:
-    """exp(-x^2 / 2) / sqrt(2 pi), of real x."""
+    """$exp(-x^2 / 2) / sqrt(2 pi)$, of real $x$."""
     return normal_exponential(x) / sqrt(2 * pi)
 
 
 def normal_exponential(x: Tensor) -> Tensor:
-    """exp(-x^2 / 2), of real x.
+    """$exp(-x^2 / 2)$, of real $x$.
 
-    The exponent is computed in two parts, as its rounding would be an error of x^2 units. With h close to x, and constant,
-    x^2 = h^2 + (x - h) (x + h), and h^2 is exact.
+    The exponent is computed in two parts, as its rounding would be an error of $x^2$ units. With $h$ close to $x$, and
+    constant, $x^2 = h^2 + (x - h) (x + h)$, and $h^2$ is exact.
     """
     info = torch.finfo(x.dtype)
     x = _within(x, sqrt(-4 * log(info.smallest_normal)))
@@ -60,5 +62,5 @@ def normal_exponential(x: Tensor) -> Tensor:
 
 
 def _within(x: Tensor, limit: float) -> Tensor:
-    """x, and a constant beyond the limit: the functions here are 0 there, and what they are made of would overflow."""
+    """$x$, and a constant beyond the limit: the functions here are 0 there, and what they are made of would overflow."""
     return torch.where(x.abs() > limit, limit, x)

@@ -10,10 +10,10 @@ from torch_manualgrad.core.rule import elementwise, formula
 
 @formula
 def masked_fill_backward(grad: Tensor, mask: Tensor) -> Tensor:
-    """Cotangent of the number that is filled in where a mask is True: the sum of g there.
+    """Cotangent of the number that is filled in where a mask is True: the sum of $g$ there.
 
     Args:
-        grad: g, cotangent of the result.
+        grad: $g$, cotangent of the result.
         mask: bool, broadcast with the result.
 
     Returns:

@@ -15,10 +15,10 @@ FAR = 10
 
 
 def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """The sum of c_k x^k, by Horner's scheme.
+    """The sum of $c_k x^k$, by Horner's scheme.
 
     Args:
-        coefficients: c_0, c_1, ...; two or more.
+        coefficients: $c_0$, $c_1$, ...; two or more.
         x: of any shape, real or complex.
 
     Returns:
@@ -32,7 +32,7 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def digamma(a: Tensor) -> Tensor:
-    """psi(a) for a > 0, by Stirling's series at a + 10 or a; every derivative has all digits.
+    """$psi(a)$ for $a > 0$, by Stirling's series at $a + 10$ or $a$; every derivative has all digits.
 
     Args:
         a: of any shape, real.
@@ -48,7 +48,7 @@ def digamma(a: Tensor) -> Tensor:
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
-    """The nodes and weights of Gauss and Legendre's rule of n nodes on (0, 1), by Newton's method.
+    """The nodes and weights of Gauss and Legendre's rule of $n$ nodes on (0, 1), by Newton's method.
 
     Args:
         n: how many.

@@ -1,14 +1,14 @@
-"""Softmax y and its logarithm, and their backward operators. With <g, y> the sum along ``dim``, kept:
+"""Softmax $y$ and its logarithm, and their backward operators. With $<g, y>$ the sum along ``dim``, kept:
 
-    softmax      vjp: y (g - <g, y>),        its jvp is the same function of the tangent;
-    log_softmax  vjp: g - y <g, 1>,          jvp: t - <t, y>.
+    softmax      vjp: $y (g - <g, y>)$,        its jvp is the same function of the tangent;
+    log_softmax  vjp: $g - y <g, 1>$,          jvp: $t - <t, y>$.
 
-Where an input is -inf, y and its derivatives are 0. A line of nothing but -inf has y = 0 and no gradient in _safe_softmax,
-and y = nan in the others.
+Where an input is $-inf$, $y$ and its derivatives are 0. A line of nothing but $-inf$ has $y = 0$ and no gradient in
+_safe_softmax, and $y = nan$ in the others.
 
 Args:
-    output: y, real.
-    dim: along which y sums to 1.
+    output: $y$, real.
+    dim: along which $y$ sums to 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 @formula
 def softmax_differential(x: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of the input of a softmax y, or tangent of y: y (x - <x, y>), as its Jacobian is symmetric.
+    """Cotangent of the input of a softmax $y$, or tangent of $y$: $y (x - <x, y>)$, as its Jacobian is symmetric.
 
     Args:
-        x: cotangent of y, or tangent of the input.
+        x: cotangent of $y$, or tangent of the input.
 
     Returns:
         The shape of ``output``.
@@ -46,9 +46,9 @@ def _softmax_jvp(self_t: Tensor, result: Tensor, dim: int) -> Tensor:
 
 
 def _relative(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
-    """The tangent less that of the largest input, which tells the same, as <1, y> = 1.
+    """The tangent less that of the largest input, which tells the same, as $<1, y> = 1$.
 
-    Where one element of y is close to 1, t - <t, y> would be all rounding for it, and is a sum over the others so.
+    Where one element of $y$ is close to 1, $t - <t, y>$ would be all rounding for it, and is a sum over the others so.
     """
     if output.numel() == 0:
         return self_t
@@ -59,11 +59,11 @@ def _relative(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
 
 @formula
 def softmax_double_backward(grad: Tensor, grad_output: Tensor, dim: int, output: Tensor) -> Tensor:
-    """Cotangent of y, given that of y (g - <g, y>): h (g - <g, y>) - g <h, y>.
+    """Cotangent of $y$, given that of $y (g - <g, y>)$: $h (g - <g, y>) - g <h, y>$.
 
     Args:
-        grad: h.
-        grad_output: g.
+        grad: $h$.
+        grad_output: $g$.
 
     Returns:
         The shape of ``output``.
@@ -74,12 +74,12 @@ def softmax_double_backward(grad: Tensor, grad_output: Tensor, dim: int, output:
 
 @formula
 def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Tangent of l = log_softmax: t - <t, exp(l)>.
+    """Tangent of $l = log_softmax(x)$: $t - <t, exp(l)>$.
 
     Args:
-        self_t: t, tangent of the input.
-        output: l, real.
-        dim: along which exp(l) sums to 1.
+        self_t: $t$, tangent of the input.
+        output: $l$, real.
+        dim: along which $exp(l)$ sums to 1.
 
     Returns:
         The shape of ``output``.
@@ -91,7 +91,7 @@ def log_softmax_jvp(self_t: Tensor, output: Tensor, dim: int) -> Tensor:
 
 
 def _log_softmax_jvp(self_t: Tensor, y: Tensor, dim: int) -> Tensor:
-    """The same by y = softmax: exp(l) has the rounding of l, which is an error of |l| units."""
+    """The same by $y = softmax(x)$: $exp(l)$ has the rounding of $l$, which is an error of $|l|$ units."""
     return self_t - (self_t * y).sum(dim, keepdim=True)
 
 

@@ -22,11 +22,11 @@ from .strong_times import strong_times
 
 @formula
 def mvlgamma_backward(grad: Tensor, self: Tensor, p: int) -> Tensor:
-    """Cotangent of x, given that of the log of the multivariate gamma function: g sum_j psi(x - j / 2), j < p.
+    """Cotangent of $x$, given that of the log of the multivariate gamma function: $g sum_j psi(x - j / 2)$, $j < p$.
 
     Args:
         grad: cotangent of the result.
-        self: x > (p - 1) / 2, real.
+        self: $x > (p - 1) / 2$, real.
         p: the number of dimensions.
 
     Returns:
@@ -42,7 +42,7 @@ _ERFCX_FAR = 12
 
 
 def _erfcx(self: Tensor, result: Tensor) -> Tensor:
-    """2 x erfcx(x) - 2 / sqrt(pi); for large x, where the two cancel, the derivative of the series at infinity."""
+    """$2 x erfcx(x) - 2 / sqrt(pi)$; for large $x$, where the two cancel, the derivative of the series at infinity."""
     far = self > _ERFCX_FAR
     inverse = 1 / torch.where(far, self, inf)
     slope = [-(2 * k + 1) * c for k, c in enumerate(_ERFCX)]
@@ -54,10 +54,10 @@ def _erfcx(self: Tensor, result: Tensor) -> Tensor:
 
 
 def _log_ndtr(self: Tensor, result: Tensor) -> Ratio:
-    """phi(x) / Phi(x) with the normal density phi and log Phi(x) the result; on the left by erfcx, or its series where it is that.
+    """$phi(x) / Phi(x)$ with the normal density $phi$ and the result $log Phi(x)$; on the left by erfcx or its series.
 
-    Near 0, and where the density is denormal, as PyTorch's, by one exponential; left of -1 PyTorch's result loses digits, and far
-    right erfcx would overflow.
+    Near 0, and where the density is denormal, as PyTorch's, by one exponential; left of $-1$ PyTorch's result loses
+    digits, and far right erfcx would overflow.
     """
     far, left = self < -_ERFCX_FAR * sqrt(2), self < -2
     denormal = sqrt(-2 * log(torch.finfo(self.dtype).smallest_normal))

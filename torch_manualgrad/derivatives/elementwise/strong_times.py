@@ -22,7 +22,7 @@ __all__ = ["strong_times"]
 
 
 def _strong_times(factor: Tensor, other: Tensor) -> Tensor:
-    """factor * other, and 0 where either is 0.
+    """$factor * other$, and 0 where either is 0.
 
     Args:
         factor: of any shape, real or complex.

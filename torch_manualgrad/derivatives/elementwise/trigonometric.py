@@ -19,16 +19,16 @@ from torch_manualgrad.core.rule import Ratio, bind, elementwise, formula
 
 @formula
 def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """Cotangents of y and x, given that of the angle atan2(y, x): g x / (x^2 + y^2) and -g y / (x^2 + y^2).
+    """Cotangents of $y$ and $x$, given that of the angle $atan2(y, x)$: $g x / (x^2 + y^2)$ and $-g y / (x^2 + y^2)$.
 
     Args:
         grad: cotangent of the result.
-        self: y, real.
-        other: x, broadcast with y.
+        self: $y$, real.
+        other: $x$, broadcast with $y$.
         output_mask: which of the two are wanted.
 
     Returns:
-        The shape of ``grad`` each, not yet summed to those of y and x; zeros where it is not wanted.
+        The shape of ``grad`` each, not yet summed to those of $y$ and $x$; zeros where it is not wanted.
 
     Note:
         Where not differentiable: at the origin, where every order is 0.
@@ -39,14 +39,14 @@ def atan2_backward(grad: Tensor, self: Tensor, other: Tensor, output_mask: Seque
 
 
 def _angle_slope(part: Tensor, self: Tensor, other: Tensor) -> Tensor:
-    """part / (self^2 + other^2), without overflow in the squares; zero at the origin."""
+    """$part / (self^2 + other^2)$, without overflow in the squares; zero at the origin."""
     origin = (self == 0) & (other == 0)
     length = torch.hypot(self, torch.where(origin, 1, other))
     return torch.where(origin, 0, part) / length / length
 
 
 def _acosh(self: Tensor) -> Tensor:
-    """(self^2 - 1)^(-1/2), on the branch on which acosh is: the principal root of the product is another."""
+    """$(self^2 - 1)^(-1/2)$, on the branch on which acosh is: the principal root of the product is another."""
     if self.is_complex():
         return (self + 1).rsqrt() * (self - 1).rsqrt()
     return (self * self - 1).rsqrt()

@@ -1,11 +1,12 @@
-"""The Hurwitz zeta function zeta(s, x), the sum of (x + n)^-s over n = 0, 1, ..., for s > 1 and x > 0.
+"""The Hurwitz zeta function $zeta(s, x)$, the sum of $(x + n)^-s$ over $n = 0, 1, ...$, for $s > 1$ and $x > 0$.
 
-Its derivative in x is -s zeta(s + 1, x). That in s is the derivative, term by term, of the Euler-Maclaurin formula: it is
-made of logarithms and powers, and so differentiated again itself. Its relative error is below 1e-13 in double precision
-for 1 < s <= 60.
+Its derivative in $x$ is $-s zeta(s + 1, x)$. That in $s$ is the derivative, term by term, of the Euler-Maclaurin
+formula: it is made of logarithms and powers, and so differentiated again itself. Its relative error is below $1e-13$ in
+double precision for $1 < s <= 60$.
 
 Note:
-    Where not differentiable: at s = 1, the pole, and at x = 0, -1, ...; the result is nan for s < 1 and for x <= 0.
+    Where not differentiable: at $s = 1$, the pole, and at $x = 0, -1, ...$; the result is nan for $s < 1$ and for
+    $x <= 0$.
 
 References:
     Johansson, Rigorous high-precision computation of the Hurwitz zeta function and its derivatives, arXiv:1309.2877,
@@ -27,7 +28,7 @@ _CORRECTIONS = 12
 
 
 def _corrections() -> list[float]:
-    """B_2k / (2 k)! of Bernoulli's numbers."""
+    """$B_(2 k) / (2 k)!$ of Bernoulli's numbers."""
     bernoulli: list[Fraction] = []
     for n in range(2 * _CORRECTIONS + 1):
         rest = sum((comb(n + 1, k) * b for k, b in enumerate(bernoulli)), Fraction(0))
@@ -40,17 +41,17 @@ _COEFFICIENTS = _corrections()
 
 @formula
 def zeta_self_derivative(s: Tensor, x: Tensor) -> Tensor:
-    """The derivative of zeta(s, x) in s.
+    """The derivative of $zeta(s, x)$ in $s$.
 
     Args:
         s: real, greater than 1.
-        x: positive, broadcast with s.
+        x: positive, broadcast with $s$.
 
     Returns:
         The shape to which they broadcast; nan where either is out of its range.
 
     Note:
-        Where not differentiable: at s = 1.
+        Where not differentiable: at $s = 1$.
 
     References:
         The derivative in s of Johansson, arXiv:1309.2877, equation 4.
@@ -74,7 +75,7 @@ def zeta_self_derivative(s: Tensor, x: Tensor) -> Tensor:
 
 
 def _other_slope(s: Tensor, other: Tensor) -> Tensor:
-    """-s zeta(s + 1, x)."""
+    """$-s zeta(s + 1, x)$."""
     return -s * torch.special.zeta(s + 1, other)
 
 

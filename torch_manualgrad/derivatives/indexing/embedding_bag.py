@@ -1,8 +1,9 @@
 """embedding_bag: sums, means or maxima of rows of a table over bags, and its two backwards.
 
-With rows W, bag b of entry i, and coefficients c_i, which are the per-sample weight, or one over the number of entries
-for a mean, or 0 for padding, the result is y_b = sum of c_i W[indices_i] over i in b. Gradients are linear in the cotangent:
-sum of c_i G_b for each row, and <G_b, W[indices_i]> for each weight; each of the three is the derivative of another.
+With rows $W$, bag $b$ and index $n_i$ of entry $i$, and coefficients $c_i$, which are the per-sample weight, or one
+over the number of entries for a mean, or 0 for padding, the result is $y_b$, the sum of $c_i W[n_i]$ over $i$ in $b$.
+Gradients are linear in the cotangent: the sum of $c_i G_b$ for each row, and $<G_b, W[n_i]>$ for each weight; each of
+the three is the derivative of another.
 
 Args:
     indices: (k,), integers.
@@ -12,7 +13,7 @@ Args:
     mode: 0 for sums, 1 for means, 2 for maxima.
     per_sample_weights: (k,), for sums, or None.
     padding_idx: entries with this index count for nothing; negative for none.
-    grad: G, (bags, d), real.
+    grad: $G$, (bags, d), real.
 
 Note:
     Where not differentiable: where a maximum is attained twice. One of the rows has all of the derivative.
@@ -44,7 +45,7 @@ def _bag_of(indices: Tensor, offsets: Tensor) -> Tensor:
 def _coefficients(
     like: Tensor, indices: Tensor, bag: Tensor, mode: int, weights: Tensor | None, padding_idx: int, bags: Any
 ) -> Tensor:
-    """c, one for each entry."""
+    """$c$, one for each entry."""
     counts = indices != padding_idx
     if mode == MEAN:
         sizes = counts.new_zeros(bags, dtype=torch.int64).index_add(0, bag, counts.long()).clamp(min=1)
@@ -76,10 +77,10 @@ def embedding_bag_linear(
     per_sample_weights: Tensor | None,
     padding_idx: int,
 ) -> Tensor:
-    """embedding_bag as a function of the table: the sums of c_i W[indices_i] in each bag, or the rows of the maxima.
+    """embedding_bag as a function of the table: the sums of $c_i W[n_i]$ in each bag, or the rows of the maxima.
 
     Args:
-        weight: W, (n, d), real; or a tangent of it, or a cotangent of its gradient.
+        weight: $W$, (n, d), real; or a tangent of it, or a cotangent of its gradient.
         bags: how many.
 
     Returns:
@@ -110,10 +111,10 @@ def embedding_bag_adjoint(
     per_sample_weights: Tensor | None,
     padding_idx: int,
 ) -> Tensor:
-    """Cotangent of the table, given that of embedding_bag: the sum of c_i G_b over the entries of each row.
+    """Cotangent of the table, given that of embedding_bag: the sum of $c_i G_b$ over the entries of each row.
 
     Args:
-        num_weights: n, rows of the table.
+        num_weights: $n$, rows of the table.
 
     Returns:
         (n, d).
@@ -135,10 +136,10 @@ def embedding_bag_adjoint(
 def embedding_bag_weights(
     grad: Tensor, weight: Tensor, indices: Tensor, offset2bag: Tensor, scale_grad_by_freq: bool, padding_idx: int
 ) -> Tensor:
-    """Cotangent of the per-sample weights, given that of embedding_bag: <G_b, W[indices_i]> for each entry.
+    """Cotangent of the per-sample weights, given that of embedding_bag: $<G_b, W[n_i]>$ for each entry.
 
     Args:
-        weight: W, (n, d).
+        weight: $W$, (n, d).
 
     Returns:
         (k,).
@@ -200,7 +201,7 @@ def _of_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Cotangents of what the backward is given, G and the weights of samples, given that of its result."""
+    """Cotangents of what the backward is given, $G$ and the weights of samples, given that of its result."""
     rest = (grad.shape[0], scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     of_grad = embedding_bag_linear(of_result, indices, bag, maximum_indices, *rest)
     if per_sample_weights is None:

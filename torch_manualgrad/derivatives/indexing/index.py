@@ -1,4 +1,4 @@
-"""Indexing by a list of tensors of integers or booleans, of which some may be absent: x[i, :, j] and x[i, :, j] = y.
+"""Indexing by a list of tensors of integers or booleans, or None: ``x[i, :, j]`` and ``x[i, :, j] = y``.
 
 Where several values are put at one place without accumulation, one of them stays, PyTorch does not say which, and each gets
 the cotangent. The unsafe twins, which the compiler makes, do not check their indices; the masked ones read and write only
@@ -22,15 +22,15 @@ aten = torch.ops.aten
 
 @formula
 def index_backward(zeros_like_self: Tensor, indices: Sequence[Tensor | None], grad: Tensor) -> Tensor:
-    """Cotangent of x, given that of x[indices]: the sum of the cotangents of the copies of each entry.
+    """Cotangent of $x$, given that of ``x[indices]``: the sum of the cotangents of the copies of each entry.
 
     Args:
-        zeros_like_self: zeros, the shape of x.
-        indices: a tensor of integers or booleans for each of the first dims of x, or None for all of a dim.
+        zeros_like_self: zeros, the shape of $x$.
+        indices: a tensor of integers or booleans for each of the first dims of $x$, or None for all of a dim.
         grad: cotangent of the result.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
     """
     return aten.index_put(zeros_like_self, list(indices), grad, True)
 

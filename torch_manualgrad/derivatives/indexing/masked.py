@@ -15,7 +15,7 @@ __all__ = ["masked_scatter_backward"]
 
 @formula
 def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Cotangent of the source, given that of x.masked_scatter(mask, source): the cotangent where the mask is True, in order.
+    """Cotangent of the source, given that of ``x.masked_scatter(mask, source)``: the entries under the mask, in order.
 
     Args:
         grad_output: cotangent of the result.

@@ -39,11 +39,11 @@ def scatter_src_backward(grad: Tensor, dim: int, index: Tensor, src_sizes: Seque
 
 @formula
 def take_backward(grad: Tensor, self_sizes: Sequence[int], index: Tensor) -> Tensor:
-    """Cotangent of x, given that of x.take(index): the sum of the cotangents of the copies of each entry.
+    """Cotangent of $x$, given that of ``x.take(index)``: the sum of the cotangents of the copies of each entry.
 
     Args:
         grad: the shape of ``index``.
-        self_sizes: of x.
+        self_sizes: of $x$.
         index: integers, negative ones count from the end.
 
     Returns:

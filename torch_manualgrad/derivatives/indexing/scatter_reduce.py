@@ -47,7 +47,7 @@ class _Scatter(NamedTuple):
         return x.gather(self.dim, self.places)
 
     def own(self, x: Tensor) -> Tensor:
-        """x where the entries of the result's own count, else zero."""
+        """$x$ where the entries of the result's own count, else zero."""
         return x if self.counted else x.masked_fill(self.reached, 0)
 
     def mean_of(self) -> Tensor:

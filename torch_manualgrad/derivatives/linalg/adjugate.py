@@ -1,4 +1,4 @@
-"""The adjugate adj(A) = det(A) A^-1, a polynomial in the entries of A that exists for every A.
+"""The adjugate $adj(A) = det(A) A^-1$, a polynomial in the entries of $A$ that exists for every $A$.
 
 Three ways to compute it: `small_adjugate` by sums of products, up to order 4; `adjugate` through singular values,
 differentiable in every mode; `adjugate_from_lu` from LU factors, the fastest, which is not differentiable.
@@ -20,7 +20,7 @@ _BLOCK = 4
 
 
 def _minors(n: int) -> tuple[list[list[list[int]]], list[int], list[int]]:
-    """Leibniz's formula for the cofactors of a matrix of order n, in row-major order.
+    """Leibniz's formula for the cofactors of a matrix of order $n$, in row-major order.
 
     Returns:
         For each cofactor and each permutation the flat indices of the factors; the sign of each permutation; the sign
@@ -38,7 +38,7 @@ def _minors(n: int) -> tuple[list[list[list[int]]], list[int], list[int]]:
 
 
 def small_adjugate(S: Tensor) -> Tensor:
-    """adj(S) up to order _BLOCK: sums of products, which are smooth and accurate whatever vanishes."""
+    """$adj(S)$ up to order _BLOCK: sums of products, which are smooth and accurate whatever vanishes."""
     n = S.shape[-1]
     places, *signs = _minors(n)
     factors = S.flatten(-2)[..., torch.tensor(places, dtype=torch.long, device="cpu").to(S.device)].unbind(-1)
@@ -50,19 +50,20 @@ def small_adjugate(S: Tensor) -> Tensor:
 
 
 def adjugate(A: Tensor) -> Tensor:
-    """adj(A), differentiable in every mode: to every order at rank n - 4 and above, to the third order below that.
+    """$adj(A)$, differentiable in every mode: to every order at rank $n - 4$ and above, to the third order below that.
 
-    Take the singular value decomposition A0 = U diag(s) V^H of the value of A, as constants, and M = U^H A V, so that
-    adj(A) = det(U V^H) V adj(M) U^H. M has the value diag(s) and the derivatives of A. Split off the last rows and
-    columns, those of the smallest s: with M = [[M1, B], [C, D]], X = M1^-1 B, Y = C M1^-1 and S = D - C X,
+    Take the singular value decomposition $A0 = U diag(s) V^H$ of the value of $A$, as constants, and $M = U^H A V$, so
+    that $adj(A) = det(U V^H) V adj(M) U^H$. $M$ has the value $diag(s)$ and the derivatives of $A$. Split off the last
+    rows and columns, those of the smallest $s$: with $M = [[M1, B], [C, D]]$, $X = M1^-1 B$, $Y = C M1^-1$ and
+    $S = D - C X$,
 
         det M = det M1 det S,        adj M = det M1 ( det S [[M1^-1, 0], [0, 0]] + [[-X], [I]] adj(S) [-Y, I] ).
 
-    Only M1 is inverted. Where its value diag(s1) is singular, the derivatives of det up to the fourth are zero; so is
-    the result, with a nan for each higher order.
+    Only $M1$ is inverted. Where its value $diag(s1)$ is singular, the derivatives of det up to the fourth are zero; so
+    is the result, with a nan for each higher order.
 
     Args:
-        A: (*, n, n), real or complex, n >= 1.
+        A: (*, n, n), real or complex, $n >= 1$.
 
     Returns:
         (*, n, n).
@@ -107,13 +108,13 @@ def adjugate(A: Tensor) -> Tensor:
 
 
 def adjugate_from_lu(LU: Tensor, pivots: Tensor) -> Tensor:
-    """adj(P L U) = det(P) adj(U) L^-1 P^T, exact for any number of zeros among the pivots u_i.
+    """$adj(P L U) = det(P) adj(U) L^-1 P^T$, exact for any number of zeros among the pivots $u_i$.
 
-    First divide U by the geometric mean of the nonzero pivots: their product may leave the range of the dtype where the
-    adjugate, of n - 1 of them, does not. Replace each zero by d and scale: U = D E W E^-1, where D holds the pivots and
-    E_jj = d^-(zeros before j). Then W stays finite as d -> 0; what remains of it is W_ij with no zero pivot after i and
-    before j. Of adj(U) = det(D) E W^-1 E^-1 D^-1 the powers of d leave the rows up to the first zero pivot and the
-    columns from the last zero pivot on.
+    First divide $U$ by the geometric mean of the nonzero pivots: their product may leave the range of the dtype where
+    the adjugate, of $n - 1$ of them, does not. Replace each zero by $d$ and scale: $U = D E W E^-1$, where $D$ holds
+    the pivots and $E_jj = d^$-(zeros before $j$). Then $W$ stays finite as $d -> 0$; what remains of it is $W_ij$ with
+    no zero pivot after $i$ and before $j$. Of $adj(U) = det(D) E W^-1 E^-1 D^-1$ the powers of $d$ leave the rows up to
+    the first zero pivot and the columns from the last zero pivot on.
 
     Args:
         LU: the packed factors, (*, n, n).

@@ -1,13 +1,13 @@
 """The matrix that couples the cotangents of two triangular factors, for large matrices: by blocks of columns.
 
-With full matrices, most of the arithmetic in T = tril(L^H gL - triu(gU) U^H, -1) and X = T U^-H (see lu.py) is on
-zeros. Write W for triu(gU) with X below the diagonal. Column j of X depends on the columns after it:
+With full matrices, most of the arithmetic in $T = tril(L^H gL - triu(gU) U^H, -1)$ and $X = T U^-H$ (see lu.py) is on
+zeros. Write $W$ for $triu(gU)$ with $X$ below the diagonal. Column $j$ of $X$ depends on the columns after it:
 
-    X_j conj(u_jj) = tril(L^H gL, -1)_j - sum over c > j of W_c conj(u_jc),
+    $X_j conj(u_jj) = tril(L^H gL, -1)_j - sum_(c > j) W_c conj(u_jc)$,
 
 so blocks of columns are computed from the last to the first, each with two products and a small triangular solve. In
-the Cholesky factorization (see cholesky.py) U is L^H, without a cotangent of its own, and X has a diagonal:
-T = phi(L^H gL).
+the Cholesky factorization (see cholesky.py) $U$ is $L^H$, without a cotangent of its own, and $X$ has a diagonal:
+$T = phi(L^H gL)$.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ def serve(L: Tensor, columns: int) -> bool:
 
 
 def _block(k: int) -> int:
-    """The number of columns in a block: about an eighth of k, within limits."""
+    """The number of columns in a block: about an eighth of $k$, within limits."""
     return min(max(k // 256 * 32, LIMITS["least_block"]), LIMITS["most_block"])
 
 
 def coupled(
     grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor, *, with_diagonal: bool = False
 ) -> Tensor:
-    """W, of the module's docstring.
+    """$W$, of the module's docstring.
 
     Args:
-        grad_L: cotangent of L, (*, k, k). Entries below the diagonal are read, and the diagonal if X has one. None for
-            zero.
-        grad_U: cotangent of U, (*, k, n), n >= k. The upper triangle is read. None for zero. One of the two is given.
+        grad_L: cotangent of $L$, (*, k, k). Entries below the diagonal are read, and the diagonal if $X$ has one. None
+            for zero.
+        grad_U: cotangent of $U$, (*, k, n), $n >= k$. The upper triangle is read. None for zero. One of the two is
+        given.
         L: (*, k, k).
         U: (*, k, n).
-        with_diagonal: whether X has a diagonal; grad_U is then None.
+        with_diagonal: whether $X$ has a diagonal; grad_U is then None.
 
     Returns:
         (*, k, n).

@@ -1,28 +1,29 @@
 """Cholesky: linalg_cholesky_ex, cholesky, cholesky_inverse, cholesky_solve.
 
-With phi(X) the lower triangle of X with half of the diagonal, dA = dL L^H + L dL^H gives L^-1 dL = phi(L^-1 dA L^-H):
+With $phi(X)$ the lower triangle of $X$ with half of the diagonal, $dA = dL L^H + L dL^H$ gives
+$L^-1 dL = phi(L^-1 dA L^-H)$:
 
     dL = L phi(L^-1 dA L^-H),        gA = (S + S^H) / 2,   S = L^-H phi(L^H gL) L^-1.
 
-A counts as Hermitian, (A + A^H) / 2, whichever triangle the factorization reads: only the Hermitian part of dA matters,
-and gA is Hermitian.
+$A$ counts as Hermitian, $(A + A^H) / 2$, whichever triangle the factorization reads: only the Hermitian part of $dA$
+matters, and $gA$ is Hermitian.
 
-The other operators take the factor L and read one triangle of it. In the other triangle, values and tangents are
-ignored, and the gradient is zero. PyTorch's is not zero: it differentiates L L^H along any matrix dL. For the inverse
-X = (L L^H)^-1, and for the solution of L L^H X = B with Z = L^-1 B = L^H X:
+The other operators take the factor $L$ and read one triangle of it. In the other triangle, values and tangents are
+ignored, and the gradient is zero. PyTorch's is not zero: it differentiates $L L^H$ along any matrix $dL$. For the
+inverse $X = (L L^H)^-1$, and for the solution of $L L^H X = B$ with $Z = L^-1 B = L^H X$:
 
     dX = -(Y + Y^H),  Y = X dL L^-1,                       gL = -X (gX + gX^H) L^-H,
     dX = L^-H (L^-1 (dB - dL Z) - dL^H X),                 gL = -(gB Z^H + X W^H),   gB = L^-H W,  W = L^-1 gX.
 
-An upper factor is U = L^H, and gU = gL^H. A complex factor has a real diagonal.
+An upper factor is $U = L^H$, and $gU = gL^H$. A complex factor has a real diagonal.
 
 Where not differentiable: where the factorization failed. The derivatives are then inf or nan.
 
 Args:
     L: the factor, (*, n, n), real or complex.
-    upper: whether the factor is U = L^H, so that the upper triangle is read.
+    upper: whether the factor is $U = L^H$, so that the upper triangle is read.
     self, input2: the factor, (*, n, n). One triangle is read.
-    result: X, (*, n, n).
+    result: $X$, (*, n, n).
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ _IN_CACHE = kernel_limit("cached_cholesky")
 
 
 def _lower(factor: Tensor, upper: bool) -> Tensor:
-    """L, for L or U = L^H."""
+    """$L$, for $L$ or $U = L^H$."""
     return factor.mH if upper else factor
 
 
 def _phi(X: Tensor, scale: float) -> Tensor:
-    """scale phi(X), by one product with a matrix of weights: the least memory traffic for a large batch."""
+    """$scale phi(X)$, by one product with a matrix of weights: the least memory traffic for a large batch."""
     half = X.new_full(X.shape[-2:], 0.5 * scale)
     return X * (half.tril() + half.tril(-1))
 
 
 def _over(X: Tensor, T: Tensor, upper: bool) -> Tensor:
-    """X T^-1 for a triangular T."""
+    """$X T^-1$ for a triangular $T$."""
     return torch.linalg.solve_triangular(T, X, upper=upper, left=False)
 
 
@@ -73,7 +74,7 @@ def _by_blocks(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
     )
 )
 def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """Cotangent of A, given that of its Cholesky factor: the Hermitian part of L^-H phi(L^H gL) L^-1.
+    """Cotangent of $A$, given that of its Cholesky factor: the Hermitian part of $L^-H phi(L^H gL) L^-1$.
 
     Args:
         grad_L: cotangent of the factor, (*, n, n); its other triangle is ignored.
@@ -93,10 +94,10 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 @formula(kernels=Kernel("cpu", "cuda", when=lambda L: small(L, L.shape[-1])))
 def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
-    """Tangent of the Cholesky factor: L phi(L^-1 dA L^-H).
+    """Tangent of the Cholesky factor: $L phi(L^-1 dA L^-H)$.
 
     Args:
-        self_t: tangent of A, (*, n, n). Its Hermitian part is taken.
+        self_t: tangent of $A$, (*, n, n). Its Hermitian part is taken.
 
     Returns:
         Triangular, (*, n, n).
@@ -111,7 +112,7 @@ def cholesky_jvp(self_t: Tensor, L: Tensor, upper: bool) -> Tensor:
 
 @formula
 def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: Tensor) -> Tensor:
-    """Cotangent of the factor, given that of the inverse X of L L^H: the lower triangle of -X (g + g^H) L^-H.
+    """Cotangent of the factor, given that of the inverse $X$ of $L L^H$: the lower triangle of $-X (g + g^H) L^-H$.
 
     Args:
         grad: cotangent of the inverse, (*, n, n).
@@ -128,7 +129,7 @@ def cholesky_inverse_backward(grad: Tensor, self: Tensor, upper: bool, result: T
 
 @formula
 def cholesky_inverse_jvp(self: Tensor, self_t: Tensor, result: Tensor, upper: bool) -> Tensor:
-    """Tangent of the inverse X of L L^H: -(Y + Y^H) with Y = X dL L^-1.
+    """Tangent of the inverse $X$ of $L L^H$: $-(Y + Y^H)$ with $Y = X dL L^-1$.
 
     Args:
         self_t: tangent of the factor, (*, n, n). The same triangle is read.
@@ -146,13 +147,13 @@ def cholesky_inverse_jvp(self: Tensor, self_t: Tensor, result: Tensor, upper: bo
 def cholesky_solve_backward(
     grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of B and of the factor, given that of the solution X of L L^H X = B.
+    """Cotangents of $B$ and of the factor, given that of the solution $X$ of $L L^H X = B$.
 
-    gB = L^-H W with W = L^-1 gX, and gL = -(gB Z^H + X W^H), its lower triangle, with Z = L^-1 B.
+    $gB = L^-H W$ with $W = L^-1 gX$, and $gL = -(gB Z^H + X W^H)$, its lower triangle, with $Z = L^-1 B$.
 
     Args:
         grad: cotangent of the solution, its shape.
-        self: B, (*, n, k).
+        self: $B$, (*, n, k).
         result: the solution, (*, n, k), with all batch dims.
 
     Returns:
@@ -173,12 +174,12 @@ def cholesky_solve_backward(
 def cholesky_solve_jvp(
     result: Tensor, input2: Tensor, input2_t: Tensor | None, self_t: Tensor | None, upper: bool
 ) -> Tensor:
-    """Tangent of the solution X of L L^H X = B: L^-H (L^-1 (dB - dL Z) - dL^H X) with Z = L^H X.
+    """Tangent of the solution $X$ of $L L^H X = B$: $L^-H (L^-1 (dB - dL Z) - dL^H X)$ with $Z = L^H X$.
 
     Args:
         result: the solution, (*, n, k), with all batch dims.
         input2_t: tangent of the factor, (*, n, n). The same triangle is read. None for zero.
-        self_t: tangent of B, (*, n, k); None for zero. One of the two is given.
+        self_t: tangent of $B$, (*, n, k); None for zero. One of the two is given.
 
     Returns:
         The shape of ``result``.

@@ -35,17 +35,17 @@ def summed_to(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def sym(X: Tensor) -> Tensor:
-    """X + X^H."""
+    """$X + X^H$."""
     return X + X.mH
 
 
 def skew(X: Tensor) -> Tensor:
-    """X - X^H."""
+    """$X - X^H$."""
     return X - X.mH
 
 
 def phi(X: Tensor) -> Tensor:
-    """The lower triangle with half of the diagonal: phi(X) + phi(X)^H = X for a Hermitian X with a real diagonal."""
+    """The lower triangle with half of the diagonal: $phi(X) + phi(X)^H = X$ for a Hermitian $X$ with a real diagonal."""
     lower = X.tril()
     return lower - 0.5 * torch.diag_embed(X.diagonal(dim1=-2, dim2=-1))
 
@@ -66,7 +66,7 @@ def magnitude(A: Tensor) -> Tensor:
 
 
 def eye_like(X: Tensor) -> Tensor:
-    """The identity matrix of the order of X, in its dtype and on its device."""
+    """The identity matrix of the order of $X$, in its dtype and on its device."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 

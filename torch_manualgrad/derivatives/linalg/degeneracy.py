@@ -1,26 +1,28 @@
 """Quotients by differences of singular values or eigenvalues, at degenerate values too.
 
-The derivative of a decomposition divides numerators N_ij by denominators d_ij = s_j - s_i. Where two values are equal,
-the vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has one: N_ij
-vanishes with d_ij. The quotient is then taken from what is known:
+The derivative of a decomposition divides numerators $N_ij$ by denominators $d_ij = s_j - s_i$. Where two values are
+equal, the vectors have no derivative, yet a loss that does not depend on the choice of basis within their group has
+one: $N_ij$ vanishes with $d_ij$. The quotient is then taken from what is known:
 
-1. N_ij is no larger than its rounding error: as far as the vectors are concerned the pair contributes nothing (a
+1. $N_ij$ is no larger than its rounding error: as far as the vectors are concerned the pair contributes nothing (a
    projector onto the group, a polar factor).
-2. N_ij agrees, within its rounding error, with d_ij h_ij, where h_ij is what a function of the matrix (U f(S) V^H, any
-   f) has for a quotient: h = c H, with H the symmetric part belonging to N and c = f'/f, read off the diagonal, where
-   the cotangent of s_i is c H_ii. Then it is h_ij: a reconstruction, whitening, any one spectral function. Where
-   H_ii = H_jj = 0 the diagonal leaves c open: h is 0, and at equal values it is reported.
-3. Otherwise the pair is divided if d_ij is above the tolerance, or if the quotient is no larger than the gradient
+2. $N_ij$ agrees, within its rounding error, with $d_ij h_ij$, where $h_ij$ is what a function of the matrix
+   ($U f(S) V^H$, any $f$) has for a quotient: $h = c H$, with $H$ the symmetric part belonging to $N$ and $c = f'/f$,
+   read off the diagonal, where the cotangent of $s_i$ is $c H_ii$. Then it is $h_ij$: a reconstruction, whitening, any
+   one spectral function. Where $H_ii = H_jj = 0$ the diagonal leaves $c$ open: $h$ is 0, and at equal values it is
+   reported.
+3. Otherwise the pair is divided if $d_ij$ is above the tolerance, or if the quotient is no larger than the gradient
    elsewhere (values that are rounding errors themselves, such as those of a null space, are still separate).
 4. Otherwise the loss depends on the choice of basis: the pair contributes nothing, and it is reported (see gauge.py).
 
-What no rule can do: at exactly equal values the cotangents of U, S and V do not determine the gradient. At A = I, the
-losses <G, U S V^H> and <G, U V^H> with an antisymmetric plus off-diagonal G have the same cotangents, (G, 0, G^T), and
-different gradients. Sums of several spectral functions of one group fall under this; they are exact through the
-operators of `mg.linalg` that differentiate no decomposition (polar, sqrtm, funm_hermitian, nuclear_norm, ...).
-The same holds for tangents: that of a group's values is a matrix, of which S can carry the diagonal only.
+What no rule can do: at exactly equal values the cotangents of $U$, $S$ and $V$ do not determine the gradient. At
+$A = I$, the losses $<G, U S V^H>$ and $<G, U V^H>$ with an antisymmetric plus off-diagonal $G$ have the same
+cotangents, $(G, 0, G^T)$, and different gradients. Sums of several spectral functions of one group fall under this;
+they are exact through the operators of `mg.linalg` that differentiate no decomposition (polar, sqrtm, funm_hermitian,
+nuclear_norm, ...). The same holds for tangents: that of a group's values is a matrix, of which $S$ can carry the
+diagonal only.
 
-Everything here decides by values and differentiates as N / d does, with 0 for the derivative of a masked pair.
+Everything here decides by values and differentiates as $N / d$ does, with 0 for the derivative of a masked pair.
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ class Degeneracy:
     """When two singular values, or eigenvalues, count as equal, and what is done about it.
 
     Attributes:
-        rtol: the largest difference of two values that count as equal, relative to the largest value; None: 4 max(m, n)
-            eps, of the dtype of the values.
+        rtol: the largest difference of two values that count as equal, relative to the largest value; None:
+            $4 max(m, n) eps$, of the dtype of the values.
         atol: the same, absolute; the larger of the two counts.
-        broadening: 0, or a width relative to the largest value: every 1/d becomes d / (d^2 + width^2) (a Lorentzian).
-            The gradient is then bounded and biased, everywhere by about (width / d)^2, and nothing is reported.
+        broadening: 0, or a width relative to the largest value: every $1/d$ becomes $d / (d^2 + width^2)$ (a
+            Lorentzian). The gradient is then bounded and biased, everywhere by about $(width / d)^2$, and nothing is
+            reported.
     """
 
     rtol: float | None = None
@@ -92,19 +95,19 @@ class Scale:
 
 
 def _over(N: Tensor, d: Tensor) -> Tensor:
-    """N / d for a real d: by parts, as a complex division by the smallest numbers gives 0 / d = nan."""
+    """$N / d$ for a real $d$: by parts, as a complex division by the smallest numbers gives $0 / d = nan$."""
     if not N.is_complex() or d.is_complex():
         return N / d
     return torch.view_as_complex(torch.view_as_real(N.resolve_conj()) / d.unsqueeze(-1))
 
 
 def differences(values: Tensor) -> Tensor:
-    """d_ij = s_j - s_i."""
+    """$d_ij = s_j - s_i$."""
     return values.unsqueeze(-2) - values.unsqueeze(-1)
 
 
 def sums(values: Tensor) -> Tensor:
-    """s_i + s_j."""
+    """$s_i + s_j$."""
     return values.unsqueeze(-2) + values.unsqueeze(-1)
 
 
@@ -135,12 +138,12 @@ class Resolved:
         return 8 * length**0.5 * self.eps * norms
 
     def by_differences(self, N: Tensor, values: Tensor, H: Tensor | None = None, g: Tensor | None = None) -> Tensor:
-        """N_ij / (s_j - s_i), 0 on the diagonal.
+        """$N_ij / (s_j - s_i)$, 0 on the diagonal.
 
         Args:
             N: (*, k, k).
-            values: s, (*, k).
-            H: the symmetric part that belongs to N, (*, k, k); None: without rule 2.
+            values: $s$, (*, k).
+            H: the symmetric part that belongs to $N$, (*, k, k); None: without rule 2.
             g: the cotangent of the values, (*, k); None: without rule 2.
 
         Returns:
@@ -163,7 +166,7 @@ class Resolved:
         return result
 
     def by_sums(self, N: Tensor, values: Tensor) -> Tensor:
-        """N_ij / (s_i + s_j)."""
+        """$N_ij / (s_i + s_j)$."""
         d = sums(values)
         return self._resolve(N, d, self._quotient(N, d), self.pair_noise)
 
@@ -211,7 +214,7 @@ class Resolved:
 
 
 def _spectral(H: Tensor, cotangent: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The quotients h of rule 2, and where the diagonal rules out one function, or leaves it open: (*, k, k)."""
+    """The quotients $h$ of rule 2, and where the diagonal rules out one function, or leaves it open: (*, k, k)."""
     H, g = H.detach(), cotangent.detach()
     d = H.diagonal(dim1=-2, dim2=-1)
     d = d.real if d.is_complex() else d

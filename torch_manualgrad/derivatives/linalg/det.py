@@ -1,23 +1,24 @@
 """Determinants: _linalg_det and _linalg_slogdet, under det, logdet and slogdet.
 
-With the adjugate adj(A) = det(A) A^-1, a polynomial in A that exists for every A, and the derivative of log det,
+With the adjugate $adj(A) = det(A) A^-1$, a polynomial in $A$ that exists for every $A$, and the derivative of
+$log det(A)$,
 
-    d det(A) = tr(adj(A) dA),        vjp: g adj(A)^H;
-    d log|det(A)| + i d arg det(A) = tr(A^-1 dA),        vjp: h A^-H, h = g_logabsdet - i Im(conj(g_sign) sign).
+    $d det(A) = tr(adj(A) dA)$,        vjp: $g adj(A)^H$;
+    $d log|det(A)| + i d arg(det(A)) = tr(A^-1 dA)$,        vjp: $h A^-H$, $h = g_logabsdet - i Im(conj(g_sign) sign)$.
 
-The forward returns its LU factorization as constants: of A^T if A is real and contiguous, else of A. Only first
-derivatives use it; higher ones are derivatives of functions of A alone.
+The forward returns its LU factorization as constants: of $A^T$ if $A$ is real and contiguous, else of $A$. Only first
+derivatives use it; higher ones are derivatives of functions of $A$ alone.
 
-Where not differentiable: det is differentiable everywhere. log|det| is -inf at a singular matrix: the gradient and the
-tangents of that matrix are nan, those of the others in the batch are not affected, and nothing is raised.
+Where not differentiable: det is differentiable everywhere. $log|det|$ is $-inf$ at a singular matrix: the gradient and
+the tangents of that matrix are nan, those of the others in the batch are not affected, and nothing is raised.
 
 Args:
-    A: (*, n, n), real or complex; n may be 0.
+    A: (*, n, n), real or complex; $n$ may be 0.
     result: the determinant, (*); like the factors, a constant to every derivative.
-    LU: the packed factors of A^T if A is real and contiguous, else of A, (*b, n, n).
+    LU: the packed factors of $A^T$ if $A$ is real and contiguous, else of $A$, (*b, n, n).
     pivots: those of the factorization, (*b, n), int32.
-    A_t: tangent of A, (*, n, n).
-    sign: det / |det|, (*); 0 where A is singular.
+    A_t: tangent of $A$, (*, n, n).
+    sign: $det / |det|$, (*); 0 where $A$ is singular.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ _IN_CACHE = kernel_limit("cached_det")
 
 
 def _is_of_transpose(A: Tensor) -> bool:
-    """Whether the forward factorized A^T and not A. It copied a tensor with a neg bit first."""
+    """Whether the forward factorized $A^T$ and not $A$. It copied a tensor with a neg bit first."""
     return (A.resolve_neg() if A.is_neg() else A).is_contiguous() and not A.is_complex()
 
 
 def _laid_out(X: Tensor, A: Tensor) -> Tensor:
-    """X with the strides of a gradient of A: row-major where the forward factorized A^T, else column-major."""
+    """$X$ with the strides of a gradient of $A$: row-major where the forward factorized $A^T$, else column-major."""
     return X.contiguous() if _is_of_transpose(A) else X.mT.contiguous().mT
 
 
 def _inverse(c: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, adjoint: bool) -> Tensor:
-    """c A^-1 or c A^-H, for c (*): from the side on which LAPACK solves with transposed factors."""
+    """$c A^-1$ or $c A^-H$, for $c$ (*): from the side on which LAPACK solves with transposed factors."""
     transposed = adjoint != _is_of_transpose(A)
     right = torch.diag_embed(c.unsqueeze(-1).expand(pivots.shape))
     return torch.linalg.lu_solve(LU, pivots, right, left=transposed, adjoint=transposed).resolve_conj()
 
 
 def _without_zeros(x: Tensor) -> bool:
-    """Whether x is known to have no zero entry. False on devices, as reading it would synchronize."""
+    """Whether $x$ is known to have no zero entry. False on devices, as reading it would synchronize."""
     return x.is_cpu and bool(x.all())
 
 
@@ -79,10 +80,10 @@ def _is_small(A: Tensor) -> bool:
 
 @formula(kernel=("default",), requires=pivots_fit)
 def adjugate_again(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """adj(A) from the factors of the forward; its derivative is that of `adjugate`.
+    """$adj(A)$ from the factors of the forward; its derivative is that of `adjugate`.
 
     Returns:
-        (*, n, n), column-major if A is real and contiguous, else row-major.
+        (*, n, n), column-major if $A$ is real and contiguous, else row-major.
 
     References:
         `adjugate`, `adjugate_from_lu`.
@@ -101,7 +102,7 @@ def _(A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
 
 
 def _det_of_small(grad: Tensor, det: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """grad conj(adj(B)), row-major: `linalg_det_backward` for A = B^T, B = P L U."""
+    """$grad conj(adj(B))$, row-major: `linalg_det_backward` for $A = B^T$, $B = P L U$."""
     return (grad[..., None, None] * adjugate_from_lu(LU, pivots).conj()).contiguous()
 
 
@@ -120,16 +121,16 @@ def _det_unless_underflowed(
     requires=pivots_fit,
 )
 def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """Cotangent of A, given that of its determinant: grad adj(A)^H, also where A is singular.
+    """Cotangent of $A$, given that of its determinant: $grad adj(A)^H$, also where $A$ is singular.
 
     Args:
         grad_result: cotangent of the determinant, (*).
 
     Returns:
-        (*, n, n), row-major if A is real and contiguous, else column-major.
+        (*, n, n), row-major if $A$ is real and contiguous, else column-major.
 
     Note:
-        Where not differentiable: nowhere. At rank n - 4 and above every derivative is right. Below that, the
+        Where not differentiable: nowhere. At rank $n - 4$ and above every derivative is right. Below that, the
         derivatives of det up to the fourth are right (they are zero), and higher ones are nan.
 
     References:
@@ -141,7 +142,7 @@ def linalg_det_backward(grad_result: Tensor, result: Tensor, A: Tensor, LU: Tens
 
 @formula(requires=pivots_fit)
 def linalg_det_jvp(A_t: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """Tangent of the determinant: tr(adj(A) dA).
+    """Tangent of the determinant: $tr(adj(A) dA)$.
 
     Returns:
         (*).
@@ -157,7 +158,7 @@ def linalg_det_jvp(A_t: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: T
 
 
 def _slogdet_factor(grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor) -> Tensor:
-    """h of the module's docstring."""
+    """$h$ of the module's docstring."""
     h = torch.zeros_like(sign) if grad_logabsdet is None else grad_logabsdet.to(A.dtype)
     if A.is_complex() and grad_sign is not None:
         h = h - 1j * (grad_sign.conj() * sign).imag
@@ -165,7 +166,7 @@ def _slogdet_factor(grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: 
 
 
 def _slogdet_of_small(h: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:
-    """h conj(B^-1), row-major, nan where a pivot is zero: `slogdet_backward` for A = B^T, B = P L U."""
+    """$h conj(B^-1)$, row-major, nan where a pivot is zero: `slogdet_backward` for $A = B^T$, $B = P L U$."""
     singular = (LU.diagonal(dim1=-2, dim2=-1) == 0).any(-1)[..., None, None]
     right = torch.diag_embed(h.conj().unsqueeze(-1).expand(pivots.shape))
     return torch.linalg.lu_solve(LU, pivots, right).conj().masked_fill(singular, math.nan)
@@ -196,17 +197,17 @@ def _slogdet_from_factors(
 def slogdet_backward(
     grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
 ) -> Tensor:
-    """Cotangent of A, given those of sign and log|det|: (grad_logabsdet - i Im(conj(grad_sign) sign)) A^-H.
+    """Cotangent of $A$, given those of sign and $log|det|$: $(grad_logabsdet - i Im(conj(grad_sign) sign)) A^-H$.
 
     Args:
-        grad_sign: cotangent of the sign, (*), or None for zero; without effect for a real A.
-        grad_logabsdet: cotangent of log|det|, real, (*), or None for zero.
+        grad_sign: cotangent of the sign, (*), or None for zero; without effect for a real $A$.
+        grad_logabsdet: cotangent of $log|det|$, real, (*), or None for zero.
 
     Returns:
-        (*, n, n), row-major if A is real and contiguous, else column-major.
+        (*, n, n), row-major if $A$ is real and contiguous, else column-major.
 
     Note:
-        Where not differentiable: where A is singular; the gradient of that matrix is nan.
+        Where not differentiable: where $A$ is singular; the gradient of that matrix is nan.
     """
     h = _slogdet_factor(grad_sign, grad_logabsdet, A, sign)[..., None, None]
     singular = (sign == 0)[..., None, None]
@@ -216,13 +217,13 @@ def slogdet_backward(
 
 @formula(requires=pivots_fit)
 def slogdet_jvp(A_t: Tensor, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """Tangents of sign and log|det|: with r = tr(A^-1 dA), i Im(r) sign and Re(r).
+    """Tangents of sign and $log|det|$: with $r = tr(A^-1 dA)$, $i Im(r) sign$ and $Re(r)$.
 
     Returns:
         The two tangents, (*); that of a real sign is zero.
 
     Note:
-        Where not differentiable: where A is singular; the tangents of that matrix are nan.
+        Where not differentiable: where $A$ is singular; the tangents of that matrix are nan.
     """
     ones = torch.ones_like(sign.real if sign.is_complex() else sign)
     rate = (slogdet_backward(None, ones, A, sign, LU, pivots).conj() * A_t).sum((-2, -1))

@@ -1,10 +1,10 @@
 """The sum over divided differences that is the derivative of a function of a Hermitian matrix.
 
-For A = V diag(l) V^H and F(A) = V diag(f(l)) V^H, the derivative of order k in the directions E_1, ..., E_k is V X V^H
-with E~ = V^H E V and
+For $A = V diag(l) V^H$ and $F(A) = V diag(f(l)) V^H$, the derivative of order $k$ in the directions $E_1$, ..., $E_k$
+is $V X V^H$ with $E~ = V^H E V$ and
 
-    X_(i0 ik) = sum over the orders of E_1, ..., E_k and over i1, ..., i(k-1) of
-                f[l_i0, ..., l_ik] E~_1(i0 i1) E~_2(i1 i2) ... E~_k(i(k-1) ik).
+    $X_(i_0 i_k)$ is the sum over the orders of $E_1, ..., E_k$ and over $i_1, ..., i_(k-1)$ of
+                $f[l_(i_0), ..., l_(i_k)] (E~_1)_(i_0 i_1) (E~_2)_(i_1 i_2) ... (E~_k)_(i_(k-1) i_k)$.
 
 References:
     Daleckii and Krein, AMS Translations 47 (1965) 1; Bhatia, Matrix Analysis (1997), section V.3.
@@ -22,12 +22,12 @@ _CHUNK = 2**20  # the largest number of entries of a table of divided difference
 
 
 def contract(table: Callable[[Sequence[Tensor]], Tensor], count: int, E: Tensor) -> Tensor:
-    """X of the module's docstring, from E~; in blocks of rows, because the table has n^(k+1) entries.
+    """$X$ of the module's docstring, from $E~$; in blocks of rows, because the table has $n^(k+1)$ entries.
 
     Args:
-        table: the divided differences for k + 1 index tensors of one shape, in ascending order in each entry.
+        table: the divided differences for $k + 1$ index tensors of one shape, in ascending order in each entry.
         count: the number of eigenvalues, batch included.
-        E: E~, (*, k, n, n).
+        E: $E~$, (*, k, n, n).
     """
     order, n = E.shape[-3], E.shape[-1]
     every = torch.arange(n, device=E.device)

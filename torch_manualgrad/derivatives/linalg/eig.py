@@ -1,11 +1,11 @@
-"""The eigendecomposition of a general matrix, A = V diag(L) V^-1.
+"""The eigendecomposition of a general matrix, $A = V diag(L) V^-1$.
 
-With P = V^-1 dA V and the quotients by differences of eigenvalues taken entry by entry off the diagonal,
+With $P = V^-1 dA V$ and the quotients by differences of eigenvalues taken entry by entry off the diagonal,
 
     dL = diag P,    dV = V (P / (L_j - L_i)),    gA = V^-H [V^H gV / conj(L_j - L_i) + diag gL] V^H.
 
-The columns of V keep norm 1, so dV loses V diag Re(V^H dV), and V^H gV loses V^H V diag Re(V^H gV). The phase of a
-vector is left unchanged. At equal eigenvalues: see degeneracy.py.
+The columns of $V$ keep norm 1, so $dV$ loses $V diag Re(V^H dV)$, and $V^H gV$ loses $V^H V diag Re(V^H gV)$. The phase
+of a vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
     L: eigenvalues, as the decomposition returned them, (*, n), complex.
@@ -71,12 +71,12 @@ def linalg_eig_backward(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> Tensor:
-    """Cotangent of A, given those of its eigenvalues L and eigenvectors V.
+    """Cotangent of $A$, given those of its eigenvalues $L$ and eigenvectors $V$.
 
     Args:
-        grad_L: cotangent of L, (*, n); None for zero.
-        grad_V: cotangent of V, (*, n, n); None for zero.
-        is_hermitian: whether A is Hermitian: this is then `linalg_eigh_backward`.
+        grad_L: cotangent of $L$, (*, n); None for zero.
+        grad_V: cotangent of $V$, (*, n, n); None for zero.
+        is_hermitian: whether $A$ is Hermitian: this is then `linalg_eigh_backward`.
         rtol, atol, broadening: see `Degeneracy`.
         gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
@@ -124,11 +124,11 @@ def linalg_eig_jvp(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> tuple[Tensor, Tensor]:
-    """Tangents of the eigenvalues L and eigenvectors V, given that of A.
+    """Tangents of the eigenvalues $L$ and eigenvectors $V$, given that of $A$.
 
     Args:
-        A_t: tangent of A, (*, n, n), real or complex.
-        is_hermitian: whether A is Hermitian: this is then `linalg_eigh_jvp`.
+        A_t: tangent of $A$, (*, n, n), real or complex.
+        is_hermitian: whether $A$ is Hermitian: this is then `linalg_eigh_jvp`.
         rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
@@ -138,8 +138,8 @@ def linalg_eig_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^-1 dA V, and
-        V does not turn.
+        Where not differentiable: within a group of equal eigenvalues the tangent of $L$ is the diagonal of $V^-1 dA V$,
+        and $V$ does not turn.
 
     References:
         ATen linalg_eig_jvp; Boeddeker et al., arXiv:1701.00392, eq. 4.60 to 4.77.

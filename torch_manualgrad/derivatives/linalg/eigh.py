@@ -1,11 +1,11 @@
-"""The eigendecomposition of a Hermitian matrix, A = V diag(L) V^H.
+"""The eigendecomposition of a Hermitian matrix, $A = V diag(L) V^H$.
 
-With P = V^H dA V and the quotients by differences of eigenvalues taken entry by entry off the diagonal,
+With $P = V^H dA V$ and the quotients by differences of eigenvalues taken entry by entry off the diagonal,
 
     dL = diag P,    dV = V (P / (L_j - L_i)),    gA = V [w / (L_j - L_i) + diag gL] V^H,
 
-with w = (X - X^H) / 2 for X = V^H gV: only the anti-Hermitian part counts, as V stays unitary. The phase of a complex
-vector is left unchanged. At equal eigenvalues: see degeneracy.py.
+with $w = (X - X^H) / 2$ for $X = V^H gV$: only the anti-Hermitian part counts, as $V$ stays unitary. The phase of a
+complex vector is left unchanged. At equal eigenvalues: see degeneracy.py.
 
 Args:
     L: eigenvalues, as the decomposition returned them, (*, n), real.
@@ -66,11 +66,11 @@ def linalg_eigh_backward(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> Tensor:
-    """Cotangent of a Hermitian matrix A, given those of its eigenvalues L and eigenvectors V.
+    """Cotangent of a Hermitian matrix $A$, given those of its eigenvalues $L$ and eigenvectors $V$.
 
     Args:
-        grad_L: cotangent of L, (*, n), real; None for zero.
-        grad_V: cotangent of V, (*, n, n); None for zero.
+        grad_L: cotangent of $L$, (*, n), real; None for zero.
+        grad_V: cotangent of $V$, (*, n, n); None for zero.
         rtol, atol, broadening: see `Degeneracy`.
         gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
@@ -119,10 +119,10 @@ def linalg_eigh_jvp(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> tuple[Tensor, Tensor]:
-    """Tangents of the eigenvalues L and eigenvectors V of a Hermitian matrix A, given that of A.
+    """Tangents of the eigenvalues $L$ and eigenvectors $V$ of a Hermitian matrix $A$, given that of $A$.
 
     Args:
-        A_t: tangent of A, (*, n, n); its Hermitian part is taken.
+        A_t: tangent of $A$, (*, n, n); its Hermitian part is taken.
         rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
@@ -132,8 +132,8 @@ def linalg_eigh_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal eigenvalues the tangent of L is the diagonal of V^H dA V, and
-        V does not turn.
+        Where not differentiable: within a group of equal eigenvalues the tangent of $L$ is the diagonal of $V^H dA V$,
+        and $V$ does not turn.
 
     References:
         ATen linalg_eig_jvp with is_hermitian; Giles (2008), 3.1.

@@ -52,13 +52,13 @@ def gauge_independent(like: Tensor) -> Tensor:
 def depends_on_basis(basis: Tensor, cotangent: Tensor) -> Tensor:
     """Whether a loss depends on which orthonormal basis of its span this one is.
 
-    Turning the basis X by exp(W), W skew-Hermitian, changes the loss by Re tr(W^H X^H G) at first order: by nothing
-    where X^H G is Hermitian. That is compared with the square root of rounding errors, as columns of G may be small
-    differences.
+    Turning the basis $X$ by $exp(W)$, $W$ skew-Hermitian, changes the loss by $Re tr(W^H X^H G)$ at first order: by
+    nothing where $X^H G$ is Hermitian. That is compared with the square root of rounding errors, as columns of $G$ may
+    be small differences.
 
     Args:
-        basis: X, (*, m, k).
-        cotangent: G, the same shape.
+        basis: $X$, (*, m, k).
+        cotangent: $G$, the same shape.
 
     Returns:
         A bool without dims.

@@ -1,21 +1,21 @@
-"""geqrf, which returns Q of A = Q R as Householder reflectors V and numbers tau.
+"""geqrf, which returns $Q$ of $A = Q R$ as Householder reflectors $V$ and numbers $tau$.
 
-A Q with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with
-the leading rows V_1 of V,
+$A Q$ with as many reflectors as columns determines them: by the compact form of the product (see householder.py), with
+the leading rows $V_1$ of $V$,
 
     Q - I = V U,      U = -T V_1^H,      diag(U) = -tau,
 
-where V is unit lower trapezoidal and U upper triangular: an LU factorization without pivoting. The derivative is that
-of the QR factorization of A, followed by that of the LU factorization of Q - I. No pivot tau_i is small, as LAPACK
-chooses the sign of R_ii.
+where $V$ is unit lower trapezoidal and $U$ upper triangular: an LU factorization without pivoting. The derivative is
+that of the QR factorization of $A$, followed by that of the LU factorization of $Q - I$. No pivot $tau_i$ is small, as
+LAPACK chooses the sign of $R_ii$.
 
 Args:
-    a, tau: the packed factors and tau, as the forward returned them.
+    a, tau: the packed factors and $tau$, as the forward returned them.
 
 Note:
-    Where not differentiable: at a zero pivot of R (see qr.py), and at a tau_i = 0 before the last. There the column of
-    the reflector is zero below the diagonal already: LAPACK makes no reflector, and nearby one with tau_i = 2. Tangents
-    of V are inf or nan.
+    Where not differentiable: at a zero pivot of $R$ (see qr.py), and at a $tau_i = 0$ before the last. There the column
+    of the reflector is zero below the diagonal already: LAPACK makes no reflector, and nearby one with $tau_i = 2$.
+    Tangents of $V$ are inf or nan.
 
 References:
     Ballard, Demmel, Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from tall-skinny QR,
@@ -36,7 +36,7 @@ from .qr import linalg_qr_backward, linalg_qr_jvp
 
 
 def _factors(a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Q, R, V and U."""
+    """$Q$, $R$, $V$ and $U$."""
     below, R = unpacked(a)
     Q = torch.linalg.householder_product(below, tau)
     identity = torch.eye(*Q.shape[-2:], dtype=Q.dtype, device=Q.device)
@@ -48,12 +48,12 @@ def _factors(a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @formula
 def geqrf_backward(grad_a: Tensor | None, grad_tau: Tensor | None, self: Tensor, a: Tensor, tau: Tensor) -> Tensor:
-    """Cotangent of A, given those of the packed factors and tau: that of V and U, to Q; that of Q and R, to A.
+    """Cotangent of $A$, given those of the packed factors and $tau$: from $V$ and $U$ to $Q$, from $Q$ and $R$ to $A$.
 
     Args:
         grad_a: cotangent of the packed factors, (*, m, n); None for zero.
-        grad_tau: cotangent of tau, (*, k), k = min(m, n); None for zero.
-        self: A, (*, m, n), real or complex.
+        grad_tau: cotangent of $tau$, (*, k), $k = min(m, n)$; None for zero.
+        self: $A$, (*, m, n), real or complex.
 
     Returns:
         (*, m, n).
@@ -69,11 +69,11 @@ def geqrf_backward(grad_a: Tensor | None, grad_tau: Tensor | None, self: Tensor,
 
 @formula
 def geqrf_jvp(self_t: Tensor, self_p: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """Tangents of the packed factors and tau: dR + dV and -diag(dU).
+    """Tangents of the packed factors and $tau$: $dR + dV$ and $-diag(dU)$.
 
     Args:
-        self_t: tangent of A, (*, m, n).
-        self_p: A, (*, m, n), real or complex.
+        self_t: tangent of $A$, (*, m, n).
+        self_p: $A$, (*, m, n), real or complex.
 
     Returns:
         (*, m, n) and (*, k).

@@ -1,29 +1,30 @@
 """Products of Householder reflectors: linalg_householder_product and ormqr.
 
-With the columns v_i of V, unit lower trapezoidal (*, m, k), and any numbers tau_i, real or complex, the product
-Q = H_1 ... H_k of H_i = I - tau_i v_i v_i^H has a compact form (Schreiber and Van Loan): with D = diag(tau) and
-U = triu(V^H V, 1),
+With the columns $v_i$ of $V$, unit lower trapezoidal (*, m, k), and any numbers $tau_i$, real or complex, the product
+$Q = H_1 ... H_k$ of $H_i = I - tau_i v_i v_i^H$ has a compact form (Schreiber and Van Loan): with $D = diag(tau)$ and
+$U = triu(V^H V, 1)$,
 
     Q = I - V T V^H,      T = D B = A D,      B = (I + U D)^-1,      A = (I + D U)^-1.
 
-Both inverses are of unit triangular matrices: tau_i = 0, where H_i = I, is an ordinary point, and so is a reflector
-that has no inverse. Q^H is the same with conj(tau) for tau and U^H for U. For any X, with b = B V^H X and dt = d tau,
+Both inverses are of unit triangular matrices: $tau_i = 0$, where $H_i = I$, is an ordinary point, and so is a reflector
+that has no inverse. $Q^H$ is the same with $conj(tau)$ for $tau$ and $U^H$ for $U$. For any $X$, with $b = B V^H X$ and
+$dt = d tau$,
 
     Q X = X - V D b,      dQ X = -dV D b - V A (dt b + D (dV^H X - dU D b)),      dU = triu(dV^H V + V^H dV, 1).
 
-The cotangents of V and tau in Re tr(L^H Q X) are, with a = A^H V^H L and S = triu(conj(D) a (D b)^H, 1),
+The cotangents of $V$ and $tau$ in $Re tr(L^H Q X)$ are, with $a = A^H V^H L$ and $S = triu(conj(D) a (D b)^H, 1)$,
 
     gtau_i = -sum_j a_ij conj(b_ij),      gV = V (S + S^H) - L (D b)^H - X (conj(D) a)^H,
 
-without the entries of gV on and above the diagonal, where V is constant. householder_product is Q [I; 0], and ormqr
-multiplies by Q or Q^H from either side. Every derivative is a few matrix products and two triangular solves, instead of
-a sequence of k small operations.
+without the entries of $gV$ on and above the diagonal, where $V$ is constant. householder_product is $Q [I; 0]$, and
+ormqr multiplies by $Q$ or $Q^H$ from either side. Every derivative is a few matrix products and two triangular solves,
+instead of a sequence of $k$ small operations.
 
 Args:
-    tau_t: tangent of tau, (*, k); None for zero.
+    tau_t: tangent of $tau$, (*, k); None for zero.
     tau_p: (*, k), any values.
-    left: whether Q multiplies C from the left.
-    transpose: whether the factor is Q^H.
+    left: whether $Q$ multiplies $C$ from the left.
+    transpose: whether the factor is $Q^H$.
     tau: (*, k), any values; the reflectors need not be orthogonal.
 
 References:
@@ -50,30 +51,30 @@ def _below(input: Tensor, tau: Tensor) -> Tensor:
 
 
 def _reflectors(input: Tensor, tau: Tensor) -> Tensor:
-    """V, which has ones on the diagonal."""
+    """$V$, which has ones on the diagonal."""
     V = _below(input, tau)
     return V + torch.eye(*V.shape[-2:], dtype=V.dtype, device=V.device)
 
 
 def _solve(gram: Tensor, tau: Tensor, X: Tensor, adjoint: bool, before: bool = False) -> Tensor:
-    """B X, or if ``before`` A X; with ``adjoint`` those of Q^H. The solver reads one triangle of V^H V only."""
+    """$B X$, or if ``before`` $A X$; with ``adjoint`` those of $Q^H$. The solver reads one triangle of $V^H V$ only."""
     d = tau.conj() if adjoint else tau
     matrix = gram * d.unsqueeze(-1 if before else -2)
     return solve_triangular(matrix, X, upper=not adjoint, unitriangular=True)
 
 
 def _scaled(tau: Tensor, X: Tensor, adjoint: bool) -> Tensor:
-    """D X, or conj(D) X."""
+    """$D X$, or $conj(D) X$."""
     return (tau.conj() if adjoint else tau).unsqueeze(-1) * X
 
 
 def _apply(V: Tensor, gram: Tensor, tau: Tensor, X: Tensor, adjoint: bool) -> Tensor:
-    """Q X or Q^H X."""
+    """$Q X$ or $Q^H X$."""
     return X - V @ _scaled(tau, _solve(gram, tau, V.mH @ X, adjoint), adjoint)
 
 
 def _pulled_back(V: Tensor, tau: Tensor, VhL: Tensor, VhX: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(conj(D) a, D b, gtau, S + S^H) for V^H L and V^H X."""
+    """$(conj(D) a, D b, gtau, S + S^H)$ for $V^H L$ and $V^H X$."""
     gram = V.mH @ V
     a, b = _solve(gram, tau, VhL, True), _solve(gram, tau, VhX, False)
     Da, Db = _scaled(tau, a, True), _scaled(tau, b, False)
@@ -91,7 +92,7 @@ def _pushed_forward(
     VhX: Tensor,
     adjoint: bool,
 ) -> Tensor:
-    """dQ X or dQ^H X."""
+    """$dQ X$ or $dQ^H X$."""
     b = _solve(gram, tau, VhX, adjoint)
     Db = _scaled(tau, b, adjoint)
     inner = torch.zeros_like(b) if tau_t is None else _scaled(tau_t, b, adjoint)
@@ -112,11 +113,13 @@ def _to_input(V_grad: Tensor, input: Tensor) -> Tensor:
 
 @formula
 def householder_product_backward(grad: Tensor, input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of the reflectors and of tau, given that of H_1 ... H_k [I; 0]: L = grad, X = [I; 0] (see the module).
+    """Cotangents of the reflectors and of $tau$, given that of $H_1 ... H_k [I; 0]$ (see the module).
+
+    There $L = grad$ and $X = [I; 0]$.
 
     Args:
         grad: cotangent of the product, (*, m, n).
-        input: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
+        input: (*, m, n), $m >= n >= k$, real or complex; its first $k$ columns below the diagonal are the reflectors.
 
     Returns:
         (*, m, n), zero outside of the reflectors; and (*, k).
@@ -134,11 +137,11 @@ def householder_product_backward(grad: Tensor, input: Tensor, tau: Tensor) -> tu
 
 @formula
 def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_p: Tensor, tau_p: Tensor) -> Tensor:
-    """Tangent of H_1 ... H_k [I; 0]: dQ X of the module with X = [I; 0].
+    """Tangent of $H_1 ... H_k [I; 0]$: $dQ X$ of the module with $X = [I; 0]$.
 
     Args:
         input_t: tangent of the input, (*, m, n); None for zero.
-        input_p: (*, m, n), m >= n >= k, real or complex; its first k columns below the diagonal are the reflectors.
+        input_p: (*, m, n), $m >= n >= k$, real or complex; its first $k$ columns below the diagonal are the reflectors.
 
     Returns:
         (*, m, n).
@@ -156,14 +159,14 @@ def householder_product_jvp(input_t: Tensor | None, tau_t: Tensor | None, input_
 def ormqr_backward(
     grad: Tensor, self: Tensor, tau: Tensor, other: Tensor, left: bool, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of the reflectors, tau and C, given that of Q C, Q^H C, C Q or C Q^H (see the module).
+    """Cotangents of the reflectors, $tau$ and $C$, given that of $Q C$, $Q^H C$, $C Q$ or $C Q^H$ (see the module).
 
-    Q^H C: Re tr(g^H Q^H C) = Re tr(C^H Q g), so g and C change places. From the right: C Q = (Q^H C^H)^H.
+    $Q^H C$: $Re tr(g^H Q^H C) = Re tr(C^H Q g)$, so $g$ and $C$ change places. From the right: $C Q = (Q^H C^H)^H$.
 
     Args:
         grad: cotangent of the result, the shape of ``other``.
-        self: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
-        other: C, (*, m, n).
+        self: (*, q, k), the reflectors below the diagonal, real or complex; $q = m$ if ``left``, else $n$.
+        other: $C$, (*, m, n).
 
     Returns:
         The shapes of ``self``, ``tau`` and ``other``.
@@ -193,13 +196,13 @@ def ormqr_jvp(
     left: bool,
     transpose: bool,
 ) -> Tensor:
-    """Tangent of Q C, Q^H C, C Q or C Q^H: dQ C + Q dC and so on (see the module).
+    """Tangent of $Q C$, $Q^H C$, $C Q$ or $C Q^H$: $dQ C + Q dC$ and so on (see the module).
 
     Args:
         self_t: tangent of the reflectors, the shape of ``self_p``; None for zero.
-        other_t: tangent of C, (*, m, n); None for zero.
-        self_p: (*, q, k), the reflectors below the diagonal, real or complex; q = m if ``left``, else n.
-        other_p: C, (*, m, n).
+        other_t: tangent of $C$, (*, m, n); None for zero.
+        self_p: (*, q, k), the reflectors below the diagonal, real or complex; $q = m$ if ``left``, else $n$.
+        other_p: $C$, (*, m, n).
 
     Returns:
         The shape of ``other_p``.

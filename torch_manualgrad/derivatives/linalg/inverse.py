@@ -1,11 +1,11 @@
 """The inverse: linalg_inv_ex.
 
-For X = A^-1, A dX + dA X = 0 gives
+For $X = A^-1$, $A dX + dA X = 0$ gives
 
     dX = -X dA X,        gA = -X^H gX X^H.
 
 Args:
-    inverse: X, (*, n, n).
+    inverse: $X$, (*, n, n).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _is_small(inverse: Tensor) -> bool:
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small))
 def linalg_inv_backward(grad_inverse: Tensor, inverse: Tensor) -> Tensor:
-    """Cotangent of A, given that of its inverse X: -X^H gX X^H.
+    """Cotangent of $A$, given that of its inverse $X$: $-X^H gX X^H$.
 
     Args:
         grad_inverse: cotangent of the inverse, (*, n, n).
@@ -57,10 +57,10 @@ def _is_small_for_tangents(inverse: Tensor) -> bool:
 
 @formula(kernels=Kernel("cpu", "cuda", when=_is_small_for_tangents))
 def linalg_inv_jvp(A_t: Tensor, inverse: Tensor) -> Tensor:
-    """Tangent of the inverse X of A: -X dA X.
+    """Tangent of the inverse $X$ of $A$: $-X dA X$.
 
     Args:
-        A_t: tangent of A, (*, n, n).
+        A_t: tangent of $A$, (*, n, n).
 
     Returns:
         (*, n, n).

@@ -1,12 +1,12 @@
 """linear: its first derivatives, and the derivatives of these.
 
-For y = x W^T + bias with a cotangent G: gx = G conj(W), gW = sum G^T conj(x) and gbias = sum G, over all outer dims.
-linear itself is composite: no rule uses these formulas.
+For $y = x W^T + bias$ with a cotangent $G$: $gx = G conj(W)$, $gW = sum G^T conj(x)$ and $gbias = sum G$, over all
+outer dims. linear itself is composite: no rule uses these formulas.
 
 Args:
-    self: x, (*, in).
-    grad_output: G, (*, out).
-    weight: W, (out, in).
+    self: $x$, (*, in).
+    grad_output: $G$, (*, out).
+    weight: $W$, (out, in).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..terms import total
 
 
 def _weight_like(g: Tensor, x: Tensor) -> Tensor:
-    """sum over all outer dims of g^T conj(x): (out, in) for g (*, out) and x (*, in)."""
+    """sum over all outer dims of $g^T conj(x)$: (out, in) for $g$ (*, out) and $x$ (*, in)."""
     return g.reshape(-1, g.shape[-1]).mT @ x.reshape(-1, x.shape[-1]).conj()
 
 
 @formula
 def linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and the bias, given that of x W^T + bias: G conj(W), sum G^T conj(x), sum G.
+    """Cotangents of $x$, $W$ and the bias, given that of $x W^T + bias$: $G conj(W)$, $sum G^T conj(x)$, $sum G$.
 
     Returns:
         (*, in), (out, in), (out,).
@@ -50,17 +50,17 @@ def linear_double_backward(
     grad_output: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, G and W, given those (h, H, c) of the results of `linear_backward`.
+    """Cotangents of $x$, $G$ and $W$, given those $(h, H, c)$ of the results of `linear_backward`.
 
-    For x: G conj(H). For G: h W^T + x H^T + c. For W: sum G^T conj(h).
+    For $x$: $G conj(H)$. For $G$: $h W^T + x H^T + c$. For $W$: $sum G^T conj(h)$.
 
     Args:
-        grad_grad_input: h, (*, in). None for zero.
-        grad_grad_weight: H, (out, in). None for zero.
-        grad_grad_bias: c, (out,). None for zero.
+        grad_grad_input: $h$, (*, in). None for zero.
+        grad_grad_weight: $H$, (out, in). None for zero.
+        grad_grad_bias: $c$, (out,). None for zero.
 
     Returns:
-        The shapes of x, G and W.
+        The shapes of $x$, $G$ and $W$.
 
     References:
         ATen linear_double_backward, which is for real tensors.

@@ -1,29 +1,29 @@
 """Least squares: linalg_lstsq.
 
-With the pseudo-inverse P of A (see pinv.py), the least-squares solution of minimal norm is X = P B, with the remainder
-R = B - A X. At constant rank of A,
+With the pseudo-inverse $P$ of $A$ (see pinv.py), the least-squares solution of minimal norm is $X = P B$, with the
+remainder $R = B - A X$. At constant rank of $A$,
 
     dX = P (dB - dA X) + (I - P A) dA^H P^H X + P P^H dA^H R.
 
-The second term vanishes for full column rank, the third for full row rank. The adjoint, with Y = P^H gX, is
+The second term vanishes for full column rank, the third for full row rank. The adjoint, with $Y = P^H gX$, is
 
     gB = Y,    gA = -Y X^H + P^H X (gX - P A gX)^H + R (P Y)^H.
 
-The residuals L = sum_i |R_i|^2 of each column exist at full column rank only, where A^H R = 0:
+The residuals $L = sum_i |R_i|^2$ of each column exist at full column rank only, where $A^H R = 0$:
 
     dL = 2 Re sum_i conj(R_i) (dB - dA X)_i,    gB = 2 R gL,    gA = -gB X^H.
 
-Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one, P
-has the derivative of a truncated pseudo-inverse (see pinv.py).
+Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With one,
+$P$ has the derivative of a truncated pseudo-inverse (see pinv.py).
 
 Args:
     rank: as linalg.lstsq returned it; see `lstsq_pinv`.
     rcond: the tolerance of the call.
-    self: A, (*, m, n).
-    b: B, (*, m, k), or (*, m) with one dim less than A.
-    solution: X, (*, n, k) or (*, n).
-    self_t: tangent of A, (*, m, n). None for zero.
-    b_t: tangent of B, its shape. None for zero.
+    self: $A$, (*, m, n).
+    b: $B$, (*, m, k), or (*, m) with one dim less than $A$.
+    solution: $X$, (*, n, k) or (*, n).
+    self_t: tangent of $A$, (*, m, n). None for zero.
+    b_t: tangent of $B$, its shape. None for zero.
 
 Note:
     Where not differentiable: where the rank of a matrix changes. The result is the derivative at constant rank.
@@ -56,16 +56,16 @@ def _pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
 
 @formula(kernel=("default",))
 def lstsq_pinv(A: Tensor, rank: Tensor, rcond: float | None) -> Tensor:
-    """The pseudo-inverse of A, whose rank linalg.lstsq has found; its derivatives are those of linalg.pinv.
+    """The pseudo-inverse of $A$, whose rank linalg.lstsq has found; its derivatives are those of linalg.pinv.
 
-    A matrix of full rank needs no singular values: with A = Q R (or A^H = Q R if A is wide) the pseudo-inverse is
-    (Q R^-H)^H (or Q R^-H).
+    A matrix of full rank needs no singular values: with $A = Q R$ (or $A^H = Q R$ if $A$ is wide) the pseudo-inverse is
+    $(Q R^-H)^H$ (or $Q R^-H$).
 
     Args:
         A: (*, m, n), real or complex.
         rank: integers, (*), as linalg.lstsq returns it, or (0,) from a driver that assumes full rank.
-        rcond: singular values up to rcond times the largest count as zeros; None: max(m, n) times the precision. It is
-            not used where the rank is full.
+        rcond: singular values up to rcond times the largest count as zeros; None: $max(m, n)$ times the precision. It
+            is not used where the rank is full.
 
     Returns:
         (*, n, m).
@@ -112,25 +112,25 @@ def _(inputs: Any, output: Tensor, tangents: Any) -> Tensor | None:
 
 
 def _matrix(A: Tensor, B: Tensor) -> Tensor:
-    """B as (*, m, k): for A (*, m, n) it may be one right-hand side, (*, m)."""
+    """$B$ as (*, m, k): for $A$ (*, m, n) it may be one right-hand side, (*, m)."""
     return B.unsqueeze(-1) if B.dim() < A.dim() else B
 
 
 def _normalized(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """c, A / c and B / c, with the same solution: products of two pseudo-inverses neither overflow nor vanish."""
+    """$c$, $A / c$ and $B / c$, with the same solution: products of two pseudo-inverses neither overflow nor vanish."""
     size = magnitude(A)
     return size, A / size, _matrix(A, B) / size
 
 
 def _residuals_backward(grad_residuals: Tensor | None, A: Tensor, B: Tensor, X: Tensor) -> Tensor | None:
-    """The cotangent 2 R gL of B, given that of the residuals; None if there are no residuals."""
+    """The cotangent $2 R gL$ of $B$, given that of the residuals; None if there are no residuals."""
     if grad_residuals is None or grad_residuals.numel() == 0:
         return None
     return 2 * grad_residuals.unsqueeze(-2) * (_matrix(A, B) - A @ _matrix(A, X))
 
 
 def _b_backward(solution_part: Tensor | None, residuals_part: Tensor | None, A: Tensor, B: Tensor) -> Tensor:
-    """The cotangent of B: the sum of its parts, in its shape."""
+    """The cotangent of $B$: the sum of its parts, in its shape."""
     parts = [g for g in (solution_part, residuals_part) if g is not None]
     if not parts:
         return torch.zeros_like(B)
@@ -147,14 +147,14 @@ def linalg_lstsq_backward(
     rank: Tensor,
     rcond: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of A and B, given those of the least-squares solution and of the residuals.
+    """Cotangents of $A$ and $B$, given those of the least-squares solution and of the residuals.
 
     Args:
         grad_solution: cotangent of the solution, (*, n, k) or (*, n). None for zero.
         grad_residuals: cotangent of the residuals, (*, k), real; anything empty where there are none. None for zero.
 
     Returns:
-        gA and gB, of the shapes of ``self`` and ``b``.
+        $gA$ and $gB$, of the shapes of ``self`` and ``b``.
 
     References:
         ATen linalg_lstsq_backward; the module's docstring.
@@ -187,7 +187,7 @@ def linalg_lstsq_solution_jvp(
     rank: Tensor,
     rcond: float | None = None,
 ) -> Tensor:
-    """Tangent of the least-squares solution: P (dB - dA X) + (I - P A) dA^H P^H X + P P^H dA^H R.
+    """Tangent of the least-squares solution: $P (dB - dA X) + (I - P A) dA^H P^H X + P P^H dA^H R$.
 
     Returns:
         The shape of ``solution``.
@@ -216,8 +216,8 @@ def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Te
     """Tangent of the least-squares solution, which is computed again: `linalg_lstsq_solution_jvp`.
 
     Args:
-        self_t: tangent of A, (*, m, n).
-        b_t: tangent of B, its shape.
+        self_t: tangent of $A$, (*, m, n).
+        b_t: tangent of $B$, its shape.
 
     Returns:
         (*, n, k) or (*, n).
@@ -233,10 +233,10 @@ def linalg_lstsq_jvp(self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Te
 def linalg_lstsq_residuals_jvp(
     self: Tensor, b: Tensor, self_t: Tensor | None, b_t: Tensor | None, solution: Tensor, residuals: Tensor
 ) -> Tensor:
-    """Tangent of the residuals L = sum_i |R_i|^2, R = B - A X: 2 Re sum_i conj(R_i) (dB - dA X)_i.
+    """Tangent of the residuals $L = sum_i |R_i|^2$, $R = B - A X$: $2 Re sum_i conj(R_i) (dB - dA X)_i$.
 
     Args:
-        residuals: L, (*, k), real; empty, like their tangent, if the operator returns none.
+        residuals: $L$, (*, k), real; empty, like their tangent, if the operator returns none.
 
     Returns:
         The shape of ``residuals``, real.

@@ -1,36 +1,37 @@
 """The LU factorization: linalg_lu, linalg_lu_factor_ex, lu_unpack.
 
-A = P L U, A of shape (m, n), k = min(m, n), with P constant: it does not change where the factors are differentiable.
-Write B = P^T dA, and a subscript 1 for the first k rows or columns. Multiply B = dL U + L dU from the left by L1^-1:
-the first k rows are the sum of a strictly lower and an upper triangle,
+$A = P L U$, $A$ of shape (m, n), $k = min(m, n)$, with $P$ constant: it does not change where the factors are
+differentiable. Write $B = P^T dA$, and a subscript 1 for the first $k$ rows or columns. Multiply $B = dL U + L dU$ from
+the left by $L1^-1$: the first $k$ rows are the sum of a strictly lower and an upper triangle,
 
     Y = L1^-1 B_1 = S U + dU,   S = L1^-1 dL_1 = tril(Y U_1^-1, -1),   dL_1 = L1 S,   dU = Y - S U,
 
-and for m > n the other rows follow: dL_2 = (B_2 - L_2 dU) U^-1. The last column of S is zero, and its other columns
-need only the leading (k-1) x (k-1) block U' of U: nothing is divided by the last pivot, except in dL_2. The adjoint of
-all this, for cotangents gL and gU, with R = gL_2 U^-H and with gU reduced by L_2^H R if m > n:
+and for $m > n$ the other rows follow: $dL_2 = (B_2 - L_2 dU) U^-1$. The last column of $S$ is zero, and its other
+columns need only the leading block $U'$ of $U$ of order $k - 1$: nothing is divided by the last pivot, except in
+$dL_2$. The adjoint of all this, for cotangents $gL$ and $gU$, with $R = gL_2 U^-H$ and with $gU$ reduced by $L_2^H R$
+if $m > n$:
 
     gA = P [L1^-H (triu(gU) + T U'^-H); R],   T = tril(L1^H gL_1 - triu(gU) U^H, -1).
 
-Where not differentiable: at a pivot of zero before the last; for m > n, if L has a cotangent, at any pivot of zero. The
-result is then inf or nan. At a last pivot of zero the factors are smooth if m <= n and the other pivots are not zero,
-and so is U alone if m > n. The points where the pivoting changes are not marked: the derivative is that of the P that
-was chosen.
+Where not differentiable: at a pivot of zero before the last; for $m > n$, if $L$ has a cotangent, at any pivot of zero.
+The result is then inf or nan. At a last pivot of zero the factors are smooth if $m <= n$ and the other pivots are not
+zero, and so is $U$ alone if $m > n$. The points where the pivoting changes are not marked: the derivative is that of
+the $P$ that was chosen.
 
 Solving from the right is twice as fast as from the left in a batch of row-major matrices, so every formula here does
 that.
 
 Args:
-    grad_L: cotangent of L, (*, m, k). The entries below the diagonal are read. None for zero.
-    grad_U: cotangent of U, (*, k, n). The upper triangle is read. None for zero.
+    grad_L: cotangent of $L$, (*, m, k). The entries below the diagonal are read. None for zero.
+    grad_U: cotangent of $U$, (*, k, n). The upper triangle is read. None for zero.
     grad_LU: cotangent of the packed factors, (*, m, n).
-    A_t: tangent of A, (*, m, n).
+    A_t: tangent of $A$, (*, m, n).
     P: (*, m, m), a permutation, and constant.
     L: (*, m, k).
     U: (*, k, n).
     LU: the packed factors, (*b, m, n).
-    pivots: those of the factorization, (*b, k), int32; k = min(m, n).
-    pivot: False if there was no pivoting. P is then ignored.
+    pivots: those of the factorization, (*b, k), int32; $k = min(m, n)$.
+    pivot: False if there was no pivoting. $P$ is then ignored.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ _IN_CACHE = kernel_limit("cached_order")
 
 
 def solve_left(T: Tensor, B: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
-    """T^-1 B for a triangular T, solved from the right."""
+    """$T^-1 B$ for a triangular $T$, solved from the right."""
     found = torch.linalg.solve_triangular(T.mT, B.mT, upper=not upper, left=False, unitriangular=unitriangular)
     return found.mT
 
 
 def _padded(X: Tensor, rows: int, columns: int) -> Tensor:
-    """X with so many rows and columns of zeros after it."""
+    """$X$ with so many rows and columns of zeros after it."""
     return torch.constant_pad_nd(X, (0, columns, 0, rows)) if rows or columns else X
 
 
 def permuted(P: Tensor, X: Tensor) -> Tensor:
-    """P X for a permutation P; for all but small matrices the rows are moved."""
+    """$P X$ for a permutation $P$; for all but small matrices the rows are moved."""
     m, n = X.shape[-2:]
     if m * X.numel() <= LIMITS["permuting_product"]:
         return P @ X
@@ -76,7 +77,7 @@ def permuted(P: Tensor, X: Tensor) -> Tensor:
 
 
 def _coupled(grad_L: Tensor | None, grad_U: Tensor | None, L: Tensor, U: Tensor) -> Tensor:
-    """triu(gU) + T U'^-H, (*, k, n)."""
+    """$triu(gU) + T U'^-H$, (*, k, n)."""
     n, k = U.shape[-1], L.shape[-1]
     T = None if grad_L is None else L.mH @ grad_L
     if grad_U is not None:
@@ -138,10 +139,10 @@ def _by_blocks(grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tenso
 def linalg_lu_backward(
     grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool
 ) -> Tensor:
-    """Cotangent of A, given those of L and U: gA of the module's docstring.
+    """Cotangent of $A$, given those of $L$ and $U$: $gA$ of the module's docstring.
 
     Returns:
-        (*, m, n), the dtype of L.
+        (*, m, n), the dtype of $L$.
 
     References:
         ATen linalg_lu_backward, which divides by the last pivot. This one does not.
@@ -153,10 +154,10 @@ def linalg_lu_backward(
 
 @formula(kernels=Kernel("cpu", "cuda", when=lambda A_t: small(A_t, max(A_t.shape[-2:]))))
 def linalg_lu_jvp(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
-    """Tangents of L and U, given that of A: dL and dU of the module's docstring.
+    """Tangents of $L$ and $U$, given that of $A$: $dL$ and $dU$ of the module's docstring.
 
     Returns:
-        dL, (*, m, k), strictly lower triangular, and dU, (*, k, n), upper triangular.
+        $dL$, (*, m, k), strictly lower triangular, and $dU$, (*, k, n), upper triangular.
 
     References:
         ATen linalg_lu_jvp, which divides by the last pivot. This one does not.
@@ -178,16 +179,16 @@ def linalg_lu_jvp(A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> 
 
 @formula
 def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: int) -> Tensor:
-    """Cotangent of the packed factors, given those of L and U: tril(gL, -1) + triu(gU), each padded by zeros.
+    """Cotangent of the packed factors, given those of $L$ and $U$: $tril(gL, -1) + triu(gU)$, each padded by zeros.
 
     Args:
-        m, n: the sizes of the packed matrix; k = min(m, n).
+        m, n: the sizes of the packed matrix; $k = min(m, n)$.
 
     Returns:
         (*, m, n).
 
     Raises:
-        ValueError: both cotangents are None, so that the batch is not known; or a size does not fit m and n.
+        ValueError: both cotangents are None, so that the batch is not known; or a size does not fit $m$ and $n$.
     """
     k = min(m, n)
     if grad_L is None and grad_U is None:
@@ -206,7 +207,7 @@ def lu_unpack_backward(grad_L: Tensor | None, grad_U: Tensor | None, m: int, n: 
 
 
 def unpacked(LU: Tensor) -> tuple[Tensor, Tensor]:
-    """The strictly lower triangle in the shape of L, and the upper one in that of U."""
+    """The strictly lower triangle in the shape of $L$, and the upper one in that of $U$."""
     k = min(LU.shape[-2:])
     return leading(LU, columns=k).tril(-1), leading(LU, rows=k).triu()
 
@@ -217,7 +218,7 @@ def _lu_unpack_jvp(LU_data_t: Tensor, unpack_data: bool) -> tuple[Tensor | None,
 
 @formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]), _IN_CACHE)), requires=pivots_fit)
 def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
-    """Cotangent of A, given that of the packed factors: `linalg_lu_backward` of their two triangles.
+    """Cotangent of $A$, given that of the packed factors: `linalg_lu_backward` of their two triangles.
 
     Returns:
         (*, m, n).
@@ -229,7 +230,7 @@ def lu_factor_ex_backward(grad_LU: Tensor, LU: Tensor, pivots: Tensor, pivot: bo
 
 @formula(kernels=Kernel("cpu", "cuda", when=lambda LU: small(LU, max(LU.shape[-2:]))), requires=pivots_fit)
 def lu_factor_ex_jvp(A_t: Tensor, LU: Tensor, pivots: Tensor, pivot: bool) -> Tensor:
-    """Tangent of the packed factors: dL + dU of `linalg_lu_jvp`, in one matrix.
+    """Tangent of the packed factors: $dL + dU$ of `linalg_lu_jvp`, in one matrix.
 
     Returns:
         (*, m, n).

@@ -1,19 +1,19 @@
 """Solves with LU factors: linalg_lu_solve.
 
-A = P L U, where P is constant and L and U are packed in one matrix. A solve from the right is one from the left with
-X^H, B^H and A^H: A X = B if ``left`` is not ``adjoint``, else A^H X = B. For these
+$A = P L U$, where $P$ is constant and $L$ and $U$ are packed in one matrix. A solve from the right is one from the left
+with $X^H$, $B^H$ and $A^H$: $A X = B$ if ``left`` is not ``adjoint``, else $A^H X = B$. For these
 
     A X = B:     dX = A^-1 (dB - P (dL U + L dU) X),
     A^H X = B:   dX = A^-H (dB - (dL U + L dU)^H P^T X).
 
-For the cotangents, gB = A^-H gX for A X = B, and A^-1 gX for A^H X = B. The cotangent of P^T A is -E, with
-E = P^T gB X^H or P^T X gB^H, and so that of the packed factors is -(tril(E U^H, -1) + triu(L^H E)).
+For the cotangents, $gB = A^-H gX$ for $A X = B$, and $A^-1 gX$ for $A^H X = B$. The cotangent of $P^T A$ is $-E$, with
+$E = P^T gB X^H$ or $P^T X gB^H$, and so that of the packed factors is $-(tril(E U^H, -1) + triu(L^H E))$.
 
 Args:
-    LU: the packed factors, (*b, n, n); the batch is broadcast to that of X.
+    LU: the packed factors, (*b, n, n); the batch is broadcast to that of $X$.
     pivots: those of the factorization, (*b, n), int32.
-    result: the solution X, (*, n, r), or (*, r, n) if not ``left``.
-    left, adjoint: the solution is that of A X = B, A^H X = B (adjoint), X A = B (not left), X A^H = B (both).
+    result: the solution $X$, (*, n, r), or (*, r, n) if not ``left``.
+    left, adjoint: the solution is that of $A X = B$, $A^H X = B$ (adjoint), $X A = B$ (not left), $X A^H = B$ (both).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .lu import permuted, solve_left
 def _lu_solve_backward(
     grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool, of_B: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Cotangents of the packed factors and, if wanted, of B.
+    """Cotangents of the packed factors and, if wanted, of $B$.
 
     For few right-hand sides the triangles are formed from products with columns, for many from the product of matrices,
     which exists already.
@@ -68,7 +68,7 @@ def _lu_solve_backward(
 
 @formula(requires=pivots_fit)
 def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool) -> Tensor:
-    """Cotangent of the packed factors of A, given that of the solution of A X = B or of one of the three other cases.
+    """Cotangent of the packed factors of $A$, given that of the solution of $A X = B$ or of the three other cases.
 
     Args:
         grad: cotangent of the solution, its shape.
@@ -83,11 +83,11 @@ def linalg_lu_solve_LU(grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor,
 def linalg_lu_solve_jvp(
     result: Tensor, LU: Tensor, pivots: Tensor, LU_t: Tensor | None, B_t: Tensor | None, left: bool, adjoint: bool
 ) -> Tensor:
-    """Tangent of the solution of A X = B or of one of the three other cases: A^-1 (dB - dA X), dA = P (dL U + L dU).
+    """Tangent of the solution of $A X = B$ or of the other cases: $A^-1 (dB - dA X)$, $dA = P (dL U + L dU)$.
 
     Args:
         LU_t: tangent of the packed factors, (*, n, n). None for zero.
-        B_t: tangent of B, whose batch is broadcast to that of X. None for zero.
+        B_t: tangent of $B$, whose batch is broadcast to that of $X$. None for zero.
 
     Returns:
         The shape of ``result``.

@@ -4,7 +4,7 @@ Each is linear in each factor. A tangent replaces its factor. The cotangent of a
 of the result with the conjugates of the other factors, summed over the dims that this factor lacks.
 
 Args:
-    grad: G, (*, m, n).
+    grad: $G$, (*, m, n).
     alpha: a Python number, real or complex.
     offs: the ends of the groups, int32; None for 3d factors.
 """
@@ -36,11 +36,11 @@ def scaled(x: Tensor, by: Number) -> Tensor:
 def mm_mat1_backward(
     grad: Tensor, mat2: Tensor, mat1_strides: Sequence[int] | None = None, alpha: Number = 1
 ) -> Tensor:
-    """Cotangent of A, given that of alpha A B: conj(alpha) G B^H.
+    """Cotangent of $A$, given that of $alpha A B$: $conj(alpha) G B^H$.
 
     Args:
-        mat2: B, (*, k, n).
-        mat1_strides: those of A, one matrix, whose gradient is column-major if A is. None for row-major.
+        mat2: $B$, (*, k, n).
+        mat1_strides: those of $A$, one matrix, whose gradient is column-major if $A$ is. None for row-major.
 
     Returns:
         (*, m, k).
@@ -54,11 +54,11 @@ def mm_mat1_backward(
 def mm_mat2_backward(
     grad: Tensor, mat1: Tensor, mat2_strides: Sequence[int] | None = None, alpha: Number = 1
 ) -> Tensor:
-    """Cotangent of B, given that of alpha A B: conj(alpha) A^H G.
+    """Cotangent of $B$, given that of $alpha A B$: $conj(alpha) A^H G$.
 
     Args:
-        mat1: A, (*, m, k).
-        mat2_strides: those of B, one matrix, whose gradient is column-major if B is. None for row-major.
+        mat1: $A$, (*, m, k).
+        mat2_strides: those of $B$, one matrix, whose gradient is column-major if $B$ is. None for row-major.
 
     Returns:
         (*, k, n).
@@ -69,12 +69,12 @@ def mm_mat2_backward(
 
 
 def cotangent_of_added(grad: Tensor, self_sizes: Sequence[int], beta: Number) -> Tensor:
-    """Cotangent of the term that is added, beta self."""
+    """Cotangent of the term that is added, $beta$ self."""
     return summed_to(scaled(grad, beta.conjugate()), self_sizes)
 
 
 def tangent_of_added(product: Callable[[Tensor, Tensor], Tensor], x: str, y: str) -> Callable[..., Tensor]:
-    """The jvp of beta self + alpha product(x, y), given the names of both factors."""
+    """The jvp of $beta self + alpha product(x, y)$, given the names of both factors."""
 
     def jvp(
         self_t: Tensor | None,
@@ -193,14 +193,14 @@ def _mat2_offsets_fit(grad: Tensor, self: Tensor, offs: Tensor | None) -> str:
 
 @formula(requires=_mat1_offsets_fit)
 def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = None) -> Tensor:
-    """Cotangent of A, given that of the products A_g B_g of groups: G_g B_g^T, grouped by the same offsets.
+    """Cotangent of $A$, given that of the products $A_g B_g$ of groups: $G_g B_g^T$, grouped by the same offsets.
 
     Args:
-        grad: G, (m, n) or (g, m, n).
-        mat2: B, (k, l) or (g, k, l).
+        grad: $G$, (m, n) or (g, m, n).
+        mat2: $B$, (k, l) or (g, k, l).
 
     Returns:
-        The shape of A, row-major. Entries beyond the last offset are undefined, as in the result.
+        The shape of $A$, row-major. Entries beyond the last offset are undefined, as in the result.
 
     Raises:
         RuntimeError: as _grouped_mm does, for dtypes other than float32, bfloat16 and float16, and for rows that are
@@ -211,14 +211,14 @@ def _grouped_mm_mat1_backward(grad: Tensor, mat2: Tensor, offs: Tensor | None = 
 
 @formula(requires=_mat2_offsets_fit)
 def _grouped_mm_mat2_backward(grad: Tensor, self: Tensor, offs: Tensor | None = None) -> Tensor:
-    """Cotangent of B, given that of the products A_g B_g of groups: A_g^T G_g, grouped by the same offsets.
+    """Cotangent of $B$, given that of the products $A_g B_g$ of groups: $A_g^T G_g$, grouped by the same offsets.
 
     Args:
-        grad: G, (m, n) or (g, m, n).
-        self: A, (l, k) or (g, l, k).
+        grad: $G$, (m, n) or (g, m, n).
+        self: $A$, (l, k) or (g, l, k).
 
     Returns:
-        The shape of B, row-major. Entries beyond the last offset are undefined, as in the result.
+        The shape of $B$, row-major. Entries beyond the last offset are undefined, as in the result.
 
     Raises:
         RuntimeError: see `_grouped_mm_mat1_backward`.

@@ -1,13 +1,13 @@
 """The matrix exponential: linalg_matrix_exp.
 
-exp is analytic, so its derivative in the direction E is a block of an exponential (Mathias 1996, theorem 2.1),
+exp is analytic, so its derivative in the direction $E$ is a block of an exponential (Mathias 1996, theorem 2.1),
 
-    exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]],        jvp: L(A, E),        vjp: L(A^H, G),
+    $exp [[A, E], [0, A]] = [[exp A, L(A, E)], [0, exp A]]$,        jvp: $L(A, E)$,        vjp: $L(A^H, G)$,
 
-exact, and differentiable again to any order. It is linear in E, and E is first divided by its own norm: with a large E
-the exponential would scale the block matrix down until the digits of A are lost. On the CPU the pair (exp A, L(A, E))
-is computed as a dual number instead, every product X Y with its derivative dX Y + X dY, by scaling and squaring with a
-Taylor polynomial: three products instead of one, while the block matrix takes eight.
+exact, and differentiable again to any order. It is linear in $E$, and $E$ is first divided by its own norm: with a
+large $E$ the exponential would scale the block matrix down until the digits of $A$ are lost. On the CPU the pair
+$(exp A, L(A, E))$ is computed as a dual number instead, every product $X Y$ with its derivative $dX Y + X dY$, by
+scaling and squaring with a Taylor polynomial: three products instead of one, while the block matrix takes eight.
 
 Where not differentiable: nowhere.
 """
@@ -28,7 +28,7 @@ from torch_manualgrad.core.rule import formula, rule
 def differential_analytic_matrix_function(
     self: Tensor, grad: Tensor, matrix_function: Callable[[Tensor], Tensor], adjoint: bool
 ) -> Tensor:
-    """L(A, grad), or L(A^H, grad) if ``adjoint``, for any analytic function of matrices, by the block matrix."""
+    """$L(A, grad)$, or $L(A^H, grad)$ if ``adjoint``, for any analytic function of matrices, by the block matrix."""
     A = self.mH if adjoint else self
     n = A.shape[-1]
     size = grad.detach().abs().sum(-2, keepdim=True).amax(-1, keepdim=True) if grad.numel() else grad.abs()
@@ -53,7 +53,9 @@ def _times(x: Dual, y: Dual) -> Dual:
 
 @functools.cache
 def _coefficients(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row j: the coefficients of X^(4 j) times I, X, X^2, X^3 in the Taylor polynomial, without its last term."""
+    """Row $j$: the coefficients of $X^(4 j)$ times $I$, $X$, $X^2$, $X^3$ in the Taylor polynomial without its last
+    term.
+    """
     inverse = [1 / math.factorial(k) for k in range(_DEGREE)]
     return torch.tensor(inverse, dtype=dtype, device=device).reshape(4, 4)
 
@@ -76,7 +78,7 @@ def _taylor(X: Dual) -> Dual:
 
 
 def _frechet(A: Tensor, E: Tensor) -> Tensor:
-    """L(A, E) for (batch, n, n): exp(A) = exp(A / 2^s)^(2^s), as a dual number."""
+    """$L(A, E)$ for (batch, n, n): $exp(A) = exp(A / 2^s)^(2^s)$, as a dual number."""
     norms = torch.linalg.matrix_norm(A, 1)
     squarings = torch.frexp(norms / _BOUNDS[norms.dtype])[1].clamp_(min=0)
     squarings = torch.where(norms.isfinite(), squarings, 0)
@@ -94,7 +96,7 @@ def _where(mask: Tensor, x: Dual, y: Dual) -> Dual:
 
 
 def _widened(x: Tensor) -> Tensor:
-    """x in at least single precision."""
+    """$x$ in at least single precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -110,12 +112,12 @@ def _check(self: Tensor, grad: Tensor) -> None:
 
 @formula(kernel=("cpu",))
 def linalg_matrix_exp_differential(self: Tensor, grad: Tensor, adjoint: bool) -> Tensor:
-    """Tangent of exp(A), given that of A: L(A, E). If ``adjoint``, cotangent of A, given that of exp(A): L(A^H, G).
+    """Tangent of $exp(A)$: $L(A, E)$. If ``adjoint``, cotangent of $A$, given that of $exp(A)$: $L(A^H, G)$.
 
     Args:
-        self: A, (*, n, n), real or complex; n may be 0.
-        grad: E or G, (*, n, n).
-        adjoint: whether grad is G.
+        self: $A$, (*, n, n), real or complex; $n$ may be 0.
+        grad: $E$ or $G$, (*, n, n).
+        adjoint: whether grad is $G$.
 
     Returns:
         (*, n, n), row-major. Half precision is computed in float32.

@@ -1,29 +1,30 @@
 """The pseudo-inverse: linalg_pinv.
 
-Where the rank of A is constant, its pseudo-inverse P has the derivative
+Where the rank of $A$ is constant, its pseudo-inverse $P$ has the derivative
 
     dP = -P dA P + (I - P A) dA^H P^H P + P P^H dA^H (I - A P),
     gA = -P^H gP P^H + P^H P gP^H (I - P A) + (I - A P) gP^H P P^H.
 
 Without a tolerance only singular values that are zero to rounding are dropped, and this is the derivative. With a
-tolerance, singular values that are not zero may be dropped. P is then the block of f(H) for the Hermitian
-H = [[0, A], [A^H, 0]], whose eigenvalues are +-s_i and zeros, with f(x) = 1 / x for values that are kept and 0 for the others. Its
-derivatives are sums over divided differences of f. Between nodes that are all kept,
-f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k); between nodes that are all dropped, it is 0; otherwise, for a kept node p and a dropped node q,
+tolerance, singular values that are not zero may be dropped. $P$ is then the block of $f(H)$ for the Hermitian
+$H = [[0, A], [A^H, 0]]$, whose eigenvalues are $+-s_i$ and zeros, with $f(x) = 1 / x$ for values that are kept and 0
+for the others. Its derivatives are sums over divided differences of $f$. Between nodes that are all kept,
+$f[x_0, ..., x_k] = (-1)^k / (x_0 ... x_k)$; between nodes that are all dropped, it is 0; otherwise, for a kept node $p$
+and a dropped node $q$,
 
-    f[all] = (f[all but q] - f[all but p]) / (p - q).
+    $f[a, b, ..., p, q] = (f[a, b, ..., p] - f[a, b, ..., q]) / (p - q)$.
 
-For a kept i and a dropped j, the first derivative has 1 / (s_i^2 - s_j^2) where the formula at constant rank has
-1 / s_i^2. As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
+For a kept $i$ and a dropped $j$, the first derivative has $1 / (s_i^2 - s_j^2)$ where the formula at constant rank has
+$1 / s_i^2$. As a form in its directions and its cotangent the derivative is symmetric, so its vjp is the same operator.
 
-Where not differentiable: where the rank changes P is not continuous, and the result is the derivative at constant rank;
-with a tolerance, where a kept singular value equals a dropped one.
+Where not differentiable: where the rank changes $P$ is not continuous, and the result is the derivative at constant
+rank; with a tolerance, where a kept singular value equals a dropped one.
 
 Args:
-    grad: cotangent of P, (*, n, m).
-    result: P, (*, n, m).
-    self: A, (*, m, n), real or complex.
-    self_t: tangent of A, (*, m, n).
+    grad: cotangent of $P$, (*, n, m).
+    result: $P$, (*, n, m).
+    self: $A$, (*, m, n), real or complex.
+    self_t: tangent of $A$, (*, m, n).
 
 References:
     Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
@@ -49,14 +50,14 @@ from .smooth import replaced, smooth, with_direction
 
 @formula
 def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of A, given that of its pseudo-inverse P: gA of the module's docstring.
+    """Cotangent of $A$, given that of its pseudo-inverse $P$: $gA$ of the module's docstring.
 
     Returns:
-        (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
+        (*, m, n). Also for a Hermitian $A$ it is the gradient of $A$ as a general matrix.
 
     Note:
-        Where not differentiable: where the rank changes, P is not continuous; the result is the derivative at constant
-        rank.
+        Where not differentiable: where the rank changes, $P$ is not continuous; the result is the derivative at
+        constant rank.
 
     References:
         ATen pinv_backward; Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares
@@ -71,7 +72,7 @@ def pinv_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
 
 @formula
 def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
-    """Tangent of the pseudo-inverse P: dP of the module's docstring.
+    """Tangent of the pseudo-inverse $P$: $dP$ of the module's docstring.
 
     Returns:
         (*, n, m).
@@ -93,7 +94,7 @@ def pinv_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
 
 
 def _difference(at: Sequence[Tensor], L: Tensor, kept: Tensor) -> Tensor:
-    """f[l_a, l_b, ...] for index tensors a <= b <= ...: eigenvalues that are kept have the smaller indices."""
+    """$f[l_a, l_b, ...]$ for index tensors $a <= b <= ...$: eigenvalues that are kept have the smaller indices."""
     x = torch.stack([L[..., a] for a in at])
     inverse = torch.where(kept[..., at[-1]], 1 / x, 0).prod(0)
     if len(at) == 1:
@@ -158,12 +159,12 @@ def _some_direction(E: Tensor) -> str:
 
 @smooth(vjp=_vjp, jvp=_jvp, fake=_fake, requires=_some_direction)
 def pinv_differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
-    """The k-th derivative of the pseudo-inverse of A, truncated to its largest singular values, in the k directions E.
+    """The $k$-th derivative of the pseudo-inverse of $A$, truncated to the largest singular values, in $k$ directions.
 
     Args:
         A: (*, m, n), real or complex.
         rank: (*), the number of singular values that are kept, which are not zero; a constant to every derivative.
-        E: (*, k, m, n), the directions, k >= 1.
+        E: (*, k, m, n), the directions, $k >= 1$.
 
     Returns:
         (*, n, m).
@@ -180,7 +181,7 @@ def pinv_differential(A: Tensor, rank: Tensor, E: Tensor) -> Tensor:
 
 
 def _rank(A: Tensor, P: Tensor) -> Tensor:
-    """The number of singular values that P keeps: the trace of the projector P A."""
+    """The number of singular values that $P$ keeps: the trace of the projector $P A$."""
     A, P = A.detach(), P.detach()
     trace = (P.mT * A).sum((-2, -1))
     return (trace.real if trace.is_complex() else trace).round()
@@ -205,10 +206,10 @@ def _full_rank_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor | Non
 
 @formula(kernels=Kernel("cpu", python=_full_rank_backward, tracked=True))
 def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tensor:
-    """Cotangent of A, given that of its pseudo-inverse P, also where nonzero singular values are dropped.
+    """Cotangent of $A$, given that of its pseudo-inverse $P$, also where nonzero singular values are dropped.
 
     Returns:
-        (*, m, n). Also for a Hermitian A it is the gradient of A as a general matrix.
+        (*, m, n). Also for a Hermitian $A$ it is the gradient of $A$ as a general matrix.
 
     Note:
         Where not differentiable: where a kept singular value equals a dropped one.
@@ -221,7 +222,7 @@ def pinv_truncated_backward(grad: Tensor, result: Tensor, self: Tensor) -> Tenso
 
 @formula(kernels=Kernel("cpu", python=_full_rank_jvp, tracked=True))
 def pinv_truncated_jvp(self: Tensor, result: Tensor, self_t: Tensor) -> Tensor:
-    """Tangent of the pseudo-inverse P, also where nonzero singular values are dropped.
+    """Tangent of the pseudo-inverse $P$, also where nonzero singular values are dropped.
 
     Returns:
         (*, n, m).

@@ -3,7 +3,7 @@
 The mathematics is that of `matmul`: a product is linear in each factor.
 
 Args:
-    grad: g, (m,).
+    grad: $g$, (m,).
     alpha: a Python number, real or complex.
 """
 
@@ -21,11 +21,11 @@ from .matmul import cotangent_of_added, mm_mat1_backward, mm_mat2_backward, scal
 
 @formula
 def dot_backward(grad: Tensor, other: Tensor) -> Tensor:
-    """Cotangent of a vector x, given that of sum x y: g conj(y).
+    """Cotangent of a vector $x$, given that of $sum x y$: $g conj(y)$.
 
     Args:
-        grad: g, ().
-        other: y, (n,).
+        grad: $g$, ().
+        other: $y$, (n,).
 
     Returns:
         (n,).
@@ -38,10 +38,10 @@ def dot_backward(grad: Tensor, other: Tensor) -> Tensor:
 
 @formula
 def mv_mat_backward(grad: Tensor, vec: Tensor, alpha: Number = 1) -> Tensor:
-    """Cotangent of A, given that of alpha A x: conj(alpha) g x^H.
+    """Cotangent of $A$, given that of $alpha A x$: $conj(alpha) g x^H$.
 
     Args:
-        vec: x, (n,).
+        vec: $x$, (n,).
 
     Returns:
         (m, n).
@@ -54,10 +54,10 @@ def mv_mat_backward(grad: Tensor, vec: Tensor, alpha: Number = 1) -> Tensor:
 
 @formula
 def mv_vec_backward(grad: Tensor, mat: Tensor, alpha: Number = 1) -> Tensor:
-    """Cotangent of x, given that of alpha A x: conj(alpha) A^H g.
+    """Cotangent of $x$, given that of $alpha A x$: $conj(alpha) A^H g$.
 
     Args:
-        mat: A, (m, n).
+        mat: $A$, (m, n).
 
     Returns:
         (n,).

@@ -1,48 +1,49 @@
-"""The QR factorization A = Q R: linalg_qr.
+"""The QR factorization $A = Q R$: linalg_qr.
 
-A is (*, m, n), Q is (*, m, w) with orthonormal columns, R is (*, w, n) upper triangular; LAPACK makes its diagonal
-real. Write Omega = Q^H dQ, skew-Hermitian, and N = Q^H dA_c R_c^-1, where the index c denotes the leading columns that
-determine Q: min(m, n) of them, or m - 1 if A is real and m <= n, as the last column of Q is then known up to its sign,
-which LAPACK keeps. The lower triangle of N is that of Omega, because dR R^-1 is upper triangular. A phase of a column
-of Q that would make R's diagonal complex is not allowed, so with phi(N) = tril(N) with half of the diagonal
+$A$ is (*, m, n), $Q$ is (*, m, w) with orthonormal columns, $R$ is (*, w, n) upper triangular; LAPACK makes its
+diagonal real. Write $Omega = Q^H dQ$, skew-Hermitian, and $N = Q^H dA_c R_c^-1$, where the index $c$ denotes the
+leading columns that determine $Q$: $min(m, n)$ of them, or $m - 1$ if $A$ is real and $m <= n$, as the last column of
+$Q$ is then known up to its sign, which LAPACK keeps. The lower triangle of $N$ is that of $Omega$, because $dR R^-1$ is
+upper triangular. A phase of a column of $Q$ that would make the diagonal of $R$ complex is not allowed, so with
+$phi(N) = tril(N)$ with half of the diagonal
 
-    Omega = phi(N) - phi(N)^H                                  (zero in the columns that N lacks),
-    dQ = (dA_c R_c^-1 - Q N) + Q Omega,      dR = triu(dQ^H A + Q^H dA).
+    $Omega = phi(N) - phi(N)^H$                                  (zero in the columns that $N$ lacks),
+    $dQ = (dA_c R_c^-1 - Q N) + Q Omega$,      $dR = triu(dQ^H A + Q^H dA)$.
 
-Pulled back, with G = gQ + A gR^H, K = Q^H G and W = phi(K - K^H):
+Pulled back, with $G = gQ + A gR^H$, $K = Q^H G$ and $W = phi(K - K^H)$:
 
     gA = Q gR,      gA_c += (G - Q (K - W))_c R_c^-H.
 
-The products contain A and not Q R, so that both are right to every order at a matrix without full rank: they hold for
-the leading columns of Q and rows of R alone, which are all that is left there (next paragraph). With full rank Q R
-replaces A, W - K does not need all of K, and the formulas are shorter.
+The products contain $A$ and not $Q R$, so that both are right to every order at a matrix without full rank: they hold
+for the leading columns of $Q$ and rows of $R$ alone, which are all that is left there (next paragraph). With full rank
+$Q R$ replaces $A$, $W - K$ does not need all of $K$, and the formulas are shorter.
 
-Undefined derivatives. If R_jj is zero to rounding, compared with the norm of column j, and j is one of the columns c,
-then the columns of Q and the rows of R from j on depend on a choice and jump under a perturbation. Their tangents are
-nan; so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth, and its derivatives
-are right.
+Undefined derivatives. If $R_jj$ is zero to rounding, compared with the norm of column $j$, and $j$ is one of the
+columns $c$, then the columns of $Q$ and the rows of $R$ from $j$ on depend on a choice and jump under a perturbation.
+Their tangents are nan; so is the gradient, if their cotangents are not exactly zero. Everything before them is smooth,
+and its derivatives are right.
 
-Rank p < n with p independent leading columns: the rows of R from p on are rounding errors, and the columns of Q from p
-on belong to them. A loss of Q R, such as a reconstruction, is smooth there. Its cotangent of column j of Q is
-proportional to R_jj, so the quotient has all of its digits although R_jj has none, if nothing of another scale is
-added: the formulas for full rank keep the scales apart. A loss that depends on these columns alone has a quotient as
-large as 1 / R_jj and no derivative, and nan is left. Where R_jj is exactly zero, the cotangent of column j of Q, G R^H
-with G the gradient, is zero, and R has the rest of G down to its diagonal only. The cotangents do not determine G in
-column j, and it is nan. A tangent cannot tell one loss from the other: it is the result of the formulas, with a
-GaugeWarning. A second derivative divides by R_jj twice, has no digit, and is nan. Traced graphs, and sharded matrices
-in second order, have nan in all these cases.
+Rank $p < n$ with $p$ independent leading columns: the rows of $R$ from $p$ on are rounding errors, and the columns of
+$Q$ from $p$ on belong to them. A loss of $Q R$, such as a reconstruction, is smooth there. Its cotangent of column $j$
+of $Q$ is proportional to $R_jj$, so the quotient has all of its digits although $R_jj$ has none, if nothing of another
+scale is added: the formulas for full rank keep the scales apart. A loss that depends on these columns alone has a
+quotient as large as $1 / R_jj$ and no derivative, and nan is left. Where $R_jj$ is exactly zero, the cotangent of
+column $j$ of $Q$, $G R^H$ with $G$ the gradient, is zero, and $R$ has the rest of $G$ down to its diagonal only. The
+cotangents do not determine $G$ in column $j$, and it is nan. A tangent cannot tell one loss from the other: it is the
+result of the formulas, with a GaugeWarning. A second derivative divides by $R_jj$ twice, has no digit, and is nan.
+Traced graphs, and sharded matrices in second order, have nan in all these cases.
 
-With mode "complete" and m > n the last m - n columns of Q are any orthonormal basis of the complement of the others.
-The derivative is that of the basis that turns as little as possible (Q_2^H dQ_2 = 0): right for every loss that depends
-on them through their span only, as Q_2 Q_2^H. A loss that depends on the choice of the basis has no derivative, and is
-reported (see gauge.py). With mode "r" the forward returns no Q; it is computed again.
+With mode "complete" and $m > n$ the last $m - n$ columns of $Q$ are any orthonormal basis of the complement of the
+others. The derivative is that of the basis that turns as little as possible $(Q_2^H dQ_2 = 0)$: right for every loss
+that depends on them through their span only, as $Q_2 Q_2^H$. A loss that depends on the choice of the basis has no
+derivative, and is reported (see gauge.py). With mode "r" the forward returns no $Q$; it is computed again.
 
 Args:
     Q: as the forward returned it, (*, m, w), or (0,) with mode "r".
-    R: (*, w, n), as the forward returned it; w = min(m, n), or m with mode "complete".
+    R: (*, w, n), as the forward returned it; $w = min(m, n)$, or $m$ with mode "complete".
     mode: "reduced", "complete" or "r".
-    c: the number of columns of A that determine Q.
-    A_t: tangent of A, (*, m, n).
+    c: the number of columns of $A$ that determine $Q$.
+    A_t: tangent of $A$, (*, m, n).
 
 References:
     ATen linalg_qr_backward and linalg_qr_jvp, which have neither mode "r" nor the last columns.
@@ -76,16 +77,16 @@ _BLOCK = LIMITS["qr_block"]
 
 
 def _determining(A: Tensor) -> int:
-    """The number of columns of A that determine Q."""
+    """The number of columns of $A$ that determine $Q$."""
     m, n = A.shape[-2:]
     return min(m, n) if m > n or A.is_complex() else max(m - 1, 0)
 
 
 def _vanishing(order: int, R: Tensor) -> Tensor:
-    """Which pivots of a leading part of R are zero to rounding, relative to a sum of moduli: squares may overflow.
+    """Which pivots of a leading part of $R$ are zero to rounding, relative to a sum of moduli: squares may overflow.
 
     Args:
-        order: the larger dimension of A.
+        order: the larger dimension of $A$.
     """
     rounding = order * torch.finfo(R.dtype).eps
     return R.diagonal(dim1=-2, dim2=-1).abs() <= (R.abs() * rounding).sum(-2)
@@ -111,7 +112,7 @@ def _where_deficient(
 
 
 def _subtract_outer(M: Tensor, S: Tensor, R: Tensor) -> None:
-    """M -= S R^H for the upper triangles S and R, (*, m, n), in place."""
+    """$M -= S R^H$ for the upper triangles $S$ and $R$, (*, m, n), in place."""
     m, n = R.shape[-2:]
     step = max(_BLOCK, -(-m // 4))
     for begin in range(0, m, step):
@@ -121,7 +122,7 @@ def _subtract_outer(M: Tensor, S: Tensor, R: Tensor) -> None:
 
 
 def _divide(W: Tensor, R: Tensor) -> None:
-    """W := W R^-H, for a lower triangular W, in place."""
+    """$W$ becomes $W R^-H$, for a lower triangular $W$, in place."""
     n = R.shape[-1]
     if n < 2 * _BLOCK:
         W.copy_(solve_triangular(R.mH, W, upper=False, left=False))
@@ -134,12 +135,12 @@ def _divide(W: Tensor, R: Tensor) -> None:
 
 
 def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int) -> Tensor:
-    """`linalg_qr_backward` with a cotangent: M = Q^H gQ - gR R^H is smaller than K, and has the same K - K^H.
+    """`linalg_qr_backward` with a cotangent: $M = Q^H gQ - gR R^H$ is smaller than $K$, and has the same $K - K^H$.
 
     The result for a matrix without full rank has no meaning.
 
     Args:
-        c: the number of columns of A that determine Q.
+        c: the number of columns of $A$ that determine $Q$.
     """
     M = Q.new_zeros(*Q.shape[:-2], Q.shape[-1], Q.shape[-1]) if grad_Q is None else Q.mH @ grad_Q
     upper = torch.zeros_like(R) if grad_R is None else grad_R.triu()
@@ -158,7 +159,7 @@ def _full_rank_backward(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor,
 
 
 def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """`linalg_qr_jvp` without A: dR = (N - Omega) R, or Q^H dA - Omega R if Q is square."""
+    """`linalg_qr_jvp` without $A$: $dR = (N - Omega) R$, or $Q^H dA - Omega R$ if $Q$ is square."""
     m, p = Q.shape[-2], min(A_t.shape[-2:])
     R_1 = R[..., :p, :p]
     if Q.shape[-1] < m:
@@ -176,7 +177,7 @@ def _full_rank_jvp(A_t: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 @formula(kernel=("default",))
 def nan_unless_zero(x: Tensor, undefined: Tensor) -> Tensor:
-    """x, with nan in its undefined entries that are not zero: a derivative that the loss may only ignore.
+    """$x$, with nan in its undefined entries that are not zero: a derivative that the loss may only ignore.
 
     The function is linear, and its own adjoint and derivative.
 
@@ -210,7 +211,7 @@ _NOISE = 16
 
 
 def _left_by_rounding(Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]:
-    """Which matrices have rounding errors left, (*), and in which rows of R and columns of Q, (*, w)."""
+    """Which matrices have rounding errors left, (*), and in which rows of $R$ and columns of $Q$, (*, w)."""
     order = max(Q.shape[-2], R.shape[-1])
     after = _vanishing(order, R[..., :c, :c]).cumsum(-1) > 0
     dependent = after[..., -1] if c else after.any(-1)
@@ -306,12 +307,12 @@ def _without_derivative(op: Formula, inputs: Sequence[str]) -> None:
 def qr_rounding_backward(
     grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int
 ) -> tuple[Tensor, Tensor]:
-    """Cotangent of A, given those of Q and R, where the loss is smooth although A does not have full rank.
+    """Cotangent of $A$, given those of $Q$ and $R$, where the loss is smooth although $A$ does not have full rank.
 
     Args:
         Q: (*, m, w), with orthonormal columns.
-        grad_Q: cotangent of Q, (*, m, w); None for zero.
-        grad_R: cotangent of R, (*, w, n); None for zero.
+        grad_Q: cotangent of $Q$, (*, m, w); None for zero.
+        grad_R: cotangent of $R$, (*, w, n); None for zero.
 
     Returns:
         (*, m, n), and a bool, (*): the matrices whose cotangent that is.
@@ -337,14 +338,14 @@ _without_derivative(qr_rounding_backward, ("grad_Q", "grad_R", "Q", "R"))
 
 @formula(kernel=("default",))
 def qr_rounding_jvp(A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tangents of Q and R where A does not have full rank, and rounding errors are left.
+    """Tangents of $Q$ and $R$ where $A$ does not have full rank, and rounding errors are left.
 
     Args:
         Q: (*, m, w), with orthonormal columns.
 
     Returns:
-        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of Q and rows of R that they are
-        for.
+        The tangents, of the shapes of ``Q`` and ``R``, and a bool, (*, w): the columns of $Q$ and rows of $R$ that they
+        are for.
 
     Note:
         Where not differentiable: everywhere; a derivative of it is nan.
@@ -371,14 +372,14 @@ _without_derivative(qr_rounding_jvp, ("A_t", "Q", "R"))
 
 
 def _with_Q(A: Tensor, Q: Tensor, mode: str) -> Tensor:
-    """Q, computed again if the forward returned none."""
+    """$Q$, computed again if the forward returned none."""
     if mode not in ("reduced", "complete", "r"):
         raise RuntimeError(f"mode: expected 'reduced', 'complete' or 'r', got {mode!r}")
     return torch.linalg.qr(A)[0] if mode == "r" else Q
 
 
 def _well_defined(A: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which columns of Q are undefined, Q with zeros there, and R_c with the identity there."""
+    """Which columns of $Q$ are undefined, $Q$ with zeros there, and $R_c$ with the identity there."""
     c = _determining(A)
     R = R[..., :c, :c]
     undefined = pad(_vanishing(max(A.shape[-2:]), R), (0, Q.shape[-1] - c)).cumsum(-1) > 0
@@ -387,12 +388,12 @@ def _well_defined(A: Tensor, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _nan(x: Tensor, undefined: Tensor) -> Tensor:
-    """x, with nan where it is undefined."""
+    """$x$, with nan where it is undefined."""
     return nan_unless_zero(x + torch.where(undefined, math.nan, 0).to(x.dtype), undefined)
 
 
 def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor) -> Tensor:
-    """gA of the module's docstring: nan, unless every undefined entry has a cotangent of zero."""
+    """$gA$ of the module's docstring: nan, unless every undefined entry has a cotangent of zero."""
     undefined, Q, R_c = _well_defined(A, Q, R)
     c = R_c.shape[-1]
     G = torch.zeros_like(Q) if grad_Q is None else nan_unless_zero(grad_Q, undefined.unsqueeze(-2))
@@ -409,7 +410,7 @@ def _where_defined(grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: T
 
 
 def _from_factors(grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """The backward without A, with a cotangent and no more columns than rows, and whether it is undefined anywhere."""
+    """The backward without $A$, with a cotangent and no more columns than rows, and whether it is undefined anywhere."""
     grad_A = _where_defined(grad_Q, grad_R, Q @ R, Q, R).mT.contiguous().mT
     return grad_A, grad_A.isnan().any()
 
@@ -454,11 +455,11 @@ def _backward_by_rank(
 def linalg_qr_backward(
     grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
 ) -> Tensor:
-    """Cotangent of A, given those of Q and R: Q gR, and (G - Q (K - W))_c R_c^-H in the leading columns.
+    """Cotangent of $A$, given those of $Q$ and $R$: $Q gR$, and $(G - Q (K - W))_c R_c^-H$ in the leading columns.
 
     Args:
-        grad_Q: cotangent of Q, (*, m, w), or (0,) with mode "r", and not used then; None for zero.
-        grad_R: cotangent of R, (*, w, n); None for zero. Its entries below the diagonal have no effect.
+        grad_Q: cotangent of $Q$, (*, m, w), or (0,) with mode "r", and not used then; None for zero.
+        grad_R: cotangent of $R$, (*, w, n); None for zero. Its entries below the diagonal have no effect.
         A: (*, m, n), real or complex.
 
     Returns:
@@ -469,9 +470,9 @@ def linalg_qr_backward(
 
     Note:
         Where not differentiable: at zero pivots. The result is nan, unless every undefined entry has a cotangent of
-        zero, or the loss is one of Q R and the leading columns leave rounding errors only. With mode "complete"
-        and m > n, the result is the derivative of the span of the last columns of Q, with a GaugeWarning if the loss depends on
-        more.
+        zero, or the loss is one of $Q R$ and the leading columns leave rounding errors only. With mode "complete" and
+        $m > n$, the result is the derivative of the span of the last columns of $Q$, with a GaugeWarning if the loss
+        depends on more.
     """
     Q = _with_Q(A, Q, mode)
     grad_Q = None if mode == "r" else grad_Q
@@ -493,10 +494,10 @@ def _jvp_by_rank(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> t
 
 @formula(kernels=Kernel("cpu", when=lambda mode: mode in ("reduced", "complete"), python=_jvp_by_rank))
 def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """Tangents of Q and R: dQ = dA_c R_c^-1 - Q (N - Omega), dR = triu(dQ^H A + Q^H dA) (see the module).
+    """Tangents of $Q$ and $R$: $dQ = dA_c R_c^-1 - Q (N - Omega)$, $dR = triu(dQ^H A + Q^H dA)$ (see the module).
 
     Args:
-        A_p: A, (*, m, n), real or complex.
+        A_p: $A$, (*, m, n), real or complex.
 
     Returns:
         The tangents, of the shapes of ``Q`` and ``R``, row-major. With mode "r" the first is zero.
@@ -505,9 +506,9 @@ def linalg_qr_jvp(A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> 
         RuntimeError: another mode.
 
     Note:
-        Where not differentiable: at zero pivots. The columns of Q and the rows of R are nan from there on. If the
-        leading columns leave rounding errors only, the tangent of Q R is right, and there is a GaugeWarning. With mode
-        "complete" and m > n, the last columns of Q do not turn within their span.
+        Where not differentiable: at zero pivots. The columns of $Q$ and the rows of $R$ are nan from there on. If the
+        leading columns leave rounding errors only, the tangent of $Q R$ is right, and there is a GaugeWarning. With
+        mode "complete" and $m > n$, the last columns of $Q$ do not turn within their span.
     """
     Q_r = _with_Q(A_p, Q, mode)
     undefined, Q_p, R_c = _well_defined(A_p, Q_r, R)

@@ -74,7 +74,7 @@ def _to_front(x: Any, dim: int | None) -> Any:
 
 
 def with_direction(E: Tensor, direction: Tensor) -> Tensor:
-    """One more direction, after those stacked in dim -3."""
+    """One more direction, after those stacked in dim $-3$."""
     direction = direction.unsqueeze(-3)
     batch = torch.broadcast_shapes(E.shape[:-3], direction.shape[:-3])
     return torch.cat([x.expand(*batch, *x.shape[-3:]) for x in (E, direction)], -3)
@@ -86,11 +86,11 @@ def replaced(E: Tensor, slot: int, direction: Tensor) -> Tensor:
 
 
 def hermitian(X: Tensor) -> Tensor:
-    """(X + X^H) / 2."""
+    """$(X + X^H) / 2$."""
     return (X + X.mH) / 2
 
 
 def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W, S and V with A = W diag(S) V^H, reduced and without history."""
+    """$W$, $S$ and $V$ with $A = W diag(S) V^H$, reduced and without history."""
     W, S, Vh = torch.linalg.svd(A.detach(), full_matrices=False)
     return W, S, Vh.mH

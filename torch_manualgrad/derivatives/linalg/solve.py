@@ -1,26 +1,26 @@
 """Linear solves: _linalg_solve_ex, under solve and solve_ex.
 
-For A X = B, differentiated, A dX + dA X = dB, so that
+For $A X = B$, differentiated, $A dX + dA X = dB$, so that
 
     dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H,
 
-and mirrored for X A = B: dX = (dB - X dA) A^-1, gB = gX A^-H, gA = -X^H gB. Batch dims broadcast; a gradient is summed
-back to the shape of its input.
+and mirrored for $X A = B$: $dX = (dB - X dA) A^-1$, $gB = gX A^-H$, $gA = -X^H gB$. Batch dims broadcast; a gradient is
+summed back to the shape of its input.
 
 The LU factors that _linalg_solve_ex returns are not differentiable: they are constants to every derivative. Only
-`solve_again` uses them, and its own derivative is that of a solve with A.
+`solve_again` uses them, and its own derivative is that of a solve with $A$.
 
 Args:
     A: (*, n, n).
-    LU: the packed factors of A, (*b, n, n); constants to higher derivatives, which solve with A again.
+    LU: the packed factors of $A$, (*b, n, n); constants to higher derivatives, which solve with $A$ again.
     pivots: those of the factorization, (*b, n), int32.
-    left: whether A X = B, else X A = B.
+    left: whether $A X = B$, else $X A = B$.
     X, solution: the solution, (*, n, k) or (*, n).
-    dA: tangent of A, (*, n, n); None for zero.
-    dB: tangent of B, its shape; None for zero. One of the two is given.
+    dA: tangent of $A$, (*, n, n); None for zero.
+    dB: tangent of $B$, its shape; None for zero. One of the two is given.
 
 Note:
-    Where not differentiable: where A is singular. The results for that matrix are inf or nan, those for the others in
+    Where not differentiable: where $A$ is singular. The results for that matrix are inf or nan, those for the others in
     the batch are not affected, and nothing is raised.
 """
 
@@ -42,12 +42,12 @@ _LARGEST_TANGENT = LIMITS["solve_tangent"]
 
 
 def _is_vector(A: Tensor, X: Tensor) -> bool:
-    """Whether the solution X is one vector for each matrix; with matrices as right-hand sides X has all batch dims."""
+    """Whether the solution $X$ is one vector for each matrix; with matrices as right-hand sides $X$ has all batch dims."""
     return X.dim() < A.dim()
 
 
 def _aligned(A: Tensor, B: Tensor) -> Tensor:
-    """A with as many dims as B, which holds columns: torch.vmap of a solve is wrong where these numbers differ."""
+    """$A$ with as many dims as $B$, which holds columns: torch.vmap of a solve is wrong where these numbers differ."""
     return A[(None,) * (B.dim() - A.dim())]
 
 
@@ -69,12 +69,12 @@ def generic_solve_jvp(
 
 @formula(kernel=("default",), requires=pivots_fit)
 def solve_again(A: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, left: bool, adjoint: bool) -> Tensor:
-    """A^-1 B from the saved factors of A; its derivative is that of the solve with A.
+    """$A^-1 B$ from the saved factors of $A$; its derivative is that of the solve with $A$.
 
     Args:
         B: (*, n, k), or (*, k, n) if not ``left``; with all batch dims.
-        left: False for B A^-1.
-        adjoint: whether to solve with A^H instead of A.
+        left: False for $B A^-1$.
+        adjoint: whether to solve with $A^H$ instead of $A$.
 
     Returns:
         The shape of ``B``.
@@ -102,14 +102,14 @@ def _is_small(result: Tensor, A: Tensor, LU: Tensor, left: bool) -> bool:
 def linalg_solve_backward(
     grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of A and B, given that of the solution X: gB = A^-H gX, gA = -gB X^H; with ``left`` False, mirrored.
+    """Cotangents of $A$ and $B$, given that of the solution $X$: $gB = A^-H gX$, $gA = -gB X^H$; or mirrored.
 
     Args:
-        grad_result: gX, cotangent of the solution, the shape of ``result``.
-        result: X, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
+        grad_result: $gX$, cotangent of the solution, the shape of ``result``.
+        result: $X$, the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
 
     Returns:
-        gA, with all batch dims of ``result``, and gB, the shape of ``result``: no broadcast dim is summed.
+        $gA$, with all batch dims of ``result``, and $gB$, the shape of ``result``: no broadcast dim is summed.
     """
     if _is_vector(A, result):
         gA, gB = linalg_solve_backward(grad_result.unsqueeze(-1), result.unsqueeze(-1), A, LU, pivots, left)
@@ -128,7 +128,7 @@ def _is_small_for_tangents(dA: Tensor | None, dB: Tensor | None, X: Tensor, A: T
 def linalg_solve_jvp(
     dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
 ) -> Tensor:
-    """Tangent of the solution: dX = A^-1 (dB - dA X), or (dB - X dA) A^-1.
+    """Tangent of the solution: $dX = A^-1 (dB - dA X)$, or $(dB - X dA) A^-1$.
 
     Args:
         X: the solution, (*, n, k), (*, k, n) if not ``left``, or (*, n) for vectors.
@@ -141,30 +141,30 @@ def linalg_solve_jvp(
 
 @formula
 def solve_jvp(X: Tensor, A: Tensor, dA: Tensor | None, dB: Tensor | None) -> Tensor:
-    """Tangent of X = A^-1 B without saved factors: A^-1 (dB - dA X).
+    """Tangent of $X = A^-1 B$ without saved factors: $A^-1 (dB - dA X)$.
 
     Returns:
         The shape of ``X``.
 
     Raises:
-        LinAlgError: A is singular.
+        LinAlgError: $A$ is singular.
     """
     return generic_solve_jvp(lambda R: torch.linalg.solve(_aligned(A, R), R), X, A, dA, dB)
 
 
 @formula
 def solve_backward_self(grad: Tensor, self: Tensor, A: Tensor) -> Tensor:
-    """Cotangent of B, given that of the solution of A X = B: A^-H gX.
+    """Cotangent of $B$, given that of the solution of $A X = B$: $A^-H gX$.
 
     Args:
         grad: cotangent of the solution, (*, n, k) or (*, n).
-        self: B, (*, n, k) or (*, n).
+        self: $B$, (*, n, k) or (*, n).
 
     Returns:
         The shape of ``self``.
 
     Raises:
-        LinAlgError: A is singular.
+        LinAlgError: $A$ is singular.
 
     References:
         ATen solve_backward_self, which is declared and no longer defined.
@@ -178,17 +178,17 @@ def solve_backward_self(grad: Tensor, self: Tensor, A: Tensor) -> Tensor:
 
 @formula
 def solve_backward_A(grad: Tensor, self: Tensor, A: Tensor, solution: Tensor) -> Tensor:
-    """Cotangent of A, given that of the solution of A X = B: -(A^-H gX) X^H.
+    """Cotangent of $A$, given that of the solution of $A X = B$: $-(A^-H gX) X^H$.
 
     Args:
         grad: cotangent of the solution, its shape.
-        self: B, which is not read.
+        self: $B$, which is not read.
 
     Returns:
         The shape of ``A``.
 
     Raises:
-        LinAlgError: A is singular.
+        LinAlgError: $A$ is singular.
 
     References:
         ATen solve_backward_A, which is declared and no longer defined.
@@ -203,7 +203,7 @@ _GIVES_FACTORS_OF_A = torch.__version__ >= "2.13"
 
 
 def _factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A, given the outputs of the forward."""
+    """The factors of $A$, given the outputs of the forward."""
     if _GIVES_FACTORS_OF_A:
         return LU, pivots
     factors = torch.linalg.lu_factor_ex(A.detach())

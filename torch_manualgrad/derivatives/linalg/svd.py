@@ -1,29 +1,29 @@
-"""The singular value decomposition A = U S V^H, thin or full.
+"""The singular value decomposition $A = U S V^H$, thin or full.
 
-With P = U^H dA V, its Hermitian part h = (P + P^H)/2 and anti-Hermitian part w = (P - P^H)/2, and the quotients by
-differences and sums of singular values taken entry by entry,
+With $P = U^H dA V$, its Hermitian part $h = (P + P^H)/2$ and anti-Hermitian part $w = (P - P^H)/2$, and the quotients
+by differences and sums of singular values taken entry by entry,
 
     dS = Re diag P,    dU = U (h / (s_j - s_i) + w / (s_j + s_i)),    dV = V (h / (s_j - s_i) - w / (s_j + s_i)),
 
-to which (I - U U^H) dA V S^-1 is added for dU and (I - V V^H) dA^H U S^-1 for dV. The adjoint, with
-a = U^H gU - gU^H U and b = V^H gV - gV^H V:
+to which $(I - U U^H) dA V S^-1$ is added for $dU$ and $(I - V V^H) dA^H U S^-1$ for $dV$. The adjoint, with
+$a = U^H gU - gU^H U$ and $b = V^H gV - gV^H V$:
 
     gA = U [(a + b) / (2 (s_j - s_i)) + (a - b) / (2 (s_j + s_i)) + diag gS] V^H
          + (I - U U^H) gU S^-1 V^H + U S^-1 gV^H (I - V V^H).
 
 Only the first quotient is singular where singular values are equal, only the others where they vanish: see
-degeneracy.py. The common phase of a pair of complex vectors is left unchanged. The further columns U2 of a full U span
-the orthogonal complement of U; their derivative is taken orthogonal to their span: dU2 = -U dU^H U2, right for every
-loss of U2 U2^H, and likewise V2; a loss that depends on the choice of their basis is reported.
+degeneracy.py. The common phase of a pair of complex vectors is left unchanged. The further columns $U2$ of a full $U$
+span the orthogonal complement of $U$; their derivative is taken orthogonal to their span: $dU2 = -U dU^H U2$, right for
+every loss of $U2 U2^H$, and likewise $V2$; a loss that depends on the choice of their basis is reported.
 
 Args:
-    U: as the decomposition returned it, (*, m, k) with k = min(m, n), or in full (*, m, m); real or complex.
+    U: as the decomposition returned it, (*, m, k) with $k = min(m, n)$, or in full (*, m, m); real or complex.
     S: (*, k), real.
     Vh: (*, k, n), or in full (*, n, n).
 
 References:
     Townsend, Differentiating the singular value decomposition (2016); Wan and Zhang, arXiv:1909.02659, for complex
-    matrices; ATen svd_backward and linalg_svd_jvp, whose single denominator s_j^2 - s_i^2 is split here.
+    matrices; ATen svd_backward and linalg_svd_jvp, whose single denominator $s_j^2 - s_i^2$ is split here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _pullback(
 def _thin(
     grad_U: Tensor | None, grad_Vh: Tensor | None, U: Tensor, S: Tensor, Vh: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """(grad_U, grad_Vh, U, Vh) of the first k columns and rows: the cotangents of the others act through these."""
+    """(grad_U, grad_Vh, U, Vh) of the first $k$ columns and rows: the cotangents of the others act through these."""
     k = S.shape[-1]
     if U.shape[-1] > k:
         U, rest = U[..., :k], U[..., k:]
@@ -128,12 +128,12 @@ def svd_backward(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> Tensor:
-    """Cotangent of A, given those of U, S and V^H.
+    """Cotangent of $A$, given those of $U$, $S$ and $V^H$.
 
     Args:
-        grad_U: cotangent of U, the shape of ``U``; None for zero.
-        grad_S: cotangent of S, (*, k), real; None for zero.
-        grad_Vh: cotangent of V^H, the shape of ``Vh``; None for zero.
+        grad_U: cotangent of $U$, the shape of ``U``; None for zero.
+        grad_S: cotangent of $S$, (*, k), real; None for zero.
+        grad_Vh: cotangent of $V^H$, the shape of ``Vh``; None for zero.
         rtol, atol, broadening: see `Degeneracy`.
         gauge: "warn", "error" or "ignore", for a loss that depends on the choice of basis.
 
@@ -178,7 +178,7 @@ def _pushforward(
 
 
 def _with_complements(U_t: Tensor, Vh_t: Tensor, U: Tensor, S: Tensor, Vh: Tensor) -> tuple[Tensor, Tensor]:
-    """The tangents of U and V^H with those of the further columns and rows."""
+    """The tangents of $U$ and $V^H$ with those of the further columns and rows."""
     k = S.shape[-1]
     if U.shape[-1] > k:
         U_t = torch.cat((U_t, -U[..., :k] @ (U_t.mH @ U[..., k:])), -1)
@@ -213,10 +213,10 @@ def linalg_svd_jvp(
     broadening: float = 0.0,
     gauge: str = "warn",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tangents of U, S and V^H, given that of A.
+    """Tangents of $U$, $S$ and $V^H$, given that of $A$.
 
     Args:
-        A_t: tangent of A, (*, m, n), the dtype of ``U``.
+        A_t: tangent of $A$, (*, m, n), the dtype of ``U``.
         rtol, atol, broadening, gauge: as in `svd_backward`, for a direction that splits a group of equal values.
 
     Returns:
@@ -227,9 +227,9 @@ def linalg_svd_jvp(
         GaugeError, ValueError: as in `svd_backward`.
 
     Note:
-        Where not differentiable: within a group of equal values the tangent of S is the diagonal of U^H dA V, and U and
-        V turn only where they turn against each other: right for losses such as a polar factor or a projector onto the
-        whole group.
+        Where not differentiable: within a group of equal values the tangent of $S$ is the diagonal of $U^H dA V$, and
+        $U$ and $V$ turn only where they turn against each other: right for losses such as a polar factor or a projector
+        onto the whole group.
 
     References:
         ATen linalg_svd_jvp; Wan and Zhang, arXiv:1909.02659.

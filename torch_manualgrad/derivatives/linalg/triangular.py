@@ -1,22 +1,22 @@
 """Triangular solves: linalg_solve_triangular, triangular_solve.
 
 The derivatives are those of a solve with any matrix (see solve.py), restricted to the entries that are read: one
-triangle of A, without the diagonal if that counts as ones. dA and gA are zero elsewhere. For A X = B,
+triangle of $A$, without the diagonal if that counts as ones. $dA$ and $gA$ are zero elsewhere. For $A X = B$,
 
-    dX = A^-1 (dB - dA X),        gB = A^-H gX,        gA = -gB X^H in the triangle,
+    $dX = A^-1 (dB - dA X)$,        $gB = A^-H gX$,        $gA = -gB X^H$ in the triangle,
 
-and mirrored for X A = B. Batch dims broadcast; a gradient is summed back to the shape of its input.
+and mirrored for $X A = B$. Batch dims broadcast; a gradient is summed back to the shape of its input.
 
 Args:
     A: (*, n, n). One triangle is read.
     upper: whether the upper triangle is read.
-    left: whether A X = B, else X A = B.
+    left: whether $A X = B$, else $X A = B$.
     unitriangular: whether the diagonal counts as ones.
-    solution: X, (*, n, k), with all batch dims.
-    transpose: whether to solve with A^T (not A^H) instead of A.
+    solution: $X$, (*, n, k), with all batch dims.
+    transpose: whether to solve with $A^T$ (not $A^H$) instead of $A$.
 
 Note:
-    Where not differentiable: where A is singular. The results are inf or nan, and nothing is raised.
+    Where not differentiable: where $A$ is singular. The results are inf or nan, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .solve import generic_solve_jvp
 def solve_triangular_adjoint(
     A: Tensor, G: Tensor, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """A^-H G, or G A^-H, for a triangular A."""
+    """$A^-H G$, or $G A^-H$, for a triangular $A$."""
     if left and 2 * G.shape[-1] >= G.shape[-2]:  # many columns: BLAS is faster from the right, (G^H A^-1)^H
         return torch.linalg.solve_triangular(A, G.mH, upper=upper, left=False, unitriangular=unitriangular).mH
     return torch.linalg.solve_triangular(A.mH, G, upper=not upper, left=left, unitriangular=unitriangular)
 
 
 def _read(A: Tensor, upper: bool, unitriangular: bool) -> Tensor:
-    """The entries of A that a triangular solve reads, with zeros elsewhere."""
+    """The entries of $A$ that a triangular solve reads, with zeros elsewhere."""
     return A.triu(int(unitriangular)) if upper else A.tril(-int(unitriangular))
 
 
@@ -55,14 +55,14 @@ def _is_small(A: Tensor, X: Tensor) -> bool:
 def linalg_solve_triangular_backward(
     grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of A and B, given that of the solution: gB = A^-H gX, gA = -gB X^H in the triangle; or mirrored.
+    """Cotangents of $A$ and $B$, given that of the solution: $gB = A^-H gX$, $gA = -gB X^H$ in the triangle.
 
     Args:
         grad: cotangent of the solution, the shape of ``X``.
         X: the solution, (*, n, k), or (*, k, n) if not ``left``.
 
     Returns:
-        gA, with all batch dims of X and zero in entries that are not read, and gB, the shape of ``X``.
+        $gA$, with all batch dims of $X$ and zero in entries that are not read, and $gB$, the shape of ``X``.
     """
     gB = solve_triangular_adjoint(A, grad, upper, left, unitriangular)
     gA = gB @ -X.mH if left else -X.mH @ gB
@@ -79,13 +79,13 @@ def linalg_solve_triangular_forward_AD(
     left: bool,
     unitriangular: bool,
 ) -> Tensor:
-    """Tangent of the solution: A^-1 (dB - dA X), or (dB - X dA) A^-1, with dA restricted to the entries that are read.
+    """Tangent of the solution: $A^-1 (dB - dA X)$, or $(dB - X dA) A^-1$, with the entries of $dA$ that are read.
 
     Args:
-        self_t: tangent of A, (*, n, n); None for zero.
-        B_t: tangent of B, its shape; None for zero. One of the two is given.
-        self: A, (*, n, n).
-        result: X, (*, n, k), or (*, k, n) if not ``left``.
+        self_t: tangent of $A$, (*, n, n); None for zero.
+        B_t: tangent of $B$, its shape; None for zero. One of the two is given.
+        self: $A$, (*, n, n).
+        result: $X$, (*, n, k), or (*, k, n) if not ``left``.
 
     Returns:
         The shape of ``result``.
@@ -126,12 +126,12 @@ def triangular_solve_backward(
     transpose: bool,
     unitriangular: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of B and A, given those of the solution of A X = B and of the copy of A that is returned with it.
+    """Cotangents of $B$ and $A$, given those of the solution of $A X = B$ and of the returned copy of $A$.
 
     Args:
         grad_solution: cotangent of the solution, the shape of ``solution``; None for zero.
         grad_cloned_coefficient: cotangent of the copy, (*, n, n); None for zero. It is added in both triangles.
-        self: B, (*, n, k).
+        self: $B$, (*, n, k).
 
     Returns:
         The shapes of ``self`` and ``A``.
@@ -157,11 +157,11 @@ def triangular_solve_jvp(
     transpose: bool,
     unitriangular: bool,
 ) -> Tensor:
-    """Tangent of the solution of A X = B: that of linalg_solve_triangular, for A or its transpose.
+    """Tangent of the solution of $A X = B$: that of linalg_solve_triangular, for $A$ or its transpose.
 
     Args:
-        A_t: tangent of A, (*, n, n); None for zero.
-        self_t: tangent of B, its shape; None for zero. One of the two is given.
+        A_t: tangent of $A$, (*, n, n); None for zero.
+        self_t: tangent of $B$, its shape; None for zero. One of the two is given.
 
     Returns:
         The shape of ``solution``.

@@ -1,21 +1,21 @@
-"""Binary cross entropy of a probability or a logit x and a target t, one loss for each entry, weighted and reduced.
+"""Binary cross entropy of a probability or a logit $x$ and a target $t$, one loss for each entry, weighted and reduced.
 
-With g the cotangent times the weight, divided by the number n of entries for a mean:
+With $g$ the cotangent times the weight, divided by the number $n$ of entries for a mean:
 
-    probability  -t log x - (1 - t) log(1 - x), where a logarithm is at least -100,
-                 for x: g (x - t) / (x (1 - x)), for t: g (log(1 - x) - log x);
-    logit        -p t log s(x) - (1 - t) log s(-x), with s the sigmoid and p the weight of positive targets,
-                 for x: g ((1 - t) s(x) - p t s(-x)), for t: g (log s(-x) - p log s(x)).
+    probability  $-t log x - (1 - t) log(1 - x)$, where a logarithm is at least $-100$,
+                 for $x$: $g (x - t) / (x (1 - x))$, for $t$: $g (log(1 - x) - log x)$;
+    logit        $-p t log s(x) - (1 - t) log s(-x)$, with $s$ the sigmoid and $p$ the weight of positive targets,
+                 for $x$: $g ((1 - t) s(x) - p t s(-x))$, for $t$: $g (log s(-x) - p log s(x))$.
 
-PyTorch's derivative for x has max(x (1 - x), 1e-12) instead of x (1 - x), and so do these rules.
+PyTorch's derivative for $x$ has $max(x (1 - x), 1e-12)$ instead of $x (1 - x)$, and so do these rules.
 
 Args:
-    grad: h, (*).
-    target: t, (*).
+    grad: $h$, (*).
+    target: $t$, (*).
     weight: of the losses, or None.
     reduction: 0, 1 or 2 for none, mean, sum.
     grad_output: cotangent of the loss, (*) or a number.
-    pos_weight: p, or None for 1.
+    pos_weight: $p$, or None for 1.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def _log(x: Tensor) -> Tensor:
 def binary_cross_entropy_target_backward(
     grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of t, given that of the loss: g (log(1 - x) - log x), each logarithm at least -100.
+    """Cotangent of $t$, given that of the loss: $g (log(1 - x) - log x)$, each logarithm at least $-100$.
 
     Args:
         grad: cotangent of the loss, (*) or a number.
-        self: x, (*), from 0 to 1.
+        self: $x$, (*), from 0 to 1.
 
     Returns:
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at x = 0 and x = 1, and where a logarithm is -100. The derivative is 0 there.
+        Where not differentiable: at $x = 0$ and $x = 1$, and where a logarithm is $-100$. The derivative is 0 there.
 
     References:
-        ATen binary_cross_entropy_target_backward, which is infinite at x = 0 and x = 1.
+        ATen binary_cross_entropy_target_backward, which is infinite at $x = 0$ and $x = 1$.
     """
     # PyTorch's derivative of a clamped logarithm at 0 is 0 times infinity
     inside = (self > 0) & (self < 1)
@@ -79,16 +79,16 @@ def binary_cross_entropy_target_backward(
 def binary_cross_entropy_double_backward(
     grad_output: Tensor, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of x, given h, that of its gradient: h g (t / x^2 + (1 - t) / (1 - x)^2).
+    """Cotangent of $x$, given $h$, that of its gradient: $h g (t / x^2 + (1 - t) / (1 - x)^2)$.
 
     Args:
-        input: x, (*), from 0 to 1; x and 1 - x count as 1e-12 if they are smaller.
+        input: $x$, (*), from 0 to 1; $x$ and $1 - x$ count as $1e-12$ if they are smaller.
 
     Returns:
         The shape of ``input``.
 
     References:
-        ATen binary_cross_entropy_double_backward, which is 0 at x = t = 0.
+        ATen binary_cross_entropy_double_backward, which is 0 at $x = t = 0$.
     """
     x, rest = input.clamp(min=_EPS), (1 - input).clamp(min=_EPS)
     return _spread(grad_output * grad, input, weight, reduction) * (target / (x * x) + (1 - target) / (rest * rest))
@@ -98,10 +98,10 @@ def binary_cross_entropy_double_backward(
 def binary_cross_entropy_double_backward_target(
     grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of t, given h, that of the gradient of x: -h g / (x (1 - x)).
+    """Cotangent of $t$, given $h$, that of the gradient of $x$: $-h g / (x (1 - x))$.
 
     Args:
-        self: x, (*), from 0 to 1; x (1 - x) counts as 1e-12 if it is smaller.
+        self: $x$, (*), from 0 to 1; $x (1 - x)$ counts as $1e-12$ if it is smaller.
 
     Returns:
         The shape of ``self``.
@@ -113,10 +113,10 @@ def binary_cross_entropy_double_backward_target(
 def binary_cross_entropy_double_backward_grad_output(
     grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of that of the loss, given h, that of the gradient of x: h (x - t) / (x (1 - x)), reduced as the loss.
+    """Cotangent of that of the loss, given $h$, that of the gradient of $x$: $h (x - t) / (x (1 - x))$, reduced.
 
     Args:
-        input: x, (*), from 0 to 1.
+        input: $x$, (*), from 0 to 1.
 
     Returns:
         The shape of the loss.
@@ -128,11 +128,11 @@ def binary_cross_entropy_double_backward_grad_output(
 def binary_cross_entropy_with_logits_backward(
     grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of the logit x, given that of the loss: g ((1 - t) s(x) - p t s(-x)).
+    """Cotangent of the logit $x$, given that of the loss: $g ((1 - t) s(x) - p t s(-x))$.
 
     Args:
         grad: cotangent of the loss, (*) or a number.
-        input: x, (*), real.
+        input: $x$, (*), real.
 
     Returns:
         The shape of ``input``.
@@ -145,10 +145,10 @@ def binary_cross_entropy_with_logits_backward(
 def binary_cross_entropy_with_logits_target_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
 ) -> Tensor:
-    """Cotangent of t, given that of the loss of the logit x: g (log s(-x) - p log s(x)), which is -g x for p = 1.
+    """Cotangent of $t$, given that of the loss of the logit $x$: $g (log s(-x) - p log s(x))$; for $p = 1$, $-g x$.
 
     Args:
-        self: x, (*), real.
+        self: $x$, (*), real.
 
     Returns:
         The shape of ``target``.

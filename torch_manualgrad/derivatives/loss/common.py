@@ -22,12 +22,12 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(x: Tensor, reduction: int) -> Tensor:
-    """The mean, the sum, or x itself."""
+    """The mean, the sum, or $x$ itself."""
     return x.mean() if reduction == MEAN else x.sum() if reduction == SUM else x
 
 
 def scaled(x: Tensor, reduction: int, like: Tensor) -> Tensor:
-    """x, divided by the number of losses if the reduction is their mean."""
+    """$x$, divided by the number of losses if the reduction is their mean."""
     return x / like.numel() if reduction == MEAN else x
 
 

@@ -1,17 +1,17 @@
-"""Connectionist temporal classification: -log Z, with Z the probability of all alignments of a sequence of labels.
+"""Connectionist temporal classification: $-log Z$, with $Z$ the probability of all alignments of a sequence of labels.
 
-The states s = 0 .. 2 S are the labels with blanks around them, and m(s) the symbol of a state. With lp the
+The states $s = 0, ..., 2 S$ are the labels with blanks around them, and $m(s)$ the symbol of a state. With $lp$ the
 log-probabilities,
 
-    a_t(s) = lp_t(m(s)) + log(exp a_{t-1}(s) + exp a_{t-1}(s - 1) + [m(s) != m(s - 2)] exp a_{t-1}(s - 2)),
+    a_t(s) = lp_t(m(s)) + log(exp a_(t-1)(s) + exp a_(t-1)(s - 1) + [m(s) != m(s - 2)] exp a_(t-1)(s - 2)),
 
-from a_{-1} = log [s = 0]; b_t is the same from the end, without lp_t, and log Z the sum over the last two states. The
-derivative is that of a sum of products, at any lp, normalized or not:
+from $a_(-1) = log [s = 0]$; $b_t$ is the same from the end, without $lp_t$, and $log Z$ the sum over the last two
+states. The derivative is that of a sum of products, at any $lp$, normalized or not:
 
-    d(-log Z) / d lp_t(c) = -sum over m(s) = c of exp(a_t(s) + b_t(s) - log Z).
+    d(-log Z) / d lp_t(c) = -sum_(m(s) = c) exp(a_t(s) + b_t(s) - log Z).
 
-PyTorch adds exp(lp_t(c)) to it, for a log_softmax that it assumes before the loss. The derivative of such a log_softmax
-gives the same with and without this term.
+PyTorch adds $exp(lp_t(c))$ to it, for a log_softmax that it assumes before the loss. The derivative of such a
+log_softmax gives the same with and without this term.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 def _log_sum(terms: Sequence[Tensor]) -> Tensor:
-    """log sum exp of tensors; where all are -inf, it is -inf and its derivatives are zero."""
+    """log sum exp of tensors; where all are $-inf$, it is $-inf$ and its derivatives are zero."""
     stacked = torch.stack(tuple(terms))
     largest = stacked.detach().amax(0)
     impossible = largest == -inf
@@ -55,7 +55,7 @@ def _labels(targets: Tensor, target_lengths: Tensor, longest: int, blank: int) -
 
 
 def _moved(x: Tensor, steps: int) -> Tensor:
-    """x, moved by this number of states to the right, or to the left if negative, and filled with -inf."""
+    """$x$, moved by this number of states to the right, or to the left if negative, and filled with $-inf$."""
     if steps > 0:
         return torch.nn.functional.pad(x, (steps, 0), value=-inf)[:, : x.shape[1]]
     return torch.nn.functional.pad(x, (0, -steps), value=-inf)[:, -steps:]
@@ -67,10 +67,10 @@ def occupancies(
     """The probability of each symbol at each time, given the labels: zero where no alignment is possible.
 
     Args:
-        log_probs: lp, (T, N, C).
+        log_probs: $lp$, (T, N, C).
         targets: the labels, (N, S) or concatenated.
         input_lengths, target_lengths: (N,).
-        longest: S, the largest of the target lengths, or more.
+        longest: $S$, the largest of the target lengths, or more.
         blank: the index of the blank.
 
     Returns:
@@ -146,17 +146,17 @@ def ctc_loss_gradient(
     log_alpha: Tensor,
     blank: int,
 ) -> Tensor:
-    """Cotangent of lp, given that of -log Z: -g sum exp(a_t(s) + b_t(s) - log Z) over the states s of a symbol.
+    """Cotangent of $lp$, given that of $-log Z$: $-g sum exp(a_t(s) + b_t(s) - log Z)$ over the states $s$ of a symbol.
 
     Args:
-        grad: g, (N,).
-        log_probs: lp, (T, N, C).
+        grad: $g$, (N,).
+        log_probs: $lp$, (T, N, C).
         targets: the labels, integers, (N, S), or concatenated, (L,).
         input_lengths: (N,), integers; may be on the CPU.
         target_lengths: (N,), integers; may be on the CPU.
-        neg_log_likelihood: -log Z, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is
+        neg_log_likelihood: $-log Z$, (N,), as _ctc_loss returns it; a function of ``log_probs`` where this is
             differentiated.
-        log_alpha: a, (N, T, A); likewise. A is 2 S + 1 for the longest labels.
+        log_alpha: $a$, (N, T, A); likewise. $A$ is $2 S + 1$ for the longest labels.
         blank: the index of the blank.
 
     Returns:

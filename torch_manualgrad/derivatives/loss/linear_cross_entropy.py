@@ -1,15 +1,15 @@
 """Cross entropy of a linear layer, by chunks of rows: two operators of torch.nn.functional.linear_cross_entropy.
 
-With the logits z = x W^T + b, s their softmax along a row, and r_n the weight of the class of row n, divided by the sum
-of all r where the mean is taken, and zero where the class is ignored,
+With the logits $z = x W^T + b$, $s$ their softmax along a row, and $r_n$ the weight of the class of row $n$, divided by
+the sum of all $r$ where the mean is taken, and zero where the class is ignored,
 
-    cotangent of z, given that of the losses:  G = g_n r_n (s - e_y),
-    from which:                                G W for x, G^T x for W, and the sum of the rows of G for b.
+    cotangent of $z$, given that of the losses:  $G = g_n r_n (s - e_y)$,
+    from which:                                $G W$ for $x$, $G^T x$ for $W$, and the sum of the rows of $G$ for $b$.
 
-From torch 2.15 on the target may be a probability p of each class instead: with a weight w_c of each class, and 1 / N
-for the mean,
+From torch 2.15 on the target may be a probability $p$ of each class instead: with a weight $w_c$ of each class, and
+$1 / N$ for the mean,
 
-    G = g_n (s <w, p_n> - w p_n),               and -g_n w log s for p.
+    $G = g_n (s <w, p_n> - w p_n)$,               and $-g_n w log s$ for $p$.
 
 PyTorch raises if such a target requires grad, so the operator database has its samples.
 
@@ -18,9 +18,9 @@ follows.
 
 Args:
     grad: of the loss, a number, or (N,) without reduction.
-    input: x, (N, F), real.
-    linear_weight: W, (C, F).
-    linear_bias: b, (C,), or None.
+    input: $x$, (N, F), real.
+    linear_weight: $W$, (C, F).
+    linear_bias: $b$, (C,), or None.
     weight: of the classes, (C,), or None for 1.
     reduction: "none", "mean" or "sum".
     ignore_index: the class that is ignored; it means nothing where there are probabilities.
@@ -52,7 +52,7 @@ def _logit_gradient(
     reduction: str,
     ignore_index: int,
 ) -> Tensor:
-    """r_n (s - e_y), or s <w, p_n> - w p_n, (N, C)."""
+    """$r_n (s - e_y)$, or $s <w, p_n> - w p_n$, (N, C)."""
     z = torch.nn.functional.linear(x, linear_weight, linear_bias)
     if target.is_floating_point():
         p = _scaled(target, weight, reduction)
@@ -66,7 +66,7 @@ def _logit_gradient(
 
 
 def _scaled(x: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
-    """Entries for classes, (N, C), times the weights of the classes, and times 1 / N for the mean."""
+    """Entries for classes, (N, C), times the weights of the classes, and times $1 / N$ for the mean."""
     x = x if weight is None else x * weight
     return x / x.shape[0] if reduction == "mean" else x
 
@@ -80,10 +80,10 @@ def linear_cross_entropy_target_backward(
     weight: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Cotangent of the probabilities p of the classes, given that of the cross entropy: -g_n w log s.
+    """Cotangent of the probabilities $p$ of the classes, given that of the cross entropy: $-g_n w log s$.
 
     Returns:
-        The shape of p, (N, C).
+        The shape of $p$, (N, C).
 
     References:
         torch.nn.modules.linear_cross_entropy, which raises.
@@ -103,13 +103,13 @@ def linear_cross_entropy_backward(
     reduction: str,
     ignore_index: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, W and b, given that of the cross entropy of x W^T + b: G W, G^T x and the sum of the rows of G.
+    """Cotangents of $x, W, b$, given that of the cross entropy of $x W^T + b$: $G W$, $G^T x$, the sum of rows of $G$.
 
     Args:
-        target: y, (N,), the classes; or p, (N, C), their probabilities.
+        target: $y$, (N,), the classes; or $p$, (N, C), their probabilities.
 
     Returns:
-        The shapes of x, W and b.
+        The shapes of $x$, $W$ and $b$.
 
     References:
         torch.nn.modules.linear_cross_entropy, whose results have no derivative.
@@ -134,15 +134,15 @@ def linear_cross_entropy_jvp(
     reduction: str,
     ignore_index: int,
 ) -> Tensor:
-    """Tangent of the cross entropy of z = x W^T + b: <r_n (s - e_y), dz>, with dz = dx W^T + x dW^T + db.
+    """Tangent of the cross entropy of $z = x W^T + b$: $<r_n (s - e_y), dz>$, with $dz = dx W^T + x dW^T + db$.
 
-    With probabilities of the classes, <s <w, p> - w p, dz> - <w log s, dp>.
+    With probabilities of the classes, $<s <w, p> - w p, dz> - <w log s, dp>$.
 
     Args:
-        input_p, linear_weight_p, linear_bias_p: x, (N, F), W, (C, F), and b, (C,), or None.
+        input_p, linear_weight_p, linear_bias_p: $x$, (N, F), $W$, (C, F), and $b$, (C,), or None.
         input_t, linear_weight_t, linear_bias_t: their tangents; None for zero.
-        target_p: y, (N,), the classes; or p, (N, C), their probabilities.
-        target_t: the tangent of p, or None.
+        target_p: $y$, (N,), the classes; or $p$, (N, C), their probabilities.
+        target_t: the tangent of $p$, or None.
 
     Returns:
         A number, or (N,) without reduction.

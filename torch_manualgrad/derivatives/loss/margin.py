@@ -1,14 +1,14 @@
-"""soft_margin_loss: log(1 + exp(-y x)) for x and y = 1 or -1, one for each entry, which are then reduced.
+"""soft_margin_loss: $log(1 + exp(-y x))$ for $x$ and $y = 1$ or $-1$, one for each entry, which are then reduced.
 
-With s the sigmoid and u = y x the derivatives for x are -y s(-u) and y^2 s(u) s(-u). PyTorch's are quotients of
-exp(-u), nan where that overflows: beyond u = -88 in single precision.
+With $s$ the sigmoid and $u = y x$ the derivatives for $x$ are $-y s(-u)$ and $y^2 s(u) s(-u)$. PyTorch's are quotients
+of $exp(-u)$, nan where that overflows: beyond $u = -88$ in single precision.
 
 Args:
-    target: y, (*).
+    target: $y$, (*).
     reduction: 0, 1 or 2 for none, mean, sum.
-    grad: h, (*), real.
-    grad_output: g, (*), or a number for all if they are reduced.
-    input: x, (*).
+    grad: $h$, (*), real.
+    grad_output: $g$, (*), or a number for all if they are reduced.
+    input: $x$, (*).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .common import NONE, fitted, reduced, scaled
 
 @formula
 def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Cotangent of x, given that of log(1 + exp(-y x)): -g y s(-y x), with s the sigmoid.
+    """Cotangent of $x$, given that of $log(1 + exp(-y x))$: $-g y s(-y x)$, with $s$ the sigmoid.
 
     Args:
-        self: x, (*), real.
+        self: $x$, (*), real.
 
     Returns:
         The shape of ``self``.
@@ -40,7 +40,7 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
 
 @formula
 def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Cotangent of x, given the product of that of the gradient and of that of the loss: h y^2 s(y x) s(-y x).
+    """Cotangent of $x$, given the product of that of the gradient and of that of the loss: $h y^2 s(y x) s(-y x)$.
 
     Returns:
         The shape of ``grad``.
@@ -52,10 +52,10 @@ def soft_margin_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor
 def soft_margin_loss_double_backward_grad_output(
     grad: Tensor, grad_output: Tensor, input: Tensor, target: Tensor, reduction: int
 ) -> Tensor:
-    """Cotangent of g, given h, that of the gradient: -h y s(-y x), reduced as the loss.
+    """Cotangent of $g$, given $h$, that of the gradient: $-h y s(-y x)$, reduced as the loss.
 
     Args:
-        grad_output: g. Only its shape is read.
+        grad_output: $g$. Only its shape is read.
 
     Returns:
         The shape of ``grad_output``.
@@ -64,7 +64,7 @@ def soft_margin_loss_double_backward_grad_output(
 
 
 def _target_double(grad: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """The derivative of -y s(-u), u = y x, with respect to y is -s(-u) + u s(u) s(-u)."""
+    """The derivative of $-y s(-u)$, $u = y x$, with respect to $y$ is $-s(-u) + u s(u) s(-u)$."""
     u = target * self
     return scaled(grad * ((-u).sigmoid() * (u * u.sigmoid() - 1)), reduction, self)
 

@@ -1,25 +1,25 @@
 """Hinge losses over classes: multi_margin_loss and multilabel_margin_loss.
 
-The loss of a row of x is a sum over pairs of classes (j, k) of w phi(m - x_k + x_j) / C, with phi(z) = max(z, 0)^p:
-over all j != k = y for the first, and over all labels k and all other classes j for the second. For one row, with z the
-arguments,
+The loss of a row of $x$ is a sum over pairs of classes $(j, k)$ of $w phi(m - x_k + x_j) / C$, with
+$phi(z) = max(z, 0)^p$: over all $j != k = y$ for the first, and over all labels $k$ and all other classes $j$ for the
+second. For one row, with $z$ the arguments,
 
-    backward         g sum w phi'(z) (e_j - e_k) / C,
-    double backward  g sum w phi''(z) (h_j - h_k) (e_j - e_k) / C, given h, the cotangent of that.
+    backward         $g sum w phi'(z) (e_j - e_k) / C$,
+    double backward  $g sum w phi''(z) (h_j - h_k) (e_j - e_k) / C$, given $h$, the cotangent of that.
 
-For p = 1, and with labels, phi'' is zero.
+For $p = 1$, and with labels, $phi''$ is zero.
 
 Args:
-    grad_output: g, (N,), or a number if the losses are reduced.
-    self: x, (N, C) or (C,), real.
-    target: y, (N,) or (): the class of each row.
+    grad_output: $g$, (N,), or a number if the losses are reduced.
+    self: $x$, (N, C) or (C,), real.
+    target: $y$, (N,) or (): the class of each row.
     p: 1 or 2.
-    margin: m.
-    weight: w of each class, (C,), or None for 1.
+    margin: $m$.
+    weight: $w$ of each class, (C,), or None for 1.
     reduction: 0, 1 or 2 for none, mean, sum.
 
 Note:
-    Where not differentiable: where z = 0 in max(z, 0)^p. Its first and second derivatives are 0 there.
+    Where not differentiable: where $z = 0$ in $max(z, 0)^p$. Its first and second derivatives are 0 there.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ aten = torch.ops.aten
 
 
 def _less(x: Tensor, target: Tensor) -> Tensor:
-    """x_j - x_y for each row."""
+    """$x_j - x_y$ for each row."""
     return x - x.gather(1, target)
 
 
 def _less_transposed(x: Tensor, target: Tensor) -> Tensor:
-    """sum x_j (e_j - e_y) for each row."""
+    """$sum x_j (e_j - e_y)$ for each row."""
     return x.scatter_add(1, target, -x.sum(1, keepdim=True))
 
 
 def _rows(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """One row for each loss: x, (N, C), and y, (N, 1)."""
+    """One row for each loss: $x$, (N, C), and $y$, (N, 1)."""
     return self.reshape(-1, self.shape[-1] if self.dim() else 1), target.reshape(-1, 1)
 
 
 def _weights(x: Tensor, y: Tensor, margin: Number, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The arguments z, and w / C where they are positive and j is not y, else 0."""
+    """The arguments $z$, and $w / C$ where they are positive and $j$ is not $y$, else 0."""
     z = margin + _less(x, y)
     counted = (z > 0) & (torch.arange(x.shape[1], device=x.device) != y)
     factor = counted.to(x.dtype) / x.shape[1]
@@ -62,7 +62,7 @@ def _weights(x: Tensor, y: Tensor, margin: Number, weight: Tensor | None) -> tup
 
 
 def _slopes(x: Tensor, y: Tensor, p: Number, margin: Number, weight: Tensor | None) -> Tensor:
-    """w phi'(z) / C."""
+    """$w phi'(z) / C$."""
     z, factor = _weights(x, y, margin, weight)
     return factor if p == 1 else 2 * z * factor
 
@@ -77,7 +77,7 @@ def multi_margin_loss_gradient(
     weight: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """Cotangent of x, given that of multi_margin_loss: g w sum over j of phi'(m - x_y + x_j) (e_j - e_y) / C.
+    """Cotangent of $x$, given that of multi_margin_loss: $g w$ sum over $j$ of $phi'(m - x_y + x_j) (e_j - e_y) / C$.
 
     Returns:
         The shape of ``self``.
@@ -105,11 +105,11 @@ def multi_margin_loss_jvp(
     weight: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """Tangent of multi_margin_loss: w sum over j of phi'(m - x_y + x_j) (t_j - t_y) / C, reduced as the loss.
+    """Tangent of multi_margin_loss: $w$ sum over $j$ of $phi'(m - x_y + x_j) (t_j - t_y) / C$, reduced as the loss.
 
     Args:
-        self_p: x, (N, C) or (C,), real.
-        self_t: t, the shape of x.
+        self_p: $x$, (N, C) or (C,), real.
+        self_t: $t$, the shape of $x$.
 
     Returns:
         The shape of the loss.
@@ -133,10 +133,10 @@ def multi_margin_loss_double_backward(
     weight: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """Cotangent of x, given h, that of its gradient; or tangent of the gradient, h that of x: zero for p = 1.
+    """Cotangent of $x$, given $h$, that of its gradient; or tangent of the gradient, $h$ that of $x$: zero for $p = 1$.
 
     Args:
-        grad: h, the shape of ``self``.
+        grad: $h$, the shape of ``self``.
 
     Returns:
         The shape of ``self``.
@@ -156,10 +156,10 @@ def multi_margin_loss_double_backward(
 def multilabel_margin_loss_gradient(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """Cotangent of x, given that of multilabel_margin_loss: g sum (e_j - e_k) / C over pairs with x_k < 1 + x_j.
+    """Cotangent of $x$, given that of multilabel_margin_loss: $g sum (e_j - e_k) / C$ over pairs with $x_k < 1 + x_j$.
 
     Args:
-        target: the labels k of each row up to the first -1, the shape of ``self``.
+        target: the labels $k$ of each row up to the first $-1$, the shape of ``self``.
         is_target: whether a class is a label, as multilabel_margin_loss_forward returns it.
 
     Returns:

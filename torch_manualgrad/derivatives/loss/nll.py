@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """-w x and w at the class of each target, or 0 for the ignored class; x is (N, C, *) or (C,)."""
+    """$-w x$ and $w$ at the class of each target, or 0 for the ignored class; $x$ is (N, C, *) or (C,)."""
     counted = target != ignored
     classes = target.where(counted, 0)
     of_class = weight[classes].where(counted, 0)
@@ -32,7 +32,7 @@ def _losses(x: Tensor, target: Tensor, weight: Tensor, ignored: int) -> tuple[Te
 def _weight_jvp(
     weight_t: Tensor, weight_p: Tensor, self_p: Tensor, target: Tensor, reduction: int, ignore_index: int
 ) -> Tensor:
-    """Tangent of the loss for that of the weights; a mean is divided by the sum of weights, W: (dS - L dW) / W."""
+    """Tangent of the loss for that of the weights; a mean is divided by the sum of weights, $W$: $(dS - L dW) / W$."""
     losses, of_class = _losses(self_p, target, weight_t, ignore_index)
     if reduction != MEAN:
         return reduced(losses, reduction)

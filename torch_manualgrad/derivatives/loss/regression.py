@@ -1,17 +1,17 @@
-"""Losses of d = x - y, one for each entry, which are then reduced: mse_loss, smooth_l1_loss and huber_loss.
+"""Losses of $d = x - y$, one for each entry, which are then reduced: mse_loss, smooth_l1_loss and huber_loss.
 
-With f the loss of one entry, g the cotangent, and n the number of entries for a mean, else 1:
+With $f$ the loss of one entry, $g$ the cotangent, and $n$ the number of entries for a mean, else 1:
 
-    backward         g f'(d) / n for x, its negative for y,
-    double backward  h g f''(d) / n for x, given h, the cotangent of that for x.
+    backward         $g f'(d) / n$ for $x$, its negative for $y$,
+    double backward  $h g f''(d) / n$ for $x$, given $h$, the cotangent of that for $x$.
 
 Args:
-    grad: h, (*), real.
-    grad_output: g, (*), or a number for all if they are reduced.
-    input: x, (*).
+    grad: $h$, (*), real.
+    grad_output: $g$, (*), or a number for all if they are reduced.
+    input: $x$, (*).
     reduction: 0, 1 or 2 for none, mean, sum.
-    target: y, (*).
-    delta: b, up to which the loss is d^2 / 2, and above it b (|d| - b / 2).
+    target: $y$, (*).
+    delta: $b$, up to which the loss is $d^2 / 2$, and above it $b (|d| - b / 2)$.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ aten = torch.ops.aten
 
 @formula
 def mse_loss_double_backward(grad: Tensor, input: Tensor, reduction: int) -> Tensor:
-    """Cotangent of x, given the product of that of the gradient and of that of the loss (x - y)^2: 2 h / n.
+    """Cotangent of $x$, given the product of that of the gradient and of that of the loss $(x - y)^2$: $2 h / n$.
 
     Args:
-        input: x. Its entries are counted.
+        input: $x$. Its entries are counted.
 
     Returns:
         The shape of ``grad``.
@@ -45,16 +45,16 @@ def mse_loss_double_backward(grad: Tensor, input: Tensor, reduction: int) -> Ten
 
 @formula
 def smooth_l1_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """Cotangent of x, given the product of that of the gradient and of that of the loss: h / (b n) where |x - y| < b.
+    """Cotangent of $x$, given the product of those of the gradient and the loss: $h / (b n)$ where $|x - y| < b$.
 
     Args:
-        beta: b, up to which the loss is d^2 / (2 b), and above it |d| - b / 2.
+        beta: $b$, up to which the loss is $d^2 / (2 b)$, and above it $|d| - b / 2$.
 
     Returns:
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at |x - y| = b. The result is 0.
+        Where not differentiable: at $|x - y| = b$. The result is 0.
     """
     inside = (input - target).abs() < beta
     return scaled(torch.where(inside, grad / (beta or 1), 0), reduction, input)
@@ -62,10 +62,10 @@ def smooth_l1_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, 
 
 @formula
 def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """Cotangent of x, given that of the Huber loss of d = x - y: g min(max(d, -b), b) / n.
+    """Cotangent of $x$, given that of the Huber loss of $d = x - y$: $g min(max(d, -b), b) / n$.
 
     Args:
-        self: x, (*), real.
+        self: $x$, (*), real.
 
     Returns:
         The shape of ``self``.
@@ -80,13 +80,13 @@ def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduc
 
 @formula
 def huber_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """Cotangent of x, given the product of that of the gradient and of that of the loss: h / n where |x - y| < b.
+    """Cotangent of $x$, given the product of that of the gradient and of that of the loss: $h / n$ where $|x - y| < b$.
 
     Returns:
         The shape of ``grad``.
 
     Note:
-        Where not differentiable: at |x - y| = b. The result is 0.
+        Where not differentiable: at $|x - y| = b$. The result is 0.
     """
     return scaled(torch.where((input - target).abs() < delta, grad, 0), reduction, input)
 
@@ -95,10 +95,10 @@ def huber_loss_double_backward(grad: Tensor, input: Tensor, target: Tensor, redu
 def huber_loss_double_backward_grad_output(
     grad: Tensor, grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float
 ) -> Tensor:
-    """Cotangent of g, given h, that of the gradient: h min(max(d, -b), b) / n, summed where losses are reduced.
+    """Cotangent of $g$, given $h$, that of the gradient: $h min(max(d, -b), b) / n$, summed where losses are reduced.
 
     Args:
-        grad_output: g. Only its shape is read.
+        grad_output: $g$. Only its shape is read.
 
     Returns:
         The shape of ``grad_output``.
@@ -115,7 +115,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def _difference(x: Tensor | None, y: Tensor | None) -> Tensor:
-    """x - y, where None is zero."""
+    """$x - y$, where None is zero."""
     if x is None:
         return -y  # type: ignore[operator]
     return x if y is None else x - y
@@ -146,7 +146,7 @@ def _jvp(
 def _double_of_g(
     f: Slope, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, *limit: float
 ) -> Tensor:
-    """Cotangent of g, the cotangent of a loss with the backward f."""
+    """Cotangent of $g$, the cotangent of a loss with the backward $f$."""
     return fitted(f(grad, self, target, reduction, *limit), grad_output)
 
 
@@ -207,9 +207,9 @@ def _loss(name: str, f: Slope, ff: Slope, of_g: Slope, *limit: str, improves: st
     Args:
         name: of the loss, without ``aten::``.
         f: its backward.
-        ff: the backward of that for x.
-        of_g: the backward of that for g.
-        limit: the name of the parameter, beta or delta.
+        ff: the backward of that for $x$.
+        of_g: the backward of that for $g$.
+        limit: the name of the parameter, ``beta`` or ``delta``.
         improves: what the rule of the backward operator improves on PyTorch.
     """
     values = ["self", "target", "reduction", *limit]

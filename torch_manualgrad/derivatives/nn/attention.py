@@ -1,21 +1,22 @@
 """Scaled dot-product attention on the CPU, the fused operator and its backward.
 
-With S = s q k^T + M, P = softmax(S) along the keys, <.> the sum along them, and o = P v: for tangents of q, k, v and M,
+With $S = s q k^T + M$, $P = softmax(S)$ along the keys, $<.>$ the sum along them, and $o = P v$: for tangents of $q$,
+$k$, $v$ and $M$,
 
     T = s (dq k^T + q dk^T) + dM,        dP = P (T - <P T>),        do = dP v + P dv;
 
-and for a cotangent g of o,
+and for a cotangent $g$ of $o$,
 
     G = g v^T,    D = P (G - <P G>):     gq = s D k,    gk = s D^T q,    gv = P^T g,    gM = D.
 
-These are the gradients of <g, o>, so their derivative in q, k, v and M is symmetric: tangents of the four are also
-their cotangents. With dG = dg v^T + g dv^T,
+These are the gradients of $<g, o>$, so their derivative in $q$, $k$, $v$ and $M$ is symmetric: tangents of the four are
+also their cotangents. With $dG = dg v^T + g dv^T$,
 
     dD = dP (G - <P G>) + P (dG - <dP G> - <P dG>):
     dgq = s (dD k + D dk),    dgk = s (dD^T q + D^T dq),    dgv = dP^T g + P^T dg,    dgM = dD.
 
-As a function of g, the gradient is the transpose of do. With U the same as T for other tangents u, W the tangent of T
-along u, and uP = P (U - <P U>), the tangent of do is
+As a function of $g$, the gradient is the transpose of $do$. With $U$ the same as $T$ for other tangents $u$, $W$ the
+tangent of $T$ along $u$, and $uP = P (U - <P U>)$, the tangent of $do$ is
 
     E v + dP uv + uP dv + P duv,        E = uP (T - <P T>) + P (W - <uP T> - <P W>).
 
@@ -29,15 +30,15 @@ added to the scores has derivatives too, which PyTorch has for unfused attention
 attention with dropout is composed of other operators.
 
 Args:
-    query: q, (N, H, L, d), real.
-    key, value: k and v, (N, h, S, d), where h divides H: each of their heads serves H / h adjacent heads of the
-        queries.
-    attn_mask: M, which is added to the scores, (L, S) or (N, H, L, S), or broadcast to it; None for 0.
-    is_causal: whether query i attends to the keys 0 to i only.
-    scale: s; None for d^(-1/2).
-    grad_out: g, the shape of ``query``.
+    query: $q$, (N, H, L, d), real.
+    key, value: $k$ and $v$, (N, h, S, d), where $h$ divides $H$: each of their heads serves $H / h$ adjacent heads of
+        the queries.
+    attn_mask: $M$, which is added to the scores, (L, S) or (N, H, L, S), or broadcast to it; None for 0.
+    is_causal: whether query $i$ attends to the keys 0 to $i$ only.
+    scale: $s$; None for $d^(-1/2)$.
+    grad_out: $g$, the shape of ``query``.
     grad_out_t, query_t, key_t, value_t, attn_mask_t: tangents; None for zero.
-    query_u, key_u, value_u, attn_mask_u: tangents u of q, k, v and M; None for zero.
+    query_u, key_u, value_u, attn_mask_u: tangents $u$ of $q$, $k$, $v$ and $M$; None for zero.
     query_tu, key_tu, value_tu, attn_mask_tu: tangents of the tangents; None for zero.
     first: the number of the block's first query.
     of_mask: whether the last result is wanted, which is empty otherwise.
@@ -80,7 +81,7 @@ def _shared(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _blocks_of(x: Tensor | None, rows: Any = None) -> Iterable[Any]:
-    """Blocks of the rows of x, wide. Given the number of rows, x may have a single row for all."""
+    """Blocks of the rows of $x$, wide. Given the number of rows, $x$ may have a single row for all."""
     if x is None:
         return repeat(None)
     if rows is not None:
@@ -89,7 +90,7 @@ def _blocks_of(x: Tensor | None, rows: Any = None) -> Iterable[Any]:
 
 
 def _weights_of_block(q: Tensor, k: Tensor, mask: Tensor | None, first: int, is_causal: bool, scale: Any) -> Tensor:
-    """P for the block of queries that starts at number ``first``; 0 for a query that attends to no key."""
+    """$P$ for the block of queries that starts at number ``first``; 0 for a query that attends to no key."""
     S = scale * q @ k.mT
     if mask is not None:
         S = S + mask
@@ -103,7 +104,7 @@ def _weights_of_block(q: Tensor, k: Tensor, mask: Tensor | None, first: int, is_
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: Any) -> Iterator[Tensor]:
-    """P for each block of queries."""
+    """$P$ for each block of queries."""
     for i, (q_rows, mask_rows) in enumerate(zip(_blocks_of(q), _blocks_of(mask, q.shape[-2]))):
         yield _weights_of_block(q_rows, k, mask_rows, i * ROWS, is_causal, scale)
 
@@ -113,14 +114,14 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _change(P: Tensor, T: Tensor | None) -> Tensor | None:
-    """P (T - <P T>)."""
+    """$P (T - <P T>)$."""
     return None if T is None else P * (T - (P * T).sum(-1, keepdim=True))
 
 
 def _scores_jvp(
     q: Tensor, q_t: Tensor | None, k: Tensor, k_t: Tensor | None, mask_t: Tensor | None, scale: Any
 ) -> Tensor | None:
-    """T."""
+    """$T$."""
     of_both = total(_product(q_t, k.mT), _product(q, None if k_t is None else k_t.mT))
     return total(None if of_both is None else scale * of_both, mask_t)
 
@@ -150,7 +151,7 @@ def attention_jvp(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Tangent of attention: dP v + P dv, with dP = P (T - <P T>).
+    """Tangent of attention: $dP v + P dv$, with $dP = P (T - <P T>)$.
 
     Returns:
         The shape of ``query``; 0 for a query that attends to no key.
@@ -230,7 +231,7 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of query, key and value, given that of attention: s D k, s D^T q and P^T g, with D = P (G - <P G>).
+    """Cotangents of query, key and value, given that of attention: $s D k$, $s D^T q$, $P^T g$; $D = P (G - <P G>)$.
 
     Args:
         out: the first result of attention, (N, H, L, d); only the kernel reads it.
@@ -300,7 +301,7 @@ def attention_mask_backward(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Cotangent of the mask that is added to the scores, given that of attention: D = P (G - <P G>).
+    """Cotangent of the mask that is added to the scores, given that of attention: $D = P (G - <P G>)$.
 
     Returns:
         The shape of ``attn_mask``.
@@ -387,7 +388,7 @@ def attention_backward_jvp(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tangents of the gradients of attention.
 
-    Without ``grad_out_t`` they are also the cotangents of q, k, v and M, given those of the gradients.
+    Without ``grad_out_t`` they are also the cotangents of $q$, $k$, $v$ and $M$, given those of the gradients.
 
     Returns:
         The shapes of ``query``, ``key``, ``value`` and ``attn_mask``.
@@ -486,7 +487,7 @@ def attention_jvp_jvp(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Tangent of `attention_jvp`: E v + dP uv + uP dv + P duv.
+    """Tangent of `attention_jvp`: $E v + dP uv + uP dv + P duv$.
 
     Returns:
         The shape of ``query``.
@@ -526,7 +527,7 @@ def double_vjp(
     scale: float | None,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Cotangents of g, q, k, v and M, given those of the four gradients; ``wanted`` says which of the five."""
+    """Cotangents of $g$, $q$, $k$, $v$ and $M$, given those of the four gradients; ``wanted`` says which of the five."""
     pairs = (query, of_q, key, of_k, value, of_v, attn_mask, of_mask, is_causal, scale)
     of_g = attention_jvp(*pairs) if wanted[0] else None
     if not any(wanted[1:]):

@@ -4,17 +4,17 @@ PyTorch has their first order in reverse mode only, and plain calls are left to 
 give the higher orders, those of the operators forward mode. Both compute the probabilities again, in blocks of queries.
 
 Dropout is drawn in the kernel and nobody else knows its mask, so that a derivative which PyTorch does not have raises.
-With ``is_causal`` and unequal numbers of queries and keys, query i attends to the keys 0 to i in the memory-efficient
-operator; the two others align the last query with the last key, and raise here too.
+With ``is_causal`` and unequal numbers of queries and keys, query $i$ attends to the keys 0 to $i$ in the
+memory-efficient operator; the two others align the last query with the last key, and raise here too.
 
 Args:
-    grad_out: g, the shape of ``query``.
-    query: q, (N, H, L, d), real.
-    key, value: k and v, (N, h, S, d), where h divides H.
-    attn_bias: M, which is added to the scores and broadcasts to (N, H, L, S); None for 0.
+    grad_out: $g$, the shape of ``query``.
+    query: $q$, (N, H, L, d), real.
+    key, value: $k$ and $v$, (N, h, S, d), where $h$ divides $H$.
+    attn_bias: $M$, which is added to the scores and broadcasts to (N, H, L, S); None for 0.
     dropout_p: the probability of dropping; must be 0.
-    is_causal: whether query i attends to the keys 0 to i only.
-    scale: s; None for d^(-1/2).
+    is_causal: whether query $i$ attends to the keys 0 to $i$ only.
+    scale: $s$; None for $d^(-1/2)$.
 """
 
 from __future__ import annotations

@@ -14,19 +14,19 @@ _batch_norm_no_update, have no rule: they are affine in each input. The operator
 registry on a machine with such a GPU, and entries of the catalogue elsewhere.
 
 Args:
-    grad_out: g, the shape of ``input``.
-    input: x, (N, C, *), real.
-    weight: w, (C,), or None for 1.
+    grad_out: $g$, the shape of ``input``.
+    input: $x$, (N, C, *), real.
+    weight: $w$, (C,), or None for 1.
     running_mean, running_var: the statistics in evaluation, (C,); not read in training, and constants.
     train: whether the statistics are those of the batch.
     eps: added to the variance.
-    input_p: x, (N, C, *), real.
-    weight_p: w, (C,), or None for 1.
+    input_p: $x$, (N, C, *), real.
+    weight_p: $w$, (C,), or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
     running_mean_t, running_var_t: tangents of the statistics in evaluation; None for zero. Not read in training.
 
 Note:
-    Where not differentiable: with eps = 0, where a channel is constant. The result is nan.
+    Where not differentiable: with $eps = 0$, where a channel is constant. The result is nan.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of input, weight and bias, given that of batch_norm: P(g w), sum g x^, sum g; in evaluation r g w.
+    """Cotangents of input, weight and bias, given that of batch_norm: $P(g w), sum g x^, sum g$; in evaluation $r g w$.
 
     Args:
         save_mean, save_invstd: as native_batch_norm returns them in training; where this is differentiated they are
@@ -169,11 +169,11 @@ def batchnorm_double_backward(
     Args:
         gamma: the weight, (C,), or None.
         ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
-        gO: the cotangent of batch_norm that the backward was given, the shape of x.
+        gO: the cotangent of batch_norm that the backward was given, the shape of $x$.
         training: whether the statistics are those of the batch.
 
     Returns:
-        The shapes of x, (C,), and of x.
+        The shapes of $x$, (C,), and of $x$.
 
     References:
         ATen batchnorm_double_backward, which takes the statistics for constants.
@@ -187,7 +187,7 @@ def batchnorm_double_backward(
 def _moved(
     s: Standardized, input: Tensor, input_t: Tensor | None, mean_t: Tensor | None, var_t: Tensor | None
 ) -> Tensor | None:
-    """Tangent of x with the same effect on x^ as dx and, in evaluation, dm and dv together: dx - dm - x^ r dv / 2."""
+    """Tangent of $x$ with the effect on $x^$ of $dx$ and, in evaluation, $dm$ and $dv$: $dx - dm - x^ r dv / 2$."""
     found = None if input_t is None else wide(input_t)
     if s.dims is None and mean_t is not None:
         found = (torch.zeros_like(s.values) if found is None else found) - _by_channel(mean_t, input)
@@ -251,10 +251,10 @@ def batch_norm_jvp(
     running_mean_t: Tensor | None = None,
     running_var_t: Tensor | None = None,
 ) -> Tensor:
-    """Tangent of batch_norm: (P dx) w + x^ dw + db; in evaluation r dx w + x^ dw + db.
+    """Tangent of batch_norm: $(P dx) w + x^ dw + db$; in evaluation $r dx w + x^ dw + db$.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
 
     References:
         ATen batch_norm_jvp, which takes the statistics for constants in evaluation.
@@ -302,7 +302,8 @@ def _forward(name: str, bound: dict[str, Any], others: Sequence[str] = (), **abo
 
     Args:
         name: the operator, without ``aten::``.
-        bound: where the training flag, the running statistics and eps come from, if not from arguments of these names.
+        bound: where the training flag, the running statistics and $eps$ come from, if not from arguments of these
+        names.
         others: its outputs after the saved statistics.
         about: arguments of `rule`.
     """

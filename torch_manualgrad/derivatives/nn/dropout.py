@@ -1,11 +1,11 @@
 """Dropout, rrelu and masked softmax: operators that take or return a mask or noise.
 
-Random numbers are constants of the derivatives: dropout is mask * x / (1 - p), rrelu is noise * x.
+Random numbers are constants of the derivatives: dropout is $mask * x / (1 - p)$, rrelu is $noise * x$.
 
 Args:
     grad: cotangent of the result, or tangent of the input.
     mask: the entries that were kept, the shape of ``grad``.
-    scale: 1 / (1 - p), or 1 if no entry was dropped.
+    scale: $1 / (1 - p)$, or 1 if no entry was dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FUSED_DROPOUT"]
 
 @formula
 def infinitely_differentiable_native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Cotangent of the input of dropout, or tangent of the result: grad * mask * scale.
+    """Cotangent of the input of dropout, or tangent of the result: $grad * mask * scale$.
 
     Returns:
         The shape of ``grad``.
@@ -34,7 +34,7 @@ def infinitely_differentiable_native_dropout_backward(grad: Tensor, mask: Tensor
 
 @formula
 def native_dropout_double_backward(ggI: Tensor, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Cotangent of grad, given that of grad * mask * scale: ggI * mask * scale.
+    """Cotangent of grad, given that of $grad * mask * scale$: $ggI * mask * scale$.
 
     Args:
         ggI: cotangent of the result.
@@ -48,10 +48,10 @@ def native_dropout_double_backward(ggI: Tensor, grad: Tensor, mask: Tensor, scal
 
 @formula
 def _fused_dropout_backward(grad: Tensor, mask: Tensor, p1m: float) -> Tensor:
-    """Cotangent of the input of _fused_dropout, or tangent of the result: grad * mask / p.
+    """Cotangent of the input of _fused_dropout, or tangent of the result: $grad * mask / p$.
 
     Args:
-        p1m: p, the probability that an entry is kept.
+        p1m: $p$, the probability that an entry is kept.
 
     Returns:
         The shape of ``grad``.
@@ -63,12 +63,12 @@ def _fused_dropout_backward(grad: Tensor, mask: Tensor, p1m: float) -> Tensor:
 def rrelu_with_noise_backward(
     grad_output: Tensor, self: Tensor, noise: Tensor, lower: float, upper: float, training: bool
 ) -> Tensor:
-    """Cotangent of x, given that of rrelu, or tangent of the result: grad * noise in training, else that of leaky_relu.
+    """Cotangent of $x$, given that of rrelu, or tangent of the result: $grad * noise$ in training, else leaky_relu's.
 
     Args:
-        grad_output: cotangent of the result, or tangent of x.
-        self: x, real; not read in training.
-        noise: the factor of x in training: 1 where x > 0.
+        grad_output: cotangent of the result, or tangent of $x$.
+        self: $x$, real; not read in training.
+        noise: the factor of $x$ in training: 1 where $x > 0$.
         lower, upper: the interval that the noise was drawn from. Their mean is the slope in evaluation.
         training: whether the noise is the factor, and not the slope of evaluation.
 
@@ -76,7 +76,7 @@ def rrelu_with_noise_backward(
         The shape of ``self``.
 
     Note:
-        Where not differentiable: at x = 0. The derivative is that of x < 0.
+        Where not differentiable: at $x = 0$. The derivative is that of $x < 0$.
     """
     if training:
         return grad_output * noise
@@ -87,13 +87,13 @@ def rrelu_with_noise_backward(
 def masked_softmax_differential(
     x: Tensor, output: Tensor, mask: Tensor, dim: int | None, mask_type: int | None
 ) -> Tensor:
-    """Cotangent of the input of a masked softmax y, or tangent of y: y (x - <x, y>), and 0 where it is masked.
+    """Cotangent of the input of a masked softmax $y$, or tangent of $y$: $y (x - <x, y>)$, and 0 where it is masked.
 
     Args:
-        x: cotangent of y, or tangent of the input.
-        output: y, real.
-        mask: the entries that are left out, bool: (L, L) for mask_type 0, (B, L) for 1, else the shape of y.
-        dim: the dim along which y sums to 1; None for the last.
+        x: cotangent of $y$, or tangent of the input.
+        output: $y$, real.
+        mask: the entries that are left out, bool: (L, L) for ``mask_type`` 0, (B, L) for 1, else the shape of $y$.
+        dim: the dim along which $y$ sums to 1; None for the last.
         mask_type: 0, 1, 2 or None, as _masked_softmax takes it.
 
     Returns:

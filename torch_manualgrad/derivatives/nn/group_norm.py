@@ -5,17 +5,18 @@ no derivative in PyTorch; here it is a function of the cotangent, the input and 
 the input.
 
 Args:
-    N, C, HxW: the sizes of x, where HxW is the product of those that follow.
+    N, C, HxW: the sizes of $x$, where HxW is the product of those that follow.
     group: the number of groups.
     eps: added to the variance.
-    input, input_p: x, (N, C, *), real.
-    weight, weight_p: w, (C,), or None for 1.
-    grad_out: the cotangent of group_norm that the backward was given, the shape of x.
-    rstd: as native_group_norm returns it, (N, group); where this is differentiated it is a function of x.
+    input, input_p: $x$, (N, C, *), real.
+    weight, weight_p: $w$, (C,), or None for 1.
+    grad_out: the cotangent of group_norm that the backward was given, the shape of $x$.
+    rstd: as native_group_norm returns it, (N, group); where this is differentiated it is a function of $x$.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 
 Note:
-    Where not differentiable: with eps = 0, where a group is constant. All results but the tangent of the mean are nan.
+    Where not differentiable: with $eps = 0$, where a group is constant. All results but the tangent of the mean are
+    nan.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def _by_channel(x: Tensor | None, C: int, group: int) -> Any:
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """N, C and HxW."""
+    """$N$, $C$ and HxW."""
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
 
 def _statistics_backward(s: Standardized, dmean: Tensor | None, drstd: Tensor | None) -> Tensor:
-    """Cotangent of x, given those of m and r."""
+    """Cotangent of $x$, given those of $m$ and $r$."""
     count = s.values.shape[2] * s.values.shape[3]
     found = torch.zeros_like(s.values)
     if dmean is not None:
@@ -86,16 +87,16 @@ def infinitely_differentiable_native_group_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cotangents of input, weight and bias, given those of group_norm, its mean and its rstd.
 
-    P(g w) + gm / n - gr r^2 x^ / n, sum g x^ and sum g, where n is the number of entries of a group.
+    $P(g w) + gm / n - gr r^2 x^ / n$, $sum g x^$ and $sum g$, where $n$ is the number of entries of a group.
 
     Args:
-        dY: g, the shape of ``X``; None for zero.
+        dY: $g$, the shape of ``X``; None for zero.
         dmean, drstd: (N, group); None for zero.
-        X: x, (N, C, *), real.
-        gamma: w, (C,), or None for 1.
+        X: $x$, (N, C, *), real.
+        gamma: $w$, (C,), or None for 1.
 
     Returns:
-        The shapes of x, (C,) and (C,).
+        The shapes of $x$, (C,) and (C,).
 
     References:
         ATen infinitely_differentiable_native_group_norm_backward; Wu, He, Group Normalization, arXiv:1803.08494.
@@ -128,7 +129,7 @@ def group_norm_double_backward(
         ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
 
     Returns:
-        The shapes of x, (C,), and of x.
+        The shapes of $x$, (C,), and of $x$.
 
     References:
         ATen native_group_norm_backward has no derivative; Wu, He, Group Normalization, arXiv:1803.08494.
@@ -188,10 +189,10 @@ def group_norm_jvp(
     group: int,
     eps: float,
 ) -> Tensor:
-    """Tangent of group_norm: (P dx) w + x^ dw + db.
+    """Tangent of group_norm: $(P dx) w + x^ dw + db$.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
     """
     sizes = (*_sizes(input_p), group)
     s = standardized(_grouped(input_p, *sizes), _DIMS, eps)
@@ -215,11 +216,11 @@ def group_norm_mean_jvp(input_t: Tensor, mean_p: Tensor, group: int) -> Tensor:
 
 @formula
 def group_norm_invstd_jvp(input_p: Tensor, input_t: Tensor, invstd_p: Tensor, group: int, eps: float) -> Tensor:
-    """Tangent of the rstd of each group: -r^2 <x^ dx>.
+    """Tangent of the rstd of each group: $-r^2 <x^ dx>$.
 
     Args:
-        input_t: tangent of x.
-        invstd_p: r, (N, group); for its dtype.
+        input_t: tangent of $x$.
+        invstd_p: $r$, (N, group); for its dtype.
 
     Returns:
         (N, group).

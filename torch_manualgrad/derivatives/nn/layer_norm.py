@@ -5,16 +5,16 @@ differentiate functions of the input. Plain calls in reverse mode stay with PyTo
 rule of the backward operator gives the higher ones.
 
 Args:
-    grad_out: g, the shape of ``input``.
-    input, input_p: x, (*rows, *normalized_shape), real.
+    grad_out: $g$, the shape of ``input``.
+    input, input_p: $x$, (*rows, *normalized_shape), real.
     normalized_shape: the sizes of the last dims.
     mean, rstd: as native_layer_norm returns them, (*rows, 1, ..., 1); where this is differentiated they are functions
         of ``input``.
-    weight, weight_p: w, of shape ``normalized_shape``, or None for 1.
+    weight, weight_p: $w$, of shape ``normalized_shape``, or None for 1.
     grad_out_t, input_t, weight_t, bias_t: tangents; None for zero.
 
 Note:
-    Where not differentiable: with eps = 0, where all entries are equal. The result is nan.
+    Where not differentiable: with $eps = 0$, where all entries are equal. The result is nan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def native_layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of input, weight and bias, given that of layer_norm: P(g w), sum g x^, sum g.
+    """Cotangents of input, weight and bias, given that of layer_norm: $P(g w)$, $sum g x^$, $sum g$.
 
     Args:
         bias: for its dtype, or None.
@@ -100,14 +100,14 @@ def layer_norm_double_backward(
     """Cotangents of input, weight and grad_out of the backward, given those of its three results.
 
     Args:
-        input_t: x, (*, *normalized_shape), real.
+        input_t: $x$, (*, *normalized_shape), real.
         gamma: the weight, of shape ``normalized_shape``, or None.
         ggI, ggG, ggB: cotangents of the gradients of input, weight and bias; None for zero.
-        gO_t: the cotangent of layer_norm that the backward was given, the shape of x.
-        save_mean_t, save_invstd_t: as native_layer_norm returns them; functions of x here.
+        gO_t: the cotangent of layer_norm that the backward was given, the shape of $x$.
+        save_mean_t, save_invstd_t: as native_layer_norm returns them; functions of $x$ here.
 
     Returns:
-        The shapes of x, of ``normalized_shape``, and of x.
+        The shapes of $x$, of ``normalized_shape``, and of $x$.
 
     References:
         ATen layer_norm_double_backward, which takes the statistics for constants.
@@ -155,13 +155,13 @@ def layer_norm_jvp(
     normalized_shape: Sequence[int],
     eps: float,
 ) -> Tensor:
-    """Tangent of layer_norm: (P dx) w + x^ dw + db.
+    """Tangent of layer_norm: $(P dx) w + x^ dw + db$.
 
     Args:
         eps: added to the variance.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
 
     References:
         ATen layer_norm_jvp, which takes the statistics for constants.

@@ -1,23 +1,24 @@
-"""The derivatives that all normalizations share: of x -> x^ = (x - m) r, where r = (var + eps)^-1/2, along some dims.
+"""The derivatives that all normalizations share: of $x -> x^ = (x - m) r$, $r = (var + eps)^(-1/2)$, along some dims.
 
-With <v> the mean of v along these dims, the derivative of x^ is the self-adjoint map
+With $<v>$ the mean of $v$ along these dims, the derivative of $x^$ is the self-adjoint map
 
     P v = r (v - <v> - x^ <v x^>),        dx^ = P dx,        dr = -r^2 <x^ dx>.
 
-An affine map follows: y = x^ w + b. For the cotangent g of y, with h = g w,
+An affine map follows: $y = x^ w + b$. For the cotangent $g$ of $y$, with $h = g w$,
 
     gx = P h,        gw = sum g x^,        gb = sum g.
 
-Each is differentiated again with x^, m and r as functions of x. With a = <h x^>, b = <v x^>, c = <h v> - <h> <v>,
+Each is differentiated again with $x^$, $m$ and $r$ as functions of $x$. With $a = <h x^>$, $b = <v x^>$,
+$c = <h v> - <h> <v>$,
 
-    cotangent of x, given v, that of P h:    P(-r (a v + b h)) - r^2 (c - a b) x^,
-    tangent of P h along dx = t:             -r (a P t + x^ <h P t> + <t x^> P h).
+    cotangent of $x$, given $v$, that of $P h$:    $P(-r (a v + b h)) - r^2 (c - a b) x^$,
+    tangent of $P h$ along $dx = t$:             $-r (a P t + x^ <h P t> + <t x^> P h)$.
 
 Saved statistics are constants to autograd. A formula that treats them as constants, as PyTorch's do, has right values
 and wrong derivatives.
 
-RMS normalization is the same with m = 0 and without <v> in P, and <h> <v> in c. With given statistics (batch
-normalization in evaluation) P v = r v, and the last two are zero.
+RMS normalization is the same with $m = 0$ and without $<v>$ in $P$, and $<h> <v>$ in $c$. With given statistics (batch
+normalization in evaluation) $P v = r v$, and the last two are zero.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Standardized:
-    """x^ and r, and the derivatives of x^.
+    """$x^$ and $r$, and the derivatives of $x^$.
 
     Attributes:
-        values: x^, in the shape of x.
-        rstd: r, of size 1 along ``dims``.
+        values: $x^$, in the shape of $x$.
+        rstd: $r$, of size 1 along ``dims``.
         dims: the dims that the statistics were taken along; None if they were given.
-        centered: whether m was subtracted.
+        centered: whether $m$ was subtracted.
     """
 
     values: Tensor
@@ -67,18 +68,18 @@ class Standardized:
     centered: bool = True
 
     def mean(self, v: Tensor) -> Tensor:
-        """<v>."""
+        """$<v>$."""
         return v.mean(self.dims, keepdim=True)
 
     def pull(self, v: Tensor) -> Tensor:
-        """P v."""
+        """$P v$."""
         if self.dims is None:
             return self.rstd * v
         rest = v - self.mean(v) if self.centered else v
         return (rest - self.values * self.mean(v * self.values)) * self.rstd
 
     def pull_vjp(self, h: Tensor, v: Tensor) -> Tensor:
-        """Cotangent of x, given v, that of P h."""
+        """Cotangent of $x$, given $v$, that of $P h$."""
         if self.dims is None:
             return torch.zeros_like(self.values)
         x, r = self.values, self.rstd
@@ -88,7 +89,7 @@ class Standardized:
         return self.pull(-r * (a * v + b * h)) - r.square() * (c - a * b) * x
 
     def pull_jvp(self, h: Tensor, t: Tensor) -> Tensor:
-        """Tangent of P h along t."""
+        """Tangent of $P h$ along $t$."""
         if self.dims is None:
             return torch.zeros_like(self.values)
         x, along = self.values, self.pull(t)
@@ -118,7 +119,7 @@ def gradient_format(input: Tensor) -> torch.memory_format:
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the precision that PyTorch uses to normalize it: at least float32."""
+    """$x$ in the precision that PyTorch uses to normalize it: at least float32."""
     return x.float() if x.dtype in _HALF else x
 
 
@@ -129,13 +130,13 @@ def widened(*tensors: Tensor | None) -> list[Any]:
 
 @formula(kernel=("default",))
 def constant(x: Tensor) -> Tensor:
-    """x as a constant to every derivative; `detach` keeps tangents.
+    """$x$ as a constant to every derivative; `detach` keeps tangents.
 
     Args:
         x: (*).
 
     Returns:
-        The shape of x.
+        The shape of $x$.
 
     References:
         The saved statistics of ATen native_layer_norm, which are not differentiable.
@@ -164,22 +165,23 @@ def _(info: Any, in_dims: Any, x: Tensor) -> Any:
 
 
 def _rest(x: Tensor, dims: Sequence[int], centered: bool) -> Tensor:
-    """x - m; x if not centered."""
+    """$x - m$; $x$ if not centered."""
     x = wide(x)
     return x - x.mean(dims, keepdim=True) if centered else x
 
 
 def standardized(x: Tensor, dims: Sequence[int], eps: float, centered: bool = True) -> Standardized:
-    """x^ and r as functions of x."""
+    """$x^$ and $r$ as functions of $x$."""
     rest = _rest(x, dims, centered)
     rstd = (rest.square().mean(dims, keepdim=True) + eps).rsqrt()
     return Standardized(rest * rstd, rstd, dims, centered)
 
 
 def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool = True) -> Standardized:
-    """`standardized` with a known r, of any shape with as many entries, instead of eps.
+    """`standardized` with a known $r$, of any shape with as many entries, instead of $eps$.
 
-    With r0 that value, and q = r0^2 var, whose value is q0, r is r0 (1 + q - q0)^-1/2, where nothing overflows.
+    With $r0$ that value, and $q = r0^2 var$, whose value is $q0$, $r$ is $r0 (1 + q - q0)^(-1/2)$, where nothing
+    overflows.
     """
     rest = _rest(x, dims, centered)
     given = constant(wide(rstd)).reshape([1 if d in [k % x.dim() for k in dims] else n for d, n in enumerate(x.shape)])
@@ -194,7 +196,7 @@ def standardized_by(x: Tensor, dims: Sequence[int], rstd: Tensor, centered: bool
 def norm_backward(
     s: Standardized, g: Tensor, weight: Tensor | None, *, summed: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, the weight and the bias."""
+    """Cotangents of $x$, the weight and the bias."""
     h = g if weight is None else g * weight
     return s.pull(h), _sum(g * s.values, summed), _sum(g, summed)
 
@@ -233,7 +235,7 @@ def norm_double_backward(
     *,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of x, the weight and g, given those of the results of `norm_backward`."""
+    """Cotangents of $x$, the weight and $g$, given those of the results of `norm_backward`."""
     h = g if weight is None else g * weight
     of_x = of_g = torch.zeros_like(s.values)
     of_weight = _sum(of_x, summed)
@@ -253,7 +255,7 @@ def norm_double_backward(
 def norm_jvp(
     s: Standardized, x_t: Tensor | None, weight: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
 ) -> Tensor:
-    """Tangent of x^ w + b."""
+    """Tangent of $x^ w + b$."""
     found = torch.zeros_like(s.values) if x_t is None else s.pull(x_t)
     if weight is not None:
         found = found * weight

@@ -1,20 +1,20 @@
-"""RMS normalization, x r w with r = (<x^2> + eps)^-1/2: the formulas of _fused_rms_norm, an operator of GPUs.
+"""RMS normalization, $x r w$ with $r = (<x^2> + eps)^(-1/2)$: the formulas of _fused_rms_norm, an operator of GPUs.
 
 On the CPU `torch.nn.functional.rms_norm` is composed of other operators, and so right in every derivative. The
-mathematics is in `normalization`, with m = 0. The rstd that the operator returns is differentiable, as in PyTorch.
+mathematics is in `normalization`, with $m = 0$. The rstd that the operator returns is differentiable, as in PyTorch.
 _fused_rms_norm itself cannot have a rule, as PyTorch declares it composite; its backward has one, which is in the
 registry on a machine with a GPU, and an entry of the catalogue elsewhere.
 
 Args:
-    input, input_p: x, (*rows, *normalized_shape), real.
-    normalized_shape: the sizes of the last dims, whose product is n.
-    rstd, saved_rstd: r as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a function
-        of x.
-    weight, weight_opt, weight_p: w, of shape ``normalized_shape``, or None for 1.
+    input, input_p: $x$, (*rows, *normalized_shape), real.
+    normalized_shape: the sizes of the last dims, whose product is $n$.
+    rstd, saved_rstd: $r$ as _fused_rms_norm returns it, (*rows, 1, ..., 1); where this is differentiated it is a
+        function of $x$.
+    weight, weight_opt, weight_p: $w$, of shape ``normalized_shape``, or None for 1.
     input_t, weight_t: tangents; None for zero.
 
 Note:
-    Where not differentiable: with eps = 0, where all entries are zero. The result is nan.
+    Where not differentiable: with $eps = 0$, where all entries are zero. The result is nan.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def infinitely_differentiable_native_rms_norm_backward(
     rstd: Tensor,
     weight_opt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of input and weight, given those of rms_norm and its rstd: P(g w) - gr r^2 x^ / n, and sum g x^.
+    """Cotangents of input and weight, given those of rms_norm and its rstd: $P(g w) - gr r^2 x^ / n$, and $sum g x^$.
 
     Args:
-        dY: g, the shape of ``input``; None for zero.
-        drstd: gr, (*rows, 1, ..., 1); None for zero.
+        dY: $g$, the shape of ``input``; None for zero.
+        drstd: $gr$, (*rows, 1, ..., 1); None for zero.
 
     Returns:
         The shapes of ``input`` and ``normalized_shape``.
@@ -89,10 +89,10 @@ def rms_norm_double_backward(
 
     Args:
         ggI, ggG: cotangents of the gradients of input and weight; None for zero.
-        grad_out: the cotangent of rms_norm that the backward was given, the shape of x.
+        grad_out: the cotangent of rms_norm that the backward was given, the shape of $x$.
 
     Returns:
-        The shapes of x, of ``normalized_shape``, and of x.
+        The shapes of $x$, of ``normalized_shape``, and of $x$.
 
     References:
         ATen _fused_rms_norm_backward has no derivative; Zhang, Sennrich, Root Mean Square Layer Normalization,
@@ -115,10 +115,10 @@ def rms_norm_jvp(
     saved_rstd: Tensor,
     normalized_shape: Sequence[int],
 ) -> Tensor:
-    """Tangent of rms_norm: (P dx) w + x^ dw.
+    """Tangent of rms_norm: $(P dx) w + x^ dw$.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
     """
     s = _standardized(input_p, normalized_shape, saved_rstd)
     return norm_jvp(s, *widened(input_t, weight_p, weight_t, None)).to(input_p.dtype)
@@ -126,10 +126,10 @@ def rms_norm_jvp(
 
 @formula
 def rms_norm_rstd_jvp(input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, normalized_shape: Sequence[int]) -> Tensor:
-    """Tangent of the rstd: -r^2 <x^ dx>.
+    """Tangent of the rstd: $-r^2 <x^ dx>$.
 
     Args:
-        input_t: tangent of x.
+        input_t: tangent of $x$.
 
     Returns:
         The shape of ``saved_rstd``.

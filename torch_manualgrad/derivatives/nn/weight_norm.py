@@ -1,26 +1,26 @@
-"""Weight normalization, w = v g / |v|, where the norm is along all dims but one.
+"""Weight normalization, $w = v g / |v|$, where the norm is along all dims but one.
 
-With u = v / |v| and <.> the sum along these dims, and a cotangent G of w:
+With $u = v / |v|$ and $<.>$ the sum along these dims, and a cotangent $G$ of $w$:
 
     dw = dg u + g du,    du = (dv - u <u dv>) / |v|;        gg = <G u>,    gv = g A / |v|,    A = G - u <G u>.
 
-(gv, gg) is a gradient, so its derivative in v and g is symmetric: tangents of the two are also their cotangents,
+$(gv, gg)$ is a gradient, so its derivative in $v$ and $g$ is symmetric: tangents of the two are also their cotangents,
 
     dgg = <dG u> + <G du>,    dgv = (dg - g <u dv> / |v|) A / |v| + g (dG - du <G u> - u dgg) / |v|.
 
 The norms that the operator returns are constants to autograd. In formulas that are differentiated again they are
-functions of v, and the saved norms are a scale at which nothing overflows.
+functions of $v$, and the saved norms are a scale at which nothing overflows.
 
 Args:
     v, saved_v: the direction, real.
-    g, saved_g: the norm of w, of size 1 along all dims but ``dim``.
-    saved_norms: |v| as _weight_norm_interface returns it; a function of v here.
+    g, saved_g: the norm of $w$, of size 1 along all dims but ``dim``.
+    saved_norms: $|v|$ as _weight_norm_interface returns it; a function of $v$ here.
     dim: the dim that the norm is not taken along.
-    grad_w: G, the shape of ``saved_v``.
+    grad_w: $G$, the shape of ``saved_v``.
     v_t, g_t, grad_w_t, saved_v_t, saved_g_t: tangents; None for zero.
 
 Note:
-    Where not differentiable: at v = 0. The result is nan.
+    Where not differentiable: at $v = 0$. The result is nan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .normalization import constant, wide, widened
 
 
 class _Weight:
-    """u, |v|, and sums along the dims of the norm."""
+    """$u$, $|v|$, and sums along the dims of the norm."""
 
     def __init__(self, v: Tensor, norms: Tensor, dim: int) -> None:
         self.dims = [d for d in range(v.dim()) if d != dim % v.dim()]
@@ -47,7 +47,7 @@ class _Weight:
         return x.sum(self.dims, keepdim=True) if self.dims else x
 
     def along(self, v_t: Tensor) -> Tensor:
-        """du."""
+        """$du$."""
         return (v_t - self.u * self.sum(self.u * v_t)) / self.norm
 
 
@@ -55,10 +55,10 @@ class _Weight:
 def weight_norm_jvp(
     v: Tensor, v_t: Tensor | None, g: Tensor, g_t: Tensor | None, saved_norms: Tensor, dim: int
 ) -> Tensor:
-    """Tangent of w: dg u + g du.
+    """Tangent of $w$: $dg u + g du$.
 
     Returns:
-        The shape of v.
+        The shape of $v$.
 
     References:
         Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
@@ -84,10 +84,10 @@ def _sizes_fit(saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) 
 def weight_norm_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of v and g, given that of w: g (G - u <G u>) / |v|, and <G u>.
+    """Cotangents of $v$ and $g$, given that of $w$: $g (G - u <G u>) / |v|$, and $<G u>$.
 
     Returns:
-        The shapes of v and g.
+        The shapes of $v$ and $g$.
 
     References:
         ATen _weight_norm_interface_backward; Salimans, Kingma, Weight Normalization, arXiv:1602.07868, eq. 3.
@@ -120,10 +120,10 @@ def weight_norm_backward_jvp(
     saved_norms: Tensor,
     dim: int,
 ) -> tuple[Tensor, Tensor]:
-    """Tangents of the two gradients; without ``grad_w_t`` also cotangents of v and g, given those of the gradients.
+    """Tangents of the two gradients; without ``grad_w_t`` also cotangents of $v$ and $g$, given those of the gradients.
 
     Returns:
-        The shapes of v and g.
+        The shapes of $v$ and $g$.
 
     References:
         The derivative of `weight_norm_backward`; ATen _weight_norm_differentiable_backward takes the norms for

@@ -1,14 +1,14 @@
 """One step of an LSTM and of a GRU: _thnn_fused_lstm_cell, _thnn_fused_gru_cell.
 
-The gates are sums of an input part and a hidden part, each with a bias. s is the logistic function:
+The gates are sums of an input part and a hidden part, each with a bias. $s$ is the logistic function:
 
-    LSTM: i, f, o = s(.), g = tanh(.) of the gates in the order i, f, g, o;  c' = f c + i g,  h' = o tanh(c').
-    GRU:  r, z = s(input gates + hidden gates), n = tanh(input gate + r hidden gate) in the order r, z, n;  h' = n + z
-        (h - n).
+    LSTM: $i, f, o = s(.), g = tanh(.)$ of the gates in the order $i, f, g, o$;  $c' = f c + i g$,  $h' = o tanh(c')$.
+    GRU:  $r, z = s(p + q), n = tanh(p + r q)$ of the input part $p$ and the hidden part $q$, in the order $r, z, n$;
+          $h' = n + z (h - n)$.
 
 Args:
-    cx, cx_p: the old c, (b, n).
-    hx, hx_p: the old h, (b, n).
+    cx, cx_p: the old $c$, (b, n).
+    hx, hx_p: the old $h$, (b, n).
     input_gates_t, hidden_gates_t, input_bias_t, hidden_bias_t, cx_t, hx_t: tangents; None for zero.
 """
 
@@ -38,7 +38,7 @@ def _activated(gates: Tensor) -> tuple[Tensor, ...]:
 
 
 def lstm_cell(gates: Tensor, cx: Tensor) -> tuple[Tensor, Tensor]:
-    """The new h and c, given the sums of the gates' parts and the old c."""
+    """The new $h$ and $c$, given the sums of the gates' parts and the old $c$."""
     i, f, g, o = _activated(gates)
     cy = f * cx + i * g
     return o * cy.tanh(), cy
@@ -47,7 +47,7 @@ def lstm_cell(gates: Tensor, cx: Tensor) -> tuple[Tensor, Tensor]:
 def lstm_cell_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, gates: Tensor, cx: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of the gates and of the old c, given those of the new h and c; None for zero."""
+    """Cotangents of the gates and of the old $c$, given those of the new $h$ and $c$; None for zero."""
     i, f, g, o = _activated(gates)
     t = (f * cx + i * g).tanh()
     of_o = torch.zeros_like(o) if grad_hy is None else grad_hy * t
@@ -60,7 +60,7 @@ def lstm_cell_backward(
 
 
 def lstm_cell_jvp(gates: Tensor, gates_t: Tensor, cx: Tensor, cx_t: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tangents of the new h and c."""
+    """Tangents of the new $h$ and $c$."""
     i, f, g, o = _activated(gates)
     i_t, f_t, g_t, o_t = gates_t.chunk(4, -1)
     t = (f * cx + i * g).tanh()
@@ -79,10 +79,10 @@ def _thnn_differentiable_lstm_cell_backward(
     hidden_bias: Tensor | None,
     cx: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cotangents of both parts of the gates, of the old c and of both biases, given those of the new h and c.
+    """Cotangents of both parts of the gates, of the old $c$ and of both biases, given those of the new $h$ and $c$.
 
     Args:
-        grad_hy, grad_cy: cotangents of the new h and c, (b, n). None for zero.
+        grad_hy, grad_cy: cotangents of the new $h$ and $c$, (b, n). None for zero.
         input_gates, hidden_gates: the parts, (b, 4 n).
         input_bias, hidden_bias: (4 n,), or both None.
 
@@ -111,7 +111,7 @@ def _thnn_fused_lstm_cell_jvp(
     hidden_bias_p: Tensor | None,
     hidden_bias_t: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Tangents of the new h and c.
+    """Tangents of the new $h$ and $c$.
 
     Args:
         input_gates_p, hidden_gates_p: the parts, (b, 4 n).
@@ -136,7 +136,7 @@ def _biased(gates: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor) -> Tensor:
-    """The new h, given both parts of the gates, with their biases, and the old h."""
+    """The new $h$, given both parts of the gates, with their biases, and the old $h$."""
     (ir, iz, i_n), (hr, hz, hn) = input_gates.chunk(3, -1), hidden_gates.chunk(3, -1)
     n = (i_n + (ir + hr).sigmoid() * hn).tanh()
     return n + (iz + hz).sigmoid() * (hx - n)
@@ -151,10 +151,10 @@ def _thnn_differentiable_gru_cell_backward(
     input_bias: Tensor | None,
     hidden_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cotangents of both parts of the gates, of the old h and of both biases, given that of the new h.
+    """Cotangents of both parts of the gates, of the old $h$ and of both biases, given that of the new $h$.
 
     Args:
-        grad_hy: cotangent of the new h, (b, n).
+        grad_hy: cotangent of the new $h$, (b, n).
         input_gates, hidden_gates: the parts, (b, 3 n).
         input_bias, hidden_bias: (3 n,), or both None.
 
@@ -186,7 +186,7 @@ def _thnn_fused_gru_cell_jvp(
     hidden_bias_p: Tensor | None,
     hidden_bias_t: Tensor | None,
 ) -> Tensor:
-    """Tangent of the new h.
+    """Tangent of the new $h$.
 
     Args:
         input_gates_p, hidden_gates_p: the parts, (b, 3 n).

@@ -1,7 +1,7 @@
 """One layer of an LSTM in one direction: mkldnn_rnn_layer, which torch.nn.LSTM calls on the CPU in single precision.
 
-x is the input over time; h, the output, and c are the states. The gates a_t = W x_t + U h_(t-1) + b of all times are
-two products of matrices. The rest is one step of `cells` after the other.
+$x$ is the input over time; $h$, the output, and $c$ are the states. The gates $a_t = W x_t + U h_(t-1) + b$ of all
+times are two products of matrices. The rest is one step of `cells` after the other.
 
 Args:
     reverse: whether time runs backward.
@@ -40,7 +40,7 @@ def in_time(reverse: bool, *tensors: Any) -> tuple[Any, ...]:
 def _steps(
     input: Tensor, weights: Sequence[Tensor], has_biases: bool, hx: Tensor, cx: Tensor, output: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The gates of each step and its initial c, as lists, and the initial h of all steps, as a tensor."""
+    """The gates of each step and its initial $c$, as lists, and the initial $h$ of all steps, as a tensor."""
     h = torch.cat((hx.reshape(1, *output.shape[1:]), output.narrow(0, 0, output.shape[0] - 1)))
     a = input @ weights[0].mT + h @ weights[1].mT
     gates = (a + (weights[2] + weights[3]) if has_biases else a).unbind(0)
@@ -71,11 +71,11 @@ def mkldnn_rnn_layer_differentiable_backward(
     """Cotangents of the input, weights, biases and first states, given those of the output and the last states.
 
     Args:
-        input: x, (t, b, m).
-        weight0, weight1: W, (4 n, m), and U, (4 n, n).
+        input: $x$, (t, b, m).
+        weight0, weight1: $W$, (4 n, m), and $U$, (4 n, n).
         weight2, weight3: the biases, (4 n,); anything without biases.
         hx_, cx_tmp: the first states, (b, n) or (1, b, n).
-        output: h after each step, (t, b, n).
+        output: $h$ after each step, (t, b, n).
         grad_output_r_opt: cotangent of the output. None for zero.
         grad_hy_r_opt, grad_cy_r_opt: cotangents of the last states. None for zero.
 
@@ -135,9 +135,9 @@ def mkldnn_rnn_layer_jvp(
     """Tangents of the output and of the last states.
 
     Args:
-        input_p: x, (t, b, m).
-        weight0_p: W, (4 n, m).
-        weight1_p: U, (4 n, n).
+        input_p: $x$, (t, b, m).
+        weight0_p: $W$, (4 n, m).
+        weight1_p: $U$, (4 n, n).
         weight2_p, weight3_p: the biases, (4 n,); anything without biases.
         hx__p: the first states, (b, n) or (1, b, n).
         cx__p: see `mkldnn_rnn_layer_differentiable_backward`.

@@ -1,20 +1,22 @@
 """All layers of a recurrent network in one operator: _cudnn_rnn, which nn.LSTM, nn.GRU and nn.RNN call on a GPU.
 
-A layer has one direction or two, whose outputs are concatenated and are the input of the next layer. In one direction, with
-x the input over time, h and c the states, and i_t = W x_t + b and j_t = U h_(t-1) + b' the two parts of the gates,
+A layer has one direction or two, whose outputs are concatenated and are the input of the next layer. In one direction,
+with $x$ the input over time, $h$ and $c$ the states, and $i_t = W x_t + b$ and $j_t = U h_(t-1) + b'$ the two parts of
+the gates,
 
-    LSTM: h', c = cell(i + j, c), h = R h' with a projection R;  GRU: h = cell(i, j, h);  RNN: h = tanh(i + j) or relu(i + j).
+    LSTM: $h', c = cell(i + j, c), h = R h'$ with a projection $R$;  GRU: $h = cell(i, j, h)$;
+    RNN: $h = tanh(i + j)$ or $relu(i + j)$.
 
-The cells are those of `cells`. i of all times is one product of matrices; the rest is one step after the other.
+The cells are those of `cells`. $i$ of all times is one product of matrices; the rest is one step after the other.
 
 A first backward in training is cuDNN's. In evaluation, where cuDNN has none, where a backward is differentiated again and in
 forward mode, everything is computed here.
 
 Args:
-    input: x, (t, b, m), or (b, t, m) with ``batch_first``.
-    weight: for each layer and direction W, U, b and b', and R; without those that it does not have.
+    input: $x$, (t, b, m), or (b, t, m) with ``batch_first``.
+    weight: for each layer and direction $W$, $U$, $b$ and $b'$, and $R$; without those that it does not have.
     weight_stride0: how many these are.
-    hx, cx: the first states, (layers x directions, b, n); ``cx`` of an LSTM only.
+    hx, cx: the first states, (layers * directions, b, n); ``cx`` of an LSTM only.
     mode: 0 for relu, 1 for tanh, 2 for an LSTM, 3 for a GRU.
     dropout: between layers, drawn in the kernel.
     batch_sizes: of a packed sequence.
@@ -56,7 +58,7 @@ class Weights(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The parts of the gates, the old states and the new h before its projection."""
+    """The parts of the gates, the old states and the new $h$ before its projection."""
 
     i: Tensor
     j: Tensor
@@ -94,7 +96,7 @@ def _cell(mode: int, i: Tensor, j: Tensor, h: Tensor, c: Any) -> tuple[Tensor, A
 
 
 def _cell_backward(mode: int, step: Step, of_h: Tensor, of_c: Any) -> tuple[Tensor, Tensor, Tensor | None, Any]:
-    """Cotangents of i, j, the old h beside j, and the old c."""
+    """Cotangents of $i$, $j$, the old $h$ beside $j$, and the old $c$."""
     if mode == LSTM:
         of_gates, of_c = lstm_cell_backward(of_h, of_c, step.i + step.j, step.c)
         return of_gates, of_gates, None, of_c
@@ -116,7 +118,7 @@ def _cell_jvp(mode: int, step: Step, i_t: Tensor, j_t: Tensor, h_t: Tensor, c_t:
 
 
 def _direction(mode: int, x: Tensor, w: Weights, h: Tensor, c: Any) -> tuple[list[Step], Tensor]:
-    """The steps and the outputs of one direction, x in the order of its steps."""
+    """The steps and the outputs of one direction, $x$ in the order of its steps."""
     steps, outputs = [], []
     for i in _plus(x @ w.W.mT, w.b).unbind(0):
         j = _plus(h @ w.U.mT, w.b_hidden)
@@ -130,7 +132,7 @@ def _direction(mode: int, x: Tensor, w: Weights, h: Tensor, c: Any) -> tuple[lis
 def _direction_backward(
     mode: int, x: Tensor, w: Weights, steps: list[Step], of_outputs: Tensor, of_h: Tensor, of_c: Any
 ) -> tuple[Tensor, Tensor, Any, list[Tensor]]:
-    """Cotangents of x, of the first states and of the weights, given those of the outputs and of the last states."""
+    """Cotangents of $x$, of the first states and of the weights, given those of the outputs and of the last states."""
     of_i, of_j, of_R = [], [], None
     for step, of_output in zip(reversed(steps), reversed(of_outputs.unbind(0))):
         of_new = of_h + of_output

@@ -1,24 +1,24 @@
 """Cumulative products, and logarithms of cumulative sums of exponentials.
 
-Both tangents, and both cotangents from the last entry to the first, obey a linear recurrence y_m = a_m y_(m-1) + b_m. With P
-the result, for the product
+Both tangents, and both cotangents from the last entry to the first, obey a linear recurrence $y_m = a_m y_(m-1) + b_m$.
+With $P$ the result, for the product
 
-    jvp: y_m = x_m y_(m-1) + P_(m-1) t_m,       vjp: G_k = conj(P_(k-1)) S_k,  S_k = g_k + conj(x_(k+1)) S_(k+1),
+    jvp: $y_m = x_m y_(m-1) + P_(m-1) t_m$,       vjp: $G_k = conj(P_(k-1)) S_k$,  $S_k = g_k + conj(x_(k+1)) S_(k+1)$,
 
-and for l = log cumsum exp(x)
+and for $l = log cumsum exp(x)$
 
-    jvp: y_m = a_m y_(m-1) + w_m t_m,           vjp: G_k = conj(w_k) S_k,      S_k = g_k + conj(a_(k+1)) S_(k+1),
-    a_m = exp(l_(m-1) - l_m),  w_m = exp(x_m - l_m).
+    jvp: $y_m = a_m y_(m-1) + w_m t_m$,           vjp: $G_k = conj(w_k) S_k$,      $S_k = g_k + conj(a_(k+1)) S_(k+1)$,
+    $a_m = exp(l_(m-1) - l_m)$,  $w_m = exp(x_m - l_m)$.
 
-Nothing is divided by x, so that zeros are no special case, and the exponentials of real numbers are at most 1. The
-recurrence is solved by pairs, in O(n) operations and O(log n) steps: Blelloch, Prefix sums and their applications,
+Nothing is divided by $x$, so that zeros are no special case, and the exponentials of real numbers are at most 1. The
+recurrence is solved by pairs, in $O(n)$ operations and $O(log n)$ steps: Blelloch, Prefix sums and their applications,
 CMU-CS-90-190, section 1.4.
 
 Args:
     dim: along which the products or sums run.
-    self_t: t, tangent of x.
-    self_p: x, real or complex.
-    result: P or l, with its dependence on x for higher orders.
+    self_t: $t$, tangent of $x$.
+    self_p: $x$, real or complex.
+    result: $P$ or $l$, with its dependence on $x$ for higher orders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .norm import widened
 
 
 def recurrence(a: Tensor, b: Tensor) -> Tensor:
-    """y_m = a_m y_(m-1) + b_m along the last dim, with y_(-1) = 0."""
+    """$y_m = a_m y_(m-1) + b_m$ along the last dim, with $y_(-1) = 0$."""
     n = b.shape[-1]
     if n <= 1:
         return b
@@ -67,12 +67,12 @@ def _before(x: Tensor, one: bool = True) -> Tensor:
 
 
 def _pull(a: Tensor, g: Tensor) -> Tensor:
-    """S_k = g_k + conj(a_(k+1)) S_(k+1) along the last dim."""
+    """$S_k = g_k + conj(a_(k+1)) S_(k+1)$ along the last dim."""
     return recurrence(_before(a.conj().flip(-1)), g.flip(-1)).flip(-1)
 
 
 def _are_normal(P: Tensor, g: Tensor) -> bool:
-    """Whether all P and g_m P_m are normal numbers, and sums of these are finite; or g_m is 0."""
+    """Whether all $P$ and $g_m P_m$ are normal numbers, and sums of these are finite; or $g_m$ is 0."""
     if P.numel() == 0:
         return False
     limits = torch.finfo(g.dtype)
@@ -86,7 +86,7 @@ def _are_normal(P: Tensor, g: Tensor) -> bool:
 
 
 def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor | None:
-    """The sum of conj(P_m) g_m over m >= k, over conj(x_k), where nothing under- or overflows."""
+    """The sum of $conj(P_m) g_m$ over $m >= k$, over $conj(x_k)$, where nothing under- or overflows."""
     P, g = (_last(widened(y, grad), dim) for y in (output, grad))
     if not _are_normal(P, g):
         return None
@@ -96,12 +96,12 @@ def _by_division(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tenso
 
 @formula(kernels=Kernel("cpu", python=_by_division))
 def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
-    """Cotangent of x, given that of its cumulative products P: conj(P_(k-1)) S_k, see the module.
+    """Cotangent of $x$, given that of its cumulative products $P$: $conj(P_(k-1)) S_k$, see the module.
 
     Args:
-        grad: cotangent of P.
-        input: x, real or complex.
-        output: P, with its dependence on x for higher orders.
+        grad: cotangent of $P$.
+        input: $x$, real or complex.
+        output: $P$, with its dependence on $x$ for higher orders.
 
     Returns:
         The shape of ``input`` and its order of dims in memory, in the dtype of ``grad``.
@@ -115,7 +115,7 @@ def cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> T
 
 @formula
 def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Tensor:
-    """Tangent of the cumulative products P of x: y_m = x_m y_(m-1) + P_(m-1) t_m.
+    """Tangent of the cumulative products $P$ of $x$: $y_m = x_m y_(m-1) + P_(m-1) t_m$.
 
     Returns:
         The shape and dtype of ``result``.
@@ -128,7 +128,9 @@ def cumprod_jvp(self_t: Tensor, self_p: Tensor, result: Tensor, dim: int) -> Ten
 
 
 def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """(a, w) of log cumsum exp, along the last dim; w = 0 where l is -inf, as by convention nothing depends on x there."""
+    """$(a, w)$ of log cumsum exp, along the last dim; $w = 0$ where $l$ is $-inf$: by convention $x$ has no effect
+    there.
+    """
     before = _before(l, one=False)
     level = l.real if l.is_complex() else l
     level_before = before.real if l.is_complex() else before
@@ -139,9 +141,9 @@ def _ratios(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
 
 
 def _shares(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """The same for real x, where l is finite, by u = x_m - l_(m-1): a = s(-u) and w = s(u), with s the sigmoid.
+    """The same for real $x$, where $l$ is finite, by $u = x_m - l_(m-1)$: $a = s(-u)$, $w = s(u)$, $s$ the sigmoid.
 
-    Where w is close to 1, the tangent of a difference of l is all rounding.
+    Where $w$ is close to 1, the tangent of a difference of $l$ is all rounding.
     """
     a, w = _ratios(x, l)
     before = _before(l, one=False)
@@ -153,17 +155,17 @@ def _shares(x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
 
 @formula
 def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of l = log cumsum exp(x): conj(w_k) S_k, see the module.
+    """Cotangent of $x$, given that of $l = log cumsum exp(x)$: $conj(w_k) S_k$, see the module.
 
     Args:
-        grad: cotangent of l.
-        self: x, real or complex.
+        grad: cotangent of $l$.
+        self: $x$, real or complex.
 
     Returns:
         The shape of ``self``.
 
     Note:
-        Where not differentiable: where l is -inf; the derivative there is 0. Where x is inf it is nan.
+        Where not differentiable: where $l$ is $-inf$; the derivative there is 0. Where $x$ is inf it is nan.
     """
     x, l = _last(self, dim), _last(result, dim)  # noqa: E741
     a, w = _shares(x, l) if torch.is_grad_enabled() and not x.is_complex() else _ratios(x, l)
@@ -172,7 +174,7 @@ def logcumsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: int) 
 
 @formula
 def logcumsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int) -> Tensor:
-    """Tangent of l = log cumsum exp(x): y_m = exp(l_(m-1) - l_m) y_(m-1) + exp(x_m - l_m) t_m.
+    """Tangent of $l = log cumsum exp(x)$: $y_m = exp(l_(m-1) - l_m) y_(m-1) + exp(x_m - l_m) t_m$.
 
     Returns:
         The shape of ``result``.

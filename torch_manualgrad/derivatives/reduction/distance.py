@@ -1,18 +1,18 @@
 """Pairwise distances: cdist, pdist, _euclidean_dist, and the backward operators of the first two.
 
-D_ij = ||a_i - b_j||_p, so with w the gradient field of the norm (see norm.py), taken along the last dim,
+$D_ij = ||a_i - b_j||_p$, so with $w$ the gradient field of the norm (see norm.py), taken along the last dim,
 
-    vjp: a_i gets sum_j G_ij w(a_i - b_j), and b_j the same with the roles exchanged, as w is odd;
-    jvp: dD_ij = sum_k w(a_i - b_j)_k (da_i - db_j)_k.
+    vjp: $a_i$ gets $sum_j G_ij w(a_i - b_j)$, and $b_j$ the same with the roles exchanged, as $w$ is odd;
+    jvp: $dD_ij = sum_k w(a_i - b_j)_k (da_i - db_j)_k$.
 
-Written out these take memory for every difference (P R M entries). The bodies below do so, exactly and differentiably.
-The code that runs when nothing differentiates them does not: the kernels, and where there is none, the same expressions a
-block at a time.
+Written out these take memory for every difference ($P R M$ entries). The bodies below do so, exactly and
+differentiably. The code that runs when nothing differentiates them does not: the kernels, and where there is none, the
+same expressions a block at a time.
 
-PyTorch does not differentiate the backward operators. With H the Hessian of the norm at a difference d_ij = a_i - b_j,
-cdist's backward is B_i = sum_j g_ij w(d_ij), and for a vector v_i as its cotangent
+PyTorch does not differentiate the backward operators. With $H$ the Hessian of the norm at a difference
+$d_ij = a_i - b_j$, cdist's backward is $B_i = sum_j g_ij w(d_ij)$, and for a vector $v_i$ as its cotangent
 
-    g_ij gets <v_i, w(d_ij)>,      a_i gets sum_j g_ij H(d_ij) v_i,      b_j gets -sum_i g_ij H(d_ij) v_i.
+    $g_ij$ gets $<v_i, w(d_ij)>$,      $a_i$ gets $sum_j g_ij H(d_ij) v_i$,      $b_j$ gets $-sum_i g_ij H(d_ij) v_i$.
 
 The distances among the operator's arguments are those of the others, and get no gradient themselves.
 
@@ -20,18 +20,18 @@ Args:
     grad: cotangent of the distances, ``(*, P, R)``.
     x1: ``(*, P, M)``, real.
     x2: ``(*, R, M)``, real; the batch dims broadcast.
-    p: the order, 0 <= p <= inf.
+    p: the order, $0 <= p <= inf$.
     cdist: the distances that the forward returned, ``(*, P, R)``. A kernel may start from their value, but nothing
         flows through this argument.
     x1_p: ``(*, P, M)``, real.
     x1_t: its tangent; None is zero.
     x2_t: its tangent; None is zero.
-    self: x, ``(N, M)``, real or complex; of complex ones there is no pair.
+    self: $x$, ``(N, M)``, real or complex; of complex ones there is no pair.
     pdist: the distances that the forward returned, as for `cdist_backward`.
-    res: the distances, ``(*, P, R)``, with their dependence on x1 and x2 for higher orders.
+    res: the distances, ``(*, P, R)``, with their dependence on $x1$ and $x2$ for higher orders.
 
 Note:
-    Where not differentiable: as `norm_backward`, pair by pair: 0 for a pair of equal points; for p = inf ties share
+    Where not differentiable: as `norm_backward`, pair by pair: 0 for a pair of equal points; for $p = inf$ ties share
     equally.
 """
 
@@ -52,12 +52,12 @@ _BLOCK = 1 << 17
 
 
 def _differences(x1: Tensor, x2: Tensor) -> Tensor:
-    """a_i - b_j: (*, P, R, M)."""
+    """$a_i - b_j$: (*, P, R, M)."""
     return widened(x1).unsqueeze(-2) - widened(x2).unsqueeze(-3)
 
 
 def _blocks(x1: Tensor, x2: Tensor) -> Iterator[tuple[slice, slice]]:
-    """(slice of the batch, slice of the rows of x1), each with a bounded number of differences."""
+    """(slice of the batch, slice of the rows of $x1$), each with a bounded number of differences."""
     batch, rows = x1.shape[:2]
     row = max(x2.shape[1] * x2.shape[2], 1)
     by_row = max((_BLOCK if x1.device.type == "cpu" else _BLOCK << 7) // row, 1)
@@ -73,9 +73,9 @@ def _flat_batch(x: Tensor, batch: Sequence[int]) -> Tensor:
 
 @formula(kernel=("cpu", "cuda"))
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
-    """Cotangent of x1, given that of the distances: sum_j grad_ij w(x1_i - x2_j).
+    """Cotangent of $x1$, given that of the distances: $sum_j grad_ij w(x1_i - x2_j)$.
 
-    For that of x2, exchange the two and transpose grad.
+    For that of $x2$, exchange the two and transpose grad.
 
     Returns:
         The shape and dtype of ``x1``. Memory: a bounded block; that of all differences where it is differentiated.
@@ -101,7 +101,7 @@ def _(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
 
 @formula(kernel=("default",))
 def cdist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | None, p: float) -> Tensor:
-    """Tangent of the distances: sum_k w(x1_i - x2_j)_k (x1_t_i - x2_t_j)_k.
+    """Tangent of the distances: $sum_k w(x1_i - x2_j)_k (x1_t_i - x2_t_j)_k$.
 
     Args:
         x2_p: ``(*, R, M)``, real; the batch dims broadcast.
@@ -149,7 +149,7 @@ def _cdist_vjp(
 
 
 def _pairs(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows i < j of all pairs, and x_i - x_j."""
+    """The rows $i < j$ of all pairs, and $x_i - x_j$."""
     i, j = torch.triu_indices(n, n, 1, device=x.device)
     return i, j, x.index_select(0, i) - x.index_select(0, j)  # x[i] adds up its gradient in the order of threads
 
@@ -161,12 +161,12 @@ def _refuse_complex_pairs(name: str, x: Tensor) -> None:
 
 @formula(kernel=("cpu", "cuda"))
 def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
-    """Cotangent of x, given that of its pairwise distances.
+    """Cotangent of $x$, given that of its pairwise distances.
 
-    The pair i < j adds grad_ij w(x_i - x_j) to row i, and its negative to row j.
+    The pair $i < j$ adds $grad_ij w(x_i - x_j)$ to row $i$, and its negative to row $j$.
 
     Args:
-        grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs i < j row by row.
+        grad: cotangent of the distances, ``(N (N - 1) / 2,)``, pairs $i < j$ row by row.
 
     Returns:
         ``(N, M)``, the dtype of ``self``.
@@ -195,7 +195,7 @@ def pdist_jvp(self_p: Tensor, self_t: Tensor, p: float) -> Tensor:
     """Tangent of the pairwise distances: those of cdist_jvp(x, t, x, t) above the diagonal.
 
     Args:
-        self_p: x, ``(N, M)``, real or complex; of complex ones there is no pair.
+        self_p: $x$, ``(N, M)``, real or complex; of complex ones there is no pair.
         self_t: its tangent.
 
     Returns:
@@ -225,7 +225,7 @@ def _quotient(x: Tensor, res: Tensor) -> Tensor:
 
 @formula
 def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) -> tuple[Tensor, Tensor]:
-    """Cotangents of x1 and x2, given that of the Euclidean distances, by matrix products.
+    """Cotangents of $x1$ and $x2$, given that of the Euclidean distances, by matrix products.
 
     Args:
         x2: ``(*, R, M)``, real.
@@ -242,7 +242,7 @@ def _euclidean_dist_backward(grad: Tensor, x1: Tensor, x2: Tensor, res: Tensor) 
 
 @formula
 def _euclidean_dist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: Tensor | None, res: Tensor) -> Tensor:
-    """Tangent of the Euclidean distances: (a . da + b . db - a . db - da . b) / D.
+    """Tangent of the Euclidean distances: $(a . da + b . db - a . db - da . b) / D$.
 
     Args:
         x2_p: ``(*, R, M)``, real.
@@ -268,9 +268,9 @@ def _euclidean_dist_jvp(x1_p: Tensor, x1_t: Tensor | None, x2_p: Tensor, x2_t: T
 
 
 def _curvature(x: Tensor, v: Tensor, p: float) -> Tensor:
-    """H(x) v along the last dim, H the Hessian of the p-norm: (p - 1) (|x/n|^(p-2) v - w <w, v>) / n.
+    """$H(x) v$ along the last dim, $H$ the Hessian of the $p$-norm: $(p - 1) (|x/n|^(p-2) v - w <w, v>) / n$.
 
-    Zero where w counts as constant: for p = 0, 1, inf, at x = 0, and at zero entries unless p is even.
+    Zero where $w$ counts as constant: for $p = 0$, 1, inf, at $x = 0$, and at zero entries unless $p$ is even.
     """
     if p in (0, 1, math.inf) or x.numel() == 0:
         return torch.zeros_like(x * v)
@@ -288,13 +288,13 @@ def _curvature(x: Tensor, v: Tensor, p: float) -> Tensor:
 
 @formula
 def cdist_double_backward(gg: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of grad, x1 and x2, given that of cdist's backward, see the module.
+    """Cotangents of grad, $x1$ and $x2$, given that of cdist's backward, see the module.
 
     Args:
-        gg: v, the shape of what the backward returns, ``(*, P, M)``.
-        grad: g, cotangent of the distances, ``(*, P, R)``.
-        x1: a, ``(*, P, M)``, real.
-        x2: b, ``(*, R, M)``, real; the batch dims broadcast.
+        gg: $v$, the shape of what the backward returns, ``(*, P, M)``.
+        grad: $g$, cotangent of the distances, ``(*, P, R)``.
+        x1: $a$, ``(*, P, M)``, real.
+        x2: $b$, ``(*, R, M)``, real; the batch dims broadcast.
 
     Returns:
         The shapes of ``grad``, ``x1`` and ``x2``. Memory: that of all differences.
@@ -319,7 +319,7 @@ def cdist_backward_jvp(
     p: float,
     cdist: Tensor,
 ) -> Tensor:
-    """Tangent of cdist's backward: sum_j dg_ij w(d_ij) + g_ij H(d_ij) (da_i - db_j).
+    """Tangent of cdist's backward: $sum_j dg_ij w(d_ij) + g_ij H(d_ij) (da_i - db_j)$.
 
     Args:
         grad_t, x1_t, x2_t: tangents; None for zero.
@@ -343,7 +343,7 @@ def cdist_backward_jvp(
 
 
 def _pdist_curved(grad: Tensor, self: Tensor, v: Tensor, p: float) -> Tensor:
-    """Row i gets the sum over j of g_ij H(x_i - x_j) (v_i - v_j)."""
+    """Row $i$ gets the sum over $j$ of $g_ij H(x_i - x_j) (v_i - v_j)$."""
     x, v = widened(self), widened(v)
     i, j, difference = _pairs(x, self.shape[0])
     each = grad.unsqueeze(-1) * _curvature(difference, _pairs(v, self.shape[0])[2], p)
@@ -352,12 +352,12 @@ def _pdist_curved(grad: Tensor, self: Tensor, v: Tensor, p: float) -> Tensor:
 
 @formula
 def pdist_double_backward(gg: Tensor, grad: Tensor, self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Cotangents of grad and x, given that of pdist's backward.
+    """Cotangents of grad and $x$, given that of pdist's backward.
 
     Args:
-        gg: v, ``(N, M)``.
+        gg: $v$, ``(N, M)``.
         grad: cotangent of the distances, ``(N (N - 1) / 2,)``.
-        self: x, ``(N, M)``, real.
+        self: $x$, ``(N, M)``, real.
 
     Returns:
         The shapes of ``grad`` and ``self``.

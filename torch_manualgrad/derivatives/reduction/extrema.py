@@ -5,7 +5,7 @@ All entries that attain the value share its cotangent equally, and its tangent i
 Args:
     result: the values.
     dim: the reduced dim; None for all.
-    input: x, (*), real.
+    input: $x$, (*), real.
     value: 0-dim; nan is the value of all entries that are nan.
 """
 
@@ -23,7 +23,7 @@ from .dims import restore_reduced_dims
 
 @formula
 def scale_grad_by_count(grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tensor:
-    """Cotangent of x, given that of a value that some entries attain: an equal share for each of these.
+    """Cotangent of $x$, given that of a value that some entries attain: an equal share for each of these.
 
     Args:
         grad: cotangent of the value, with the reduced dims kept.
@@ -63,10 +63,10 @@ def aminmax_backward(
     min: Tensor,
     max: Tensor,
 ) -> Tensor:
-    """Cotangent of x, given those of its smallest and largest entries: of each, an equal share for what attains it.
+    """Cotangent of $x$, given those of its smallest and largest entries: of each, an equal share for what attains it.
 
     Args:
-        self: x, (*), real.
+        self: $x$, (*), real.
         keepdim: whether the values have the reduced dims.
         grad_min, grad_max: cotangents of the values; None for zero.
         min, max: the values.
@@ -89,7 +89,7 @@ def aminmax_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: int | None,
     """Tangent of the smallest or the largest entries: the mean of the tangents of those that attain the value.
 
     Args:
-        self_p: x, (*), real.
+        self_p: $x$, (*), real.
         self_t: its tangent.
         keepdim: whether ``result`` has the reduced dims.
 
@@ -105,7 +105,7 @@ def _attains(input: Tensor, value: Tensor) -> Tensor:
 
 @formula
 def evenly_distribute_backward(grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
-    """Cotangent of x, given that of one of its values: an equal share for each entry that has the value.
+    """Cotangent of $x$, given that of one of its values: an equal share for each entry that has the value.
 
     Args:
         grad: cotangent of the value, 0-dim.
@@ -119,10 +119,10 @@ def evenly_distribute_backward(grad: Tensor, input: Tensor, value: Tensor) -> Te
 
 @formula
 def evenly_read_jvp(fw_grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
-    """Tangent of one of the values of x: the mean of the tangents of the entries that have the value.
+    """Tangent of one of the values of $x$: the mean of the tangents of the entries that have the value.
 
     Args:
-        fw_grad: tangent of x.
+        fw_grad: tangent of $x$.
 
     Returns:
         0-dim.

@@ -1,14 +1,14 @@
-"""logsumexp: its derivative is the softmax w = exp(x - result), in every order, and 0 where the result is -inf.
+"""logsumexp: its derivative is the softmax $w = exp(x - result)$, in every order, and 0 where the result is $-inf$.
 
-Divided by its sum, w does not depend on the result, which is a constant to every derivative. Where x is large this is more
-accurate, too: its exponentials add up to 1 only to within the rounding of the result.
+Divided by its sum, $w$ does not depend on the result, which is a constant to every derivative. Where $x$ is large this
+is more accurate, too: its exponentials add up to 1 only to within the rounding of the result.
 
 Args:
     result: what the forward returned.
     dim: the reduced dims.
 
 Note:
-    Where not differentiable: where the result is -inf. The derivative there is 0. Where x is inf it is nan.
+    Where not differentiable: where the result is $-inf$. The derivative there is 0. Where $x$ is inf it is nan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .dims import restore_reduced_dims
 def _softmax(
     x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool, differentiated: bool
 ) -> tuple[Tensor, Tensor]:
-    """Multiples of w, and their sum, with the reduced dims; the sum is 1 where w is 0.
+    """Multiples of $w$, and their sum, with the reduced dims; the sum is 1 where $w$ is 0.
 
-    Where this is ``differentiated`` and x is real, the largest multiple is 1, and constant: where w is close to 1, its
-    tangent w (t - <w, t>) would be all rounding.
+    Where this is ``differentiated`` and $x$ is real, the largest multiple is 1, and constant: where $w$ is close to 1,
+    its tangent $w (t - <w, t>)$ would be all rounding.
     """
     if differentiated and not x.is_complex() and x.numel():
         shift = x.amax(dim, keepdim=True)
@@ -42,11 +42,11 @@ def _softmax(
 
 @formula
 def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    """Cotangent of x, given that of log sum exp(x): grad conj(w).
+    """Cotangent of $x$, given that of $log sum exp(x)$: $grad conj(w)$.
 
     Args:
         grad: cotangent of the result.
-        self: x, real or complex.
+        self: $x$, real or complex.
         keepdim: whether ``grad`` and ``result`` have the reduced dims.
 
     Returns:
@@ -58,11 +58,11 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
 
 @formula
 def logsumexp_jvp(self_p: Tensor, self_t: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    """Tangent of log sum exp(x): the sum of w t.
+    """Tangent of $log sum exp(x)$: the sum of $w t$.
 
     Args:
-        self_p: x, real or complex.
-        self_t: t, its tangent.
+        self_p: $x$, real or complex.
+        self_t: $t$, its tangent.
         keepdim: whether the result has them.
 
     Returns:

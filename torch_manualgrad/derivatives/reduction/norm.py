@@ -1,30 +1,31 @@
 """Vector norms: linalg_vector_norm, norm, dist.
 
-Every derivative here is made of one field, the gradient of the norm n = ||x||_p along ``dims``:
+Every derivative here is made of one field, the gradient of the norm $n = ||x||_p$ along ``dims``:
 
-    w(x)_i = sgn(x_i) (|x_i| / n)^(p-1),        vjp: g w,        jvp: sum_i Re(conj(w_i) t_i),
+    $w(x)_i = sgn(x_i) (|x_i| / n)^(p-1)$,        vjp: $g w$,        jvp: $sum_i Re(conj(w_i) t_i)$,
 
-and of Euler's identity n = sum_i Re(conj(w_i) x_i), as n is homogeneous of degree one. w itself has degree zero: it
-is computed from x / m, with m the largest |x_i| of the slice (the smallest for p < 0), so that it is right also where n
-overflows or underflows. m is a constant to every derivative, since w does not depend on it. The norm that the forward
-saved does not enter: w is a function of x alone and may be differentiated to any order in any mode.
+and of Euler's identity $n = sum_i Re(conj(w_i) x_i)$, as $n$ is homogeneous of degree one. $w$ itself has degree zero:
+it is computed from $x / m$, with $m$ the largest $|x_i|$ of the slice (the smallest for $p < 0$), so that it is right
+also where $n$ overflows or underflows. $m$ is a constant to every derivative, since $w$ does not depend on it. The norm
+that the forward saved does not enter: $w$ is a function of $x$ alone and may be differentiated to any order in any
+mode.
 
 Args:
     grad: cotangent of the norm, real; the shape that ``dim`` and ``keepdim`` give.
-    self: x, real or complex, any shape.
-    p: the order, any real, inf or -inf.
+    self: $x$, real or complex, any shape.
+    p: the order, any real, inf or $-inf$.
     dim: the reduced dims; None or empty for all.
     keepdim: whether ``grad`` has the reduced dims; over all dims, 0-dim ones are taken too.
-    self_p: x, real or complex, any shape.
+    self_p: $x$, real or complex, any shape.
     self_t: its tangent, same shape.
     result: the norm that the forward returned.
 
 Note:
-    Where not differentiable: for p = 0, w = 0. For p = 1, sgn(x). For p = +-inf, sgn(x) shared equally among the
-    entries that attain n. Otherwise w and all its derivatives are 0 on a slice with n = 0, and at zero entries of the
-    other slices unless p is a positive even integer, for which w is a polynomial in x over a power of n. A nan makes
-    its slice nan; for p = 1 and +-inf it makes its own entry nan and leaves the others as they are, for p = 0 all are
-    0.
+    Where not differentiable: for $p = 0$, $w = 0$. For $p = 1$, $sgn(x)$. For $p = +-inf$, $sgn(x)$ shared equally
+    among the entries that attain $n$. Otherwise $w$ and all its derivatives are 0 on a slice with $n = 0$, and at zero
+    entries of the other slices unless $p$ is a positive even integer, for which $w$ is a polynomial in $x$ over a power
+    of $n$. A nan makes its slice nan; for $p = 1$ and $+-inf$ it makes its own entry nan and leaves the others as they
+    are, for $p = 0$ all are 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch_manualgrad.core.rule import CompiledVjp, formula, is_sharded, rule
 
 
 def widened(x: Tensor, *others: Tensor) -> Tensor:
-    """x in the dtype to compute in: the common one, and never below float32."""
+    """$x$ in the dtype to compute in: the common one, and never below float32."""
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"a norm's derivative is for floating point or complex tensors, not {x.dtype}")
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -75,7 +76,7 @@ def _sgn(x: Tensor) -> Tensor:
 
 
 def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
-    """The field w of the module's docstring, in the dtype of x (not half)."""
+    """The field $w$ of the module's docstring, in the dtype of $x$ (not half)."""
     if p == 0:
         return torch.zeros_like(x)
     if p == 1:
@@ -116,7 +117,7 @@ def norm_direction(x: Tensor, p: float, dims: Sequence[int]) -> Tensor:
 
 
 def inner(w: Tensor, t: Tensor) -> Tensor:
-    """Re(conj(w) t), entry by entry."""
+    """$Re(conj(w) t)$, entry by entry."""
     return (w.conj() * t).real if w.is_complex() else w * t
 
 
@@ -124,11 +125,11 @@ def inner(w: Tensor, t: Tensor) -> Tensor:
 def norm_backward(
     grad: Tensor, self: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
 ) -> Tensor:
-    """Cotangent of x, given that of its p-norm: grad * w(x), scale-safe, differentiable to any order.
+    """Cotangent of $x$, given that of its $p$-norm: $grad * w(x)$, scale-safe, differentiable to any order.
 
     Args:
         norm: the norm that the forward returned. A kernel may start from its value, but nothing flows through it: what
-            is differentiated is w(x).
+            is differentiated is $w(x)$.
 
     Returns:
         The shape and dtype of ``self``. Half precision is computed in float32.
@@ -153,7 +154,7 @@ def norm_backward(
 def norm_jvp(
     self_p: Tensor, self_t: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
 ) -> Tensor:
-    """Tangent of the p-norm: sum over ``dim`` of Re(conj(w(x)) t), differentiable to any order.
+    """Tangent of the $p$-norm: sum over ``dim`` of $Re(conj(w(x)) t)$, differentiable to any order.
 
     Args:
         norm: the norm that the forward returned; only its dtype is used.
@@ -178,12 +179,12 @@ def norm_jvp(
 def linalg_vector_norm_backward(
     grad: Tensor, self: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
 ) -> Tensor:
-    """Cotangent of x, given that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
+    """Cotangent of $x$, given that of linalg.vector_norm: norm_backward(grad, x, ord, result, dim, keepdim).
 
     The forward's ``dtype`` needs no argument: ``self`` is first converted to it, the common dtype with ``grad``.
 
     Args:
-        ord: the order, p in `norm_backward`.
+        ord: the order, $p$ in `norm_backward`.
 
     Returns:
         The shape and dtype of ``self``.
@@ -204,7 +205,7 @@ def linalg_vector_norm_jvp(
     """Tangent of linalg.vector_norm: norm_jvp(x, t, ord, result, dim, keepdim), in the dtype of ``result``.
 
     Args:
-        ord: the order, p in `norm_jvp`.
+        ord: the order, $p$ in `norm_jvp`.
         keepdim: as in `norm_jvp`.
 
     Returns:

@@ -1,8 +1,8 @@
 """Products of all entries, or of those along a dim.
 
-The derivative with respect to an entry is the product e of the others, which is found without a division: it is right where
-entries are zero, however many, and where the product over- or underflows. It is made of products only, and so right in
-every order.
+The derivative with respect to an entry is the product $e$ of the others, which is found without a division: it is right
+where entries are zero, however many, and where the product over- or underflows. It is made of products only, and so
+right in every order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .dims import cast, laid_out_as, restore_reduced_dims
 
 
 def products_of_others(x: Tensor) -> Tensor:
-    """e along the last dim, by a tree: what pairs lack is what their product lacks, times the partner."""
+    """$e$ along the last dim, by a tree: what pairs lack is what their product lacks, times the partner."""
     n = x.shape[-1]
     if n <= 1:
         return torch.ones_like(x)
@@ -39,11 +39,11 @@ def _products_of_others(x: Tensor, dim: int | None) -> Tensor:
 
 @formula
 def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of the product along ``dim``: grad conj(e), with e the product of the others.
+    """Cotangent of $x$, given that of the product along ``dim``: $grad conj(e)$, with $e$ the product of the others.
 
     Args:
         grad: cotangent of the product, with ``dim`` kept.
-        inp: x, real or complex.
+        inp: $x$, real or complex.
         dim: along which the product is taken.
 
     Returns:
@@ -53,7 +53,7 @@ def prod_safe_zeros_backward(grad: Tensor, inp: Tensor, dim: int) -> Tensor:
 
 
 def _vanishes(x: Tensor, dim: int | None) -> Tensor:
-    """Where all e are surely below the smallest number, by logarithms; not where an x is zero."""
+    """Where all $e$ are surely below the smallest number, by logarithms; not where an $x$ is zero."""
     logs = x.abs().log2()
     total, least = (logs.sum(), logs.amin()) if dim is None else (logs.sum(dim, True), logs.amin(dim, True))
     limits = torch.finfo(x.dtype)
@@ -61,7 +61,7 @@ def _vanishes(x: Tensor, dim: int | None) -> Tensor:
 
 
 def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor | None:
-    """e as the quotient of the product and x, where every product is a normal number, or all e are zero."""
+    """$e$ as the quotient of the product and $x$, where every product is a normal number, or all $e$ are zero."""
     normal = result.isfinite() & (result.abs() >= torch.finfo(result.dtype).tiny)
     g, product, regular = grad, result, normal
     if dim is not None:
@@ -75,11 +75,11 @@ def _by_division(grad: Tensor, input: Tensor, result: Tensor, dim: int | None, k
 
 @formula(kernels=Kernel("cpu", "cuda", python=_by_division))
 def prod_backward(grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Cotangent of x, given that of its product: grad conj(e), with e the product of the others.
+    """Cotangent of $x$, given that of its product: $grad conj(e)$, with $e$ the product of the others.
 
     Args:
         grad: cotangent of the product.
-        input: x, real or complex.
+        input: $x$, real or complex.
         result: the product; a kernel may start from it, but nothing flows through it.
         dim: along which the product is taken; None for that of all entries.
         keepdim: whether ``grad`` has ``dim``.

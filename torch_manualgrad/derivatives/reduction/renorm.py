@@ -1,8 +1,8 @@
-"""renorm, which scales every slice x along ``dim`` with n = ||x||_p > maxnorm by f = maxnorm / (n + eps).
+"""renorm, which scales every slice $x$ along ``dim`` with $n = ||x||_p > maxnorm$ by $f = maxnorm / (n + eps)$.
 
-It leaves the other slices as they are. With w the gradient of the norm, see `norm`, and <a, b> = sum Re(conj(a) b):
+It leaves the other slices as they are. With $w$ the gradient of the norm, see `norm`, and $<a, b> = sum Re(conj(a) b)$:
 
-    d(f x) = f (t - x <w, t> / (n + eps)),        vjp: f (g - w <x, g> / (n + eps)).
+    $d(f x) = f (t - x <w, t> / (n + eps))$,        vjp: $f (g - w <x, g> / (n + eps))$.
 
 Args:
     p: the order, positive; inf is allowed.
@@ -10,7 +10,7 @@ Args:
     maxnorm: the bound, not negative.
 
 Note:
-    Where not differentiable: n = maxnorm counts as not scaled, as in the forward; else as `norm_backward`.
+    Where not differentiable: $n = maxnorm$ counts as not scaled, as in the forward; else as `norm_backward`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RENORM_EPS = 1e-7
 def _renorm_parts(
     x: Tensor, self: Tensor, p: float, dim: int, maxnorm: float
 ) -> tuple[tuple[int, ...], Tensor, Tensor, Tensor]:
-    """(reduced dims, which slices the forward scaled, w, n + eps)."""
+    """(reduced dims, which slices the forward scaled, $w$, $n + eps$)."""
     (dim,) = wrap_dims(self, (dim,))
     if self.dim() < 2:
         raise RuntimeError(f"self: expected at least two dims, got shape {list(self.shape)}")
@@ -45,18 +45,18 @@ def _renorm_parts(
 
 @formula
 def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Cotangent of x, given that of the result: f (g - w <x, g> / (n + 1e-7)) with n > maxnorm, else g.
+    """Cotangent of $x$, given that of the result: $f (g - w <x, g> / (n + 1e-7))$ with $n > maxnorm$, else $g$.
 
     Args:
         grad: cotangent of the result, the shape of ``self``.
-        self: x, real or complex, at least two dims.
+        self: $x$, real or complex, at least two dims.
 
     Returns:
-        The shape and dtype of ``self``. f = maxnorm / (n + 1e-7); half precision is computed in float32.
+        The shape and dtype of ``self``. $f = maxnorm / (n + 1e-7)$; half precision is computed in float32.
 
     Raises:
         IndexError: ``dim`` out of range.
-        RuntimeError: fewer dims, another p or maxnorm, another shape of ``grad``.
+        RuntimeError: fewer dims, another $p$ or maxnorm, another shape of ``grad``.
     """
     x = widened(self)
     dims, scaled, w, n = _renorm_parts(x, self, p, dim, maxnorm)
@@ -68,10 +68,10 @@ def renorm_backward(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: flo
 
 @formula
 def renorm_jvp(self_p: Tensor, self_t: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Tangent of the result: f (t - x <w, t> / (n + 1e-7)) on the slices along ``dim`` with n > maxnorm, t on the others.
+    """Tangent of the result: $f (t - x <w, t> / (n + 1e-7))$ on slices along ``dim`` with $n > maxnorm$, else $t$.
 
     Args:
-        self_p: x, real or complex, at least two dims.
+        self_p: $x$, real or complex, at least two dims.
         self_t: its tangent, same shape.
 
     Returns:

@@ -1,11 +1,11 @@
 """segment_reduce: the sum, mean, product, maximum or minimum of each of several segments of a dim.
 
-Each entry x_i is in one segment s, so that with w_i = d y_s / d x_i
+Each entry $x_i$ is in one segment $s$, so that with $w_i = d y_s / d x_i$
 
-    vjp: w_i g_s,        jvp: the sum of w_i t_i over each segment.
+    vjp: $w_i g_s$,        jvp: the sum of $w_i t_i$ over each segment.
 
-w is 1 for a sum, 1 / n_s for a mean, the product of the others for a product, and for extrema 1 over the number of entries
-that have it, where x_i does.
+$w$ is 1 for a sum, $1 / n_s$ for a mean, the product of the others for a product, and for extrema 1 over the number of
+entries that have it, where $x_i$ does.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def segment_reduce_backward(
     axis: int,
     initial: Number | None,
 ) -> Tensor:
-    """Cotangent of x, given that of its reduction over segments: w_i g_s.
+    """Cotangent of $x$, given that of its reduction over segments: $w_i g_s$.
 
     Args:
-        grad: g, (*, segments, *).
+        grad: $g$, (*, segments, *).
         output: the reduction, as segment_reduce returns it; where this is differentiated it is a function of ``data``.
-        data: x, real; its dim ``axis`` has the segments.
+        data: $x$, real; its dim ``axis`` has the segments.
         reduce: "sum", "mean", "prod", "max" or "min".
-        lengths: of the segments, integers, (*, segments), with the dims of x before ``axis``; or None.
+        lengths: of the segments, integers, (*, segments), with the dims of $x$ before ``axis``; or None.
         offsets: integers, where the segments start, and the last one ends, if ``lengths`` is None.
         axis: the dim, not negative.
         initial: what each reduction starts with, or None.

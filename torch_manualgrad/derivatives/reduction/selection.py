@@ -3,7 +3,7 @@
 The entry at an index gets the cotangent and gives the tangent; of entries that are equal, the forward has chosen one.
 
 Args:
-    sizes: the shape of x.
+    sizes: the shape of $x$.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dims import restore_reduced_dims
 def value_selecting_reduction_backward(
     grad: Tensor, dim: int, indices: Tensor, sizes: Sequence[int], keepdim: bool
 ) -> Tensor:
-    """Cotangent of x, given that of selected entries: zero, with the cotangents at the indices, all of them distinct.
+    """Cotangent of $x$, given that of selected entries: zero, with the cotangents at the indices, all of them distinct.
 
     Args:
         grad: cotangent of the entries.
@@ -41,10 +41,10 @@ def value_selecting_reduction_backward(
 
 @formula
 def gather_with_keepdimed_indices(input: Tensor, dim: int, indices: Tensor, keepdim: bool) -> Tensor:
-    """Tangent of selected entries: the tangent of x at the indices.
+    """Tangent of selected entries: the tangent of $x$ at the indices.
 
     Args:
-        input: tangent of x.
+        input: tangent of $x$.
         dim: along which the entries were selected.
         indices: of the entries along ``dim``.
         keepdim: whether ``indices`` has ``dim``.
@@ -58,7 +58,7 @@ def gather_with_keepdimed_indices(input: Tensor, dim: int, indices: Tensor, keep
 
 @formula
 def cummaxmin_backward(grad: Tensor, sizes: Sequence[int], indices: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of its cumulative maxima or minima: for each entry, the sum over where it is the extremum.
+    """Cotangent of $x$, given that of its cumulative maxima or minima: each entry gets the sum over where it is chosen.
 
     Args:
         grad: cotangent of the extrema.

@@ -24,10 +24,10 @@ from .dims import cast, restore_reduced_dims
 
 @formula
 def sum_backward(grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Cotangent of x, given that of its sum over ``dim``: the same for every entry that was summed.
+    """Cotangent of $x$, given that of its sum over ``dim``: the same for every entry that was summed.
 
     Args:
-        sizes: the shape of x.
+        sizes: the shape of $x$.
 
     Returns:
         ``sizes``, in the dtype of ``grad``; its entries share memory.
@@ -40,10 +40,10 @@ def sum_backward(grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, 
 
 @formula
 def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Cotangent of x, given that of the sum of what is not nan: that of the sum, and 0 where x is nan.
+    """Cotangent of $x$, given that of the sum of what is not nan: that of the sum, and 0 where $x$ is nan.
 
     Args:
-        self: x, (*).
+        self: $x$, (*).
 
     Returns:
         The shape of ``self``, in the dtype of ``grad``.
@@ -53,12 +53,12 @@ def nansum_backward(grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepd
 
 @formula
 def mean_backward(grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None, numel: int, keepdim: bool) -> Tensor:
-    """Cotangent of x, given that of its mean over ``dim``: that of the sum, over the number of entries.
+    """Cotangent of $x$, given that of its mean over ``dim``: that of the sum, over the number of entries.
 
     Args:
         grad: cotangent of the mean.
-        shape: that of x.
-        numel: the number of entries of x.
+        shape: that of $x$.
+        numel: the number of entries of $x$.
 
     Returns:
         ``shape``, in the dtype of ``grad``.
@@ -69,7 +69,7 @@ def mean_backward(grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None,
 
 @formula
 def cumsum_backward(grad: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of its cumulative sums: the sums of the cotangents from each entry to the last.
+    """Cotangent of $x$, given that of its cumulative sums: the sums of the cotangents from each entry to the last.
 
     Args:
         grad: cotangent of the sums.

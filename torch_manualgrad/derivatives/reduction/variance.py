@@ -1,21 +1,21 @@
-"""Variances and standard deviations. With m the mean of N entries and c the correction,
+"""Variances and standard deviations. With $m$ the mean of $N$ entries and $c$ the correction,
 
-    var = sum |x - m|^2 / (N - c),      gradient 2 (x - m) / (N - c),      std = sqrt(var).
+    $var = sum |x - m|^2 / (N - c)$,      gradient $2 (x - m) / (N - c)$,      $std = sqrt(var)$.
 
-Where not differentiable: std of equal entries, whose derivatives are 0 in every order. With no more entries than c, the
-variance is infinite or nan, and so is its derivative.
+Where not differentiable: std of equal entries, whose derivatives are 0 in every order. With no more entries than $c$,
+the variance is infinite or nan, and so is its derivative.
 
-PyTorch's reverse mode is right in every order, and keeps plain calls; but for an empty list of dims, which means all, where it
-takes N for 1. Its reverse over forward mode of std gives nan for equal entries.
+PyTorch's reverse mode is right in every order, and keeps plain calls; but for an empty list of dims, which means all,
+where it takes $N$ for 1. Its reverse over forward mode of std gives nan for equal entries.
 
 Args:
-    self: x, real or complex.
+    self: $x$, real or complex.
     dim: the reduced dims; None or empty for all.
-    correction: c; None is 1.
+    correction: $c$; None is 1.
     keepdim: whether the cotangents have the reduced dims.
-    self_t: t, tangent of x.
-    self_p: x, real or complex.
-    result: s, with its dependence on x for higher orders.
+    self_t: $t$, tangent of $x$.
+    self_p: $x$, real or complex.
+    result: $s$, with its dependence on $x$ for higher orders.
     gmean: cotangent of the mean; None for zero.
 """
 
@@ -44,7 +44,7 @@ def _times_gradient(factor: Tensor, self: Tensor, dim: Sequence[int] | None, cor
 
 
 def _over_twice(x: Tensor, std: Tensor) -> Tensor:
-    """x / (2 std), and 0 where std is 0."""
+    """$x / (2 std)$, and 0 where std is 0."""
     zero = std == 0
     return torch.where(zero, 0, x / torch.where(zero, 1, 2 * std))
 
@@ -53,7 +53,7 @@ def _over_twice(x: Tensor, std: Tensor) -> Tensor:
 def var_backward(
     grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool
 ) -> Tensor:
-    """Cotangent of x, given that of its variance: 2 grad (x - m) / (N - c).
+    """Cotangent of $x$, given that of its variance: $2 grad (x - m) / (N - c)$.
 
     Args:
         grad: cotangent of the variance, real.
@@ -69,7 +69,7 @@ def var_backward(
 def var_jvp(
     self_t: Tensor, self_p: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool
 ) -> Tensor:
-    """Tangent of the variance: the sum of 2 Re(conj(x - m) t) / (N - c).
+    """Tangent of the variance: the sum of $2 Re(conj(x - m) t) / (N - c)$.
 
     Args:
         keepdim: whether the variance has the reduced dims.
@@ -87,20 +87,20 @@ def var_jvp(
 def std_backward(
     result: Tensor, grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool
 ) -> Tensor:
-    """Cotangent of x, given that of its standard deviation s: grad (x - m) / ((N - c) s).
+    """Cotangent of $x$, given that of its standard deviation $s$: $grad (x - m) / ((N - c) s)$.
 
     Args:
-        grad: cotangent of s, real.
+        grad: cotangent of $s$, real.
         keepdim: whether ``grad`` and ``result`` have the reduced dims.
 
     Returns:
         The shape and dtype of ``self``.
 
     Note:
-        Where not differentiable: s = 0, where the derivatives are 0.
+        Where not differentiable: $s = 0$, where the derivatives are 0.
 
     References:
-        ATen std_backward, whose derivative at s = 0 may be nan.
+        ATen std_backward, whose derivative at $s = 0$ may be nan.
     """
     return var_backward(_over_twice(grad, result), self, dim, correction, keepdim)
 
@@ -114,7 +114,7 @@ def std_jvp(
     correction: Number | None,
     keepdim: bool,
 ) -> Tensor:
-    """Tangent of the standard deviation s: the sum of Re(conj(x - m) t) / ((N - c) s).
+    """Tangent of the standard deviation $s$: the sum of $Re(conj(x - m) t) / ((N - c) s)$.
 
     Args:
         keepdim: whether ``result`` has the reduced dims.
@@ -149,7 +149,7 @@ def var_mean_backward(
     correction: Number | None,
     keepdim: bool,
 ) -> Tensor:
-    """Cotangent of x, given those of its variance and its mean.
+    """Cotangent of $x$, given those of its variance and its mean.
 
     Args:
         gvar: cotangent of the variance, real; None for zero.
@@ -171,11 +171,11 @@ def std_mean_backward(
     correction: Number | None,
     keepdim: bool,
 ) -> Tensor:
-    """Cotangent of x, given those of its standard deviation and its mean.
+    """Cotangent of $x$, given those of its standard deviation and its mean.
 
     Args:
         gstd: cotangent of the standard deviation, real; None for zero.
-        std: the standard deviation, with its dependence on x for higher orders.
+        std: the standard deviation, with its dependence on $x$ for higher orders.
 
     Returns:
         The shape and dtype of ``self``.

@@ -16,12 +16,12 @@ def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The entries of x whose indices are below these sizes."""
+    """The entries of $x$ whose indices are below these sizes."""
     return x if x.shape == tuple(sizes) else x[tuple(slice(n) for n in sizes)]
 
 
 def in_corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Zeros of these sizes with x where their indices are lowest; one entry may come with a dim too many or too few."""
+    """Zeros of these sizes with $x$ where their indices are lowest; one entry may come with a dim too many or too few."""
     if x.shape == tuple(sizes):
         return x
     if x.numel() == 0:

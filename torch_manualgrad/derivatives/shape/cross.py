@@ -18,14 +18,14 @@ __all__ = ["linalg_cross_backward", "linalg_cross_jvp"]
 
 @formula
 def linalg_cross_backward(grad: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that of the cross product of x and y: conj(y) times g; that of y is minus conj(x) times g.
+    """Cotangent of $x$, given that of the cross product of $x$ and $y$: $conj(y)$ times $g$; $y$: $g$ times $conj(x)$.
 
     Args:
-        grad: g, the shape of x and y broadcast.
-        other: y, which broadcasts with x.
+        grad: $g$, the shape of $x$ and $y$ broadcast.
+        other: $y$, which broadcasts with $x$.
 
     Returns:
-        The shape of ``grad``, not yet summed to that of x.
+        The shape of ``grad``, not yet summed to that of $x$.
 
     References:
         derivatives.yaml, linalg_cross.
@@ -37,10 +37,10 @@ def linalg_cross_backward(grad: Tensor, other: Tensor, dim: int) -> Tensor:
 def linalg_cross_jvp(
     self_p: Tensor, self_t: Tensor | None, other_p: Tensor, other_t: Tensor | None, dim: int
 ) -> Tensor:
-    """Tangent of the cross product: dx times y, plus x times dy.
+    """Tangent of the cross product: $dx$ times $y$, plus $x$ times $dy$.
 
     Args:
-        self_p, other_p: x and y, which broadcast.
+        self_p, other_p: $x$ and $y$, which broadcast.
         self_t, other_t: tangents; None for zero.
 
     Returns:

@@ -2,8 +2,8 @@
 
 Args:
     grads: of each part, or None for zero; of one at least.
-    dim: along which x is split.
-    sizes: of x.
+    dim: along which $x$ is split.
+    sizes: of $x$.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["split_backward", "split_with_sizes_backward"]
 def split_with_sizes_backward(
     grads: Sequence[Tensor | None], split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
 ) -> Tensor:
-    """Cotangent of x, given those of its parts along a dim: their concatenation.
+    """Cotangent of $x$, given those of its parts along a dim: their concatenation.
 
     Args:
         split_sizes: sizes of the parts along ``dim``.
@@ -45,7 +45,7 @@ def split_with_sizes_backward(
 
 @formula
 def split_backward(grads: Sequence[Tensor | None], split_size: int, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Cotangent of x, given those of its parts of equal size, of which the last may be smaller.
+    """Cotangent of $x$, given those of its parts of equal size, of which the last may be smaller.
 
     Args:
         split_size: of the parts along ``dim``.

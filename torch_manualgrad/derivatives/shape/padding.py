@@ -16,14 +16,14 @@ __all__ = ["constant_pad_nd_backward"]
 
 @formula
 def constant_pad_nd_backward(grad: Tensor, pad: Sequence[int]) -> Tensor:
-    """Cotangent of x, given that of x padded with a constant: without the padding, with zeros where x was cropped.
+    """Cotangent of $x$, given that of $x$ padded with a constant: without the padding, zeros where $x$ was cropped.
 
     Args:
         grad: cotangent of the result.
-        pad: how many entries were added before and after, from the last dim on; negative where x was cropped.
+        pad: how many entries were added before and after, from the last dim on; negative where $x$ was cropped.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
     """
     return torch.constant_pad_nd(grad, [-n for n in pad], 0)
 

@@ -17,12 +17,12 @@ _NARROW_COPY_HAS_DERIVATIVE = reached("2.13")
 
 @formula
 def repeat_backward(grad: Tensor, repeats: Sequence[int], input_shape: Sequence[int]) -> Tensor:
-    """Cotangent of x, given that of x.repeat(repeats): the sum over the copies.
+    """Cotangent of $x$, given that of ``x.repeat(repeats)``: the sum over the copies.
 
     Args:
         grad: cotangent of the result.
         repeats: how many copies there are along each dim of the result.
-        input_shape: of x, which may have fewer dims.
+        input_shape: of $x$, which may have fewer dims.
 
     Returns:
         Of shape ``input_shape``.
@@ -38,11 +38,11 @@ def repeat_backward(grad: Tensor, repeats: Sequence[int], input_shape: Sequence[
 def slice_backward_wrapper(
     grad: Tensor, input_sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
 ) -> Tensor:
-    """Cotangent of x, given that of a slice of it: zeros with the cotangent in that slice.
+    """Cotangent of $x$, given that of a slice of it: zeros with the cotangent in that slice.
 
     Args:
         grad: cotangent of the slice.
-        input_sizes: of x.
+        input_sizes: of $x$.
         dim, start, end, step: of the slice; None is the first, or one after the last.
 
     Returns:

@@ -1,7 +1,7 @@
 """The backwards of views, and scatters of views: zeros, or a copy, in which what a view shows is written anew.
 
 Args:
-    size, stride, storage_offset: of the view of the storage; without an offset it starts as x does.
+    size, stride, storage_offset: of the view of the storage; without an offset it starts as $x$ does.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def as_strided_scatter_backward(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of x and y, given that of x with y written to a strided view of it: each where it shows.
+    """Cotangents of $x$ and $y$, given that of $x$ with $y$ written to a strided view of it: each where it shows.
 
     Args:
         grad: cotangent of the result.
-        self_offset: where x, which is contiguous, starts in its storage.
-        src_sizes: of y.
+        self_offset: where $x$, which is contiguous, starts in its storage.
+        src_sizes: of $y$.
 
     Returns:
         The shape of ``grad``, and ``src_sizes``.
 
     Note:
-        Where not differentiable: where two entries of y lie in one place, one stays, and both get the cotangent.
+        Where not differentiable: where two entries of $y$ lie in one place, one stays, and both get the cotangent.
 
     References:
         ATen as_strided_scatter_backward, which returns for x what belongs to y.
@@ -68,15 +68,15 @@ def as_strided_scatter_jvp(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Tensor:
-    """Tangent of x with y written to a strided view of it: that of x with that of y written there.
+    """Tangent of $x$ with $y$ written to a strided view of it: that of $x$ with that of $y$ written there.
 
     Args:
-        self_p: x, contiguous.
-        src_p: y, of shape ``size``.
+        self_p: $x$, contiguous.
+        src_p: $y$, of shape ``size``.
         self_t, src_t: tangents; None for zero.
 
     Returns:
-        The shape of x.
+        The shape of $x$.
 
     Note:
         Where not differentiable: as `as_strided_scatter_backward`.

@@ -114,10 +114,10 @@ def entries_at(x: Tensor, indices: tuple[Tensor, ...], count: int = 1) -> Tensor
     Args:
         x: (*); if it is sparse, ``indices`` are those of its sparse dims.
         indices: one tensor for each of the first dims.
-        count: the number of entries if there are no sparse dims. Each entry is then the whole of x.
+        count: the number of entries if there are no sparse dims. Each entry is then the whole of $x$.
 
     Returns:
-        The shape to which ``indices`` broadcast, followed by the dims of x that they do not index.
+        The shape to which ``indices`` broadcast, followed by the dims of $x$ that they do not index.
     """
     if x.layout in _BLOCKS or x.layout is not torch.sparse_coo and len(indices) > 2:
         x = x.to_dense(masked_grad=False)

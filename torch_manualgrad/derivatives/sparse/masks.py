@@ -29,16 +29,16 @@ def _sizes_fit(mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> str:
 
 @formula(requires=_sizes_fit)
 def sparse_mask_backward(grad: Tensor, mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> Tensor:
-    """Cotangent of x, given that of its entries in a mask: the cotangent there, zero elsewhere.
+    """Cotangent of $x$, given that of its entries in a mask: the cotangent there, zero elsewhere.
 
     Args:
         grad: cotangent, sparse or dense.
         mask: sparse.
-        self_sizes: of x.
-        sparse: whether x is sparse.
+        self_sizes: of $x$.
+        sparse: whether $x$ is sparse.
 
     Returns:
-        The shape of x, with the entries of ``mask`` if x is sparse, else dense.
+        The shape of $x$, with the entries of ``mask`` if $x$ is sparse, else dense.
 
     References:
         ATen sparse_mask_backward, which cannot be differentiated again, and is for COO only.

@@ -4,8 +4,8 @@ The cotangent of the sparse matrix is that of its entries: each is the product o
 factor works where the result is dense.
 
 Args:
-    mat1: A, (m, k).
-    mat2: B, (k, n).
+    mat1: $A$, (m, k).
+    mat2: $B$, (k, n).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = ["adjoint_product", "products_at"]
 
 
 def products_at(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Entries of x y^H: sum_k x[i, k] conj(y[j, k])."""
+    """Entries of $x y^H$: $sum_k x[i, k] conj(y[j, k])$."""
     return (x.index_select(0, rows) * y.index_select(0, columns).conj()).sum(-1)
 
 
 def adjoint_product(A: Tensor, G: Tensor) -> Tensor:
-    """A^H G for a sparse A, without products of sparse tensors, which PyTorch may not differentiate again."""
+    """$A^H G$ for a sparse $A$, without products of sparse tensors, which PyTorch may not differentiate again."""
     A = as_coo(A)
     rows, columns = entries(A)
     return product_of_entries(A.values().conj(), columns, rows, G, A.shape[1])
@@ -53,16 +53,16 @@ def adjoint_product(A: Tensor, G: Tensor) -> Tensor:
 
 @formula
 def mm_mat1_sparse_backward(grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Number = 1) -> Tensor:
-    """Cotangent of a sparse A, given that of alpha A B: conj(alpha) G B^H at the entries of A.
+    """Cotangent of a sparse $A$, given that of $alpha A B$: $conj(alpha) G B^H$ at the entries of $A$.
 
     Args:
-        grad: G, (m, n), dense.
-        mat1: A, (m, k), sparse.
-        mat2: B, (k, n), dense or sparse.
+        grad: $G$, (m, n), dense.
+        mat1: $A$, (m, k), sparse.
+        mat2: $B$, (k, n), dense or sparse.
         alpha: a Python number, real or complex.
 
     Returns:
-        (m, k), with the entries of A.
+        (m, k), with the entries of $A$.
 
     References:
         ATen mm_mat1_sparse_backward, which has no conjugate of alpha, and takes no CSC.
@@ -96,18 +96,18 @@ def sparse_sampled_addmm_backward(
     beta: Number,
     grad_input_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of S, A and B, given that of alpha A B + beta S at the entries of S.
+    """Cotangents of $S$, $A$ and $B$, given that of $alpha A B + beta S$ at the entries of $S$.
 
-    With G the cotangent at these entries: conj(beta) G, conj(alpha) G B^H, conj(alpha) A^H G.
+    With $G$ the cotangent at these entries: $conj(beta) G$, $conj(alpha) G B^H$, $conj(alpha) A^H G$.
 
     Args:
         grad: cotangent, (m, n), sparse or dense.
-        self: S, (m, n), sparse (CSR).
+        self: $S$, (m, n), sparse (CSR).
         alpha, beta: Python numbers.
         grad_input_mask: which of the three are wanted. The first is empty if it is not.
 
     Returns:
-        (m, n), with the entries of S; (m, k); (k, n).
+        (m, n), with the entries of $S$; (m, k); (k, n).
     """
     S = as_coo(self)
     rows, columns = entries(S)

@@ -1,11 +1,11 @@
 """_sparse_mm_reduce_impl: products of a sparse and a dense matrix, with a mean, maximum or minimum for the sum.
 
-For a mean the entries of row i are divided by their number. A maximum is the product of one entry and its row of the
+For a mean the entries of row $i$ are divided by their number. A maximum is the product of one entry and its row of the
 dense matrix, and has the derivative of that product. Of several that are equal, the first counts.
 
 Args:
-    self, self_p: A, (m, k), CSR, real.
-    other, other_p: B, (k, n).
+    self, self_p: $A$, (m, k), CSR, real.
+    other, other_p: $B$, (k, n).
     reduce: "sum", "mean", "amax" or "amin".
 
 Note:
@@ -26,13 +26,13 @@ from .products import products_at
 
 
 def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
-    """The factor of each entry: 1, or 1 / n for the mean of n."""
+    """The factor of each entry: 1, or $1 / n$ for the mean of $n$."""
     count = rows.bincount(minlength=self.shape[0])[rows] if reduce == "mean" else torch.ones_like(rows)
     return 1 / count.to(self.dtype)
 
 
 def _csr(A: Tensor, values: Tensor | None) -> Tensor:
-    """The gradient of A with these values; empty if they are None."""
+    """The gradient of $A$ with these values; empty if they are None."""
     return torch.zeros(0, device=A.device) if values is None else with_values(A, values, torch.sparse_csr)
 
 
@@ -55,14 +55,14 @@ def _chosen(A: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
 def sparse_mm_reduce_backward(
     self: Tensor, grad: Tensor, other: Tensor, reduce: str, output_mask: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """Cotangents of a sparse A and of B, given that of the reduced products.
+    """Cotangents of a sparse $A$ and of $B$, given that of the reduced products.
 
     Args:
         grad: cotangent, (m, n).
         output_mask: which of the two are wanted. The first is empty if it is not.
 
     Returns:
-        (m, k), with the entries of A; (k, n).
+        (m, k), with the entries of $A$; (k, n).
 
     References:
         ATen _sparse_mm_reduce_impl_backward, which cannot be differentiated.
@@ -88,10 +88,10 @@ def sparse_mm_reduce_backward(
 
 @formula
 def sparse_mm_reduce_jvp(self_p: Tensor, other_p: Tensor, other_t: Tensor, reduce: str) -> Tensor:
-    """Tangent of the reduced products A B, for a tangent of B.
+    """Tangent of the reduced products $A B$, for a tangent of $B$.
 
     Args:
-        other_t: tangent of B, (k, n).
+        other_t: tangent of $B$, (k, n).
 
     Returns:
         (m, n).

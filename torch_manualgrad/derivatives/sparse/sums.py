@@ -1,10 +1,10 @@
 """_sparse_sum.dim, _sparse_softmax, _sparse_log_softmax, _sparse_sparse_matmul: functions of sparse tensors (COO).
 
-Entries that are not stored are left out of a softmax, as if they were -inf.
+Entries that are not stored are left out of a softmax, as if they were $-inf$.
 
 Args:
-    grad: g, sparse or dense.
-    output: y, sparse (COO).
+    grad: $g$, sparse or dense.
+    output: $y$, sparse (COO).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def _sums_over(x: Tensor, values: Tensor, dim: int) -> Tensor:
 
 @formula
 def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that g of y = softmax(x): y (g - sum y g).
+    """Cotangent of $x$, given that $g$ of $y = softmax(x)$: $y (g - sum y g)$.
 
     Args:
-        dim: the dim over which y sums to 1.
+        dim: the dim over which $y$ sums to 1.
 
     Returns:
-        The shape and the entries of y.
+        The shape and the entries of $y$.
 
     References:
         ATen _sparse_softmax_backward_data, which cannot be differentiated.
@@ -78,13 +78,13 @@ def _sparse_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
 
 @formula
 def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tensor:
-    """Cotangent of x, given that g of y = log_softmax(x): g - exp(y) sum g.
+    """Cotangent of $x$, given that $g$ of $y = log_softmax(x)$: $g - exp(y) sum g$.
 
     Args:
-        dim: the dim over which exp(y) sums to 1.
+        dim: the dim over which $exp(y)$ sums to 1.
 
     Returns:
-        The shape and the entries of y.
+        The shape and the entries of $y$.
 
     References:
         ATen _sparse_log_softmax_backward_data, which cannot be differentiated.
@@ -99,16 +99,16 @@ def _sparse_log_softmax_backward(grad: Tensor, output: Tensor, dim: int) -> Tens
 
 @formula
 def sparse_sparse_matmul_backward(grad: Tensor, a: Tensor, b: Tensor, grad_order: int) -> Tensor:
-    """Cotangent of A (``grad_order`` 0) or B (1), given that G of A B: G B^H or A^H G, at the entries of A or B.
+    """Cotangent of $A$ (``grad_order`` 0) or $B$ (1), given that $G$ of $A B$: $G B^H$ or $A^H G$ at its entries.
 
     Args:
-        grad: G, (m, n), sparse or dense.
-        a: A, (m, k), sparse (COO).
-        b: B, (k, n), sparse (COO).
-        grad_order: 0 for A, 1 for B.
+        grad: $G$, (m, n), sparse or dense.
+        a: $A$, (m, k), sparse (COO).
+        b: $B$, (k, n), sparse (COO).
+        grad_order: 0 for $A$, 1 for $B$.
 
     Returns:
-        The shape and the entries of A or of B.
+        The shape and the entries of $A$ or of $B$.
 
     References:
         ATen sparse_sparse_matmul_backward, which cannot be differentiated again.

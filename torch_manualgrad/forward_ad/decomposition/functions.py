@@ -44,9 +44,10 @@ def trace(self: Tensor) -> Tensor:
 
 
 def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    """x - log(1 + exp(x)) for x < 0, else -log(1 + exp(-x)); and exp(-|x|), a constant, on the devices that keep it.
+    """$x - log(1 + exp(x))$ for $x < 0$, else $-log(1 + exp(-x))$; and the constant $exp(-|x|)$, where it is kept.
 
-    Each branch is smooth beyond its end, so that derivatives of every order are right at 0, where those of |x| are not.
+    Each branch is smooth beyond its end, so that derivatives of every order are right at 0, where those of $|x|$ are
+    not.
     """
     negative = self < 0
     low, high = torch.where(negative, self, 0), torch.where(negative, 0, self)
@@ -65,7 +66,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """-w g at the target's class, divided by the total weight for a mean; 0 elsewhere. Of any number of dims."""
+    """$-w g$ at the target's class, divided by the total weight for a mean; 0 elsewhere. Of any number of dims."""
     classes = 0 if self.dim() == 1 else 1
     kept = target != ignore_index
     index = torch.where(kept, target, 0)
@@ -79,12 +80,12 @@ def nll_loss_backward(
 
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """y (g - <g, y>)."""
+    """$y (g - <g, y>)$."""
     return softmax_differential(grad_output, output, dim).to(input_dtype)
 
 
 def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """g - exp(l) <g, 1>."""
+    """$g - exp(l) <g, 1>$."""
     return (grad_output - output.exp() * grad_output.sum(dim, keepdim=True)).to(input_dtype)
 
 
@@ -94,11 +95,11 @@ def recompute_mean_var(
 ) -> tuple[Tensor, Tensor]:
     """The mean and the inverse deviation of a normalization as functions of its input, along which tangents flow.
 
-    A saved ``rstd`` is a constant to forward mode. It gives its value, and with it the eps that is not among the arguments
-    of a backward; the derivative is that of (var(x) + eps)^-1/2.
+    A saved ``rstd`` is a constant to forward mode. It gives its value, and with it the $eps$ that is not among the
+    arguments of a backward; the derivative is that of $(var(x) + eps)^(-1/2)$.
 
     Args:
-        input: x, (*), real.
+        input: $x$, (*), real.
         rstd: saved by the forward, with as many entries as ``input`` has outside the dims.
         inner_dim_indices: the dims along which the statistics were taken.
         keepdim: whether these stay, of size 1.
@@ -107,10 +108,10 @@ def recompute_mean_var(
         Mean and inverse deviation, in the precision of PyTorch's normalization: at least float32.
 
     Note:
-        Where not differentiable: where eps = 0 and all entries are equal, as ``rstd`` is infinite there.
+        Where not differentiable: where $eps = 0$ and all entries are equal, as ``rstd`` is infinite there.
 
     References:
-        PyTorch's recompute_mean_var, of its decompositions for jvp, which takes eps for 1 / rstd^2 - var.
+        PyTorch's recompute_mean_var, of its decompositions for jvp, which takes $eps$ for $1 / rstd^2 - var$.
     """
     if any(not -input.ndim <= d < input.ndim for d in inner_dim_indices):
         raise ArgumentError(

@@ -208,10 +208,9 @@ def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
     """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
 
     An operator that has a formula in PyTorch keeps it, unless reverse mode over that formula raises, as for softmax and
-    norms. Any other operator gets the first of these that exists: its
-    decomposition; the jvp of its rule; its backward, transposed: u -> vjp(u) is
-    linear, and jvp(t) = d/du <vjp(u), t>. That costs two reverse passes, is exact, and is differentiable again as far as
-    the backward is. It acts at once and on the whole process, on every thread.
+    norms. Any other operator gets the first of these that exists: its decomposition; the jvp of its rule; its backward,
+    transposed: $u -> vjp(u)$ is linear, and $jvp(t) = d/du <vjp(u), t>$. That costs two reverse passes, is exact, and
+    is differentiable again as far as the backward is. It acts at once and on the whole process, on every thread.
 
     Args:
         ops: operators, as in `register_decomposition`. None given: every operator of this torch that lacks forward mode,

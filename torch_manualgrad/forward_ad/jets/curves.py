@@ -24,8 +24,8 @@ __all__ = ["directional", "jet", "series_of", "start"]
 def jet(f: Callable[..., Any], primals: Sequence[Tensor], series: Sequence[Sequence[Tensor | None]]) -> tuple[Any, Any]:
     """The derivatives of ``f`` along a curve, given those of the curve.
 
-    With x(t) the curve through the primals, whose k-th derivative at 0 is the k-th term, the k-th term of the result is
-    the k-th derivative of f(x(t)) at 0. No 1/k! is in either, as in ``jax.experimental.jet``.
+    With $x(t)$ the curve through the primals, whose $k$-th derivative at 0 is the $k$-th term, the $k$-th term of the
+    result is the $k$-th derivative of $f(x(t))$ at 0. No $1/k!$ is in either, as in ``jax.experimental.jet``.
 
     Args:
         f: a function of tensors, made of functions of torch; it returns tensors, in any pytree.
@@ -103,7 +103,7 @@ def directional(f: Callable[[Tensor], Any], x: Tensor, v: Tensor, order: int) ->
         order: from 1 to 170.
 
     Returns:
-        In the place of each tensor that f returns, the list of d^k/dt^k f(x + t v) at t = 0, k = 1, ..., order.
+        In the place of each tensor that $f$ returns, the list of $d^k/dt^k f(x + t v)$ at $t = 0$, $k = 1, ..., order$.
 
     Raises:
         TypeError: an argument is of another type.

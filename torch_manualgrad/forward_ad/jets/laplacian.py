@@ -1,8 +1,8 @@
 """Laplacians and similar operators in one forward pass, by collapsed Taylor series.
 
-A series of second order along each of n directions has the second derivatives of f along these. As the last coefficient
-enters linearly, that of the sum of all directions is carried instead of n of them (Bettencourt et al., Li et al.,
-Dangel et al.): a pass carries the value, the Jacobian and the trace of the Hessian.
+A series of second order along each of $n$ directions has the second derivatives of $f$ along these. As the last
+coefficient enters linearly, that of the sum of all directions is carried instead of $n$ of them (Bettencourt et al., Li
+et al., Dangel et al.): a pass carries the value, the Jacobian and the trace of the Hessian.
 
 References:
     Li et al., A computational framework for neural network-based variational Monte Carlo with Forward Laplacian,
@@ -39,11 +39,11 @@ def laplacian(
 
     Args:
         f: a function of a tensor, and of others that are constant; it returns tensors, in any pytree.
-        batch_dims: how many first dimensions of the argument count examples: f must act on each example alone, and the sum is
-            over the other dimensions.
-        block_dim: a dimension of the argument, such as that of electrons. While f acts on each of its entries alone, the
-            Jacobian is block-diagonal, and its blocks are all that is computed; where f mixes them, the whole of it. The
-            result is the same.
+        batch_dims: how many first dimensions of the argument count examples: $f$ must act on each example alone, and
+            the sum is over the other dimensions.
+        block_dim: a dimension of the argument, such as that of electrons. While $f$ acts on each of its entries alone,
+            the Jacobian is block-diagonal, and its blocks are all that is computed; where $f$ mixes them, the whole of
+            it. The result is the same.
         with_jacobian: return what else the pass computes.
 
     Returns:
@@ -53,9 +53,9 @@ def laplacian(
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: ``batch_dims`` is negative, or more than the argument's dimensions; ``block_dim`` is a dimension of the
-            batch, or the argument has no such dimension; an operator in f mixes the examples of the batch, or chooses
-            among them.
+        ValueError: ``batch_dims`` is negative, or more than the argument's dimensions; ``block_dim`` is a dimension of
+            the batch, or the argument has no such dimension; an operator in $f$ mixes the examples of the batch, or
+            chooses among them.
     """
     check_at_least("laplacian: batch_dims", batch_dims, 0)
 
@@ -96,11 +96,11 @@ def _jacobian(value: Tensor, term: Tensor | None, event: Sequence[int], first: i
 
 @checked
 def weighted_laplacian(f: Callable[..., Any], weight: Tensor, *, batch_dims: int = 0) -> Callable[..., Any]:
-    """The trace of W H, with H the Hessian of ``f`` in its first argument: the sum of W[i, j] H[i, j].
+    """The trace of $W H$, with $H$ the Hessian of ``f`` in its first argument: the sum of $W[i, j] H[i, j]$.
 
     Args:
         f: as in `laplacian`.
-        weight: W, (n, n), or its diagonal, (n,), with n the number of entries of one example of the argument. The
+        weight: $W$, (n, n), or its diagonal, (n,), with $n$ the number of entries of one example of the argument. The
             symmetric part of a matrix counts. A matrix is constant; a diagonal may be differentiated.
         batch_dims: as in `laplacian`.
 
@@ -208,10 +208,10 @@ def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
 
 @checked
 def ggn_vp(model: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
-    """The generalized Gauss-Newton matrix of loss(model(x)) times a vector: J^T H J v, H the Hessian of the loss.
+    """The generalized Gauss-Newton matrix of $loss(model(x))$ times a vector: $J^T H J v$, $H$ the Hessian of the loss.
 
     Args:
-        model: with the Jacobian J at ``x``.
+        model: with the Jacobian $J$ at ``x``.
         loss: of the model's output, a scalar.
         x: where, such as the parameters.
         v: the shape of ``x``.
@@ -243,7 +243,7 @@ def _seeds(x: Tensor, same: Sequence[int], vectors: Tensor | None = None) -> Ten
 def _collapsed(
     f: Callable[..., Any], x: Tensor, others: Any, directions: Tensor, space: Space, batch_dims: int
 ) -> tuple[list[Any], Any, Any]:
-    """The jets that f returns, their tree, and the (weighted) sums of the second derivatives along the directions."""
+    """The jets that $f$ returns, their tree, and the (weighted) sums of the second derivatives along the directions."""
 
     def run() -> tuple[list[Any], Any, Any]:
         outputs, tree = pytree.tree_flatten(f(start(space, [x, directions, None], batch_dims), *others))

@@ -1,7 +1,7 @@
 """Dual levels: forward mode as PyTorch's ``forward_ad``, nested to any depth, in eager mode.
 
 Inside a level every operator computes its tangent by the rule in ``mg.rules``, from the tangents of its arguments. The
-outer levels see the rule's formula. So n levels give mixed derivatives of order n.
+outer levels see the rule's formula. So $n$ levels give mixed derivatives of order $n$.
 
 How calls are intercepted. A ``TorchDispatchMode`` runs below autograd: tangents computed there have no history, so the
 gradient of a tangent is lost, and ``x.detach()`` looks the same as autograd saving a tensor. A ``TorchFunctionMode``

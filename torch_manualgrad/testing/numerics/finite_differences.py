@@ -68,7 +68,7 @@ class Reference:
 def extrapolate(
     difference: Callable[[float], Sequence[float]], noise: float, order: int, levels: int, start: float = STEP
 ) -> tuple[list[float], list[float], float]:
-    """The limit of `difference(h)` as h goes to 0, an even series in h, with an error estimate for each component.
+    """The limit of `difference(h)` as $h$ goes to 0, an even series in $h$, with an error estimate for each component.
 
     Ridders' method: halve the step, eliminate one more power of h**2 at each level (Neville's tableau), keep the entry
     whose neighbours differ least. Where steps a thousand times smaller contradict what a few of them agree on, as where
@@ -123,7 +123,7 @@ def _contradicted(best: Sequence[float], nearer: Sequence[float], noise: float) 
 def first_derivative(
     f: Callable[[float], Sequence[float]], noise: float, start: float = STEP
 ) -> tuple[list[float], list[float], float]:
-    """d/dh f(h) at 0, by component, with errors, and the first step that was of use."""
+    """$d/dh f(h)$ at 0, by component, with errors, and the first step that was of use."""
 
     def difference(h: float) -> list[float]:
         return [(a - b) / (2 * h) for a, b in zip(f(h), f(-h), strict=True)]
@@ -137,7 +137,7 @@ def mixed_derivative(
     noise: float,
     start: float = STEP,
 ) -> tuple[list[float], list[float], float]:
-    """d/ds d/dt of f at 0, from f along u + v and u - v: a quarter of the difference of their second derivatives."""
+    """$d/ds d/dt$ of $f$ at 0, from $f$ along $u + v$ and $u - v$: a quarter of the second derivatives' difference."""
 
     def difference(h: float) -> list[float]:
         corners = zip(plus(h), plus(-h), minus(h), minus(-h), strict=True)
@@ -149,7 +149,7 @@ def mixed_derivative(
 def third_derivative(
     corner: Callable[[float, Sequence[int]], Sequence[float]], noise: float, start: float = STEP
 ) -> tuple[list[float], list[float], float]:
-    """d/dr d/ds d/dt of f at 0, from ``corner(h, signs)``: f at h times the sum of the three directions with signs."""
+    """$d/dr d/ds d/dt$ of $f$ at 0, from ``corner(h, signs)``: $f$ at $h$ times the sum of the signed directions."""
 
     def difference(h: float) -> list[float]:
         signs = list(itertools.product((1, -1), repeat=3))
@@ -160,7 +160,7 @@ def third_derivative(
 
 
 def stays(difference: Callable[[float], Sequence[float]], step: float) -> list[bool]:
-    """Whether a difference that is proportional to h where a function is smooth enough is the same for small steps."""
+    """Whether a difference that is proportional to $h$ where a function is smooth enough is the same for small steps."""
     far, near = difference(step * 2.0**-6), difference(step * 2.0**-9)
     return [abs(b) > 1e-4 and abs(a - b) < 0.3 * abs(b) for a, b in zip(far, near, strict=True)]
 
