@@ -6,9 +6,9 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from typeset import typeset
+from typeset import MARK, typeset
 
-__all__ = ["markdown", "sections", "title"]
+__all__ = ["blocks", "is_display", "markdown", "sections", "title"]
 
 HEADING = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Note|References|Example|Examples):$")
 
@@ -32,11 +32,14 @@ def title(docstring: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Paragraphs, lists and displayed formulas (which are indented by four) as Markdown."""
-    return "\n\n".join(_block(lines) for lines in _blocks(text))
+    """Paragraphs, lists and displayed formulas as Markdown.
+
+    A displayed formula is indented by four. It is mathematics as a whole, unless something in it is marked.
+    """
+    return "\n\n".join(_block(lines) for lines in blocks(text))
 
 
-def _blocks(text: str) -> Iterator[list[str]]:
+def blocks(text: str) -> Iterator[list[str]]:
     """Runs of lines that are not empty, and that are all indented, or all not."""
     block: list[str] = []
     for line in [*text.splitlines(), ""]:
@@ -47,9 +50,15 @@ def _blocks(text: str) -> Iterator[list[str]]:
             block.append(line)
 
 
+def is_display(block: list[str]) -> bool:
+    return block[0].startswith("    ") and not block[0].lstrip().startswith("- ")
+
+
 def _block(lines: list[str]) -> str:
-    if lines[0].startswith("    ") and not lines[0].lstrip().startswith("- "):
-        return '<div class="display" markdown="span">' + "<br>\n".join(map(_columns, lines)) + "</div>"
+    if is_display(lines):
+        whole = MARK not in "".join(lines)
+        shown = "<br>\n".join(_columns(line, whole) for line in lines)
+        return f'<div class="display" markdown="span">{shown}</div>'
     items: list[str] = []
     for line in lines:
         if line.lstrip().startswith("- ") or not items:
@@ -63,6 +72,12 @@ def _block(lines: list[str]) -> str:
     )
 
 
-def _columns(line: str) -> str:
-    """One line of a displayed formula; its columns keep their distance."""
-    return "&emsp;&emsp;".join(typeset(part) for part in re.split(r"\s{3,}", line.strip()))
+def _columns(line: str, whole: bool) -> str:
+    """One line of a displayed formula, all of it mathematics or as marked; its columns keep their distance."""
+    parts = re.split(r"(\s{2,})", line.strip())
+    return "".join(_column(part, whole) if part.strip() else "&emsp;" * min(len(part) - 1, 2) for part in parts)
+
+
+def _column(part: str, whole: bool) -> str:
+    formula, end = re.fullmatch(r"(.*?)([.,;:]?)", part).groups()  # type: ignore[union-attr]
+    return typeset(MARK + formula + MARK if whole else formula) + end
