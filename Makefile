@@ -56,7 +56,7 @@ test-torch: $(VENV)/installed $(OTHER)/installed  ## the fast tests with TORCH=2
 	@MANUALGRAD_BUILD=none .venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[test]'
 	@touch $@
 
-bench: $(VENV)/installed  ## time everything; writes benchmarks/results/
+bench: $(VENV)/installed  ## time everything; writes benchmarks/results/, and whole tables to build/benchmarks/
 	@$(if $(BENCHMARKS),set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file $(ARGS); done,echo "no benchmarks")
 
 plots: $(VENV)/installed  ## draw the plots that the site shows from benchmarks/results/, into build/plots

@@ -7,6 +7,7 @@ without them the forward is stock's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -161,6 +162,36 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+# contender -> the operators whose ratios are kept
+KEPT = {
+    "backward ours": tuple(OPERATORS),
+    "forward + backward ours": tuple(OPERATORS),
+    "forward + backward ours, forward=True": FORWARDS,
+}
+
+
+def kept(table: list[list[str]]) -> list[list[str]]:
+    """What plots and documents show: a line for each operator, contender and batch, of square matrices on one thread.
+
+    Batches of 16 MB, which from n = 500 on are one matrix, keep their quartiles.
+    """
+    rows = [dict(zip(table[0], line)) for line in table[1:]]
+    square = {(r["operator"], r["batch"], r["matrix"]): r for r in rows}
+    places = [(dtype, n) for dtype in ("float32", "float64") for n in SIZES]
+    names = [f"{dtype} {n}x{n} {of}" for dtype, n in places for of in ("ratio", "quartiles")]
+    lines = [["operator", "contender", "batch", *names]]
+    for contender, operators in KEPT.items():
+        for operator, batch in itertools.product(operators, ("16 MB", "100", "1")):
+            line = [operator, contender, batch]
+            for dtype, n in places:
+                large = batch == "16 MB"
+                row = square.get((operator, "1" if large and n >= 500 else batch, f"{n}x{n}"), {})
+                column = f"1 threads {dtype} {contender}"
+                line += [row.get(f"{column} ratio", ""), row.get(f"{column} quartiles", "") if large else ""]
+            lines.append(line)
+    return lines
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
@@ -184,4 +215,5 @@ if __name__ == "__main__":
         options=options,
         seconds=0.2,
         spread=("threads", "dtype", "what"),
+        kept=kept,
     )

@@ -122,6 +122,12 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def kept(table: list[list[str]]) -> list[list[str]]:
+    """Without the times of "ours to stock ...", which are those of "ours"."""
+    columns = [k for k, name in enumerate(table[0]) if " to stock " not in name or not name.endswith(" us")]
+    return [[line[k] for k in columns] for line in table]
+
+
 if __name__ == "__main__":
     main(
         "nested",
@@ -132,4 +138,5 @@ if __name__ == "__main__":
         options=lambda parser: parser.add_argument("--widths", type=int, nargs="+", default=(32, 256)),
         seconds=0.2,
         spread=("threads", "what"),
+        kept=kept,
     )

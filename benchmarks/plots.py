@@ -96,9 +96,10 @@ def inverse(text: str | None, spread: str = "") -> Ratio | None:
 # -- the two kinds of plots -------------------------------------------------------------------------------------------
 
 
-def over_n(column: str, operators: Sequence[str]) -> Plot:
+def over_n(contender: str, operators: Sequence[str]) -> Plot:
     """Decompositions over the order of the matrix: a panel for each, a line for each dtype."""
-    about, rows = results("linalg")
+    about, table = results("linalg")
+    rows = {r["operator"]: r for r in table if (r["contender"], r["batch"]) == (contender, "16 MB")}
     count = len(operators)
     columns = min(4, count)
     shape = (-(-count // columns), columns)
@@ -108,14 +109,8 @@ def over_n(column: str, operators: Sequence[str]) -> Plot:
     canvas.set_layout_engine("constrained")
     for panel, operator in zip(panels.flat, operators):
         for dtype, colour in zip(("float32", "float64"), COLOURS):
-            points = {}
-            for row in rows:
-                order, _, other = row["matrix"].partition("x")
-                large = row["batch"] == "16 MB" or (row["batch"] == "1" and int(order) >= 500)
-                found = ratio(row, f"1 threads {dtype} {column}")
-                if row["operator"] == operator and order == other and large and found:
-                    points[int(order)] = found
-            orders = sorted(points)
+            points = _by_order(rows[operator], dtype)
+            orders = [*points]
             panel.plot(orders, [points[n].middle for n in orders], "o-", markersize=2.5, label=dtype, color=colour)
             low, high = [points[n].low for n in orders], [points[n].high for n in orders]
             panel.fill_between(orders, low, high, color=colour, alpha=0.3, linewidth=0)
@@ -131,6 +126,12 @@ def over_n(column: str, operators: Sequence[str]) -> Plot:
         panel.set_ylabel(FASTER, fontsize=8)
     panels[0, -1].legend(frameon=False, fontsize=8)
     return about.replace("Whiskers", "Bands"), canvas
+
+
+def _by_order(row: Mapping[str, str], dtype: str) -> dict[int, Ratio]:
+    columns = (re.fullmatch(rf"{dtype} (\d+)x\1 ratio", name) for name in row)
+    found = {int(column[1]): ratio(row, column[0].removesuffix(" ratio")) for column in columns if column}
+    return {n: value for n, value in found.items() if value}
 
 
 def bars(about: str, labels: Sequence[str], series: Series, axis_label: str = FASTER) -> Plot:

@@ -156,15 +156,13 @@ def rounded(document: Mapping[str, Any], spread: Sequence[str], found: Sequence[
     return [[*keys, *columns], *([*key, *(line.get(c, "") for c in columns)] for key, line in lines.items())]
 
 
-def write(name: str, document: Mapping[str, Any], spread: Sequence[str], found: Sequence[str]) -> Path:
-    """``results/<name>.csv``; its first line names the machine and the day."""
-    path = RESULTS / f"{name}.csv"
-    RESULTS.mkdir(exist_ok=True)
+def write(path: Path, document: Mapping[str, Any], lines: Sequence[Sequence[str]]) -> None:
+    """A table as CSV; its first line names the machine and the day."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         about = ", ".join(f"{k} {v}" for k, v in document["machine"].items() if v is not None)
         file.write(f"# {document['about']}; {about}, date {document['date']}, runs {document['runs']}\n")
-        csv.writer(file, lineterminator="\n").writerows(rounded(document, spread, found))
-    return path
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def main(
@@ -177,13 +175,15 @@ def main(
     seconds: float = 1.5,
     spread: Sequence[str] = ("threads",),
     found: Sequence[str] = (),
+    kept: Callable[[list[list[str]]], list[list[str]]] | None = None,
 ) -> None:
     """Run a benchmark once for each number of threads, print its table, and write it to ``results/<name>.csv``.
 
     All figures are in ``build/benchmarks/<name>.json``. With ``--add`` the rows of the last run stay that this one does
     not measure. With ``--again`` those that it does measure are put together with those of the last: the quartiles of one
     process's rounds know nothing of what differs from process to process, as where memory lies. ``spread`` names what
-    is in columns, side by side; ``found`` has the measured columns that are not times.
+    is in columns, side by side; ``found`` has the measured columns that are not times. Where the table is large, ``kept``
+    makes the one that is kept of it, and the whole is ``build/benchmarks/<name>.csv``.
 
     ``options`` adds the benchmark's own; ``seconds`` is the default time of a row. plots.py draws the tables.
     """
@@ -224,5 +224,10 @@ def main(
         measured = {_what(row, found) for row in document["rows"]}
         document["rows"] = [row for row in earlier if _what(row, found) not in measured] + document["rows"]
         path.write_text(json.dumps(document, indent=1) + "\n")
-        kept = write(name, document, spread, found)
-        print(f"\nwritten: {kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept.name}")
+        lines = rounded(document, spread, found)
+        if kept is not None:
+            write(RAW / f"{name}.csv", document, lines)
+            lines = kept(lines)
+        place = RESULTS / f"{name}.csv"
+        write(place, document, lines)
+        print(f"\nwritten: {place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place.name}")
