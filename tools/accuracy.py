@@ -1,4 +1,7 @@
-"""Measures how far derivatives are from the exact ones, PyTorch's and this package's, and writes docs/accuracy.md.
+"""Measures how far derivatives are from the exact ones, PyTorch's and this package's.
+
+Writes a line for each function to docs/accuracy.md, and one for each function, order and dtype to build/measure/accuracy.md,
+which the site includes.
 
 Each function of `accuracy_cases` is differentiated three times, in reverse and in forward mode, at points from the smallest to the
 largest numbers of a dtype, with PyTorch's derivatives, under `override()` and under `override("*")`. The exact derivatives are
@@ -28,10 +31,12 @@ from torch import Tensor
 import torch_manualgrad as mg
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+WHOLE = PAGE.parents[1] / "build" / "measure" / PAGE.name
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 COMPLEX = (torch.complex128, torch.complex64)
 ORDERS = (1, 2, 3)
 ALLOWED = 4.0  # units in the last place, where PyTorch's are less
+LARGE = 100.0  # an error of PyTorch's from which on the page has a function
 OVERRIDES: dict[str, Callable[[], Any]] = {"override()": mg.override, 'override("*")': lambda: mg.override("*")}
 _STEP = 60  # the exponent of the step of the differences
 _EDGES = (0.0, 1e-3, 0.1, 1.0, 4.0, 10.0, 20.0, 40.0, 100.0, 1e4, math.inf)  # of regions, by the size of x
@@ -215,17 +220,25 @@ def measure(case: Case, dtype: torch.dtype, count: int) -> Iterator[Measured]:
 
 _TOP = """# Accuracy
 
-How far derivatives are from the exact ones, in units in the last place: the largest error in a region, PyTorch's and that
-under `override()`, at {count} points from the smallest to the largest numbers of the dtype. In rows marked * the figure is that of
-`override("*")`. Order 2 is the second derivative. "wrong" means nan, an infinity where the exact value is finite, or an error.
+How far derivatives are from the exact ones, in units in the last place: the largest error, PyTorch's / that under
+`override()`, at {count} points from the smallest to the largest numbers of the dtype. In cells marked * it is that of
+`override("*")`. "wrong" means nan, an infinity where the exact value is finite, or an error.
 
-The table lists the derivatives whose largest error is more than {allowed} units below PyTorch's: for each function and order, the
-region where PyTorch's error is the largest. Elsewhere the two are the same, or within {allowed} units of the exact value. Under an
-override no derivative is less accurate than PyTorch's by more than that, except for the functions in `BY_CHANCE` in
-`tests/derivatives/test_accuracy.py`, which has the factor and the reason. Holomorphic functions are compared in complex
-numbers, too. Where the exact derivative is infinite the result may be nan.
+"""
+_MIDDLE = """The table lists the functions for which PyTorch has an error above {large} units, and the largest errors of three orders of
+derivatives, in the dtypes in which the two differ by more than {allowed} units. The whole table has the others, and each order.
+"""
+_WHOLE = """The table lists the derivatives whose largest error is more than {allowed} units below PyTorch's: for each function and order,
+the region where PyTorch's error is the largest. Order 2 is the second derivative. Elsewhere the two are the same, or within
+{allowed} units of the exact value.
+"""
+_END = """
+Under an override no derivative is less accurate than PyTorch's by more than {allowed} units, except for the functions in
+`BY_CHANCE` in `tests/derivatives/test_accuracy.py`, which has the factor and the reason. Holomorphic functions are compared in
+complex numbers, too. Where the exact derivative is infinite the result may be nan.
 
-`make measure` measures this again with `tools/accuracy.py`. Here: torch {torch}, CPU.
+`make measure` measures this again with `tools/accuracy.py`, and writes the whole table to `build/measure/accuracy.md`, which
+the site includes. Here: torch {torch}, CPU.
 """
 
 
@@ -233,30 +246,58 @@ def _number(e: float) -> str:
     return "wrong" if math.isinf(e) else f"{e:.1f}" if e < 10 else f"{e:.2g}"
 
 
-def page(found: Sequence[Measured], count: int) -> str:
-    lines = [_TOP.format(count=count, allowed=round(ALLOWED), torch=torch.__version__.split("+")[0])]
-    for dtype in DTYPES + COMPLEX:
-        rows: dict[Any, Measured] = {}
-        for m in found:
-            if m.dtype is not dtype or not m.stock > m.ours + ALLOWED:
-                continue
-            key = (m.case.name, m.order)
-            if key not in rows or (m.stock, -m.ours, m.which == "override()") > (
-                rows[key].stock, -rows[key].ours, rows[key].which == "override()"
-            ):  # fmt: skip
-                rows[key] = m
-        if not rows:
-            lines += [f"\n## {str(dtype).removeprefix('torch.')}\n", "Nothing differs by more."]
+def _top(middle: str, count: int) -> str:
+    version = torch.__version__.split("+")[0]
+    return (_TOP + middle + _END).format(count=count, allowed=round(ALLOWED), large=round(LARGE), torch=version)
+
+
+def better(found: Sequence[Measured], dtype: torch.dtype) -> dict[tuple[str, int], Measured]:
+    """For each function and order the region where PyTorch's error is the largest, if ours is smaller."""
+    rows: dict[tuple[str, int], Measured] = {}
+    for m in found:
+        if m.dtype is not dtype or not m.stock > m.ours + ALLOWED:
             continue
-        lines += [
-            f"\n## {str(dtype).removeprefix('torch.')}\n",
-            "| function | order | x | PyTorch | override |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for (name, order), m in sorted(rows.items()):
+        key = (m.case.name, m.order)
+        if key not in rows or (m.stock, -m.ours, m.which == "override()") > (
+            rows[key].stock, -rows[key].ours, rows[key].which == "override()"
+        ):  # fmt: skip
+            rows[key] = m
+    return dict(sorted(rows.items()))
+
+
+def whole(found: Sequence[Measured], count: int) -> str:
+    lines = [_top(_WHOLE, count)]
+    for dtype in DTYPES + COMPLEX:
+        lines.append(f"\n## {str(dtype).removeprefix('torch.')}\n")
+        if not (rows := better(found, dtype)):
+            lines.append("Nothing differs by more.")
+            continue
+        lines += ["| function | order | x | PyTorch | override |", "| --- | --- | --- | --- | --- |"]
+        for (name, order), m in rows.items():
             star = "" if m.which == "override()" else " *"
             lines.append(f"| {name}{star} | {order} | {m.stock_at:.3g} | {_number(m.stock)} | {_number(m.ours)} |")
     return "\n".join(lines) + "\n"
+
+
+def page(found: Sequence[Measured], count: int) -> str:
+    """A line for each function: the largest error of its orders, which need not be of one order."""
+    table: dict[str, dict[torch.dtype, list[Measured]]] = {}
+    for dtype in DTYPES + COMPLEX:
+        for (name, _), m in better(found, dtype).items():
+            table.setdefault(name, {}).setdefault(dtype, []).append(m)
+    names = [str(dtype).removeprefix("torch.") for dtype in DTYPES + COMPLEX]
+    lines = [_top(_MIDDLE, count), f"| function | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    for name, errors in sorted(table.items()):
+        if max(m.stock for orders in errors.values() for m in orders) > LARGE:
+            lines.append(f"| {name} | {' | '.join(_cell(errors.get(dtype, [])) for dtype in DTYPES + COMPLEX)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(orders: Sequence[Measured]) -> str:
+    if not orders:
+        return ""
+    star = "" if all(m.which == "override()" for m in orders) else " *"
+    return f"{_number(max(m.stock for m in orders))} / {_number(max(m.ours for m in orders))}{star}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -278,6 +319,8 @@ def main(arguments: Sequence[str]) -> int:
                 )
     if not options.names:
         PAGE.write_text(page(found, options.points))
+        WHOLE.parent.mkdir(parents=True, exist_ok=True)
+        WHOLE.write_text(whole(found, options.points))
     return any(m.is_worse for m in found)
 
 

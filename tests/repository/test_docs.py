@@ -23,7 +23,6 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.py"))
 LANGUAGES = {"python", "toml", "yaml", "text", ""}
 # rows of tables, where a page has more than 60: what a reader looks up by its name or number
 MOST_ROWS = {
-    "accuracy.md": 400,
     "against_jax.md": 100,
     "issues.md": 200,
     "nested_operators.md": 120,
