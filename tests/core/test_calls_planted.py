@@ -108,7 +108,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    parts = ("calls_strong", "calls_plain", "calls_graph", "calls_tables", "custom_op_calls")
+    parts = ("calls_strong", "calls", "calls_tables", "custom_op_calls")
     tests = [str(Path(__file__).with_name(f"test_{part}.py")) for part in parts]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],

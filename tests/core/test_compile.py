@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from helpers.ops import UNIT, define, unit
+from helpers.sine import DOUBLE, TRIPLE, factor, keep_x, loss_of, sine, times
 from helpers.tensors import random, same
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -24,40 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
-
-
-def loss_of(op):
-    def loss(x):
-        y, n = op(x)
-        return (y.sin() * torch.arange(1, x.shape[-1] + 1)).sum() + (n * n * n).sum()
-
-    return loss
-
-
-def sine(**implementations):
-    return define("(Tensor x) -> Tensor", lambda x: x.sin(), **implementations)
-
-
-def keep_x(inputs, output):
-    return inputs.x
-
-
-def times(factor):
-    return lambda ctx, x, g: {"x": factor * g * x.cos()}
-
-
-def rule_times(factor):
-    return mg.rule("aten::sin", vjp={"self": lambda grad, self: factor * grad * self.cos()}, register=False)
-
-
-DOUBLE, TRIPLE = rule_times(2), rule_times(3)
-
-
-def factor(f):
-    x = random(3).requires_grad_()
-    ratio = torch.autograd.grad(f(x).sum(), x)[0] / x.detach().cos()
-    same(ratio, ratio[0].expand_as(ratio))
-    return round(ratio[0].item(), 6)
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------

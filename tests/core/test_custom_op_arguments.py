@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.ops import define
-from helpers.sine_ops import keep_x, sine, times
+from helpers.sine import keep_x, sine, times
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS, name_of, nested
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from helpers.sine_ops import factor_of, keep_x, sine, times
+from helpers.sine import factor, keep_x, sine, times
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jvp, vmap
@@ -19,7 +19,7 @@ def test_implementations_can_be_replaced():
     op = sine(save_for_backward=keep_x, backward=times(2))
     y = op(x := random(3).requires_grad_())
     op.impl_backward(times(3))
-    assert factor_of(op) == 3
+    assert factor(op) == 3
     same(torch.autograd.grad(y.sum(), x)[0], 2 * x.detach().cos())  # the call keeps what was active when it ran
     op.impl_autograd(lambda x: op.below_autograd(x) + x)
     same(op(random(3)), random(3).sin() + random(3))
@@ -45,12 +45,12 @@ def op():
 
 def test_swaps_nest_and_survive_exceptions(op):
     with op.swap(backward=times(2)) as same_op:
-        assert same_op is op and factor_of(op) == 2
+        assert same_op is op and factor(op) == 2
         with contextlib.suppress(ZeroDivisionError), op.swap(backward=times(3)):
-            assert factor_of(op) == 3
+            assert factor(op) == 3
             1 / 0  # noqa: B018
-        assert factor_of(op) == 2
-    assert factor_of(op) == 1
+        assert factor(op) == 2
+    assert factor(op) == 1
 
 
 def test_swaps_end_in_any_order(op):
@@ -58,12 +58,12 @@ def test_swaps_end_in_any_order(op):
     a.__enter__()
     b.__enter__()
     a.__exit__(None, None, None)
-    assert factor_of(op) == 3
+    assert factor(op) == 3
     b.__exit__(None, None, None)
-    assert factor_of(op) == 1
+    assert factor(op) == 1
     with a, a:
-        assert factor_of(op) == 2
-    assert factor_of(op) == 1
+        assert factor(op) == 2
+    assert factor(op) == 1
 
 
 def test_swap_of_every_kind(op):
@@ -81,7 +81,7 @@ def test_swap_of_every_kind(op):
         same(op(random(3)), random(3).cos())
     with op.swap(backward=None, save_for_backward=None), pytest.raises(RuntimeError, match="no derivative in reverse"):
         op(random(3).requires_grad_())
-    assert factor_of(op) == 1
+    assert factor(op) == 1
 
 
 def test_swap_of_output_differentiability(op):
@@ -103,11 +103,11 @@ def test_swaps_of_two_threads_interleaved(op):
     thread = threading.Thread(target=other)
     with op.swap(backward=times(2)):
         thread.start()
-        assert entered.wait(60) and factor_of(op) == 3
-    assert factor_of(op) == 3
+        assert entered.wait(60) and factor(op) == 3
+    assert factor(op) == 3
     leave.set()
     thread.join()
-    assert factor_of(op) == 1
+    assert factor(op) == 1
 
 
 def test_swapping_while_other_threads_differentiate(op):
@@ -116,7 +116,7 @@ def test_swapping_while_other_threads_differentiate(op):
     def work():
         while not stop.is_set():
             try:
-                seen.add(factor_of(op))
+                seen.add(factor(op))
             except Exception as error:
                 failures.append(error)
 
@@ -129,7 +129,7 @@ def test_swapping_while_other_threads_differentiate(op):
     stop.set()
     for t in threads:
         t.join()
-    assert not failures and seen <= {1.0, 2.0} and factor_of(op) == 1
+    assert not failures and seen <= {1.0, 2.0} and factor(op) == 1
 
 
 # -- a whole autograd kernel -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_whole_kernel_goes_before_the_pair():
     op = sine(save_for_backward=keep_x, backward=times(2), autograd=lambda x: x * 3)
     assert not (op(random(3)) - 3 * random(3)).any()
     with op.swap(autograd=None):
-        assert factor_of(op) == 2
+        assert factor(op) == 2
 
 
 # -- defined again ----------------------------------------------------------------------------------------------------

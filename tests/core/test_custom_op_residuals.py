@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from helpers.ops import UNIT, define, saved_outputs, unit
-from helpers.sine_ops import factor_of, keep_x, loss_of, sine, times
+from helpers.sine import factor, keep_x, loss_of, sine, times
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS, nested
 from torch.func import grad, jacrev, vjp
@@ -154,9 +154,9 @@ def test_a_backward_may_use_autograd():
             x = x.detach().requires_grad_()
             return {"x": torch.autograd.grad(x.sin(), x, g)[0]}
 
-    assert factor_of(sine(save_for_backward=keep_x, backward=backward)) == 1
+    assert factor(sine(save_for_backward=keep_x, backward=backward)) == 1
     op = sine(save_for_backward=keep_x, backward=lambda ctx, x, g: {"x": vjp(torch.sin, x)[1](g)[0]})
-    assert factor_of(op) == 1
+    assert factor(op) == 1
     same(jacrev(jacrev(lambda x: op(x).sum()))(random(3)), torch.diag(-random(3).sin()))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from helpers.ops import UNIT, define, unit
-from helpers.sine_ops import keep_x, loss_of, sine
+from helpers.sine import keep_x, loss_of, sine
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS, name_of, nested
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap

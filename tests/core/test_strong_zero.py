@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from helpers.rules import has_history, without_tangent
+from helpers.tensors import is_dense_differentiable
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -109,13 +110,9 @@ def test_masks_other_than_where():
             assert grad(lambda x, f=f: f(x).sum())(x).tolist() == [0.0, 0.25], name
 
 
-def floating(x):
-    return isinstance(x, torch.Tensor) and is_differentiable(x) and x.layout is torch.strided
-
-
 def leaves(args):
     """The tensors of a call that have derivatives, those in lists too."""
-    return [x for x in tensors_in(args) if floating(x)]
+    return [x for x in tensors_in(args) if is_dense_differentiable(x)]
 
 
 def call(rule, sample, tensors):
@@ -123,10 +120,10 @@ def call(rule, sample, tensors):
     given = iter(tensors)
 
     def put(x):
-        return [put(y) for y in x] if isinstance(x, (list, tuple)) else next(given) if floating(x) else x
+        return [put(y) for y in x] if isinstance(x, (list, tuple)) else next(given) if is_dense_differentiable(x) else x
 
     outputs = rule.aten(*map(put, sample.args), **sample.kwargs)
-    return tuple(o for o in tensors_in([outputs]) if floating(o))
+    return tuple(o for o in tensors_in([outputs]) if is_dense_differentiable(o))
 
 
 def tangents_of(rule, sample, tensors, tangents):

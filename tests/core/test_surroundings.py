@@ -1,13 +1,15 @@
-"""What may surround a call: checkpointing, hooks on saved tensors, compiled autograd, dispatch modes, autocast.
+"""What may surround a call: checkpointing, hooks on saved tensors, compiled autograd, modes, autocast, functionalize.
 
 On the core, with one operator or two; tests/parity tries every rule.
 """
 
 import pytest
 import torch
+from helpers.calls import needs_library
 from helpers.ops import define
 from helpers.tensors import random, same
 from torch._dynamo import compiled_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -150,3 +152,31 @@ def test_an_input_without_a_vjp_is_an_error_and_no_zero():
         same(torch.autograd.grad((x * y.detach()).sum(), x)[0], y.detach())
         with pytest.raises(NotImplementedError, match="the gradient of 'other' is needed, and the rule has no vjp"):
             torch.autograd.grad((x * y).sum(), x)
+
+
+# -- Python numbers among tensors, where functorch sees the call first ------------------------------------------------
+
+
+@needs_library
+def test_a_number_stays_a_number_under_functionalize():
+    x = torch.ones(3)
+    traced = make_fx(torch.func.functionalize(lambda q: (q + 1) * 2.5))
+    with mg.override():
+        assert "scalar_tensor" not in traced(x).code
+    with mg.override("*"):  # whose rules of add and mul get tensors
+        traced(x)
+    assert "scalar_tensor" not in traced(x).code
+
+
+def test_a_number_inside_of_other_transforms():
+    x = torch.tensor([2.0, 3.0], dtype=torch.float64)
+
+    def f(q):
+        return ((q + 1) * 2.5).pow(2).sum()
+
+    expected = 12.5 * (x + 1)
+    with mg.override("*"):
+        torch.testing.assert_close(torch.func.grad(f)(x), expected)
+        torch.testing.assert_close(torch.func.grad(torch.func.functionalize(f))(x), expected)
+        torch.testing.assert_close(torch.func.functionalize(torch.func.grad(f))(x), expected)
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(f))(x[:, None])[:, 0], expected)

@@ -11,10 +11,10 @@ import math
 
 import pytest
 import torch
+from helpers.tensors import is_dense_differentiable
 from torch.autograd import forward_ad
 
 import torch_manualgrad as mg
-from torch_manualgrad.core.schema import is_differentiable
 
 # below, at and above the number of elements in one vector, which is from 2 to 32
 SIZES = (1, 3, 7, 8, 9, 16, 17, 32, 33, 65)
@@ -27,15 +27,11 @@ DTYPES = [
 ROUNDING = 64
 
 
-def is_number(x):
-    return isinstance(x, torch.Tensor) and is_differentiable(x) and x.layout is torch.strided
-
-
 def elementwise_samples(rule, dtype):
     """Calls whose tensors have one shape, and the first three elements of each tensor."""
     for sample in rule.samples(dtype, "cpu"):
         tensors = [x for x in (*sample.args, *sample.kwargs.values()) if isinstance(x, torch.Tensor)]
-        if len({x.shape for x in tensors}) == 1 and all(is_number(x) and x.numel() >= 3 for x in tensors):
+        if len({x.shape for x in tensors}) == 1 and all(is_dense_differentiable(x) and x.numel() >= 3 for x in tensors):
             yield sample, [x.detach().flatten()[:3] for x in tensors]
 
 
@@ -75,7 +71,7 @@ class Call:
         args = [next(given) if isinstance(x, torch.Tensor) else x for x in self.sample.args]
         kwargs = {n: next(given) if isinstance(x, torch.Tensor) else x for n, x in self.sample.kwargs.items()}
         found = self.rule.aten(*args, **kwargs)
-        return next(o for o in ([found] if isinstance(found, torch.Tensor) else found) if is_number(o))
+        return next(o for o in ([found] if isinstance(found, torch.Tensor) else found) if is_dense_differentiable(o))
 
     def derivatives(self, tensors, scale):
         """Of all orders up to 2, reverse and forward: a tensor of the size of the inputs each."""

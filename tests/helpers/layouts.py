@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
+from helpers.tensors import is_dense_differentiable
 from torch_manualgrad.core.rule import Rule, Sample
 
 
@@ -28,16 +27,11 @@ def layout(x):
     return None if x is None else (x.dtype, x.shape, [s for n, s in zip(x.shape, x.stride()) if n > 1 and x.numel()])
 
 
-def is_differentiable(x: Any) -> bool:
-    """A sparse tensor is held constant."""
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
-
-
 def compare_layouts(rule: Rule, sample: Sample) -> None:
     """In the backward and the tangent of one call."""
     with mg.override(rule), Layouts():
         args = tree_map_only(
-            torch.Tensor, lambda a: a.detach().requires_grad_() if is_differentiable(a) else a, sample.args
+            torch.Tensor, lambda a: a.detach().requires_grad_() if is_dense_differentiable(a) else a, sample.args
         )
         inputs = [a for a in tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
         if not inputs:  # all are sparse

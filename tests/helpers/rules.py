@@ -5,14 +5,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import torch_manualgrad as mg
+from helpers.tensors import is_dense_differentiable
 from torch_manualgrad.core.rule import parameters
 
 RULES = list(mg.rules.values())
-
-
-def is_differentiable(x):
-    """A sparse tensor is held constant."""
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
 
 
 def without_tangent(rule):
@@ -38,7 +34,7 @@ class Call:
     def __init__(self, rule, sample):
         self.rule, self.sample = rule, sample
         self._leaves, self._spec = tree_flatten(sample.args)
-        self._places = [i for i, a in enumerate(self._leaves) if is_differentiable(a)]
+        self._places = [i for i, a in enumerate(self._leaves) if is_dense_differentiable(a)]
         self.inputs = [self._leaves[i].detach() for i in self._places]
         owners = [n for n, a in zip(rule.signature.names, sample.args) for _ in tree_leaves(a)]
         self.names = [owners[i] for i in self._places]
@@ -60,7 +56,7 @@ class Call:
     def outputs_of(self, function, inputs):
         """The differentiable outputs of a function that takes what the operator takes."""
         found = function(*self.arguments(inputs), **self.sample.kwargs)
-        return [o for o in ([found] if isinstance(found, Tensor) else found) if is_differentiable(o)]
+        return [o for o in ([found] if isinstance(found, Tensor) else found) if is_dense_differentiable(o)]
 
 
 def calls(rule, dtype):

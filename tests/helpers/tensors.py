@@ -32,3 +32,8 @@ def same(actual: object, expected: object, **options: object) -> None:
 def close(actual: object, expected: object, rtol: float = 1e-9, **options: object) -> None:
     """Fails unless both agree to `rtol`, absolutely and relatively."""
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=options.pop("atol", rtol), **options)
+
+
+def is_dense_differentiable(x: object) -> bool:
+    """Whether this is a dense tensor of real or complex numbers. A sparse tensor is held constant."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.calls import is_pytorchs
-from helpers.sine_rules import factor
+from helpers.sine import factor
 from helpers.tensors import random
 
 

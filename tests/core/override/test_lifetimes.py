@@ -1,13 +1,17 @@
-"""What stays of overrides that are over: nothing that grows; and what a fork and `uninstall` leave."""
+"""What overrides that are over leave behind, and what a fork and `uninstall` leave; and that entering again costs little."""
+
+from __future__ import annotations
 
 import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from helpers.sine_rules import DOUBLE, TRIPLE, factor, sine_times
+from helpers.sine import DOUBLE, TRIPLE, factor, sine_times
 from helpers.tensors import random
 
 import torch_manualgrad as mg
@@ -228,3 +232,35 @@ def test_a_decorator_without_parentheses():
         mg.override(random(3).exp)
     with mg.override(torch.sin):
         pass
+
+
+# -- entering again: its calls of Python functions must not grow with the number of rules -----------------------------
+
+
+def _python_calls(function: Callable[[], Any]) -> int:
+    count = 0
+
+    def profile(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _enter(*names: str) -> None:
+    with mg.override(*names):
+        pass
+
+
+@pytest.mark.parametrize("names", [(), ("*",)], ids=["override()", "*"])
+def test_entering_again_does_not_visit_the_rules(names: tuple[str, ...]) -> None:
+    _enter(*names)
+    _enter("aten::tanh")
+    one, many = _python_calls(lambda: _enter("aten::tanh")), _python_calls(lambda: _enter(*names))
+    # the replacements that are switched on and off are few
+    assert many < one + 60, (one, many)

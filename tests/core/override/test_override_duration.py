@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from helpers.calls import is_pytorchs
-from helpers.sine_rules import DOUBLE, TRIPLE, factor
+from helpers.sine import DOUBLE, TRIPLE, factor
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS
 from torch.func import vmap

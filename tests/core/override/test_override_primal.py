@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from helpers.calls import is_pytorchs
-from helpers.sine_rules import factor, sine_times
+from helpers.sine import factor, sine_times
 from helpers.tensors import random, same
 from torch.func import grad, jvp, vmap
 

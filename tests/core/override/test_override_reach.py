@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from helpers.sine_rules import DOUBLE, factor
+from helpers.sine import DOUBLE, factor
 from helpers.tensors import random, same
 from helpers.transforms import NESTINGS
 from torch._subclasses import FakeTensorMode

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from helpers.sine_rules import DOUBLE, TRIPLE, factor, sine_times
+from helpers.sine import DOUBLE, TRIPLE, factor, sine_times
 from helpers.tensors import random, same
 from torch.utils.checkpoint import checkpoint
 
