@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.layouts import compare_layouts
 from helpers.structural import OF_NUMBERS, STRUCTURAL
+from helpers.tensors import is_dense_differentiable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
@@ -122,11 +123,6 @@ def dense(x):
     return x if x is None or x.layout is torch.strided else x.to_dense()
 
 
-def is_differentiable(x):
-    """A sparse tensor is held constant."""
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) and x.layout is torch.strided
-
-
 def identical(ours, stock):
     ours, stock = ([dense(x) for x in tree_leaves(x)] for x in (ours, stock))
     pairs = zip(ours, stock, strict=True)
@@ -146,7 +142,8 @@ def test_forward_values_are_stocks_to_the_bit(rule):
         stock = [rule.aten(*sample.args, **sample.kwargs) for _ in range(30)]
         with mg.override(rule):
             args = [
-                a.detach().requires_grad_() if is_differentiable(a) and not a.is_complex() else a for a in sample.args
+                a.detach().requires_grad_() if is_dense_differentiable(a) and not a.is_complex() else a
+                for a in sample.args
             ]
             ours = rule.aten(*args, **sample.kwargs)
         assert any(identical(ours, one) for one in stock), sample
@@ -231,3 +228,28 @@ def test_every_formula_has_a_source():
     for formula in mg.ops.values():
         text = formula.__doc__ or ""
         assert "References:" in text or "Source:" in text, formula.name
+
+
+@pytest.mark.parametrize("rule", mg.rules.values(), ids=lambda r: r.name)
+def test_all_cotangents_undefined(rule):
+    sample = next(iter(rule.samples(torch.float64, "cpu")))
+    given = {name for names in rule.vjp for name in names}
+
+    def leaf(x, name):
+        return x.detach().requires_grad_(name in given and x.is_floating_point() and x.layout is torch.strided)
+
+    values = [
+        tree_map_only(torch.Tensor, lambda x, name=name: leaf(x, name), value)
+        for name, value in zip(rule.signature.names, rule.signature.bind(sample.args, sample.kwargs))
+    ]
+    inputs = [x for x in tree_leaves(values) if isinstance(x, torch.Tensor) and x.requires_grad]
+    args, kwargs = rule.signature.split(values)
+    with mg.override(rule):
+        outputs = [
+            o for o in tree_leaves(rule.aten(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad
+        ]
+    outputs = [o for o in outputs if o.layout is torch.strided]
+    undefined = [torch._C._functions.UndefinedGrad()(o).abs().sum() for o in outputs]
+    if undefined:
+        found = torch.autograd.grad(sum(undefined), inputs, allow_unused=True)
+        assert all(g is None or not g.count_nonzero() for g in found)

@@ -1,21 +1,24 @@
-"""Every rule where no value may be read: batched gradients, tensors without data, tracers. First and second order.
+"""Every rule as programs use it: where PyTorch's own derivative can be used so, ours can, and gives what it gives elsewhere."""
 
-Where PyTorch's own derivatives can be used so, ours can, and give what they give outside.
-"""
-
+import warnings
+from contextlib import nullcontext
 from itertools import islice
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.autograd.functional as functional
-from helpers.rules import RULES, Call, calls, random_like, zero_if_none
+from helpers.rules import RULES, Call, calls, random_like, without_tangent, zero_if_none
 from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import FakeTensorMode
 from torch_manualgrad.core.rule import Sample
+
+# -- where no value may be read: batched gradients, tensors without data, tracers; first and second order -------------
 
 DTYPES = [torch.float64, torch.complex128]
 
@@ -167,3 +170,99 @@ def agrees_outside(way, call, order):
     single = any(x.dtype is torch.float32 for x in expected)  # what PyTorch has in no other precision
     tolerance = 1e-5 if single else 1e-9
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# -- changes of results in place --------------------------------------------------------------------------------------
+
+# Wherever a result of PyTorch may be changed, that of a rule may, and no output is a view of a temporary. A gradient may
+# be a view, as many of PyTorch's are: autograd detaches it before anyone sees it.
+
+
+def changed(outputs):
+    """For each output whether it is a view, and whether it can be changed in place."""
+    found = []
+    for o in outputs:
+        try:
+            o.add_(1)
+        except RuntimeError:
+            found.append((o._is_view(), False))
+        else:
+            found.append((o._is_view(), True))
+    return found
+
+
+def observed(call):
+    """The same of outputs, gradients and dual outputs, as far as PyTorch has them."""
+    found = {}
+    inputs = [x.clone().requires_grad_() for x in call.inputs]
+    try:
+        found["outputs"] = changed(call.outputs_of(call.rule.aten, inputs))
+        outputs = [o for o in call(*inputs) if o.requires_grad]
+        # 2.10 refuses an empty list of inputs with an error of another type
+        grads = torch.autograd.grad(outputs, inputs, random_like(outputs), allow_unused=True) if inputs else []
+        found["gradients"] = changed([g for g in grads if g is not None])
+    except RuntimeError:
+        pass
+    with fwAD.dual_level():
+        try:
+            constant = without_tangent(call.rule)
+            given = zip(call.names, call.inputs, random_like(call.inputs))
+            duals = [x if n in constant else fwAD.make_dual(x, t) for n, x, t in given]
+            duals = call.outputs_of(call.rule.aten, duals)
+        except (RuntimeError, NotImplementedError):
+            return found
+        found["duals"] = changed(duals)
+    return found
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs with dual tensors"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_results_of_rules_are_not_views(rule, dtype, graphs, monkeypatch):
+    # once a graph with dual tensors was traced, every call takes the long way
+    monkeypatch.setattr("torch_manualgrad.core.internals.functorch._tangents_in_graphs", graphs)
+    for call in calls(rule, dtype):
+        seen = []
+        for scope in (nullcontext(), mg.override(rule)):
+            with scope, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                seen.append(observed(call))
+        stock, ours = seen
+        if "fwd" in rule.gaps:  # where PyTorch may drop a tangent in silence
+            stock.pop("duals", None)
+        for what, expected in stock.items():
+            for place, ((view, writable), (our_view, ours_writable)) in enumerate(zip(expected, ours[what])):
+                assert ours_writable >= writable, (call, what, place)
+                assert what == "gradients" or our_view <= view, (call, what, place)
+
+
+# -- FlopCounterMode counts what rules compute, also where a kernel does it -------------------------------------------
+
+# of differences, entry by entry; PyTorch's derivatives of these, which it has since 2.15, are products
+WITHOUT_PRODUCTS = ("aten::_cdist_backward", "aten::_pdist_backward")
+
+
+def count(call, scope):
+    """Forward and backward."""
+    with scope, FlopCounterMode(display=False) as counter, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inputs = [x.clone().requires_grad_() for x in call.inputs]
+        outputs = [o for o in call(*inputs) if o.requires_grad]
+        torch.autograd.grad(outputs, inputs, random_like(outputs), allow_unused=True)
+    return counter.get_total_flops()
+
+
+# what multiplies the entries of a sparse matrix one by one counts for nothing there
+@pytest.mark.parametrize("rule", [r for r in RULES if not r.sparse], ids=lambda r: r.name)
+def test_a_gradient_counts_as_pytorchs(rule):
+    for call in calls(rule, torch.float64):
+        try:
+            stock = count(call, nullcontext())
+        except (RuntimeError, TypeError):  # its formula of _slow_conv2d_forward lacks an argument
+            continue
+        ours = count(call, mg.override(rule))
+        if rule.name in WITHOUT_PRODUCTS:
+            assert ours == 0, call
+            continue
+        # as products; a triangular solve, which takes the place of two in some formulas, counts for nothing
+        assert stock / 3.2 <= ours <= 2.1 * stock or stock == 0, (call, stock, ours)

@@ -8,12 +8,29 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.normalizations import EPS, F64, composite
 from helpers.tensors import random
 from helpers.transforms import differentiated
-from torch.func import jvp
+from torch.func import functional_call, hessian, jacrev, jvp, vjp
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
+from torch_manualgrad.derivatives.nn import batch_norm as batch_norm_rules, rms_norm as rms_norm_rules
+
+F64 = torch.float64
+EPS = 0.1
+
+
+def composite(x, dims, w, b, centered=True):
+    m = x.mean(dims, keepdim=True) if centered else 0.0
+    y = (x - m) * ((x - m).square().mean(dims, keepdim=True) + EPS).rsqrt()
+    return y * w + b
+
+
+def second(f, *given):
+    given = [g.detach().requires_grad_() for g in given]
+    first = torch.autograd.grad(f(*given).sum(), given, create_graph=True)
+    return [*first, *torch.autograd.grad(sum(g.sum() for g in first), given, allow_unused=True, materialize_grads=True)]
+
 
 RUNNING = (torch.tensor([0.3, -0.2, 0.1, 0.4], dtype=F64), torch.tensor([0.7, 1.3, 0.9, 1.1], dtype=F64))
 
@@ -237,3 +254,175 @@ def test_running_statistics_are_updated_once(name):
         assert not mean.requires_grad and not variance.requires_grad
         seen.append(torch.cat((mean, variance, torch.tensor([float(mean._version)]))))
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+
+
+# -- special inputs ---------------------------------------------------------------------------------------------------
+
+
+def test_empty_batches():
+    w, b = random(3), random(3, seed=1)
+    with mg.override("*"):
+        for f, x in (
+            (lambda x, w, b: F.layer_norm(x, [3], w, b), torch.zeros(0, 3, dtype=F64)),
+            (lambda x, w, b: F.batch_norm(x, w.detach(), b.detach() ** 2, w, b), torch.zeros(0, 3, dtype=F64)),
+            (
+                lambda x, w, b: torch.native_batch_norm(x, w, b, w.detach(), b.detach() ** 2, False, 0.1, EPS)[0],
+                torch.zeros(0, 3, dtype=F64),  # on which PyTorch's backward ends the process
+            ),
+        ):
+            for g, like in zip(second(f, x, w, b), (x, w, b) * 2):
+                assert g.shape == like.shape and not g.any()
+
+
+def test_constant_rows():
+    """The variance is 0, and r = eps^-1/2; with eps = 0 nothing is defined."""
+    x = torch.full((2, 4), 3.0, dtype=F64)
+    with mg.override("*"):
+        H = hessian(lambda x: F.layer_norm(x, [4], eps=EPS).square().sum())(x)
+    torch.testing.assert_close(H, hessian(lambda x: composite(x, (1,), 1.0, 0.0).square().sum())(x))
+
+
+@pytest.mark.parametrize("size", [1e6, 1e-6])
+def test_sizes_far_from_one(size):
+    x = (size * random(3, 5)).requires_grad_()
+    W = random(3, 5, seed=1)
+    seen = []
+    with mg.override("*"):
+        for f in (lambda x: F.layer_norm(x, [5], eps=1e-5), lambda x: composite_with(x, 1e-5)):
+            (g,) = torch.autograd.grad((W * f(x)).sum(), x, create_graph=True)
+            seen.append((g, *torch.autograd.grad((W * g).sum(), x)))
+    for a, e in zip(*seen):
+        torch.testing.assert_close(a / e.abs().max(), e / e.abs().max(), rtol=1e-7, atol=1e-7)
+
+
+def composite_with(x, eps):
+    return (x - x.mean(-1, keepdim=True)) * (x.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+
+
+def test_a_gradient_of_running_statistics_raises():
+    x, mean, variance = random(5, 3), random(3), random(3, seed=1).square().requires_grad_()
+    with mg.override("*"), pytest.raises(NotImplementedError):
+        F.batch_norm(x.requires_grad_(), mean, variance).sum().backward()
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+nn = torch.nn
+MODULES = {
+    "LayerNorm": (nn.LayerNorm(3), (2, 3), (1,)),
+    "BatchNorm1d": (nn.BatchNorm1d(3), (4, 3), (0,)),
+    "BatchNorm2d": (nn.BatchNorm2d(2), (2, 2, 1, 2), (0, 2, 3)),
+    "BatchNorm1d in evaluation": (nn.BatchNorm1d(3).eval(), (4, 3), None),
+    "GroupNorm": (nn.GroupNorm(1, 2), (2, 2, 2), (1, 2)),
+    "InstanceNorm2d": (nn.InstanceNorm2d(2, affine=True), (1, 2, 2, 2), (2, 3)),
+    "RMSNorm": (nn.RMSNorm(3), (2, 3), None),
+}
+
+
+def by_hand(module, dims, x, weight, bias):
+    shape = (-1, *[1] * (x.dim() - 2)) if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) else (-1,)
+    w = weight.reshape(shape)
+    if isinstance(module, nn.RMSNorm):
+        return x * (x.square().mean(-1, keepdim=True) + torch.finfo(F64).eps).rsqrt() * w
+    if dims is None:
+        return (x - module.running_mean) * (module.running_var + module.eps).rsqrt() * w + bias
+    rest = x - x.mean(dims, keepdim=True)
+    return rest * (rest.square().mean(dims, keepdim=True) + module.eps).rsqrt() * w + bias.reshape(shape)
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_modules(name, which):
+    module, shape, dims = MODULES[name]
+    module = module.double()
+    buffers = {n: b.clone() for n, b in module.named_buffers()}
+    parameters = {n: random(*p.shape, seed=k) for k, (n, p) in enumerate(module.named_parameters())}
+    x, W = random(*shape, seed=5), random(*shape, seed=6)
+
+    def f(x, *values):
+        state = {**{n: b.clone() for n, b in buffers.items()}, **dict(zip(parameters, values))}
+        return functional_call(module, state, (x,))
+
+    given = (x, *parameters.values())
+    leaves = [g.clone().requires_grad_() for g in given]
+
+    def loss(g):
+        return lambda *given: (W * g(*given).sin()).sum()
+
+    def reference(x, weight, bias=None):
+        return by_hand(module, dims, x, weight, bias)
+
+    argnums = tuple(range(len(given)))
+    with mg.override(*which):
+        assert torch.autograd.gradcheck(f, leaves, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(f, leaves, check_fwd_over_rev=True)
+        found = hessian(loss(f), argnums)(*given)
+        again = jacrev(jacrev(loss(f), argnums), argnums)(*given)
+    expected = hessian(loss(reference), argnums)(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(again, expected, rtol=1e-9, atol=1e-9)
+
+
+# -- formulas that no operator of the CPU reaches ---------------------------------------------------------------------
+
+
+def test_the_formulas_of_rms_norm():
+    x, w, g, gr = random(2, 3), random(3, seed=1), random(2, 3, seed=2), random(2, 1, seed=3)
+    dx, dw = random(2, 3, seed=4), random(3, seed=5)
+
+    def forward(x, w):
+        r = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return x * r * w, r
+
+    def backward(g, x, w):
+        return mg.ops.infinitely_differentiable_native_rms_norm_backward(g, None, x, [3], forward(x, w)[1].detach(), w)
+
+    r = forward(x, w)[1]
+    found = mg.ops.infinitely_differentiable_native_rms_norm_backward(g, gr, x, [3], r, w)
+    torch.testing.assert_close(found, vjp(forward, x, w)[1]((g, gr)))
+    tangents = jvp(forward, (x, w), (dx, dw))[1]
+    torch.testing.assert_close(mg.ops.rms_norm_jvp(x, dx, w, dw, r, [3]), tangents[0])
+    torch.testing.assert_close(mg.ops.rms_norm_rstd_jvp(x, dx, r, [3]), tangents[1])
+
+    def exact(g, x, w):
+        return vjp(lambda x, w: forward(x, w)[0], x, w)[1](g)
+
+    expected = vjp(exact, g, x, w)[1]((dx, dw))
+    of_x, of_w, of_g = mg.ops.rms_norm_double_backward(x, w, dx, dw, g, [3], r)
+    torch.testing.assert_close((of_g, of_x, of_w), expected)
+    given = [t.clone().requires_grad_() for t in (g, x, w)]
+    assert torch.autograd.gradcheck(
+        lambda *t: jacrev(lambda s: backward(t[0] * s, t[1], t[2])[0])(torch.ones((), dtype=F64)), given
+    )
+    torch.testing.assert_close(vjp(backward, g, x, w)[1]((dx, dw)), expected)
+
+
+@pytest.mark.parametrize("rule", [*batch_norm_rules.GPU_RULES, *rms_norm_rules.GPU_RULES], ids=lambda r: r.name)
+def test_the_rules_of_gpus_bind(rule):
+    """Their formulas, given what the CPU's operator saves in the place of the GPU's."""
+    if "rms" in rule.name:
+        return
+    x, w, b, g = random(4, 3), random(3, seed=1), random(3, seed=2), random(4, 3, seed=3)
+    y, *saved = torch.native_batch_norm(x, w, b, None, None, True, 0.1, EPS)
+    rest = [None] * (len(rule.signature.returns) - 3)
+    if rule.name.endswith("backward"):
+        values = (x, g, w, None, None, *saved, EPS, *[torch.empty(0)] * ("cudnn" in rule.name))
+        outputs: tuple = (None, None, None)
+        cotangents = (random(4, 3, seed=4), random(3, seed=5), random(3, seed=6))
+        expected = vjp(lambda x, g, w: vjp(lambda x, w: composite(x, (0,), w, 0.0), x, w)[1](g), x, g, w)[1](
+            cotangents[:2]
+        )
+        expected = (expected[0], expected[1] + cotangents[2], expected[2])
+        needed = (True, True, True)
+    else:
+        values = (x, w, b, None, None, True, 0.1, EPS)
+        outputs, cotangents = (y, *saved, *rest), (g, None, None, *rest)
+        expected = vjp(lambda x, w, b: composite(x, (0,), w, b), x, w, b)[1](g)
+        needed = (True, True, True)
+    needed = (*needed, *[False] * (len(values) - 3))
+    tensors, static = derivative_of(rule).residuals(values, outputs)
+    found = derivative_of(rule).vjp(needed, tensors, static, cotangents)[:3]
+    torch.testing.assert_close(tuple(found), tuple(expected))
+    tangents = (random(4, 3, seed=7), random(*values[1].shape, seed=8), random(3, seed=9), *[None] * (len(values) - 3))
+    found = derivative_of(rule).jvp(values, outputs, tangents)
+    assert found[0].shape == x.shape and found[0].isfinite().all()

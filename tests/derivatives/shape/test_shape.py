@@ -1,4 +1,4 @@
-"""Entries in other places: what PyTorch has wrong, and the edges of joining, padding and packing."""
+"""Entries in other places: what PyTorch has wrong, and the edges of joining, padding, packing and rearranging."""
 
 import pytest
 import torch
@@ -103,3 +103,16 @@ def test_formulas_by_hand():
     torch.testing.assert_close(
         mg.ops.take_backward(torch.ones(3), [2, 2], torch.tensor([0, -1, 0])), torch.tensor([[2.0, 0], [0, 1]])
     )
+
+
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [(torch.pixel_shuffle, (2, 0, 1, 2)), (torch.pixel_unshuffle, (0, 2, 4)), (torch.channel_shuffle, (2, 0, 3, 3))],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_gradients_of_empty_tensors(f, shape):
+    x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    with mg.override("*"):
+        y = f(x, 2)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.shape == x.shape

@@ -1,4 +1,6 @@
-"""Derivatives through sparse tensors, in the values that they are made of."""
+"""Derivatives through sparse tensors, in the values that they are made of, and through products with compressed ones."""
+
+from __future__ import annotations
 
 import pytest
 import torch
@@ -347,3 +349,56 @@ def test_conversion_keeps_the_layout_of_the_gradient(given, made):
     if "blocksize" in LAYOUTS[given]:
         assert found.values().shape == x.values().shape
     torch.testing.assert_close(found.to_dense(), 2 * dense)
+
+
+# -- compressed tensors: by autograd to second order; PyTorch cannot wrap them for torch.func -------------------------
+
+F64 = torch.float64
+DENSE = torch.tensor([[0.0, 1.5, 0.0, -2.0], [0.5, 0.0, 0.0, 1.0], [0.0, 0.0, 3.0, 0.0]], dtype=F64)
+COMPRESSED = DENSE.to_sparse_csr()
+LEFT = torch.arange(1.0, 7.0, dtype=F64).reshape(3, 2)
+RIGHT = torch.arange(8.0, dtype=F64).reshape(2, 4) - 3
+D = torch.arange(12.0, dtype=F64).reshape(4, 3) - 5
+
+CASES = {
+    "sampled_addmm": (
+        lambda b: torch.sparse.sampled_addmm(COMPRESSED, LEFT, b).to_dense().pow(3).sum(),
+        lambda b: ((DENSE + LEFT @ b) * (DENSE != 0)).pow(3).sum(),
+        RIGHT,
+    ),
+    "mm, mean": (
+        lambda d: torch.sparse.mm(COMPRESSED, d, "mean").pow(3).sum(),
+        lambda d: ((DENSE @ d) / (DENSE != 0).sum(1, keepdim=True)).pow(3).sum(),
+        D,
+    ),
+    "mm, amax": (
+        lambda d: torch.sparse.mm(COMPRESSED, d, "amax").pow(3).sum(),
+        lambda d: (DENSE[:, :, None] * d).where((DENSE != 0)[:, :, None], -torch.inf).amax(1).pow(3).sum(),
+        D,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_orders_by_autograd(name):
+    sparse, dense, x = CASES[name]
+
+    def derivatives(f):
+        y = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(f(y), y, create_graph=True)
+        return first.detach(), torch.autograd.grad(first.square().sum(), y)[0]
+
+    with mg.override():
+        found = derivatives(sparse)
+    torch.testing.assert_close(found, derivatives(dense))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian])
+def test_torch_func_raises_before_any_rule(name, transform):
+    sparse, _, x = CASES[name]
+    for rules in ((), ("*",)):
+        with mg.override(*rules), pytest.raises(RuntimeError, match="Sparse CSR tensors do not have strides"):
+            transform(sparse)(x)
+    with pytest.raises(RuntimeError, match="Sparse CSR tensors do not have strides"):
+        transform(sparse)(x)  # PyTorch alone

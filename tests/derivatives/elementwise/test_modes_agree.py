@@ -1,4 +1,4 @@
-"""Special functions of the first three orders where they overflow, underflow or saturate: the modes agree."""
+"""Special points of elementwise functions: every mode of every order has the same number there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,67 @@ from torch.func import grad, jacfwd, jacrev, jvp
 from torch.special import erfcx, gammainc, gammaincc, i0e, i1, i1e, log_ndtr, ndtri
 
 import torch_manualgrad as mg
+
+# -- where several conventions meet -----------------------------------------------------------------------------------
+
+F64 = torch.float64
+
+
+def along(f, forward, direction):
+    if forward:
+        return lambda *x: jvp(f, x, direction)[1]
+    every = tuple(range(len(direction)))
+    return lambda *x: sum((g * t).sum() for g, t in zip(grad(lambda *y: f(*y).sum(), every)(*x), direction))
+
+
+def derivatives(f, x, directions):
+    """Along these directions, one after the other, in every mode."""
+    found = []
+    for modes in itertools.product((True, False), repeat=len(directions)):
+        g = f
+        for forward, direction in zip(modes, directions):
+            g = along(g, forward, direction)
+        found.append(g(*x).sum().item())
+    return found
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("dtype", [F64, torch.complex128])
+def test_a_power_of_zero_is_constant_in_its_exponent(exponent, dtype):
+    """Its mixed derivative too, in either order: at (0, 1) it was 1 or 0."""
+    x = (torch.zeros(3, dtype=F64), torch.full((3,), exponent, dtype=F64))
+    base = (torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64))
+    for directions in ((base, base[::-1]), (base[::-1], base), (base[::-1], base[::-1])):
+        for override in (mg.override, lambda: mg.override("*")):
+            with override():
+                found = derivatives(lambda x, y: torch.pow(x.to(dtype), y.to(dtype)).real, x, directions)
+            assert found == [0.0] * 4
+
+
+@pytest.mark.parametrize("order, expected", [(1, -math.inf), (2, math.inf), (3, -math.inf)])
+def test_addcdiv_with_a_divisor_of_zero(order, expected):
+    one = torch.ones(2, dtype=F64)
+    with mg.override("*"):
+        divisor = derivatives(lambda x: torch.addcdiv(one, one, x), (0 * one,), [(one,)] * order)
+        dividend = derivatives(lambda x: torch.addcdiv(one, x, 0 * one), (one,), [(one,)] * order)
+    assert divisor == [expected] * 2**order
+    assert dividend == [math.inf if order == 1 else 0.0] * 2**order
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_l1_loss_of_a_complex_number_and_itself(order):
+    """It is zero wherever z is."""
+
+    def loss(x, y):
+        z = torch.complex(x, y)
+        return torch.nn.functional.l1_loss(z, z)
+
+    x = (torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([2.0, 0.0], dtype=F64))
+    with mg.override():
+        assert derivatives(loss, x, [(x[0] + 1, x[1] - 3)] * order) == [0.0] * 2**order
+
+
+# -- where functions overflow, underflow or saturate ------------------------------------------------------------------
 
 TWO = torch.tensor(2.0, dtype=torch.float64)
 FUNCTIONS = {
@@ -123,3 +184,24 @@ def test_three_orders_of_complex_abs_under_torch_func(how):
         expected = jacrev(jacrev(jacrev(f)))(x)
         with mg.override(**how):
             torch.testing.assert_close(outer(middle(inner(f)))(x), expected)
+
+
+# -- atan2 in every quadrant and at the origin ------------------------------------------------------------------------
+
+ATAN2 = mg.rules["aten::atan2"]
+
+
+@pytest.mark.parametrize("quadrant", [(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)], ids=str)
+def test_the_hessian_in_every_quadrant(quadrant):
+    x = torch.tensor(quadrant, dtype=torch.float64) * torch.tensor([1.0, 2.0], dtype=torch.float64)
+    hessian = torch.func.hessian(lambda x: torch.atan2(x[0], x[1]))
+    expected = hessian(x)
+    with mg.override(ATAN2):
+        torch.testing.assert_close(hessian(x), expected)
+
+
+def test_at_the_origin_every_order_is_zero():
+    x = torch.zeros(2, dtype=torch.float64)
+    with mg.override(ATAN2):
+        assert torch.func.grad(lambda x: torch.atan2(x[0], x[1]))(x).eq(0).all()
+        assert torch.func.hessian(lambda x: torch.atan2(x[0], x[1]))(x).eq(0).all()
