@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.ragged_products import batch
+from helpers.ragged import batch
 from helpers.tensors import random
 
 import torch_manualgrad as mg

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.ragged_shapes import SINGLE, ragged, values_of
+from helpers.ragged import SINGLE, ragged, values_of
 from helpers.tensors import random, same
 
 import torch_manualgrad as mg

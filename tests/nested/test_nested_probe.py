@@ -41,7 +41,7 @@ def test_right_or_declared(case, kind):
 def test_declared_gaps():
     """Nothing for Ragged and nothing in forward and backward, but where no component has an answer; no stale limit."""
     used = {(kind, what) for case in CASES for kind in KINDS for what in (*MEASURES, case.limit)}
-    assert {*LIMITS} - used == {("strided", "complex")}  # test_nested_override_inputs.py proves it
+    assert {*LIMITS} - used == {("strided", "complex")}  # test_nested_override.py proves it
     for case in CASES:
         for kind in KINDS:
             for what in MEASURES:

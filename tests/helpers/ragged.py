@@ -1,4 +1,6 @@
-"""Ragged batches of many structures, beside their components."""
+"""Ragged batches of many structures, beside their components, and of given lengths."""
+
+from __future__ import annotations
 
 import torch
 
@@ -45,3 +47,13 @@ def same_components(actual, expected):
 
 def in_every_mode(function, r, **options):
     check(lambda v: values_of(function(r.like(v))), [Sample(r.values)], **options)
+
+
+LENGTHS, OTHERS = (3, 0, 5), (2, 1, 4)
+
+
+def batch(*shape, lengths=LENGTHS, dtype=torch.float64, seed=0, offsets=torch.int64):
+    """Components of this shape, None where it is ragged."""
+    at = torch.tensor([0, *lengths]).cumsum(0).to(offsets)
+    full = [sum(lengths) if n is None else n for n in shape]
+    return Ragged(random(*full, dtype=dtype, seed=seed), at, (len(lengths), *shape))
