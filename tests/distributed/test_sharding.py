@@ -1,4 +1,4 @@
-"""Operators on distributed tensors: equal to one process on several, and without a collective that is not needed on many."""
+"""Operators on distributed tensors: equal to one process, compiled or not, and without a collective that is not needed."""
 
 from __future__ import annotations
 
@@ -87,3 +87,33 @@ def test_no_collective_is_added_to_those_of_pytorch(found, name):
     stock, counts, allowed = result["stock"], result["counts"], CASES[name].more
     more = {what: (n, counts[what]) for what, n in stock.items() if counts[what] > n + allowed.get(what, 0)}
     assert not more
+
+
+# -- torch.compile: right, in one graph, with our operators in it -----------------------------------------------------
+
+# While it traces, PyTorch takes these apart before any rule is asked, and compares the labels with a tensor of one rank.
+REFUSED = ("multi_margin_loss", "multilabel_margin_loss")
+
+
+@pytest.fixture(scope="session")
+def found_compiled(tmp_path_factory):
+    """What a rank found of all cases; both run beside each other, once."""
+
+    @functools.cache
+    def of(backend, rank):
+        program = functools.partial(run_program, Path(__file__).parent / "compiled_worker.py", backend)
+        return json.loads((once(tmp_path_factory, f"compiled_{backend}", program) / f"{rank}").read_text())
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_function_agrees_with_one_process(found_compiled, name, backend):
+    for rank in range(2):
+        errors = found_compiled(backend, rank)[name]
+        if name in REFUSED:
+            assert "mixed torch.Tensor and DTensor" in errors
+        else:
+            assert not isinstance(errors, str), errors
+            assert all(e < 1e-9 for e in errors), errors

@@ -8,7 +8,6 @@ backward pass. Prints the table of docs/suites.md.
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import sys
 import time
@@ -17,6 +16,7 @@ import warnings
 from contextlib import nullcontext
 from typing import Any
 
+import program_models  # noqa: F401  which adds to PROGRAMS
 import torch
 from program_list import PROGRAMS, Program
 from program_ways import WAYS, Numbers, Way, one_step
@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 import torch_manualgrad as mg
 
-for name in ("program_models", "program_science"):
-    importlib.import_module(name)  # which add to PROGRAMS
 MODES = {"install()": (), 'install("*")': ("*",)}
 
 

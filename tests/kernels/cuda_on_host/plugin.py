@@ -33,7 +33,7 @@ def _of_the_cpu(item: pytest.Item) -> bool:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("device") == "cuda" or item.originalname in OF_THE_CPU:
         return True
-    if item.path.name not in ("test_factor_kernels.py", "test_singular_factor_kernels.py"):
+    if item.path.name != "test_factor_kernels.py":
         return False
     in_cache = (
         item.originalname == "test_an_argument_of_the_wrong_shape_is_named" and given["name"] in item.module.IN_CACHE

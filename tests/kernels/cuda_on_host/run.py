@@ -25,7 +25,7 @@ else:
 TESTS = [
     *(
         f"kernels/test_{name}_kernels.py"
-        for name in ("norm", "distance", "segment", "factor", "singular_factor", "spectrum", "strong_times")
+        for name in ("norm", "distance", "segment", "factor", "spectrum", "strong_times")
     ),
     "primal/test_primal.py",
     "primal/test_replacement.py",

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 from helpers.interpreters import run_python
-from helpers.planted import COMPLEX, DOUBLE, FIRST, columns, function
+from helpers.planted import COMPLEX, DOUBLE, FIRST, columns, function, only
 from helpers.tensors import random
 from torch import Tensor
 
+import torch_manualgrad as mg
 from torch_manualgrad.testing import ALL_CHECKS, CheckFailed, Sample, check, check_op, composition
 from torch_manualgrad.testing.comparison.problem import Problem
 
@@ -283,3 +284,99 @@ def test_steps_that_span_many_periods_of_an_angle_are_not_believed():
     x = torch.tensor(1231834.172088464 + 1078753.8613502707j, dtype=torch.complex128)
     report = check(lambda x: torch.complex(x.real, x.imag.sin().atan2(x.imag.cos())), [Sample(x)], checks=())
     assert {r.outcome for r in report.results} == {"ok"}
+
+
+def test_composition_finds_a_planted_fault() -> None:
+    fn = function(lambda x: x.sin(), lambda g, x: g * x.cos(), lambda t, x: t * 0)
+    table = composition(fn, torch.sin, (random(4),), compile=False)
+    outcomes = {row.name: row.outcome for row in table}
+    for name in ("eager dual numbers", "func.jvp", "func.jacfwd", "vmap of jvp", "fwd-fwd"):
+        assert outcomes[name] == "wrong", str(table)
+    for name in ("forward", "eager reverse", "func.grad", "func.vjp", "rev-rev", "vmap of grad"):
+        assert outcomes[name] == "ok", str(table)
+
+
+# what PyTorch cannot run, or no difference can show, is not held against a function; a fault beside it is ------------
+
+
+def thinned(x: Tensor) -> Tensor:
+    """x with some entries dropped, the same ones at each call; the caller's generator stays as it is."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return x * torch.rand(x.shape, dtype=torch.float64)
+
+
+def drawn(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.bernoulli(x.sigmoid()) * x
+
+
+def test_numbers_drawn_under_a_seed_of_ones_own_are_seen() -> None:
+    assert Problem(thinned, Sample(random(3))).random
+    assert not Problem(torch.sin, Sample(random(3))).random
+    # an operator that could draw, and does not
+    assert not Problem(lambda x: torch.native_dropout(x, 0.5, False)[0], Sample(random(3))).random
+
+
+def test_vmap_of_what_it_cannot_draw() -> None:
+    assert not check(drawn, [(random(3),)], modes=FIRST, checks=("vmap", "vmap-grad", "precision")).failures
+    wrong = function(drawn, lambda g, x: 2 * g * drawn(x) / x)
+    report = check(wrong, [(random(3),)], modes=("rev",), checks=("vmap",), raise_on_failure=False)
+    assert columns(report) == {"rev"}
+
+
+def test_results_in_half_precision() -> None:
+    for cast in (lambda x: x.half(), lambda x: x.bfloat16(), lambda x: x.chalf()):
+        assert not check(cast, [(random(2),)]).failures
+        wrong = function(cast, lambda g, x: 2 * g.real.to(x.dtype))
+        assert "rev" in columns(check(wrong, [(random(2),)], modes=("rev",), checks=(), raise_on_failure=False))
+
+
+def test_fake_tensors_where_shapes_depend_on_values() -> None:
+    assert only("fake", lambda x: x[x > 0], random(4)).outcome("fake") == "-"
+    assert only("fake", lambda x: x.sin(), random(4)).outcome("fake") == "ok"
+
+
+# check of a rule: under its own override, with its own samples and gaps -----------------------------------------------
+
+SAMPLE = mg.Sample(torch.tensor([0.5, 2.0], dtype=torch.float64))
+FEW = {"modes": ("rev", "fwd-rev"), "checks": ()}
+
+
+def sine(factor, **about):
+    about = {"register": False} | about
+    return mg.rule("aten::sin", vjp={"self": lambda grad, self: factor * grad * self.cos()}, **about)
+
+
+def test_a_wrong_rule_fails_outside_of_an_override():
+    with pytest.raises(CheckFailed, match=r"aten::sin.*rev"):
+        check(sine(2), [SAMPLE], **FEW)
+    assert check(sine(1), [SAMPLE], **FEW).ok and not mg.active()
+
+
+def test_its_own_override_comes_last():
+    with mg.override(sine(2)):
+        assert check(sine(1), [SAMPLE], **FEW).ok
+        assert not check(torch.sin, [SAMPLE], **FEW, raise_on_failure=False).ok
+
+
+def test_its_own_samples():
+    report = check(mg.rules["aten::cumprod"], **FEW)
+    assert report.ok and {r.dtype for r in report.results} == {"float64", "complex128"}
+    assert all("aten::cumprod" in str(r) for r in report.results)
+
+
+def test_its_gaps():
+    def vjp(grad, self):
+        raise NotImplementedError("never")
+
+    rule = mg.rule("aten::sin", vjp={"self": vjp}, gaps={"rev": "no vjp", "fwd-rev": "no vjp"}, register=False)
+    assert check(rule, [SAMPLE], **FEW).ok
+    with pytest.raises(CheckFailed):
+        check(rule, [SAMPLE], modes=("rev", "fwd"), checks=())
+
+
+def test_samples_are_needed_for_anything_else():
+    with pytest.raises(TypeError, match="for a rule only"):
+        check(torch.sin)
