@@ -1,4 +1,4 @@
-"""A norm that csrc/calls serves, and how many calls it served."""
+"""A norm that csrc/calls serves, how many calls it served, and which nodes of a graph are PyTorch's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def vector(seed=0, n=5, **options):
 def is_pytorchs(node):
     """Whether a node of a graph is PyTorch's; a rule's has the same name."""
     return type(node) is getattr(torch._C._functions, type(node).__name__, None)
+
+
+def names_of_nodes(node):
+    """The names of this node of a graph and of all nodes behind it, one for each way to it."""
+    found, todo = [], [node]
+    while todo:
+        node = todo.pop()
+        found.append(node.name())
+        todo += [n for n, _ in node.next_functions if n is not None]
+    return found
 
 
 def made(function):

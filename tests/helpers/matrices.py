@@ -37,6 +37,11 @@ def derivatives(f, A):
     return g.detach(), h
 
 
+def weights(n, seed=7, dtype=F64):
+    """Real weights, of a loss of a square matrix."""
+    return random(n, n, seed=seed).to(dtype)
+
+
 def integers(n, rank, dtype=torch.float64, seed=0):
     """A matrix of small integers of this rank: in exact arithmetic, and mostly with exact zeros among its pivots."""
     generator = torch.Generator().manual_seed(seed)

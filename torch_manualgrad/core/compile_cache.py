@@ -26,7 +26,7 @@ from . import activation
 from .internals import guard_compiled_graphs
 from .once import is_defining
 
-__all__ = ["digest", "fingerprint", "note_file", "put", "remember", "settle", "state"]
+__all__ = ["digest", "fingerprint", "is_filled", "note_file", "put", "remember", "settle", "state"]
 
 _PACKAGE = __name__.partition(".")[0]
 _exchanged: dict[str, tuple[str, str]] = {}  # operator -> the derivative that is there now, and its fingerprint
@@ -181,14 +181,15 @@ def _parts(value: Any, seen: frozenset[int]) -> Any:
     if code is None or id(function) in seen:
         return repr(value)
     seen = seen | {id(function)}
-    cells = [c.cell_contents for c in function.__closure__ or () if c is not None and _filled(c)]
+    cells = [c.cell_contents for c in function.__closure__ or () if c is not None and is_filled(c)]
     return (
         _file_digest(code.co_filename), function.__qualname__, code.co_firstlineno, digest(code.co_code),
         repr(function.__defaults__), repr(function.__kwdefaults__), [_parts(c, seen) for c in cells],
     )  # fmt: skip
 
 
-def _filled(cell: Any) -> bool:
+def is_filled(cell: Any) -> bool:
+    """Whether the cell of a closure has a value yet."""
     try:
         cell.cell_contents
     except ValueError:

@@ -22,17 +22,14 @@ from ..core.rule import formula
 from .conversion import on_nested, require_same_structure
 from .padded_groups import Group, Groups
 from .ragged import Ragged
+from .segments import wide
 
 __all__ = ["scaled_dot_product_attention"]
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
     """$S$, and the mask of the keys that a query does not attend to."""
-    S = (_wide(q) * scale) @ _wide(k).mT
+    S = (wide(q) * scale) @ wide(k).mT
     masked = group.masked
     if group.causal:
         positions = [torch.arange(n, device=q.device) for n in S.shape[-2:]]
@@ -107,7 +104,7 @@ def _bias(group: Group, q: Tensor, k: Tensor) -> Tensor | None:
 
 def _fused_forward(group: Group, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     if not q.shape[2]:
-        return torch.empty_like(q), _wide(q.sum(-1, keepdim=True))
+        return torch.empty_like(q), wide(q.sum(-1, keepdim=True))
     y, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *_rows(q, k, v), 0.0, group.causal, attn_mask=_bias(group, q, k), scale=scale
     )
@@ -165,10 +162,10 @@ def nested_attention_backward(
     """
 
     def backward(group: Group, g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        P, g = _weights(group, q, k, scale), _wide(g)
-        gP = g @ _wide(v).mT
+        P, g = _weights(group, q, k, scale), wide(g)
+        gP = g @ wide(v).mT
         gS = P * (gP - (P * gP).sum(-1, keepdim=True)) * scale
-        return gS @ _wide(k), gS.mT @ _wide(q), P.mT @ g
+        return gS @ wide(k), gS.mT @ wide(q), P.mT @ g
 
     found = _by_groups(backward, (grad, q), (k, v), (q_offsets, k_offsets, is_causal), (0, 1, 1))
     return tuple(g.to(q.dtype).contiguous() for g in found)  # type: ignore[return-value]
@@ -223,7 +220,7 @@ def nested_attention(
 
     def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         S, masked = _scores(group, q, k, scale)
-        return _shares(group, S, masked) @ _wide(v), S.detach().logsumexp(-1, keepdim=True)
+        return _shares(group, S, masked) @ wide(v), S.detach().logsumexp(-1, keepdim=True)
 
     y, sums = _by_groups(forward, (q,), (k, v), (q_offsets, k_offsets, is_causal), (0, 0))
     return y.to(q.dtype).contiguous(), sums.squeeze(-1).contiguous()
@@ -262,9 +259,9 @@ def _(inputs: Any, output: Any, tangents: Any) -> Any:
 
     def forward(group: Group, q: Tensor, q_t: Tensor, k: Tensor, v: Tensor, k_t: Tensor, v_t: Tensor) -> Any:
         P = _weights(group, q, k, scale)
-        S_t = (_wide(q_t) @ _wide(k).mT + _wide(q) @ _wide(k_t).mT) * scale
+        S_t = (wide(q_t) @ wide(k).mT + wide(q) @ wide(k_t).mT) * scale
         P_t = P * (S_t - (P * S_t).sum(-1, keepdim=True))
-        return (P_t @ _wide(v) + P @ _wide(v_t),)
+        return (P_t @ wide(v) + P @ wide(v_t),)
 
     (y_t,) = _by_groups(forward, (q, q_t), (k, v, k_t, v_t), (q_offsets, k_offsets, causal), (0,))
     return y_t.to(q.dtype), None

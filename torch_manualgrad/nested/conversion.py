@@ -15,7 +15,7 @@ from ..core.internals import JaggedStructure, breaks_graphs, jagged_structure, t
 from .layouts import has_unused, jagged_values, to_jagged, tracked, unused_positions, used_positions
 from .ragged import Ragged, check_values
 
-__all__ = ["on_nested", "require_same_structure"]
+__all__ = ["on_nested", "require_same_structure", "same_structure"]
 
 
 class _NeedsOffsets(Exception):
@@ -278,7 +278,7 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
     Raises:
         ValueError: names the difference: the number of components or dims, the ragged dims, the offsets or the sizes.
     """
-    if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and _same_positions(x.structure, other.structure):
+    if isinstance(x, _WithHoles) and isinstance(other, _WithHoles) and same_structure(x.structure, other.structure):
         return
     for what, a, b in (
         ("number of components", x.batch, other.batch),
@@ -302,5 +302,6 @@ def require_same_structure(x: Ragged, other: Ragged, *, name: str = "other") -> 
             raise ValueError(f"{name}: the {what} differ: {mine} and {others}")
 
 
-def _same_positions(a: JaggedStructure, b: JaggedStructure) -> bool:
+def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:
+    """Whether two structures are known to be equal without a look at their numbers."""
     return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim

@@ -28,11 +28,11 @@ from ..core.internals import (
     set_autocast_off,
 )
 from .backward import BACKWARD
-from .conversion import on_nested
+from .conversion import on_nested, same_structure
 from .layer_normalization import layer_norm_backward_again
 from .ragged import Ragged
 
-__all__ = ["JAGGED", "has_plain_buffer", "is_untracked", "jagged_call", "same_structure"]
+__all__ = ["JAGGED", "has_plain_buffer", "is_untracked", "jagged_call"]
 
 Gradients = Sequence[Tensor | None]
 
@@ -87,11 +87,6 @@ def _on_buffer() -> Callable[..., Any]:
 
 
 _apply = _on_buffer()
-
-
-def same_structure(a: JaggedStructure, b: JaggedStructure) -> bool:
-    """Whether two structures are known to be equal without a look at their numbers."""
-    return a.offsets is b.offsets and a.lengths is b.lengths and a.dim == b.dim
 
 
 def is_untracked(grad: Any, structure: JaggedStructure) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..core.internals import PLAIN, is_plain_jagged, jagged_structure
-from .jagged import has_plain_buffer, same_structure
+from .conversion import same_structure
+from .jagged import has_plain_buffer
 from .strided import CALLS
 
 __all__ = ["stays"]

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.calls import names_of_nodes
 from helpers.tensors import random
 from helpers.transforms import differentiated
 from torch.func import jvp, vjp
@@ -103,15 +104,6 @@ def test_empty_batches():
                 assert g.shape == like.shape and not g.any()
 
 
-def nodes(fn):
-    found, todo = [], [fn]
-    while todo:
-        node = todo.pop()
-        found.append(node.name())
-        todo += [n for n, _ in node.next_functions if n is not None]
-    return found
-
-
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("channels", "results", "batch"), [(0, 8, 2), (3, 0, 2), (3, 4, 0), (0, 8, 0)])
@@ -144,7 +136,7 @@ def test_a_step_of_a_residual_block_is_pytorchs_own():
         with scope:
             y = F.adaptive_avg_pool2d(block(x) + F.interpolate(x, scale_factor=0.5).repeat(1, 2, 1, 1), 1)
             y.sum().backward()
-        seen.append((nodes(y.grad_fn), [p.grad for p in block.parameters()]))
+        seen.append((names_of_nodes(y.grad_fn), [p.grad for p in block.parameters()]))
     assert seen[0][0] == seen[1][0]
     assert all(torch.equal(a, b) for a, b in zip(seen[0][1], seen[1][1]))
 

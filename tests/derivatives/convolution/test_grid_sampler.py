@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.calls import names_of_nodes
 from helpers.tensors import random
 from helpers.transforms import differentiated
 from torch.func import jvp
@@ -138,15 +139,6 @@ def test_no_coordinate_reads_outside_of_the_image(mode, padding):
     assert found[1][..., -1, :].isfinite().all()
 
 
-def nodes(fn):
-    found, todo = [], [fn]
-    while todo:
-        node = todo.pop()
-        found.append(node.name())
-        todo += [n for n, _ in node.next_functions if n is not None]
-    return found
-
-
 def test_a_plain_training_step_is_pytorchs_own():
     seen = []
     for scope in (mg.override("linalg.det"), mg.override()):
@@ -154,7 +146,7 @@ def test_a_plain_training_step_is_pytorchs_own():
         with scope:
             y = F.grid_sample(image, grid, align_corners=False)
             y.sin().sum().backward()
-        seen.append((nodes(y.grad_fn), image.grad, grid.grad))
+        seen.append((names_of_nodes(y.grad_fn), image.grad, grid.grad))
     assert seen[0][0] == seen[1][0]
     assert torch.equal(seen[0][1], seen[1][1]) and torch.equal(seen[0][2], seen[1][2])
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import mpmath
 import pytest
 import torch
+from helpers.matrices import weights
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import GaugeWarning
@@ -28,10 +29,6 @@ def with_values(values, *, symmetric=False, seed=0, dtype=torch.float64):
     W = Q if symmetric else orthogonal(len(s), seed + 1)
     A = (Q * s) @ W.mT
     return ((A + A.mT) / 2 if symmetric else A).to(dtype)
-
-
-def weights(n, seed=7, dtype=torch.float64):
-    return torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def exact(X):

@@ -6,14 +6,11 @@ import warnings
 
 import pytest
 import torch
+from helpers.matrices import weights
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.linalg import Degeneracy, GaugeError, GaugeWarning
-
-
-def weights(n, seed=7, dtype=torch.float64):
-    return torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("decompose", [mg.linalg.svd, mg.linalg.eigh])

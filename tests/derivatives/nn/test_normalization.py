@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.calls import names_of_nodes
 from helpers.tensors import random
 from helpers.transforms import differentiated
 from torch.func import functional_call, hessian, jacrev, jvp, vjp
@@ -150,16 +151,6 @@ def inputs(n, dtype=F64):
     return [x.to(dtype).requires_grad_() for x in (random(3, 4, 5), 1 + 0.3 * random(n, seed=1), random(n, seed=2))]
 
 
-def nodes(fn):
-    """The names of all nodes of a graph."""
-    found, todo = [], [fn]
-    while todo:
-        node = todo.pop()
-        found.append(node.name())
-        todo += [n for n, _ in node.next_functions if n is not None]
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
 def test_a_plain_training_step_is_pytorchs_own(name, dtype):
@@ -169,7 +160,7 @@ def test_a_plain_training_step_is_pytorchs_own(name, dtype):
         x, w, b = inputs(n, dtype)
         with scope:
             y = f(x, w, b)
-            names = nodes(y.grad_fn)
+            names = names_of_nodes(y.grad_fn)
             y.sin().sum().backward()
         seen.append((names, [y.detach(), x.grad, w.grad, b.grad]))
     (stock_nodes, stock), (our_nodes, ours) = seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as nnf
-from helpers.planted import COMPLEX, columns, function
+from helpers.planted import COMPLEX, columns, engines, function
 from helpers.tensors import random
 from torch import Tensor
 
@@ -16,10 +16,6 @@ POSITIVE = random(5000).abs() + 0.5
 
 def found(fn, *args, which="precision", **options):
     return check(fn, [args], modes=(), checks=(which,), raise_on_failure=False, diagnose=False, **options)
-
-
-def engines(report) -> set[str]:
-    return {r.engine for r in report.failures}
 
 
 class Summed(torch.autograd.Function):

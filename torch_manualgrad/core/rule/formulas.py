@@ -539,7 +539,7 @@ def _referenced(value: Any) -> Iterator[Any]:
     elif inspect.ismethod(value):
         yield value.__func__
     elif isinstance(value, FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        yield from (cell.cell_contents for cell in value.__closure__ or () if compile_cache.is_filled(cell))
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         if (wrapped := getattr(value, "__wrapped__", None)) is not None:
             yield wrapped
@@ -565,11 +565,3 @@ def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _named(constant, names)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
