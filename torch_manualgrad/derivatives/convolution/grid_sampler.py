@@ -327,9 +327,8 @@ def grid_sampler_3d_backward(
     Returns:
         The shapes of ``input`` and ``grid``; contiguous.
     """
-    d = _directions(None, input, grid, grad_output, None, None)
-    found = _parts(d, (interpolation_mode, padding_mode, align_corners), (input, grid), output_mask)
-    return tuple(f.contiguous() for f in found)  # type: ignore[return-value]
+    modes = (interpolation_mode, padding_mode, align_corners)
+    return grid_sampler_2d_backward.reference(grad_output, input, grid, *modes, output_mask)
 
 
 def _fused(backward: Any) -> Callable[..., tuple[Tensor, ...]]:
@@ -413,7 +412,7 @@ def grid_sampler_3d_double_backward(
         The shapes of ``grad_output``, ``input`` and ``grid``.
     """
     modes = (interpolation_mode, padding_mode, align_corners)
-    return grid_sampler_2d_double_backward(ggI, ggGrid, grad_output, input, grid, *modes, output_mask)
+    return grid_sampler_2d_double_backward.reference(ggI, ggGrid, grad_output, input, grid, *modes, output_mask)
 
 
 @formula
