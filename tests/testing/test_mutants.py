@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import torch_manualgrad as mg
 
@@ -34,6 +35,10 @@ def test_there_are_enough() -> None:
     assert len({m.key for kind in KINDS for m in candidates(kind)}) == sum(counts.values()) >= 300
 
 
+def is_in_single_precision(sample: mg.Sample) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.dtype is torch.float32 for x in tree_leaves(sample.args))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutant_is_wrong_and_is_caught(kind: str) -> None:
     for mutant in candidates(kind)[:30]:
@@ -42,6 +47,8 @@ def test_a_mutant_is_wrong_and_is_caught(kind: str) -> None:
             wrong, right = (replace(subject, samples=subject.samples[-1:]) for subject in mutant.pair())
         except Exception:
             continue  # what is written there has no meaning
+        if kind == "third order" and is_in_single_precision(wrong.samples[0]):
+            continue  # the third derivative may be wrong by less than the rounding of an operator that has no double
         if compared(kind, wrong, right) == DIFFERENT:
             break
     else:

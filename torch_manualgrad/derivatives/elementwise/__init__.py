@@ -6,7 +6,6 @@ from . import (
     bessel,
     clamp,
     copies,
-    cylinder,
     dirichlet,
     fake_quantize,
     foreach,

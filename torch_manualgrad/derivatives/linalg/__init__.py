@@ -15,7 +15,6 @@ from . import (
     matmul,
     matrix_exp,
     pinv,
-    products,
     qr,
     solve,
     svd,

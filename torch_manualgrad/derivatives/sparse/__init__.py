@@ -1,3 +1,3 @@
 """Sparse tensors: importing a module enters its formulas and rules in the registries."""
 
-from . import construction, masks, products, reduced, sums
+from . import construction, masks, products, sums
