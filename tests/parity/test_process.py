@@ -52,7 +52,9 @@ def in_a_spawned_process(connection, names):
         with mg.override(*mode):
             for row in rows():
                 if row.name in names:
-                    found[row.name, mode] = dict(first(row.calls(torch.float64, 1)[0]))
+                    numbers = first(row.calls(torch.float64, 1)[0])
+                    # PyTorch saves no tensor that is zero without memory
+                    found[row.name, mode] = {key: value.clone() for key, value in numbers.items()}
     stream = io.BytesIO()
     torch.save(found, stream)
     connection.send_bytes(stream.getvalue())
@@ -62,7 +64,7 @@ def in_a_spawned_process(connection, names):
 def test_spawned_processes():
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    names = [r.name for r in rows()]
+    names = [r.name for r in rows() if r.calls(torch.float64, 1)]  # the inputs of some are sparse, and held constant
     process = context.Process(target=in_a_spawned_process, args=(there, names))
     process.start()
     there.close()
