@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,28 +36,17 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-# Folders whose tests leave nothing behind. The tests of the other folders have not all been run under the guard.
-GUARDED = ("core", "forward_ad", "nested")
-
-
-def guard(path: Path) -> contextlib.AbstractContextManager[None]:
-    folder = path.relative_to(Path(__file__).parent).parts[0]
-    return leaving_nothing_behind() if folder in GUARDED else contextlib.nullcontext()
-
-
 @pytest.fixture(autouse=True, scope="module")
-def modules_leave_nothing_behind(request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+def modules_leave_nothing_behind() -> Generator[None, Any, Any]:
     """The module fixtures of a file undo their changes of global state. The file's last test has the error."""
-    with guard(request.path):
+    with leaving_nothing_behind():
         yield
 
 
 @pytest.fixture(autouse=True)
-def tests_leave_nothing_behind(
-    request: pytest.FixtureRequest, modules_leave_nothing_behind: None
-) -> Generator[None, Any, Any]:
+def tests_leave_nothing_behind(modules_leave_nothing_behind: None) -> Generator[None, Any, Any]:
     """A test that leaves global state changed fails, instead of those that run after it."""
-    with guard(request.path):
+    with leaving_nothing_behind():
         yield
 
 

@@ -11,7 +11,6 @@ from helpers.tensors import is_dense_differentiable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import internals
 from torch_manualgrad.core.rule import reached as torch_reached
 from torch_manualgrad.testing import CHECKS, Report, check, op_samples
 from torch_manualgrad.testing.database.opinfo import reached
@@ -91,9 +90,8 @@ def leaves(args):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
-def test_what_is_kept_built_and_traced_where_a_rule_leaves_calls_to_pytorch(rule, monkeypatch):
+def test_what_is_kept_built_and_traced_where_a_rule_leaves_calls_to_pytorch(rule):
     """In the dtype that the fast test leaves out."""
-    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
     found = samples(rule, structural_dtype(rule))
     with mg.override():
         check(rule.probe, found, name=rule.name, gaps=rule.gaps, modes=(), checks=STRUCTURAL)
@@ -101,9 +99,7 @@ def test_what_is_kept_built_and_traced_where_a_rule_leaves_calls_to_pytorch(rule
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [r for r in RULES if r.defer_to_stock], ids=lambda r: r.name)
-def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype, monkeypatch):
-    # once a graph with dual numbers was compiled, by another test, any tensor may carry a tangent, and nothing is left
-    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
+def test_all_modes_where_a_rule_leaves_calls_to_pytorch(rule, dtype):
     found = samples(rule, dtype)
     if not found:
         assert dtype.is_complex

@@ -21,11 +21,6 @@ from torch_manualgrad.core.rule import Formula, Rule, formulas
 NORM, EXP = "aten::linalg_vector_norm", "aten::linalg_matrix_exp"
 
 
-@pytest.fixture(autouse=True)
-def no_graph_has_tangents(monkeypatch):
-    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
-
-
 @pytest.fixture
 def plant(monkeypatch):
     """Put a rule in the place of the operator's own: its formulas as they are, or each through a function."""
@@ -139,10 +134,15 @@ def _memory(x):
 
 
 def planted_methods(monkeypatch, change):
-    """Autograd functions made from here on have other methods: ``change(name, method)``."""
+    """Autograd functions made of `EXP` from here on have other methods: ``change(name, method)``.
+
+    Those of formulas stay, as they are kept for the life of the process.
+    """
     made = node.function_class
 
     def function_class(derivative, *methods):
+        if derivative.op is not mg.rules[EXP].aten:
+            return made(derivative, *methods)
         return made(derivative, *[_named(m, change(m.__name__, m)) for m in methods])
 
     monkeypatch.setattr(node, "function_class", function_class)

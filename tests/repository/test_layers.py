@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import internals
 from torch_manualgrad.core.override import compiled_calls
 
 PACKAGE = str(Path(mg.__file__).parent)
@@ -47,9 +46,7 @@ def deepest(found):
     return len(stack)
 
 
-def test_from_a_call_to_its_kernel_are_few_layers(monkeypatch):
-    # once a graph with dual tensors was traced, by another test, every call takes the long way
-    monkeypatch.setattr(internals.functorch, "_tangents_in_graphs", False)
+def test_from_a_call_to_its_kernel_are_few_layers():
     A = torch.randn(3, 3, dtype=torch.float64).requires_grad_()
     with mg.override("linalg_lu"), compiled_calls.in_python():
         torch.linalg.lu(A)  # what is made at the first call is made

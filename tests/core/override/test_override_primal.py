@@ -29,9 +29,6 @@ def test_forward_is_used_when_asked_for():
 
 
 def test_calls_that_a_rule_leaves_to_pytorch(monkeypatch):
-    monkeypatch.setattr(
-        "torch_manualgrad.core.internals.functorch._tangents_in_graphs", False
-    )  # of graphs in other tests
     asked = []
     left = sine_times(2, defer_to_stock=lambda x: asked.append(x) or len(x) < 4, improves="speed")
     rules = Registry("rule")

@@ -12,7 +12,6 @@ from helpers.tensors import random
 from torch import Tensor
 
 import torch_manualgrad as mg
-from torch_manualgrad.core import internals
 from torch_manualgrad.core.engine.derivative import Derivative
 from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import rule
@@ -34,9 +33,6 @@ def test_a_forward_that_is_not_pytorchs(fault: str, monkeypatch: pytest.MonkeyPa
             return FORWARDS[fault](self.run, values)
 
     monkeypatch.setattr(Derivative, "run_below", run_below)
-    monkeypatch.setattr(
-        internals.functorch, "_tangents_in_graphs", False
-    )  # of graphs in other tests: no call is plain after them
     planted = rule(
         "aten::mse_loss",
         vjp={"self": lambda grad, self, target: 2 * grad * (self - target) / self.numel()},
