@@ -345,6 +345,16 @@ def test_a_jagged_tensor_has_the_tangent_of_its_buffer(name):
         same(fwAD.unpack_dual(g).tangent, 6 * v * v.cos())
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, vmap], ids=["grad", "vmap"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
+def test_a_transform_refuses_a_jagged_tensor_that_autograd_tracks(transform, dtype):
+    r, scale = ragged("first"), torch.tensor(2.0, dtype=torch.float64)
+    nt = r.like(r.values.to(dtype)).to_nested(torch.jagged).detach().requires_grad_()
+    scale = scale.expand(3) if transform is vmap else scale
+    with pytest.raises(RuntimeError, match=r"inside of a torch.func transform; pass a torch_manualgrad.nested.Ragged"):
+        transform(lambda c: nested.mul(nt, 2).values().abs().sum() * c)(scale)
+
+
 def test_losing_the_tangent_of_a_jagged_tensor_raises():
     r = ragged("first")
     with fwAD.dual_level():

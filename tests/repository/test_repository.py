@@ -134,6 +134,13 @@ def test_kernels_use_the_stable_abi_only(path):
         assert not [name for name in includes if name.startswith("torch/")]
 
 
+@pytest.mark.parametrize("path", sources("torch_manualgrad"), ids=ids)
+def test_autograd_functions_are_built_in_the_engine(path):
+    bases = [b for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef) for b in n.bases]
+    found = [ast.unparse(b) for b in bases if ast.unparse(b).endswith(("autograd.Function", "SingleLevelFunction"))]
+    assert not found or path.parts[-2:] in [("engine", "node.py"), ("internals", "functorch.py")]
+
+
 # -- tests, names, docstrings -----------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.engine.node import level_function
 from ..core.internals import (
     JaggedStructure,
     below_autograd,
     dual_jagged,
     has_tangent,
+    in_functorch,
     jagged_nested,
     jagged_of_duals,
     jagged_result,
@@ -131,7 +133,8 @@ def jagged_values(nested: Any, *, view: bool = False) -> Tensor:
         return dual
     differentiated = tracked(nested)
     if differentiated and (not view or nested.is_complex()):
-        return _Unpack.apply(nested)  # type: ignore[no-untyped-call]
+        _refuse_transforms()
+        return _unpack(nested)
     with stock():
         values: Tensor = nested.values()
     if differentiated:
@@ -156,8 +159,11 @@ def to_jagged(values: Tensor, structure: JaggedStructure, *, view: bool = False)
         expect_jagged_tangents()
         return jagged_of_duals(values, structure)
     differentiated = tracked(values)
-    if differentiated and values.is_complex() or not view:
-        return _Pack.apply(values, structure, view) if differentiated else jagged_nested(values, structure)  # type: ignore[no-untyped-call]
+    if differentiated and (not view or values.is_complex()):
+        _refuse_transforms()
+        return _pack(values, structure, view)
+    if not view:
+        return jagged_nested(values, structure)
     with stock():
         nested = jagged_view(values, structure)
     if differentiated:
@@ -177,34 +183,56 @@ def _differentiate_again(view: Tensor, adjoint: Callable[[Any], Any]) -> None:
             return None
         return (adjoint(grads[0]), *gradients[1:])
 
-    assert view.grad_fn is not None  # of a view that autograd tracks
+    if view.grad_fn is None:  # a transform has hidden the history
+        _refuse_transforms()
+    assert view.grad_fn is not None
     view.grad_fn.register_hook(differentiable)
+
+
+def _refuse_transforms() -> None:
+    """Raise inside of a torch.func transform, whose levels an autograd function of one level cannot keep apart."""
+    if in_functorch():
+        raise RuntimeError(
+            "a nested tensor of PyTorch has no derivative inside of a torch.func transform; pass a "
+            "torch_manualgrad.nested.Ragged instead, which has all of them"
+        )
 
 
 # The two as autograd functions. They save no tensor, and serve complex numbers, for which PyTorch has no views with a
 # history. Autograd refuses in-place changes of tensors that share memory with their arguments.
 
 
-class _Unpack(torch.autograd.Function):
-    @staticmethod
+def _unpacking() -> Callable[[Any], Tensor]:
+    """The autograd function ``nested -> buffer``."""
+
     def forward(ctx: Any, nested: Any) -> Tensor:
         ctx.structure = jagged_structure(nested)
         with stock():
             values: Tensor = nested.detach().values()
         return values
 
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return to_jagged(grad, ctx.structure)
 
+    apply: Callable[[Any], Tensor] = level_function("_Unpack", forward=forward, backward=backward).apply
+    return apply
 
-class _Pack(torch.autograd.Function):
-    @staticmethod
+
+def _packing() -> Callable[[Tensor, JaggedStructure, bool], Any]:
+    """The autograd function ``(buffer, structure, view) -> nested``."""
+
     def forward(ctx: Any, values: Tensor, structure: JaggedStructure, view: bool) -> Any:
         ctx.set_materialize_grads(False)  # nested tensors of zeros do not exist
         with stock():
             return jagged_view(values.detach(), structure) if view else jagged_result(values, structure)
 
-    @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Tensor | None, None, None]:
         return None if grad is None else jagged_values(grad), None, None
+
+    apply: Callable[[Tensor, JaggedStructure, bool], Any] = level_function(
+        "_Pack", forward=forward, backward=backward
+    ).apply
+    return apply
+
+
+_unpack, _pack = _unpacking(), _packing()
