@@ -12,6 +12,12 @@ from .core.rule import Formula
 class _adjugate_again(Formula):
     def __call__(_, A: Tensor, result: Tensor, LU: Tensor, pivots: Tensor) -> Tensor: ...
 
+class _airy_ai(Formula):
+    def __call__(_, x: Tensor) -> Tensor: ...
+
+class _airy_ai_slope(Formula):
+    def __call__(_, x: Tensor) -> Tensor: ...
+
 class _amaxamin_jvp(Formula):
     def __call__(_, x: Tensor, dx: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor: ...
 
@@ -917,6 +923,8 @@ class _zeta_self_derivative(Formula):
 
 class Ops(Registry[Formula]):
     adjugate_again: _adjugate_again
+    airy_ai: _airy_ai
+    airy_ai_slope: _airy_ai_slope
     amaxamin_jvp: _amaxamin_jvp
     aminmax_backward: _aminmax_backward
     aminmax_jvp: _aminmax_jvp

@@ -85,7 +85,7 @@ def _call(name: str, dtype: torch.dtype, position: int) -> Call:
 @cache
 def rows() -> list[Row]:
     """All rows, rules first, in the order of the registry; none where PyTorch has no gradient to keep."""
-    without_history = ("bessel", "_polynomial_")
+    without_history = ("bessel", "_polynomial_", "airy")
     return [_rule_row(r) for r in mg.rules.values() if not any(word in r.name for word in without_history)] + [
         _public_row(name, *about) for name, about in PUBLIC.items()
     ]

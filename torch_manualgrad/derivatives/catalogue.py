@@ -116,10 +116,6 @@ nondifferentiable(
 )
 
 # PyTorch calls these not differentiable.
-gap(
-    "aten::special_airy_ai",
-    reason="a special function: PyTorch returns the result without a history, so that the gradient through it is silently zero",
-)
 nondifferentiable(
     "aten::special_chebyshev_polynomial_t.x_scalar",
     "aten::special_chebyshev_polynomial_u.x_scalar",

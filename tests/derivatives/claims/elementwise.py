@@ -168,7 +168,7 @@ _POLYNOMIALS = [
     "hermite_polynomial_he",
 ]
 _POLYNOMIALS += ["laguerre_polynomial_l", "legendre_polynomial_p"]
-_BESSEL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1"
-_BESSEL += " scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
-for _name in (*_BESSEL.split(), *_POLYNOMIALS, *(f"{name}.n_scalar" for name in _POLYNOMIALS)):
+_OTHERS = "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1"
+_OTHERS += " scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
+for _name in (*_OTHERS.split(), *_POLYNOMIALS, *(f"{name}.n_scalar" for name in _POLYNOMIALS)):
     PROOFS[f"aten::special_{_name}"] = {"values": [own("rev")]}

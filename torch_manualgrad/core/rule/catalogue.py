@@ -87,7 +87,7 @@ def gap(*names: str, reason: str) -> None:
     """Say that operators have a derivative, and that this package does not implement it.
 
     Args:
-        names: operators, ``"aten::special_airy_ai"``.
+        names: operators, ``"aten::unique_dim"``.
         reason: why not, and what PyTorch does.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from . import (
     activations,
+    airy,
     arithmetic,
     bessel,
     clamp,
