@@ -16,7 +16,17 @@ import click
 Command = Callable[..., Any]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """A group whose help wraps the descriptions of its commands. Click cuts them off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        whole = 1000  # longer than any description
+        lines = [(name, command.get_short_help_str(whole)) for name, command in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch_manualgrad", message="%(version)s")
 def cli() -> None:
     """PyTorch's hand-written derivatives: list, show, explain and check them."""
@@ -85,7 +95,7 @@ def show(name: str) -> Any:
 @_command(_importing)
 @click.argument("name", metavar="OP")
 @click.option("--samples", metavar="MODULE:NAME", help="A list of samples, or a function that returns one.")
-@click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
+@click.option("--dtype", default="float64", show_default=True, help="The dtype of a rule's own samples.")
 def explain(name: str, samples: str | None, dtype: str) -> Any:
     """Explain what happens when OP is differentiated here.
 
@@ -100,8 +110,8 @@ def explain(name: str, samples: str | None, dtype: str) -> Any:
 @_command(_importing)
 @click.argument("target")
 @click.option("--samples", metavar="MODULE:NAME", help="A list of samples, or a function that returns one.")
-@click.option("--dtype", default="float64", show_default=True, help="Of a rule's own samples.")
-@click.option("--device", default="cpu", show_default=True, help="Of a rule's own samples.")
+@click.option("--dtype", default="float64", show_default=True, help="The dtype of a rule's own samples.")
+@click.option("--device", default="cpu", show_default=True, help="The device of a rule's own samples.")
 @click.option("--modes", help="Some of rev,fwd,rev-rev,fwd-rev,fwd-fwd,rev-fwd.")
 @click.option("--checks", help="Some of the checks other than modes, such as duality,vmap,compiled.")
 @click.option("--fast", is_flag=True, help="Only reverse, forward and rev-rev mode, and the cheap checks.")
@@ -119,7 +129,9 @@ def check(target: str, samples: str | None, dtype: str, device: str, junit: str 
 @_command()
 @click.argument("target", metavar="MODULE:OP")
 @click.option("--reference", metavar="MODULE:NAME", required=True, help="The same function in plain torch code.")
-@click.option("--samples", metavar="MODULE:NAME", help="The first is used.  [default: MODULE:samples]")
+@click.option(
+    "--samples", metavar="MODULE:NAME", help="A list of samples, of which the first is used.  [default: MODULE:samples]"
+)
 @click.option("--compile/--no-compile", default=True, help="Whether to include what compiles or exports.")
 def composition(target: str, reference: str, samples: str | None, compile: bool) -> Any:
     """Run an operator through PyTorch's transforms and engines, and compare it with plain torch code."""
@@ -139,8 +151,8 @@ def coverage(kind: str | None) -> Any:
 
 @_command()
 @click.argument("names", nargs=-1, metavar="[OP]...")
-@click.option("--limit", default=6, show_default=True, help="Samples of each variant.")
-@click.option("--workers", type=int, help="Processes at a time.  [default: all cores]")
+@click.option("--limit", default=6, show_default=True, help="The number of samples of each variant.")
+@click.option("--workers", type=int, help="The number of processes.  [default: all cores]")
 def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
     """Compare PyTorch's and our derivatives over PyTorch's operator database, in six modes.
 
@@ -152,15 +164,20 @@ def conformance(names: tuple[str, ...], limit: int, workers: int | None) -> Any:
 
 
 @_command()
-@click.option("--compiled", is_flag=True, help="List the graphs of the compiler backend instead, and what broke.")
+@click.option(
+    "--compiled",
+    is_flag=True,
+    help="List the graphs of the compiler backend instead, and the calls that stay uncompiled.",
+)
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def audit(script: str, arguments: tuple[str, ...], compiled: bool) -> Any:
     """Run a Python file or module, and list every operator that it differentiates.
 
     Prints for each operator the modes, the source line, whether PyTorch's derivative is known to be wrong there, the
-    override to use, and its cost. With --compiled: each graph that backend="manualgrad" compiles, its derivatives, the
-    bytes that they save, and what runs uncompiled, and why. ARGUMENTS are for the script; put -- before those that begin with a dash.
+    override to use, and its cost. With --compiled, it prints each graph that backend="manualgrad" compiles, its
+    derivatives, the bytes that they save, and the calls that run uncompiled, with the reason. ARGUMENTS are for the
+    script; put -- before those that begin with a dash.
     """
     from torch_manualgrad.command_line import auditing
 

@@ -76,6 +76,12 @@ def names(table):
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
+def test_help_prints_whole_descriptions():
+    text = " ".join(printed("--help").split())
+    for name, command in cli.commands.items():
+        assert f"{name} {' '.join(command.help.splitlines()[0].split())}" in text
+
+
 def test_list():
     text = printed("list", "--all")
     assert all(f"| {name} " in text for name in (*mg.rules, *mg.catalogue, *mg.ops))

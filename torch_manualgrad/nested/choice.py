@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import explain
 from ..core.internals import dual_jagged, has_tangent, is_nested_int, is_plain_jagged, tangents_possible
 from .layouts import tracked
 
@@ -23,7 +24,8 @@ def choose(
 ) -> Any:
     """Our function where the call is differentiated, PyTorch's where it is not; if the chosen one refuses, the other.
 
-    If both refuse, PyTorch's error is raised, with ours as its cause. A call with a tangent does not fall back to
+    If both refuse, PyTorch's error is raised, with ours as its cause and in its message: PyTorch's often says no more
+    than that its class does not support the call. A call with a tangent does not fall back to
     PyTorch's, as PyTorch's classes lose the tangent.
     """
     given = [*args, *kwargs.values()]
@@ -42,6 +44,7 @@ def choose(
             try:
                 return own(*args, **kwargs)
             except REFUSALS as error:
+                explain(error, f"torch_manualgrad: {refusal}")
                 raise error from refusal
         return own(*args, **kwargs) if found is NotImplemented else found
     try:
@@ -50,6 +53,7 @@ def choose(
         try:
             found = function(*args, **kwargs)
         except REFUSALS as refusal:
+            explain(error, f"torch_manualgrad: {refusal}")
             raise error from refusal
         if found is NotImplemented:
             raise
