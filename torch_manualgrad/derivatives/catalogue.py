@@ -110,7 +110,15 @@ nondifferentiable(
     "aten::new_zeros",
     "aten::ones_like",
     "aten::rand_like",
+    "aten::rand_like.generator",
+    "aten::randint_like",
+    "aten::randint_like.Tensor",
+    "aten::randint_like.Tensor_generator",
+    "aten::randint_like.generator",
+    "aten::randint_like.low_dtype",
+    "aten::randint_like.low_generator_dtype",
     "aten::randn_like",
+    "aten::randn_like.generator",
     "aten::zeros_like",
     reason="only the shape, dtype and device of the input are read",
 )
@@ -130,6 +138,15 @@ nondifferentiable(
     "aten::special_shifted_chebyshev_polynomial_v.x_scalar",
     "aten::special_shifted_chebyshev_polynomial_w.x_scalar",
     reason="an orthogonal polynomial of a number, as a function of its degree",
+)
+gap(
+    *(
+        f"aten::{name}.{kinds}"
+        for name in ("linspace", "logspace")
+        for kinds in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    ),
+    reason="torch.linspace and torch.logspace leave autograd out, so that the gradient through them is silently zero, and no "
+    "override reaches them; start + (end - start) * torch.linspace(0, 1, steps) has all derivatives",
 )
 gap("aten::miopen_rnn_backward", reason="the derivative of a derivative that only AMD devices have")
 composite("aten::conj_physical", reason="_conj_physical where the input is complex, else the input")

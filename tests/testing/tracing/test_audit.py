@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from click.testing import CliRunner
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import torch_manualgrad as mg
+from torch_manualgrad.testing.database.opinfo import op_db
+from torch_manualgrad.testing.inputs import tree
 from torch_manualgrad_cli import cli
 
 
@@ -122,3 +126,58 @@ def test_the_report_names_the_mode_the_line_and_the_override(net):
     assert "| rev-rev (1) " in row and layer_norm.override in row and "# the forward" in row
     with mg.override("aten::linalg_vector_norm", "aten::native_layer_norm_backward") as handle:
         assert [f'mg.override("{rule.name}")' for rule in handle.rules] == [norm.override, layer_norm.override]
+
+
+def test_results_without_a_history_are_counted():
+    x, bound = torch.tensor([0.5, 1.0], requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    with mg.audit() as report:
+        (x.exp() + torch.special.airy_ai(x) + torch.linspace(0.0, bound, 2)).sum().backward()
+        (
+            torch.zeros_like(x),
+            torch.rand_like(x),
+            x.detach() * 2,
+            torch.histc(x),
+            x.data + 1,
+        )  # right: their derivative is zero
+        with torch.no_grad():
+            torch.special.bessel_j0(x)
+    assert [d.operator for d in report.doubtful] == ["aten::linspace.Scalar_Tensor", "aten::special_airy_ai"]
+    assert {d.doubt for d in report.doubtful} == {"no gradient, and no error"}
+    assert "2 doubtful, 2 of them with no gradient, and no error" in str(report)
+    linspace, airy = report.doubtful
+    assert airy.override == 'mg.override("aten::special_airy_ai")'
+    assert (
+        not linspace.override and "torch.linspace(0, 1, steps)" in linspace.served and "linspace" in linspace.lines[0]
+    )
+
+
+def with_grad(x):
+    return x.clone().requires_grad_() if tree.is_differentiable(x) else x
+
+
+@pytest.mark.slow  # a minute
+@pytest.mark.filterwarnings("ignore")
+def test_every_call_without_a_history_is_found():
+    """Those of PyTorch's operator database, next to what autograd says of each result."""
+    expected, found = set(), set()
+    for op in op_db():
+        if torch.float64 not in op.dtypes:
+            continue
+        for sample in itertools.islice(op.sample_inputs("cpu", torch.float64), 3):
+            inputs = pytree.tree_map(with_grad, (sample.input, [*sample.args], dict(sample.kwargs)))
+            tracked = [x for x in tree.tensors(inputs) if x.requires_grad]
+            try:
+                with mg.audit() as report:
+                    result = op(inputs[0], *inputs[1], **inputs[2])
+            except Exception:  # a sample that requires an input without grad
+                continue
+            results = [x for x in tree.tensors(result) if tree.is_differentiable(x)]
+            if tracked and results and not any(x.requires_grad for x in results):
+                expected.add(op.name)
+            if any(d.doubt == "no gradient, and no error" for d in report.doubtful):
+                found.add(op.name)
+    zero = {f"{f}_like" for f in ("empty", "zeros", "ones", "randn", "rand", "randint", "full")}
+    zero |= {f"new_{f}" for f in ("zeros", "ones", "empty", "empty_strided", "full")} | {"histc"}
+    counted = {"masked.argmax", "masked.argmin"}  # places, as numbers
+    assert found == expected - zero - counted
+    assert len(found) == 25  # airy_ai, 11 Bessel functions, 12 families of polynomials, linspace

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ...core.internals import DispatchMode, current_node, has_tangent_below_autograd, in_functorch
 from ...core.override.override import active
 from ...core.rule import Rule, always, rules
-from ...core.rule.catalogue import catalogue
+from ...core.rule.catalogue import Entry, catalogue
 from ..comparison.report import table
 from ..inputs import tree
 from .lines import line_of
@@ -26,6 +26,7 @@ __all__ = ["AuditReport", "Differentiated", "audit"]
 REVERSE, SECOND, FORWARD, TRANSFORM = "reverse", "reverse, in a backward", "forward", "torch.func"
 _MODES = {REVERSE: "rev", SECOND: "rev-rev", FORWARD: "fwd", TRANSFORM: "torch.func"}
 MOST_LINES = 3
+SILENT = "no gradient, and no error"
 _ORDER = (REVERSE, SECOND, FORWARD, TRANSFORM)
 
 
@@ -37,7 +38,8 @@ class Differentiated:
         operator: ``aten::linalg_vector_norm``.
         ways: how it was differentiated, with the number of calls: "reverse"; "reverse, in a backward": for a further
             order; "forward": it had a tangent; "torch.func": by a transform, whose modes are not told apart.
-        doubt: what PyTorch is known to have wrong or not at all, in these ways; "" where nothing is known.
+        doubt: PyTorch's known mistake in these ways; "no gradient, and no error" where its result had no history though an
+            input requires grad; "" where nothing is known.
         served: by what under ``mg.override()``: a rule, or PyTorch and why.
         cost: of a plain call under ``mg.override()``.
         known: whether the registry has an entry about PyTorch's derivative.
@@ -61,14 +63,15 @@ class AuditReport:
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     lines: dict[str, dict[str, None]] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)  # in a call whose result had no history
 
     @property
     def operators(self) -> list[Differentiated]:
         """All that were differentiated, the doubtful ones first."""
         found = [
-            replace(_judged(name, counted), lines=tuple(self.lines.get(name, ())))
+            replace(_judged(name, counted, name in self.silent), lines=tuple(self.lines.get(name, ())))
             for name, counted in self.counts.items()
-            if _is_differentiable(name)
+            if _is_differentiable(name) or name in self.silent and _entry(name) is None
         ]
         return sorted(found, key=lambda d: (not d.doubt, d.operator))
 
@@ -86,7 +89,9 @@ class AuditReport:
             doubt = d.doubt or ("right" if d.known else "not compared")
             first = d.lines[0] + f" and {len(d.lines) - 1} more" * (len(d.lines) > 1) if d.lines else ""
             lines.append([d.operator, modes, doubt, d.served, d.cost, d.override, first.replace("|", "\\|")])
-        return f"{table(lines)}\n\n{len(self.operators)} operators, {len(self.doubtful)} doubtful"
+        silent = sum(d.doubt == SILENT for d in self.operators)
+        of_these = f", {silent} of them with {SILENT}" if silent else ""
+        return f"{table(lines)}\n\n{len(self.operators)} operators, {len(self.doubtful)} doubtful{of_these}"
 
 
 @contextmanager
@@ -106,7 +111,7 @@ def audit() -> Iterator[AuditReport]:
     if active():
         raise RuntimeError("an override is active; an audit is of PyTorch's own derivatives: enter it outside of one")
     report = AuditReport()
-    surroundings = _Surroundings()
+    surroundings = _Surroundings(report)
     # anomaly mode keeps the lines of the forward; that of the user stays as it is
     keeping_lines = (
         nullcontext() if torch.is_anomaly_enabled() else torch.autograd.set_detect_anomaly(True, check_nan=False)
@@ -116,22 +121,37 @@ def audit() -> Iterator[AuditReport]:
 
 
 class _Surroundings(TorchFunctionMode):
-    """Knows of the call that is running what cannot be seen below: whether it is under a transform, and tracked."""
+    """Knows of the call that is running what cannot be seen below: whether it is under a transform, and tracked.
+
+    The result has its history here only. Some calls leave it out, and no operator below can tell: those of
+    torch.linspace have a derivative of which PyTorch says that it is not implemented.
+    """
 
     transform = tracked = False
     depth = 0
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__()
+        self.silent = report.silent
+        self.called: list[str] = []  # the operators of the call that autograd tracks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self.transform
         self.transform = before or in_functorch()
         if self.depth == 0:
             self.tracked = torch.is_grad_enabled()
+            self.called.clear()
         self.depth += 1
         try:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         finally:
             self.depth -= 1
             self.transform = before
+        if self.depth == 0 and self.called:
+            results = [x for x in tree.tensors(result) if tree.is_differentiable(x)]
+            if results and not any(x.requires_grad for x in results):
+                self.silent.update(self.called)
+        return result
 
 
 class _Watch(DispatchMode):
@@ -147,6 +167,8 @@ class _Watch(DispatchMode):
         tracked = torch.is_grad_enabled() or not name.startswith("aten::") and self.surroundings.tracked
         if ways := self._ways(tensors, tracked):
             self.counts.setdefault(name, Counter()).update(ways)
+            if REVERSE in ways:
+                self.surroundings.called.append(name)
             lines = self.lines.setdefault(name, {})
             if len(lines) < MOST_LINES and (line := line_of(current_node())):
                 lines[line] = None
@@ -165,7 +187,7 @@ class _Watch(DispatchMode):
 
 def _is_differentiable(name: str) -> bool:
     """Whether it has a derivative; what PyTorch's own transforms ask of tensors on their way has none."""
-    entry = catalogue.get(name) or catalogue.get(_functional(name))
+    entry = _entry(name)
     return (
         _rule(name) is not None
         or (entry is None and not name.startswith("aten::"))
@@ -173,20 +195,27 @@ def _is_differentiable(name: str) -> bool:
     )
 
 
-def _judged(name: str, counted: Counter[str]) -> Differentiated:
+def _judged(name: str, counted: Counter[str], silent: bool) -> Differentiated:
     ways = {way: counted[way] for way in _ORDER if counted[way]}
     rule = _rule(name)
     if rule is None:
         if not name.startswith("aten::"):
             return Differentiated(name, ways, "not PyTorch's own: check it", "its own derivative", "none")
-        entry = catalogue.get(name) or catalogue[_functional(name)]
-        return Differentiated(name, ways, "", f"PyTorch's: {entry.reason or entry.kind}", "none", known=False)
+        entry = _entry(name)
+        served = "nothing" if entry is None else f"PyTorch's: {entry.reason or entry.kind}"
+        return Differentiated(name, ways, SILENT if silent else "", served, "none", known=False)
+    if silent:
+        return Differentiated(name, ways, SILENT, "a rule", _cost(rule), override=f'mg.override("{rule.name}")')
     if not rule.improves:
         return Differentiated(name, ways, "", "PyTorch's, which is right", "none")
     deferred = rule.defer_to_stock is always
     doubt = "" if deferred and set(ways) == {REVERSE} else _doubt(rule)
     use = f'mg.override("{rule.name}")' if doubt else ""
     return Differentiated(name, ways, doubt, "a rule", _cost(rule), override=use)
+
+
+def _entry(name: str) -> Entry | None:
+    return catalogue.get(name) or catalogue.get(_functional(name))
 
 
 def _rule(name: str) -> Rule | None:
