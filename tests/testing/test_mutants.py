@@ -18,6 +18,7 @@ if not TOOLS.exists():
 sys.path.append(str(TOOLS))  # at the end: a tool has the name of a package
 
 from mutants.candidates import KINDS, candidates  # noqa: E402
+from mutants.compiled import FAULTS  # noqa: E402
 from mutants.own import FUNCTIONS, defined, points  # noqa: E402
 from mutants.page import page  # noqa: E402
 from mutants.proof import DIFFERENT, RAISES, SAME, compared  # noqa: E402
@@ -57,6 +58,26 @@ def test_a_mutant_is_wrong_and_is_caught(kind: str) -> None:
     left_out = {*mg.testing.ALL_CHECKS} - {*mg.testing.CHECKS, meant}
     if meant is None or meant in mg.testing.ALL_CHECKS:
         assert failing(wrong, "ours", tuple(left_out), known=()), mutant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_the_compiler_is_caught(fault: str) -> None:
+    """On each function that it makes wrong."""
+    tried = 0
+    for mutant in candidates("compiled"):
+        if mutant.name.endswith(f": {fault}"):
+            wrong, right = mutant.pair()
+            if compared("compiled", wrong, right) == DIFFERENT:
+                tried += 1
+                assert failing(wrong, "ours", ()) == ["compiled"], mutant
+    assert tried
+
+
+@pytest.mark.slow
+def test_compiled_functions_without_a_fault_pass() -> None:
+    right = {m.family: m.pair()[1] for m in candidates("compiled")}
+    assert not [name for name, subject in right.items() if failing(subject, "ours", ())]
 
 
 def _subject(f, vjp) -> Subject:

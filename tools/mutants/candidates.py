@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch_manualgrad as mg
 from torch_manualgrad.core.rule import Rule
 
+from .compiled import compiled_mutants
 from .operators import OPERATORS
 from .own import own
 from .source import Site, Source, sources
@@ -21,7 +22,7 @@ from .wrappers import WRAPPERS
 #: The kinds, in the order of the page.
 KINDS = (
     *("sign", "factor", "term", "transpose", "conjugate", "residual", "tangent", "cotangent", "broadcast", "index"),
-    *("ties", "fake kernel", "vmap rule", "precision", "third order", "requires_grad"),
+    *("ties", "fake kernel", "vmap rule", "precision", "third order", "requires_grad", "compiled"),
 )
 
 
@@ -29,7 +30,8 @@ KINDS = (
 def candidates(kind: str) -> tuple[Mutant, ...]:
     """The mutants of this kind, which may turn out to be right all the same; the same ones in each process."""
     found: dict[str, list[Mutant]] = {}
-    for m in itertools.chain(_of_text(kind), _of_rules(kind), (m for m in own() if m.kind == kind)):
+    made = (m for m in itertools.chain(own(), compiled_mutants()) if m.kind == kind)
+    for m in itertools.chain(_of_text(kind), _of_rules(kind), made):
         found.setdefault(m.family, []).append(m)
     shuffle = random.Random(kind)
     for group in found.values():

@@ -23,6 +23,7 @@ ONLY = {
     "third order": "wrong only from the third order on",
     "fake kernel": "wrong only under fake tensors",
     "vmap rule": "wrong only in a batch",
+    "compiled": "wrong only where it is compiled",
 }
 
 
@@ -86,13 +87,14 @@ How much does `mg.testing.check` catch? {len(wrong)} wrong derivatives were gene
 
 - A mutant is a rule of this package with one node of a formula's syntax tree changed, or a formula that is called with
   other arguments or whose result is changed, activated by `mg.override`; or a custom operator (fake kernels, vmap rules, some
-  ties). `tools/mutants/operators.py`, `wrappers.py` and `own.py` have the changes of each kind.
+  ties); or a right function, compiled while a part of `torch_manualgrad.compiling` is wrong. `tools/mutants/operators.py`,
+  `wrappers.py`, `own.py` and `compiled.py` have the changes of each kind.
 - Of {len(results.mutants)} candidates {results.count(SAME)} were excluded because all their derivatives equal the right ones at the samples, in random directions (or at ties, in single precision, in third order, in a batch: `proof.py`);
   {results.count(RAISES)} because they raise in a plain derivative, so any test catches them.
 - Both checkers have the same samples: up to two real ones and a complex one of the rule's own. `check` runs with all of its checks except
   {", ".join(left_out)}; gradcheck with `check_forward_ad`, `check_batched_grad` and `check_batched_forward_grad`,
   gradgradcheck with `check_fwd_over_rev` and `check_batched_grad`, both with default tolerances; opcheck where the function is
-  an operator.
+  an operator. Compiled functions have the check `compiled` alone, and gradcheck and gradgradcheck of the function that `mg.compile` returns.
 - Caught: a check fails that does not fail for the right function. A false alarm is any failing check of a right function.
 - Right functions: the {len(right) - len(results.of_database())} originals of the mutants, and one call of each of {len(results.of_database())} operators of PyTorch's
   operator database under `mg.override("*")`.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_manualgrad import override
 from torch_manualgrad.core.internals import FakeTensorMode
 from torch_manualgrad.testing.checks.table import transforms
 from torch_manualgrad.testing.comparison import modes
@@ -16,6 +17,7 @@ from torch_manualgrad.testing.comparison.problem import Problem
 from torch_manualgrad.testing.inputs import tree
 from torch_manualgrad.testing.numerics.finite_differences import worst
 
+from . import score
 from .subject import Subject
 
 DIFFERENT, SAME, RAISES = "different", "same", "raises"
@@ -87,6 +89,14 @@ def batched(p: Problem) -> Numbers:
     yield lambda: list(torch.func.vmap(torch.func.grad(p.loss))(*stacked))
 
 
+def compiled(p: Problem) -> Numbers:
+    """Derivatives of the compiled function, twice, and at another point: some faults show where it runs again only."""
+    with override():
+        q = p.but(fn=score.compiled(p.fn))
+        for point in (q, q, q.at([x * 0.75 for x in q.leaves])):
+            yield from derivatives(point)
+
+
 #: Kind -> where its mutants are wrong, if not in `derivatives`.
 WHERE: dict[str, Callable[[Problem], Numbers]] = {
     "third order": third,
@@ -94,6 +104,7 @@ WHERE: dict[str, Callable[[Problem], Numbers]] = {
     "precision": single,
     "fake kernel": fake,
     "vmap rule": batched,
+    "compiled": compiled,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -13,16 +14,28 @@ from torch_manualgrad.testing.comparison.problem import Problem
 
 from .subject import Subject
 
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as `mg.compile` makes it, with its graphs run as they are."""
+    torch.compiler.reset()
+    made: Callable[..., Any] = mg.compile(lambda *args: fn(*args), dynamic=False, fullgraph=True, lowering="eager")
+    return made
+
+
 Checker = Callable[[Subject, mg.Sample, bool, Sequence[str]], list[str]]
 
 
 def by_default(subject: Subject, sample: mg.Sample, first: bool, left_out: Sequence[str]) -> list[str]:
-    """The failing columns of `check`, as it is called without further arguments."""
+    """The failing columns of `check`, as it is called without further arguments; of a compiled function the check of it."""
+    if subject.compiled:
+        return _columns(subject, sample, (), ["compiled"])
     return _columns(subject, sample, mg.testing.MODES, [c for c in mg.testing.CHECKS if first or c != "opcheck"])
 
 
 def others(subject: Subject, sample: mg.Sample, first: bool, left_out: Sequence[str]) -> list[str]:
     """The failing columns of the other checks."""
+    if subject.compiled:
+        return []
     known = (*mg.testing.CHECKS, *left_out)
     return _columns(subject, sample, (), [c for c in mg.testing.ALL_CHECKS if c not in known])
 
@@ -35,6 +48,8 @@ def _columns(subject: Subject, sample: mg.Sample, modes: Sequence[str], checks: 
 def theirs(subject: Subject, sample: mg.Sample, first: bool, left_out: Sequence[str]) -> list[str]:
     """The names of PyTorch's own checks that fail at one sample."""
     p = Problem(subject.fn, sample)
+    if subject.compiled:
+        p = p.but(fn=compiled(subject.fn))
     xs = tuple(x.detach().clone().requires_grad_() for x in p.primals)
     batched = {"check_batched_grad": True}
     checks = {

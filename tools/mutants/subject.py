@@ -31,15 +31,21 @@ class Subject:
         fn: the function.
         samples: calls of it, the same for every checker.
         rules: what `mg.override` is given while it is checked.
+        fault: what is wrong meanwhile, if not a rule or the function itself.
+        compiled: check the compiled function: `fn` itself is right.
     """
 
     name: str
     fn: Callable[..., Any]
     samples: Sequence[mg.Sample]
     rules: tuple[Any, ...] = ()
+    fault: Callable[[], AbstractContextManager[Any]] | None = None
+    compiled: bool = False
 
     def active(self) -> AbstractContextManager[Any]:
         """The context that activates its derivatives."""
+        if self.fault is not None:
+            return self.fault()
         return mg.override(*self.rules) if self.rules else nullcontext()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling import graphs
+from torch_manualgrad.compiling.function import Compiled
 from torch_manualgrad.testing import Report, check
 from torch_manualgrad.testing.checks.third_order import NESTINGS
 
@@ -51,7 +52,8 @@ def test_a_right_function_passes_in_every_mode(name: str) -> None:
 def test_only_the_modes_that_are_asked_for() -> None:
     report = check(torch.sin, [(random(3),)], modes=("rev",), checks=("compiled",))
     labels = {r.engine for r in report.results if r.check == "compiled"}
-    assert labels == {"aot_eager", "forward", "rev, eager", "rev, func", "write to output 0"}
+    elsewhere = {"forward, elsewhere", "rev, eager, elsewhere"}
+    assert labels == {"aot_eager", "forward", "rev, eager", "rev, func", "write to output 0"} | elsewhere
 
 
 @pytest.mark.slow
@@ -126,3 +128,17 @@ def test_a_residual_that_is_written_to_is_found(monkeypatch: pytest.MonkeyPatch)
     assert not compiled(row, random(2, 3)).failures
     monkeypatch.setattr(graphs, "_apart", lambda graph, node, kept: node)
     assert failed(compiled(row, random(2, 3))) == {"write to output 0"}
+
+
+def test_residuals_of_another_call_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient is right at the inputs of that call, and wrong at others."""
+    residuals = Compiled.residuals
+
+    def first(self, inputs, outputs):
+        tensors, static = residuals(self, inputs, outputs)
+        self.first = getattr(self, "first", None) or [x.detach().clone() for x in tensors]
+        return tuple(self.first), static
+
+    monkeypatch.setattr(Compiled, "residuals", first)
+    found = failed(compiled(lambda x: x.tanh(), random(3)))
+    assert "rev, eager, elsewhere" in found and not {"rev, eager", "rev, func", "forward, elsewhere"} & found

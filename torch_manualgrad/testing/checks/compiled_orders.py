@@ -17,6 +17,7 @@ from ..comparison import modes, report
 from ..comparison.context import Context
 from ..comparison.passes import Pairs
 from ..comparison.problem import Problem
+from ..inputs.tree import is_differentiable
 from . import transforms
 from .residuals import Pass, users_write
 from .third_order import NESTINGS, nested, parts
@@ -32,8 +33,9 @@ def compiled(c: Context) -> None:
     """Values and derivatives of the compiled function (`mg.compile`) are those of the function itself.
 
     In the modes that are checked, or in all if none is; in third order too if that check is asked for. Derivatives of
-    second and third order are computed twice, as the first time differs: it finds out which tensors have to be saved. Gradients
-    also of one input or output alone, and after writes to the outputs. Both have the derivatives of the active
+    second and third order are computed twice, as the first time differs: it finds out which tensors have to be saved. Values,
+    gradients, tangents and second derivatives also at other inputs of the same shapes, where a value that the graphs have kept
+    would show. Gradients also of one input or output alone, and after writes to the outputs. Both have the derivatives of the active
     rules, or those of a plain `mg.override()` if no rules are active. The function has to be one graph, or it raises.
     The first derivative of the first sample by ``torch.compile(backend="aot_eager")`` as well, which is the check "compile".
     """
@@ -47,6 +49,9 @@ def compiled(c: Context) -> None:
             return
         for way in _ways(c):
             _compare(c, q, way)
+        there = replace(c, problem=_elsewhere(p))
+        for way in _ways_elsewhere(there):
+            _compare(there, _elsewhere(q), way)
         if c.gap("rev", "eager") is None and _is_asked("rev", c):
             _writes(c, q)
 
@@ -110,6 +115,18 @@ def _ways(c: Context) -> Iterator[Way]:
             and not (_order(label) == 3 and c.gap("third order", label))
         ):
             yield way
+
+
+def _elsewhere(p: Problem) -> Problem:
+    """The problem at other inputs, a little nearer to zero."""
+    return p.at([x * 0.9375 if is_differentiable(x) else x for x in p.leaves])
+
+
+def _ways_elsewhere(c: Context) -> Iterator[Way]:
+    """One way for each kind of graph, labelled as such."""
+    some = ("rev, eager", "fwd, eager", "rev-rev, eager", "fwd-rev, eager")
+    for label, needed, compute in (("forward", (), _outputs), *(way for way in _ways(c) if way[0] in some)):
+        yield f"{label}, elsewhere", needed, compute
 
 
 def _first(p: Problem) -> Iterator[Way]:
