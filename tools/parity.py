@@ -75,13 +75,13 @@ A program that runs on stock PyTorch runs under `mg.override()` and `mg.override
 stock's are right. {tried} cells were tried: {len(measured)} ways of using a derivative x {len(rows())} rows (every rule on one of its samples,
 and public functions that reach several rules; {len(HANDFUL)} rows where a way compiles or traces), real and complex.
 
-- stock holds: stock PyTorch gives finite numbers in this way, and they are what it gives without the way.
-- ours holds: so does the override, with stock's numbers to rounding, and the forward bit for bit.
-- improved: ours is what it is without the way, stock's number is another, and the rule claims better values. Other tests
+- stock holds: in this way stock PyTorch gives finite numbers, the same as without the way.
+- ours holds: so does the override. Its derivatives are stock's to rounding, and its forward values are bitwise identical to stock's.
+- improved: our numbers are the same as without the way, stock's differ from them, and the rule claims better values. Other tests
   compare the rule's values with finite differences.
-- declared: ours differs, and `tests/parity/pinned.md` says why.
-- fails: none of these; `tests/parity/test_parity.py` fails where there is one.
-- stock fails: it raises or is not finite, in this way. Nothing is asked of ours, except that a number is not wrong.
+- declared: ours differs, and `tests/parity/pinned.md` gives the reason.
+- fails: ours differs without a declared reason. `tests/parity/test_parity.py` fails.
+- stock fails: stock PyTorch raises or is not finite in this way. Ours may raise too, but must not return a wrong number.
 
 The sums, and the ways in which a number is not stock's:
 

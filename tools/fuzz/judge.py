@@ -20,7 +20,7 @@ from torch_manualgrad.core.rule import Sample
 from torch_manualgrad.testing.checks.third_order import NESTINGS, nested
 from torch_manualgrad.testing.comparison import modes
 from torch_manualgrad.testing.comparison.problem import Problem
-from torch_manualgrad.testing.numerics.arithmetic import beside, inner
+from torch_manualgrad.testing.numerics.arithmetic import inner, with_zero_tangent
 
 from .program import Program
 from .truth import Number, Sampled
@@ -93,14 +93,15 @@ class Joined(Problem):
             flat = [outputs[j].reshape(-1) for j in places]
             y = torch.cat(flat) if len(flat) > 1 else flat[0]
             if y.is_complex():
-                terms.append((y * (beside(weight, y) + beside(square, y) * y.conj())).sum().real)
+                terms.append((y * (with_zero_tangent(weight, y) + with_zero_tangent(square, y) * y.conj())).sum().real)
             else:
-                terms.append((y * (beside(weight, y) + beside(square, y) * y)).sum())
+                terms.append((y * (with_zero_tangent(weight, y) + with_zero_tangent(square, y) * y)).sum())
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def bent(self, *z: Tensor) -> tuple[Tensor, ...]:
         return tuple(
-            beside(x, d) + d * (1 + beside(k, d) * d) for x, d, k in zip(self.primals, z, self.half, strict=True)
+            with_zero_tangent(x, d) + d * (1 + with_zero_tangent(k, d) * d)
+            for x, d, k in zip(self.primals, z, self.half, strict=True)
         )
 
 

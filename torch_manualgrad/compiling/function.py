@@ -119,7 +119,7 @@ class Function:
             return tuple(self._run(arguments))  # type: ignore[misc]
 
     def apart(self, *values: Any) -> Any:
-        """`primal` as the forward of an autograd function: no output is an input, or another output; one output by itself."""
+        """`primal` for an autograd function: no output is an input or another output, and a single output is not in a tuple."""
         outputs = self.primal(*values)
         if self._views or len({*map(id, values), *map(id, outputs)}) != len(values) + len(outputs):
             outputs = self._aliases(values, outputs)
@@ -198,7 +198,7 @@ class Function:
         return self._made[key]
 
     def pushes(self, moving: tuple[int, ...]) -> None:
-        """Trace the tangents of a call with these moving inputs, or find that it is to run uncompiled."""
+        """Trace the tangents of a call with these moving inputs; if that fails, the function runs uncompiled."""
         try:
             self.tangent(moving)
         except Exception as error:
@@ -229,7 +229,7 @@ class Function:
         return f"<compiled {self.name}: {len(self.fakes)} tensors -> {self.outputs}>"
 
 
-# Formulas whose kernels save memory traffic where each operator runs by itself. Inductor fuses their bodies.
+# Formulas whose kernels save memory traffic, if each operator runs separately. Inductor fuses their bodies instead.
 _FUSED = (
     "complex_sign", "constant", "native_batch_norm_backward", "native_layer_norm_backward", "norm_backward",
     "weight_norm_backward",

@@ -153,7 +153,7 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
 
 
 def reshaping(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph with ``reshape`` in place of ``view``: where it is traced again, a tensor may have other strides."""
+    """The graph with ``reshape`` instead of ``view``: when it is traced again, a tensor may have other strides."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default
     graph.recompile()
@@ -170,7 +170,7 @@ def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-# What writes a part of a copy of its first argument.
+# Operators that write to a part of a copy of their first argument.
 _PARTIAL = {
     aten.index_put, aten._unsafe_index_put, aten.index_add, aten.index_copy, aten.index_fill, aten.scatter,
     aten.scatter_add, aten.scatter_reduce, aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter,
@@ -232,7 +232,7 @@ def joint(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequenc
         tangents = [torch.empty_like(o) for o in found.cotangents]
     both = trace(found.both, [*fakes, *tangents], mode)
     placeholders = both.graph.find_nodes(op="placeholder")
-    for i, node in enumerate(placeholders):  # the names by which the partitioner tells them
+    for i, node in enumerate(placeholders):  # the partitioner recognizes them by these names
         node.name = node.target = f"primals_{i + 1}" if i < n else f"tangents_{i - n + 1}"
     both.recompile()
     count = len(outputs_of(graph))
@@ -283,7 +283,7 @@ def set_outputs(graph: Any, nodes: Iterable[Any]) -> None:
 
 
 def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int) -> None:
-    """Take residuals that are inputs out of the forward's outputs, and equal ones; note where the backward finds all."""
+    """Remove residuals that are inputs, and duplicates, from the forward's outputs; note where the backward finds each."""
     _views_again(forward, backward, count)
     outputs = outputs_of(forward)
     inputs = {node.name: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
@@ -312,7 +312,7 @@ def residuals_of(partition: Partition) -> list[Any]:
 
 
 def _apart(graph: fx.Graph, node: Any, kept: dict[str, int]) -> Any:
-    """An output, copied if it is a view of another: what is written to it must not change a residual."""
+    """An output, copied if it is a view of another: a write to it must not change a residual."""
     root = node
     while isinstance(root, fx.Node) and root.op != "placeholder" and is_view_of_first(root):
         root = root.args[0]
@@ -339,7 +339,7 @@ def _views_again(forward: fx.GraphModule, backward: fx.GraphModule, count: int) 
             continue
         if base.name not in places:
             again = next((n for n in backward.graph.nodes if n.name == base.name), None)
-            if again is not None:  # the backward computes it again, which it need not now
+            if again is not None:  # the backward computes it again, which is no longer needed
                 again.name = f"{base.name}_again"
             with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
                 places[base.name] = backward.graph.placeholder(base.name)

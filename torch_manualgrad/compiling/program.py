@@ -104,7 +104,7 @@ class Program:
         inputs = [values[i] for i in self.tensors]
         arguments = list(inputs)
         for i in self.written:
-            arguments[i] = inputs[i].clone()  # what is saved for the backward must not be written to
+            arguments[i] = inputs[i].clone()  # the residuals must not be written to
         found: Sequence[Tensor] = ()  # all outputs may be views of inputs
         if self.function.outputs:
             found = self.function(*arguments, *[draw() for draw in self.noise])
@@ -179,7 +179,7 @@ def _marked(op: Any, result: Any) -> Any:
 
 
 def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
-    """Refuse what a trace would not show. Returns whether there are transforms of torch.func inside."""
+    """Refuse operations that a trace would not show. Returns whether there are transforms of torch.func inside."""
     nodes = list(graph.graph.nodes)
     modules = [str(getattr(n.target, "__module__", "")) + str(n.target) for n in nodes if n.op == "call_function"]
     transforms = any("functorch" in m for m in modules)
@@ -203,7 +203,7 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
     return transforms
 
 
-# Methods that change what a tensor is and not its values.
+# Methods that change a tensor's properties and not its values.
 _OF_METADATA = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "retain_grad", "register_hook")
 
 
@@ -212,7 +212,7 @@ def _is_data(node: Any) -> bool:
 
 
 def _refuse_writes(plan: fx.GraphModule) -> None:
-    """Refuse writes to what is detached, or is a copy in this trace, and operators that change a tensor's shape in place."""
+    """Refuse writes to detached tensors and to copies in this trace, and operators that change a tensor's shape in place."""
     for node in plan.graph.nodes:
         if not graphs.writes(node):
             continue

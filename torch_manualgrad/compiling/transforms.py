@@ -32,7 +32,7 @@ def _recording() -> Iterator[list[tuple[Program, Sequence[Any], list[Any]]]]:
 
 
 def recorded(program: Program, values: Sequence[Any]) -> list[Any] | None:
-    """What a graph returns for stand-ins, without running it; None for a call that is to run."""
+    """Stand-ins for the outputs of a graph, which is not run; None if the call has to run."""
     seen = getattr(_here, "seen", None)
     if seen is None:
         return None
@@ -58,7 +58,7 @@ def call(function: Callable[..., Any], compiled: Callable[..., Any], args: Any, 
         with _recording() as seen:
             try:
                 result = compiled(*given, **named)
-            except Exception:  # it is not one graph, or raises: then it raises again
+            except Exception:  # it is not one graph, or it raises: the call below raises again
                 seen.clear()
     if len(seen) != 1 or seen[0][0].noise or any(_is_foreign(v, places) for v in seen[0][1]):
         return function(*args, **kwargs)

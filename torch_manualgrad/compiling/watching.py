@@ -1,4 +1,4 @@
-"""Reports of the graphs that a program compiles, and of what runs uncompiled."""
+"""Reports of the graphs that a program compiles, and of the parts that run uncompiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CompiledGraph:
 
 @dataclass
 class CompiledReport:
-    """What `watch` saw. Complete when its block ends.
+    """The findings of `watch`, complete when its block ends.
 
     Attributes:
         refused: what runs uncompiled, and why.

@@ -1,4 +1,4 @@
-"""Removes from a backward graph what cotangents of zero make zero, as autograd skips gradients that are undefined."""
+"""Removes the operators of a backward graph whose results are zero because their cotangents are."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 
 
 def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
-    """Mark a node that is zero, leave out a term that is, or make zeros of an argument that has to be there."""
+    """Mark a node as zero, drop a zero term, or pass a tensor of zeros if the argument cannot be dropped."""
     packet = getattr(node.target, "overloadpacket", None)
     arguments = node.args
     if node.target is operator.getitem:

@@ -217,7 +217,7 @@ PLANTED = {
         pair(lambda g, h, x: g * x.cos() + h * x.exp(), False),
         [(random(3),)],
         "missing cotangent",
-        "the vjp raises where an output is not used",
+        "the vjp raises if an output is not used",
         ("rev",),
         ("undefined cotangents",),
     ),
@@ -226,7 +226,7 @@ PLANTED = {
         product(lambda ctx, g, x, y: (g * y, g * x if ctx.needs_input_grad[0] else g * 0)),
         XY,
         "needs_input_grad",
-        "the gradient of args[1] is right where every input wants one",
+        "the gradient of args[1] is right if every input requires grad",
     ),
     "not summed": Planted(
         scaled("right", lambda grad, x, y: {"x": grad * y, "y": (grad * x).sum(0, keepdim=True)}),

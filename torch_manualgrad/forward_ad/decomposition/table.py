@@ -173,16 +173,16 @@ class Scope(Handle, Block):  # type: ignore[misc]
 def decompositions(*given: Any, replace: bool = False) -> Scope:
     """Switch decompositions on: for a ``with`` block, or until ``.remove()``.
 
-    They act at once and on the whole process, on every thread; blocks nest, and may end in any order. Of several for one
-    operator the one switched on last acts. The same function, given again, finds its compiled graphs again.
+    They act at once and on the whole process, on every thread; blocks nest, and may end in any order. If an operator has
+    several, the one that was activated last acts. Graphs that were compiled with a function are used again with it.
 
     Args:
         given: names of entries of `decomposition_table`, or operators; dictionaries from an operator to a function, which
             is then not in the table. None given: the whole table.
-        replace: take the place of formulas that PyTorch has, too. Else operators that have one are left alone.
+        replace: replace formulas that PyTorch has, too. By default PyTorch's formulas stay.
 
     Returns:
-        What takes them away again.
+        A handle whose ``remove()`` deactivates them.
 
     Raises:
         KeyError: there is no decomposition of that operator.
@@ -205,21 +205,21 @@ def decompositions(*given: Any, replace: bool = False) -> Scope:
 
 @checked
 def enable(*ops: Any, by: Sequence[str] = WAYS) -> Scope:
-    """Forward mode wherever it can be had: for a ``with`` block, or until ``.remove()``.
+    """Give forward mode to every operator that lacks it, for a ``with`` block or until ``.remove()``.
 
     An operator that has a formula in PyTorch keeps it, unless reverse mode over that formula raises, as for softmax and
     norms. Any other operator gets the first of these that exists: its decomposition; the jvp of its rule; its backward,
     transposed: $u -> vjp(u)$ is linear, and $jvp(t) = d/du <vjp(u), t>$. That costs two reverse passes, is exact, and
-    is differentiable again as far as the backward is. It acts at once and on the whole process, on every thread.
+    is differentiable as often as the backward is. It acts at once and on the whole process, on every thread.
 
     Args:
         ops: operators, as in `register_decomposition`. None given: every operator of this torch that lacks forward mode,
             every custom op of `torch.library.custom_op` with a backward that is defined by now, and those of
             `decomposition_table` and of ``mg.rules``.
-        by: the ways to go, of "decomposition", "rule" and "transposition".
+        by: the ways that may be used, of "decomposition", "rule" and "transposition".
 
     Returns:
-        What takes it away again; its ``forward_modes`` say by which way each operator goes.
+        A handle whose ``remove()`` undoes it; its ``forward_modes`` list the way that each operator uses.
 
     Raises:
         ValueError: the operator writes to an argument, returns a view, or is composite; ``by`` names an unknown way.

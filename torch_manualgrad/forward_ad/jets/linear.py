@@ -314,7 +314,7 @@ def _expanded(space: Space, self: Any, size: Any, **others: Any) -> Any:
 
 
 def _resolved(space: Space, self: Any) -> Any:
-    """Without conjugate bits, which a trace knows nothing of."""
+    """The same without conjugate bits, which a trace does not show."""
     return space.jet([None if c is None else c.resolve_conj() for c in space.coefficients(self)])
 
 

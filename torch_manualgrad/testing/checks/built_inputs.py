@@ -83,8 +83,8 @@ def _reverse(p: Problem, build: Build) -> Tensor:
 def built_inputs(c: Context) -> None:
     """Forward mode of first and second order in a number t from which the inputs are computed, `base + t u`; also through views.
 
-    In the modes that are right for inputs that a user makes; in all of them where no mode is checked. Each construction is
-    differentiated by dual numbers, one of them in each of the other ways, the next sample's another.
+    In the modes that are right for the sample itself, or in all if no mode is checked. Each construction is differentiated by dual
+    numbers. One of them, another one for each sample, is differentiated in the other ways too.
     """
     names = [name for name in BUILDS if _keeps_the_value(c.problem, BUILDS[name])]
     chosen = names[c.position % len(names) :][:1] if names else []

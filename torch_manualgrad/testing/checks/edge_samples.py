@@ -210,7 +210,7 @@ def _resized(p: Problem) -> Iterator[EdgeSample]:
 
 
 def _free_sizes(p: Problem) -> list[int]:
-    """The sizes that nothing but the inputs tells.
+    """The sizes that are given by the shapes of the inputs alone.
 
     An index, or a number that is a size too, would point outside of a smaller tensor, which not every operator notices.
     """

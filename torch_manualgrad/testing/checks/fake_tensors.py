@@ -75,7 +75,7 @@ class _Raising(DispatchMode):
     def excuses(self, error: Exception) -> bool:
         """Whether the error is of an operator of PyTorch's own that cannot work without values.
 
-        One is also given a tensor with values where the function holds some itself, which stay where they are.
+        It may also have been called with a tensor that has values, as the tensors of a closure do.
         """
         if self.operator is None or self.operator.namespace not in ("aten", "prims"):
             return False

@@ -92,9 +92,9 @@ ALONG: dict[tuple[str, str], Callable[[Scalar, Point], Scalar]] = {
 
 
 def _reference(c: Context) -> Reference:
-    """Finite differences of values; where they do not settle, those of a second derivative that is right itself.
+    """Finite differences of values; if they do not converge, those of a second derivative that has passed its checks.
 
-    The former rely on nothing, but their rounding error is ``noise / h**3``; that of the latter is ``noise / h``.
+    Differences of values rely on no derivative, but their rounding error is ``noise / h**3``; that of the others is ``noise / h``.
     """
     p, curvature = c.wide, c.total_curvature
     start = total(c.joint_slope).step

@@ -1,6 +1,6 @@
 """One forward and one backward pass of a problem, with cotangents that do not depend on the outputs.
 
-The loss of a problem saves the outputs; here nothing but the function itself does.
+The loss of a problem saves the outputs. Here only the function itself saves tensors.
 """
 
 from __future__ import annotations

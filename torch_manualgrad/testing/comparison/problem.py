@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.internals import DispatchMode
 from ...core.rule import Sample
 from ..inputs import tree
-from ..numerics.arithmetic import add, beside, computable, inner, magnitude, widen
+from ..numerics.arithmetic import add, computable, inner, magnitude, widen, with_zero_tangent
 from ..numerics.finite_differences import STEP, Reference, first_derivative, mixed_derivative, stays, third_derivative
 from ..numerics.kinks import ACCUSING, Range, ranges
 
@@ -185,8 +185,8 @@ class Problem:
         mask = self.finite[j]
         o = computable(o if mask is None else o.reshape(-1)[mask])
         if self.unit[j] != 1:
-            o = o / beside(o.new_full((), self.unit[j]), o)
-        weight, square = (beside(x.to(o.dtype), o) for x in (self.weights[j].conj(), self.squares[j]))
+            o = o / with_zero_tangent(o.new_full((), self.unit[j]), o)
+        weight, square = (with_zero_tangent(x.to(o.dtype), o) for x in (self.weights[j].conj(), self.squares[j]))
         if not o.is_complex():
             return weight * o + square * o * o
         return (weight * o + square * o * o.conj()).real
@@ -199,7 +199,8 @@ class Problem:
     def bent(self, *z: Tensor) -> Point:
         """The inputs at the displacement z."""
         return tuple(
-            beside(x, d) + d + beside(k / 2, d) * d * d for x, d, k in zip(self.primals, z, self.bend, strict=True)
+            with_zero_tangent(x, d) + d + with_zero_tangent(k / 2, d) * d * d
+            for x, d, k in zip(self.primals, z, self.bend, strict=True)
         )
 
     def curve(self, *z: Tensor) -> Tensor:

@@ -245,8 +245,8 @@ def needs_input_grad(e: Evidence) -> Said:
         names = " and ".join(r.engine.removeprefix("eager, ").removesuffix(" alone") for r in alone)
         yield (
             "needs_input_grad",
-            f"the gradient of {names} is right where every input wants one, and not for that input alone: the vjp "
-            "goes wrong by ctx.needs_input_grad",
+            f"the gradient of {names} is right if every input requires grad, and wrong if that input alone does: the vjp "
+            "misuses ctx.needs_input_grad",
             ("rev",),
         )
 
@@ -255,7 +255,7 @@ def missing_cotangent(e: Evidence) -> Said:
     failed = [r for r in e.of("undefined cotangents") if r.failed and "rev-rev" not in r.engine]
     if failed and e.right("rev"):
         what = "raises" if failed[0].outcome == RAISES else "is wrong"
-        said = f"the vjp {what} where an output is not used, so that its cotangent is None or zero"
+        said = f"the vjp {what} if an output is not used, so that its cotangent is None or zero"
         yield "missing cotangent", said, ("undefined cotangents",)
 
 

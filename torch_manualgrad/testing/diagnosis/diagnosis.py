@@ -1,4 +1,4 @@
-"""After a failure: the element that is most wrong, what is likely to be at fault, and a smaller sample that fails."""
+"""After a failure: the element with the largest error, the likely cause, and a smaller sample that fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Diagnosis:
         try:
             return self._diagnosed(c, start + self._left)
         except Exception:
-            # what failed is to be told, whatever goes wrong while more is found out about it
+            # the failure is reported, even if the diagnosis raises
             return c.results
         finally:
             self._left -= time.monotonic() - start

@@ -68,7 +68,7 @@ def _functional(module: torch.nn.Module, state: Mapping[str, Tensor]) -> Callabl
 
 
 def without_parameters(reference: Callable[..., Any], call: Sample) -> Callable[..., Any]:
-    """`reference` takes what was given; this, what a `ModuleCall` has besides, too."""
+    """`reference`, which takes the arguments of the call, as a function that ignores the parameters of a `ModuleCall`."""
     if not isinstance(call, ModuleCall):
         return reference
     keywords = call.given.kwargs

@@ -29,7 +29,7 @@ def computable(x: Tensor) -> Tensor:
     return x.to(torch.complex64) if x.dtype is torch.complex32 else x
 
 
-def beside(value: Tensor, x: Tensor) -> Tensor:
+def with_zero_tangent(value: Tensor, x: Tensor) -> Tensor:
     """`value`, with a tangent of zeros wherever `x`, which has its shape, has a tangent.
 
     PyTorch's products and sums with a tensor that has none pass kernels in Python, which take a hundred times as long.
@@ -43,7 +43,9 @@ def beside(value: Tensor, x: Tensor) -> Tensor:
 def inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor:
     """Re sum conj(a) b over all components: the pairing of a gradient with a tangent; None is zero."""
     terms = [
-        (computable(x).conj() * computable(beside(y, x))).sum() for x, y in zip(a, b, strict=True) if x is not None
+        (computable(x).conj() * computable(with_zero_tangent(y, x))).sum()
+        for x, y in zip(a, b, strict=True)
+        if x is not None
     ]
     return (
         add([x.real if x.is_complex() else x for x in terms])

@@ -44,7 +44,7 @@ class Differentiated:
         cost: of a plain call under ``mg.override()``.
         known: whether the registry has an entry about PyTorch's derivative.
         lines: of the user's code, ``train.py:12: y = x.norm()``, at most three; of an operator in a backward those of the forward.
-        override: what to write where the derivative is doubtful, ``mg.override("aten::dist")``; "" where nothing is to be done.
+        override: what to write where the derivative is doubtful, ``mg.override("aten::dist")``; "" if nothing has to be done.
     """
 
     operator: str
@@ -121,10 +121,9 @@ def audit() -> Iterator[AuditReport]:
 
 
 class _Surroundings(TorchFunctionMode):
-    """Knows of the call that is running what cannot be seen below: whether it is under a transform, and tracked.
+    """Records facts about the running call that the dispatcher does not show: whether it is under a transform, and tracked.
 
-    The result has its history here only. Some calls leave it out, and no operator below can tell: those of
-    torch.linspace have a derivative of which PyTorch says that it is not implemented.
+    A result without a history shows here only: ``torch.linspace`` leaves autograd out before it calls an operator.
     """
 
     transform = tracked = False
@@ -186,7 +185,7 @@ class _Watch(DispatchMode):
 
 
 def _is_differentiable(name: str) -> bool:
-    """Whether it has a derivative; what PyTorch's own transforms ask of tensors on their way has none."""
+    """Whether it has a derivative. The queries that PyTorch's transforms make of tensors have none."""
     entry = _entry(name)
     return (
         _rule(name) is not None

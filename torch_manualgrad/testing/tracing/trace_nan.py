@@ -271,7 +271,7 @@ class _Origins:
 
 
 class _Watch(DispatchMode):
-    """Knows of each storage with an entry that is not finite which operation made the first."""
+    """Records for each storage with an entry that is not finite the operation that made the first one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
