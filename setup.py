@@ -60,7 +60,7 @@ GCC_FLAGS = ["-fno-ipa-cp-clone", "--param=max-inline-insns-single=70", "--param
 GCC_FLAGS += ["--param=early-inlining-insns=6", "--param=inline-min-speedup=30"]
 HEADERS = sorted(glob("csrc/**/*.h", recursive=True))
 # What is in csrc/calls has one loop, a sum, and includes templates by the thousand.
-CALLS_FLAGS = ["-O3", "-std=c++20", "-g0", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS"]
+CALLS_FLAGS = ["-O3", "-std=c++20", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS"]
 SANITIZERS = os.environ.get("MANUALGRAD_SANITIZE", "")
 
 

@@ -1,6 +1,7 @@
-// Calls of custom ops that autograd does not track, without Python.
+// Calls of custom ops without Python: those that autograd does not track, and those of formulas in a recording.
 #pragma once
 
+#include "differentiate.h"
 #include "guarded.h"
 #include "state.h"
 #include "table.h"
@@ -15,27 +16,46 @@ struct CustomKernel : public c10::OperatorKernel {
   explicit CustomKernel(c10::SafeKernelFunction python_kernel) : python(std::move(python_kernel)) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const bool here = acts.load(std::memory_order_acquire) && !in_python.load(std::memory_order_acquire);
-    if (!here || !plain_thread() || !untracked(torch::jit::last(*stack, op.schema().arguments().size()))) {
+    const bool here = acts.load(std::memory_order_acquire) && !in_python.load(std::memory_order_acquire) &&
+                      (!only_recorded || Recording::playing > 0);
+    bool tracked = false;
+    if (!here || !plain_thread() || !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), tracked)) {
       python.callBoxed(op, keys, stack);
       return;
     }
-    ++counts.untracked;
-    below(op, keys, stack);
+    const Table* const rule = table.load(std::memory_order_acquire);
+    if (!tracked) {
+      ++counts.untracked;
+      below(op, keys, stack);
+    } else if (rule != nullptr) {
+      differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr);
+    } else {
+      python.callBoxed(op, keys, stack);
+    }
+  }
+
+  // Without a table tracked calls are Python's. A call may read one that was replaced: all stay.
+  void track(std::shared_ptr<const Table> rule) {
+    table.store(rule.get(), std::memory_order_release);
+    if (rule) tables_.push_back(std::move(rule));
   }
 
   std::atomic<bool> acts{false};  // else Python has an error for all calls, or a whole autograd kernel
+  bool only_recorded = false;     // Python checks the arguments of other calls
+  std::atomic<const Table*> table{nullptr};
 
  private:
-  static bool untracked(c10::ArrayRef<IValue> arguments) {
+  static bool are_plain(c10::ArrayRef<IValue> arguments, bool& tracked) {
     for (const IValue& value : arguments) {
       if (is_absent(value) || !value.isTensor()) continue;
-      if (!plain(value.toTensor()) || (c10::GradMode::is_enabled() && value.toTensor().requires_grad())) return false;
+      if (!plain(value.toTensor()) || is_number(value)) return false;
+      tracked = tracked || (c10::GradMode::is_enabled() && value.toTensor().requires_grad());
     }
     return true;
   }
 
   const c10::SafeKernelFunction python;
+  std::vector<std::shared_ptr<const Table>> tables_;
 };
 
 struct CoveredOp {
@@ -48,24 +68,36 @@ inline std::map<int64_t, CoveredOp> covered_ops;
 }  // namespace manualgrad
 
 // Covers the kernel at Autograd that Python has registered for a custom op without lists of tensors. Returns a number
-// for it; at first the kernel hands on all calls.
-MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const char* overload) {
+// for it; at first the kernel hands on all calls. `only_recorded`: it serves calls in recordings, and no others.
+MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const char* overload, int64_t only_recorded) {
   using namespace manualgrad;
   static int64_t count = 0;
   return guarded([&]() -> int64_t {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     auto kernel = std::make_unique<CustomKernel>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradCPU));
     CustomKernel* const made = kernel.get();
+    made->only_recorded = only_recorded != 0;
     covered_ops.emplace(count, CoveredOp{made, covered(op, DispatchKey::Autograd, std::move(kernel))});
     return count++;
   });
 }
 
-// Whether it serves the calls that it can.
+// Whether it serves the calls that it can. Tracked calls are Python's until it is given a table.
 MANUALGRAD_API int64_t manualgrad_calls_custom_act(int64_t op, int64_t yes) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
-    covered_ops.at(op).kernel->acts.store(yes != 0, std::memory_order_release);
+    CustomKernel& kernel = *covered_ops.at(op).kernel;
+    kernel.track(nullptr);
+    kernel.acts.store(yes != 0, std::memory_order_release);
+    return 0;
+  });
+}
+
+// The rule that tracked calls follow.
+MANUALGRAD_API int64_t manualgrad_calls_custom_track(int64_t op, int64_t table) {
+  using namespace manualgrad;
+  return guarded([&]() -> int64_t {
+    covered_ops.at(op).kernel->track(table_of(table));
     return 0;
   });
 }

@@ -49,6 +49,7 @@ constexpr Entry kEntries[] = {
     FIELD(Rule, in_python),
     FIELD(Rule, check_stock),
     FIELD(Rule, selective),
+    FIELD(Rule, records),
     FIELD(Rule, defers),
     FIELD(Rule, order),
     FIELD(Rule, complex_order),
@@ -88,6 +89,9 @@ constexpr Entry kEntries[] = {
     CONSTANT(Table::Deferral, kReal),
     CONSTANT(Table::Deferral, kUnlessPlain),
     CONSTANT(Table::Deferral, kUnlessTracked),
+    CONSTANT(Table::Records, kNothing),
+    CONSTANT(Table::Records, kVjp),
+    CONSTANT(Table::Records, kWhereFinite),
 };
 
 }  // namespace

@@ -65,7 +65,9 @@ struct RuleNode : public Node {
       tensors.reserve(saved.size());
       for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(unpacked(i));
     }
-    return pull_back(needed(), std::move(tensors), std::move(grads));
+    std::vector<bool> mask = needed();
+    for (size_t i = 0; i < mask.size(); ++i) mask[i] = mask[i] && task_should_compute_output(i);
+    return pull_back(std::move(mask), std::move(tensors), std::move(grads));
   }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
@@ -138,7 +140,7 @@ struct RuleNode : public Node {
     }
   }
 
-  // As ctx.needs_input_grad has it: which inputs require grad, whatever this backward is asked for.
+  // Which inputs require grad, whatever this backward is asked for.
   std::vector<bool> needed() const {
     std::vector<bool> found(table.tensors.size());
     for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
@@ -161,7 +163,11 @@ struct RuleNode : public Node {
         return found;
       }
     }
-    return pull_back_in_python(table, mask, tensors, constants, grads);
+    const auto vjp = [&](bool finite) { return pull_back_in_python(table, mask, tensors, constants, grads, finite); };
+    if (table.records == Table::kNothing) return vjp(false);
+    const bool checked = table.records == Table::kWhereFinite;
+    auto found = table.recordings.pull_back(mask, tensors, constants, grads, checked, [&] { return vjp(checked); });
+    return found ? *std::move(found) : vjp(false);
   }
 
   // Replaces the arguments by the results; false if the formula leaves the call to the vjp.

@@ -21,10 +21,10 @@ struct PythonOp {
   c10::SafeKernelFunction kernel;
 };
 
-// The rule's vjp.
+// The rule's vjp. `finite`: in plain arithmetic, whose results serve if they are finite.
 inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
                                          const variable_list& tensors, const std::vector<IValue>& constants,
-                                         const variable_list& grads) {
+                                         const variable_list& grads, bool finite = false) {
   static const PythonOp pull_back("manualgrad_calls::pull_back");
   const auto tuple_of = [](const variable_list& list) {
     std::vector<IValue> found;
@@ -34,7 +34,7 @@ inline variable_list pull_back_in_python(const Table& table, const std::vector<b
   };
   std::vector<IValue> mask(needed.begin(), needed.end());
   ++counts.python;
-  const IValue found = pull_back({table.rule, c10::ivalue::Tuple::create(std::move(mask)), tuple_of(tensors),
+  const IValue found = pull_back({table.rule, finite, c10::ivalue::Tuple::create(std::move(mask)), tuple_of(tensors),
                                   c10::ivalue::Tuple::create(constants), tuple_of(grads)});
   variable_list result;
   result.reserve(needed.size());

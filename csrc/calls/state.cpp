@@ -58,13 +58,6 @@ void end(int64_t number) {
 
 // ---- states ---------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<const Table> table_of(int64_t number) {
-  const auto found = all().tables.find(number);
-  auto table = found == all().tables.end() ? nullptr : found->second.lock();
-  TORCH_CHECK(table, "torch_manualgrad: there is no table ", number);
-  return table;
-}
-
 std::unique_ptr<State> merged(const Layers& process, const Layers& thread) {
   auto state = std::make_unique<State>();
   state->layers = process;
@@ -229,9 +222,11 @@ void before_fork() {
   changes.lock();
   all().records_mutex.lock();
   all().ended_mutex.lock();
+  recordings_mutex.lock();
 }
 
 void in_parent() {
+  recordings_mutex.unlock();
   all().ended_mutex.unlock();
   all().records_mutex.unlock();
   changes.unlock();
@@ -244,6 +239,7 @@ void renew(Mutex& mutex) {
 }
 
 void in_child() {
+  renew(recordings_mutex);
   renew(all().ended_mutex);
   renew(all().records_mutex);
   renew(changes);
@@ -257,6 +253,13 @@ void in_child() {
 }  // namespace
 
 // ---- what state.h and table.h declare -------------------------------------------------------------------------------
+
+std::shared_ptr<const Table> table_of(int64_t number) {
+  const auto found = all().tables.find(number);
+  auto table = found == all().tables.end() ? nullptr : found->second.lock();
+  TORCH_CHECK(table, "torch_manualgrad: there is no table ", number);
+  return table;
+}
 
 Table::~Table() { end(rule); }
 

@@ -113,6 +113,9 @@ struct Entry {
 // and what cannot: false, and nothing has changed.
 bool activate(const std::vector<Entry>& entries, const std::function<bool()>& publish);
 
+// The table of that number; raises where there is none.
+std::shared_ptr<const Table> table_of(int64_t number);
+
 // The layer of that number; raises where there is none.
 std::shared_ptr<const Layer> layer_of(int64_t number);
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "layout.h"
+#include "recorded.h"
 
 namespace manualgrad {
 
@@ -81,19 +82,24 @@ struct Table : public std::enable_shared_from_this<Table> {
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool check_stock = false;  // stock's gradients are used only if they are finite
   bool selective = false;
+  // Whether the operators that the vjp calls may be recorded. kWhereFinite: its zeros are strong, and what is recorded
+  // is the vjp in plain arithmetic, which serves where its results are finite.
+  enum Records : int64_t { kNothing, kVjp, kWhereFinite };
+  int64_t records = kNothing;
   int64_t arguments = 0;  // how many the operator has
   std::vector<int64_t> tensors, saved, constants;
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, Fact)
   std::vector<bool> differentiable;
   std::vector<Use> uses;
   std::optional<CompiledVjp> compiled;
+  mutable Recordings recordings;
 };
 
 inline std::recursive_mutex changes;  // recursive: what is freed under it may run finalizers
 inline thread_local int64_t suspended = 0;
 
 struct Counts {
-  int64_t plain = 0, compiled = 0, python = 0, untracked = 0;
+  int64_t plain = 0, compiled = 0, played = 0, python = 0, untracked = 0;
 };
 inline thread_local Counts counts;
 
@@ -245,6 +251,7 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->entries = sent.entries;
   table->check_stock = sent.check_stock;
   table->selective = sent.selective;
+  table->records = sent.records;
   table->arguments = sent.argument_count;
   table->tensors = list(sent.tensors);
   table->saved = list(sent.saved);

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..arguments import ArgumentError, arguments_of, described, explained
 from .declared_arguments import NOTHING, Declared, check_declared, declared as declared_by
 from .internals import is_functorch_wrapped, values_hidden
+from .libraries import is_playing
 from .schema import tensors_in
 
 __all__ = ["FormulaCalls", "Requirement", "is_outside"]
@@ -47,7 +48,7 @@ def is_outside(depth: int = 2) -> bool:
             return False
         # a mode that intercepts calls and runs them is not the caller
         if frame.f_back is None or (top != "torch" and frame.f_code.co_name not in _MODES):
-            return True
+            return not is_playing()
         frame = frame.f_back
 
 

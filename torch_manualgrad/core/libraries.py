@@ -18,9 +18,13 @@ __all__ = [
     "KernelLibrary",
     "calls_library",
     "checked",
+    "forget_recordings",
+    "is_playing",
     "kernel_limit",
     "library_path",
     "load",
+    "looked_through",
+    "refuse_recording",
     "status",
 ]
 
@@ -104,6 +108,7 @@ def _load_calls() -> Any:
         torch.ops.load_library(path)
         found = ctypes.PyDLL(str(path))  # with the GIL held: a fork then copies no change that is half done
         found.manualgrad_calls_error.restype = ctypes.c_char_p
+        found.manualgrad_calls_refusal.restype = ctypes.c_char_p
         found.manualgrad_calls_node_type.restype = ctypes.c_void_p
         found.manualgrad_calls_node_type.argtypes = (ctypes.c_int64,)
         nested, custom = (
@@ -128,6 +133,30 @@ def checked(result: int) -> int:
     if result < 0:
         raise RuntimeError(f"torch_manualgrad: {calls_library.manualgrad_calls_error().decode()}")
     return result
+
+
+def looked_through(op: Any) -> None:
+    """Let recordings hold, in place of this operator, what its kernel calls: that is in Python."""
+    if calls_library is not None:
+        name, overload = op._schema.name.encode(), op._schema.overload_name.encode()
+        calls_library.manualgrad_calls_in_python_op(name, overload)
+
+
+def refuse_recording(why: str) -> None:
+    """Let the vjp that runs on this thread not be recorded: it depends on what the library does not see."""
+    if calls_library is not None:
+        calls_library.manualgrad_calls_refuse(why.encode())
+
+
+def is_playing() -> bool:
+    """Whether this thread plays a recording."""
+    return calls_library is not None and calls_library.manualgrad_calls_playing() > 0
+
+
+def forget_recordings() -> None:
+    """Forget which operators the vjps of rules have called (csrc/calls/recorded.h): they may call others from now on."""
+    if calls_library is not None:
+        calls_library.manualgrad_calls_forget()
 
 
 # -- limits -------------------------------------------------------------------------------------------------------------

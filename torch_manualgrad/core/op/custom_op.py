@@ -29,9 +29,10 @@ from ..internals import (
     skipped_by_dynamo,
     vmap_call,
 )
+from ..libraries import forget_recordings
 from ..once import imported_again
 from ..registry import defined, defined_ops
-from ..schema import Signature, tensors_in
+from ..schema import Signature, tensors_in, with_tensors
 from .derivatives import ReferenceDerivative, SavedBackward, Selected, select
 from .implementation import (
     DEVICE_KEYS,
@@ -45,7 +46,7 @@ from .implementation import (
     implementation,
     location_of,
 )
-from .shortcuts import UntrackedCalls, tracked_call
+from .shortcuts import CallsInLibrary, tracked_call
 
 __all__ = [
     "BackwardContext",
@@ -114,14 +115,14 @@ class CustomOp:
         self._device_keys: set[str] = set()
         self._current: dict[str, Implementation] = dict(self._base)
         self.selected = Selected()
-        self._untracked_calls: UntrackedCalls | None = None
+        self._in_library: CallsInLibrary | None = None
         self._tracked_call: Callable[[Sequence[Any]], Any] | None = None
         self._covered = False
         if transparent is not None:
             self._library.impl(short, transparent, "CompositeImplicitAutograd")
         else:
             self._register(short)
-            self._untracked_calls = None if differentiable else UntrackedCalls(self.op, self.signature)
+            self._in_library = CallsInLibrary(self.op, self.signature, only_recorded=differentiable)
             self._resolve()
         compile_cache.remember(self.name, reference)
         defined_ops[self.name] = self
@@ -156,8 +157,8 @@ class CustomOp:
     def undefine(self) -> None:
         """Unregister the op and its implementations. No call may be in flight."""
         with activation.lock:
-            if self._untracked_calls is not None:
-                self._untracked_calls.detach()
+            if self._in_library is not None:
+                self._in_library.detach()
             release(self._library)
             del defined_ops[self.name]
             compile_cache.put(self.name, "")
@@ -306,20 +307,21 @@ class CustomOp:
         )
         by_pair = isinstance(rules.derivative, SavedBackward) and not self._covered
         self._tracked_call = tracked_call(rules.derivative) if by_pair else None  # type: ignore[arg-type]
-        if self._untracked_calls is not None:
-            self._untracked_calls.act(rules.error is None and rules.autograd is None)
+        if self._in_library is not None:
+            self._in_library.act(rules.error is None and rules.autograd is None)
         # what differs from the first registrations: a graph compiled under those must not be used under this
         now = {kind: i.identity for kind, i in self._current.items()}
         differs = [f"{k}={now.get(k)}" for k in sorted({*now, *self._first}) if now.get(k) != self._first.get(k)]
         code = [compile_cache.fingerprint(i.function) for i in self._current.values()] if differs else []
         compile_cache.put(self.name, " ".join(differs), " ".join(code))
+        forget_recordings()
 
     # -- kernels ------------------------------------------------------------------------------------------------
 
     def kernel(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """The kernel at the key Autograd."""
         rules = self.selected
-        values = self.signature.bind(args, kwargs)
+        values = with_tensors(self.signature, list(self.signature.bind(args, kwargs)))
         if rules.error is not None:
             raise RuntimeError(rules.error)
         if rules.autograd is not None:
@@ -342,6 +344,8 @@ class CustomOp:
         if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
+        if mode is Mode.PLAIN_REVERSE and isinstance(rules.derivative, ReferenceDerivative) and self._in_library:
+            self._in_library.track(rules.derivative)
         return apply(rules.derivative, keyset, mode, values)
 
     def _whole(self, chosen: Implementation, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -10,10 +10,19 @@ from torch import Tensor
 
 from ..engine.derivative import Derivative
 from ..engine.kernel import any_tangent
-from ..engine.node import pull_back
+from ..engine.node import functions, pull_back
 from ..engine.strong_arithmetic import StrongArithmetic, linear_among, running
 from ..engine.transpose import Transposed
-from ..internals import PLAIN, below_autograd, is_autocast_enabled, pytree, saved_tensors_are_hooked, unwrap_if_dead
+from ..internals import (
+    PLAIN,
+    below_autograd,
+    is_autocast_enabled,
+    only_autograd,
+    pytree,
+    saved_tensors_are_hooked,
+    tangents_possible,
+    unwrap_if_dead,
+)
 from ..schema import Signature, flatten, tensors_in, unflatten
 from .implementation import BackwardContext, Implementation, check_gradients, check_tangents
 
@@ -288,27 +297,41 @@ class ReferenceDerivative(Transposed):
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        return not saved_tensors_are_hooked()
+        return not saved_tensors_are_hooked() and not only_autograd()
 
     def __init__(self, op: Any, signature: Signature, reference: Callable[..., Any]):
         self.reference = reference
+        self.tensor_places = [i for i in signature.tensor_like if i not in signature.lists]
+        self.constant_places = [i for i in range(len(signature.names)) if i not in self.tensor_places]
+        self.uses = [({*range(len(self.tensor_places))}, signature.tensor_like)]
         super().__init__(op, signature)
 
+    @property
+    def plain_backward(self) -> Callable[..., Any] | None:
+        """The backward of plain calls."""
+        found: Callable[..., Any] | None = functions(self).plain_backward
+        return found
+
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
-        constants = [None if isinstance(v, Tensor) else (v,) for v in inputs]
-        return [v if isinstance(v, Tensor) else None for v in inputs], (constants, linear_among(inputs))
+        constants = tuple(inputs[i] for i in self.constant_places)
+        return [inputs[i] for i in self.tensor_places], (*constants, linear_among(inputs))
 
     def vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        static, linear = static
+        values: list[Any] = [None] * len(needed)
+        for i, t in zip(self.tensor_places, tensors):
+            values[i] = None if t is None else unwrap_if_dead(t)
+        for i, constant in zip(self.constant_places, static):
+            values[i] = constant
+        # of a call in csrc/calls there are the constants only
+        linear = static[-1] if len(static) > len(self.constant_places) else ()
         if linear:  # it was called with strong zeros, and its derivatives are
-            with StrongArithmetic(tensors_in([*grads, *[tensors[i] for i in linear]])):
-                return self._vjp(needed, tensors, static, grads)
-        return self._vjp(needed, tensors, static, grads)
+            with StrongArithmetic(tensors_in([*grads, *[values[i] for i in linear]])):
+                return self._vjp(needed, values, grads)
+        return self._vjp(needed, values, grads, not tangents_possible((*tensors, *grads)))
 
-    def _vjp(self, needed: Sequence[Any], tensors: Sequence[Any], static: Any, grads: Sequence[Any]) -> Any:
+    def _vjp(self, needed: Sequence[Any], values: list[Any], grads: Sequence[Any], plain: bool = False) -> Any:
         places = [i for i, n in enumerate(needed) if n]
-        values = [unwrap_if_dead(t) if s is None else s[0] for t, s in zip(tensors, static)]
-        if not torch.compiler.is_dynamo_compiling() and saved_tensors_are_hooked():
+        if not torch.compiler.is_dynamo_compiling() and (plain or saved_tensors_are_hooked()):
             return self._plain_vjp(places, values, grads)
 
         def of_needed(*wanted: Tensor) -> Any:
@@ -326,7 +349,7 @@ class ReferenceDerivative(Transposed):
         return result
 
     def _plain_vjp(self, places: Sequence[int], values: list[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The same in plain autograd: torch.func refuses to run where saved tensors have hooks."""
+        """The same in plain autograd, which is faster, and runs where saved tensors have hooks, as torch.func does not."""
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
             for i in places:  # a node of its own: one tensor may stand for two arguments

@@ -1,4 +1,4 @@
-"""Fast calls of custom ops: untracked ones without Python, tracked ones without the dispatcher."""
+"""Fast calls of custom ops: untracked ones and those in recordings without Python, tracked ones without the dispatcher."""
 
 from __future__ import annotations
 
@@ -14,27 +14,43 @@ from ..internals import PLAIN, in_function_mode, is_functorch_wrapped, nothing_a
 from ..libraries import calls_library, checked
 from ..schema import Signature
 
-__all__ = ["UntrackedCalls", "tracked_call", "untracked_calls"]
+__all__ = ["CallsInLibrary", "tables", "tracked_call", "untracked_calls"]
+
+# Defines the table of a derivative in the library, and returns its number. From override/compiled_calls.py, which is above.
+tables: list[Callable[[Any], int]] = []
 
 
-class UntrackedCalls:
+class CallsInLibrary:
     """The kernel of csrc/calls/custom.h that covers an op's kernel in Python; without the library there is none.
 
     Args:
         op: the ``OpOverload``, whose kernel in Python is registered by now.
         signature: of the op; with lists of tensors, all its calls are for Python.
+        only_recorded: whether it serves calls in recordings (csrc/calls/recorded.h) only.
     """
 
-    def __init__(self, op: Any, signature: Signature) -> None:
+    def __init__(self, op: Any, signature: Signature, only_recorded: bool) -> None:
         self._number: int | None = None
+        self._tracked: Derivative | None = None
         if calls_library is not None and not signature.lists:
             names = op._schema.name.encode(), op._schema.overload_name.encode()
-            self._number = checked(calls_library.manualgrad_calls_custom_attach(*names))
+            attach = calls_library.manualgrad_calls_custom_attach
+            self._number = checked(attach(*names, ctypes.c_int64(only_recorded)))
 
     def act(self, yes: bool) -> None:
-        """Switch the kernel on or off; it starts switched off."""
+        """Switch the kernel on or off; it starts switched off. Tracked calls are Python's until `track` is called."""
         if self._number is not None:
+            self._tracked = None
             checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes)))
+
+    def track(self, derivative: Derivative) -> None:
+        """Serve tracked calls, with this derivative."""
+        if self._number is not None and self._tracked is not derivative and tables:
+            number = tables[0](derivative)
+            self._tracked = derivative
+            if number:
+                track = calls_library.manualgrad_calls_custom_track
+                checked(track(ctypes.c_int64(self._number), ctypes.c_int64(number)))
 
     def detach(self) -> None:
         """Unregister the kernel. A call in flight crashes."""

@@ -18,8 +18,11 @@ from torch import Tensor
 from .. import activation
 from ..engine.node import pull_back
 from ..internals import is_functionalizing, skipped_by_dynamo, tangents_possible
-from ..libraries import calls_library, checked
+from ..libraries import calls_library, checked, forget_recordings
 from ..once import refuse_reload
+from ..op import shortcuts
+from ..op.derivatives import ReferenceDerivative
+from ..rule.definition import Rule
 from ..rule.derivative import RuleDerivative
 from . import compiled_table
 from .compiled_table import IN_PYTHON, ByRule, UnlessPlain, Way
@@ -41,9 +44,12 @@ __all__ = [
     "counts",
     "detach",
     "detach_before_functorch",
+    "forget_recordings",
     "in_python",
     "layers_here",
     "loaded",
+    "recording_after",
+    "recordings_played",
     "scope_here",
     "suspend",
     "this_thread",
@@ -54,7 +60,7 @@ refuse_reload(globals())
 
 _numbers = itertools.count(1)
 _derivatives: dict[
-    int, RuleDerivative | None
+    int, RuleDerivative | ReferenceDerivative | None
 ] = {}  # by the number of the table that the library has of it, as long as it has it
 _layers: dict[int, Any] = {}  # by number, what a layer was made for
 _of_no_rule: dict[Any, int] = {}  # the numbers of the tables that no derivative has
@@ -238,6 +244,28 @@ def counts() -> Counts:
     return Counts(*found)
 
 
+def recordings_played() -> int:
+    """How many vjps this thread has played so far; see csrc/calls/recorded.h. For tests."""
+    return 0 if calls_library is None else checked(calls_library.manualgrad_calls_played())
+
+
+@contextmanager
+def recording_after(calls: int) -> Iterator[None]:
+    """Record a vjp after so many calls with the same key; none if it is negative. For tests, and to compare with.
+
+    Recordings from before are forgotten.
+    """
+    if calls_library is None:
+        yield
+        return
+    before = calls_library.manualgrad_calls_record_after(ctypes.c_int64(calls))
+    forget_recordings()
+    try:
+        yield
+    finally:
+        calls_library.manualgrad_calls_record_after(ctypes.c_int64(before))
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +294,20 @@ def _table(way: Way) -> int:
     return number
 
 
+def _table_of_formula(derivative: ReferenceDerivative) -> int:
+    """The number of a formula's table; 0 where Python has its calls."""
+    number = next(_numbers)
+    described = compiled_table.describe_formula(number, derivative)
+    if described.in_python:
+        return 0
+    _derivatives[number] = derivative
+    checked(calls_library.manualgrad_calls_define_rule(ctypes.byref(described)))
+    return number
+
+
+shortcuts.tables[:] = [_table_of_formula]
+
+
 # -- the vjp, called from C++ -----------------------------------------------------------------------------------------
 
 
@@ -277,18 +319,25 @@ class _Context(NamedTuple):
     static: tuple[Any, ...]
 
 
-def _derivative(number: int) -> RuleDerivative:
+def _rule(number: int) -> Rule:
     found = _derivatives[number]
-    assert found is not None
-    return found
+    assert isinstance(found, RuleDerivative)
+    return found.rule
 
 
-def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
-    derivative = _derivative(rule)
-    if derivative.facts:
-        split = len(derivative.constant_places)
-        facts = [_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:])]
-        constants = (*constants[:split], *facts)
+def _with_facts(derivative: RuleDerivative, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The constants of a call, the facts among them as Python has them."""
+    split = len(derivative.constant_places)
+    return (*constants[:split], *[_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:])])
+
+
+def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
+    derivative = _derivatives[rule]
+    assert derivative is not None
+    if isinstance(derivative, RuleDerivative):
+        if finite and derivative.finite is not None:
+            derivative = derivative.finite
+        constants = _with_facts(derivative, constants)
     context = _Context((False, *needed), tensors, constants)
     if tangents_possible((*tensors, *grads)):  # or a tracer: the vjp in the general way
         places = derivative.signature.tensor_like
@@ -302,13 +351,13 @@ def _pull_back(rule: int, needed: Any, tensors: Any, constants: Any, grads: Any)
 
 
 def _defers(rule: int, values: Any) -> bool:
-    defers = _derivative(rule).rule.defer_to_stock
+    defers = _rule(rule).defer_to_stock
     assert defers is not None
     return bool(defers(*values))
 
 
 def _report(rule: int) -> bool:
-    compiled = _derivative(rule).rule.compiled_vjp
+    compiled = _rule(rule).compiled_vjp
     assert compiled is not None and callable(compiled.declines)
     compiled.declines()
     return True
@@ -322,7 +371,9 @@ def _fact(what: str, value: Any) -> Any:
 
 if calls_library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
-    _operators.define("pull_back(int rule, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]")
+    _operators.define(
+        "pull_back(int rule, bool finite, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]"
+    )
     _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")
     _operators.define("report(int rule) -> bool")
     _operators.impl("report", skipped_by_dynamo(_report), "CPU")

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..engine.node import node_name, node_type
+from ..op.derivatives import ReferenceDerivative
 from ..rule.definition import ButManySmall, CompiledVjp, always, real, where_finite
 from ..rule.derivative import RuleDerivative
 
 __all__ = ["DTYPES", "IN_PYTHON", "LAYOUT", "VERSION", "ByRule", "UnlessPlain", "Way", "describe", "layer"]
 
-VERSION = 1  # kLayoutVersion in csrc/calls/layout.h
+VERSION = 2  # kLayoutVersion in csrc/calls/layout.h
 
 # By their numbers in libtorch's ABI (torch/headeronly/core/ScalarType.h): a node in C++ saves a dtype as a number.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -86,6 +87,12 @@ class Deferral(IntEnum):
     """Which tracked calls go to stock."""
 
     NEVER, PYTHON_DECIDES, BUT_MANY_SMALL, ALWAYS, REAL, UNLESS_PLAIN, UNLESS_TRACKED = range(7)
+
+
+class Records(IntEnum):
+    """Whether the operators that the vjp calls may be recorded."""
+
+    NOTHING, VJP, WHERE_FINITE = range(3)
 
 
 class Devices(IntFlag):
@@ -171,6 +178,7 @@ class Rule(ctypes.Structure):
         ("in_python", c_bool),
         ("check_stock", c_bool),
         ("selective", c_bool),
+        ("records", c_int64),
         ("defers", c_int64),
         ("order", c_int64),
         ("complex_order", c_int64),
@@ -222,6 +230,7 @@ LAYOUT: dict[str, Any] = {
     "Source::Kind": SourceKind,
     "Table::Fact": Fact,
     "Table::Deferral": Deferral,
+    "Table::Records": Records,
 }
 
 
@@ -244,6 +253,13 @@ def layer(rules: Sequence[tuple[int, int]], forward_modes: Sequence[tuple[int, i
     return Layer(VERSION, ctypes.sizeof(Layer), *served, nested)
 
 
+def describe_formula(number: int, derivative: ReferenceDerivative) -> Rule:
+    """The description of a formula's calls, which follow its own derivative."""
+    found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, records=Records.VJP)
+    _fill_places(found, derivative)
+    return found
+
+
 def describe(number: int, way: Way) -> Rule:
     """The description of how calls of one operator are served, under the number that its table gets."""
     found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"")
@@ -262,30 +278,37 @@ _CONSTANTS = frozenset({"int", "float", "bool", "number", "str", "SymInt", "Scal
 
 
 def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] | None) -> None:
+    _fill_places(found, derivative)
+    found.in_python = found.in_python or derivative.forward is not None
+    found.in_python = found.in_python or not all(what in _FACTS for _, what in derivative.facts)
+    found.check_stock = derivative.strong_zero or defers is where_finite
+    found.selective = derivative.selective
+    if not derivative.checked:  # another package's formula may do anything
+        found.records = Records.VJP if derivative.finite is None else Records.WHERE_FINITE
+    found.defers = _deferral(defers)
+    if isinstance(defers, ButManySmall):
+        found.order, found.complex_order, found.entries = defers
+    facts = [(place, _FACTS[what]) for place, what in derivative.facts if what in _FACTS]
+    found.facts = _filled(Facts, [SavedFact(*fact) for fact in facts])
+    compiled = None if derivative.strong_zero else derivative.rule.compiled_vjp
+    if compiled is not None and not found.in_python and len(derivative.uses) == 1:
+        found.compiled = _compiled(derivative, compiled)
+
+
+def _fill_places(found: Rule, derivative: RuleDerivative | ReferenceDerivative) -> None:
     signature = derivative.signature
     arguments = signature.schema.arguments
     n = len(arguments)
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
-    simple = simple and all(what in _FACTS for _, what in derivative.facts)
     found.node = node_name(signature).encode()
     found.node_type = node_type(derivative)
-    found.in_python = derivative.plain_backward is None or derivative.forward is not None or not simple
-    found.check_stock = derivative.strong_zero or defers is where_finite
-    found.selective = derivative.selective
-    found.defers = _deferral(defers)
-    if isinstance(defers, ButManySmall):
-        found.order, found.complex_order, found.entries = defers
+    found.in_python = derivative.plain_backward is None or not simple
     found.argument_count = n
     found.tensors = _ints(signature.tensor_like)
     found.saved = _ints(derivative.tensor_places)
     found.constants = _ints(derivative.constant_places)
-    facts = [(place, _FACTS[what]) for place, what in derivative.facts if what in _FACTS]
-    found.facts = _filled(Facts, [SavedFact(*fact) for fact in facts])
     found.differentiable = _ints(derivative.differentiable)
     found.uses = _filled(Uses, [Use(_ints(sorted(read)), _ints(inputs)) for read, inputs in derivative.uses])
-    compiled = None if derivative.strong_zero else derivative.rule.compiled_vjp
-    if compiled is not None and not found.in_python and len(derivative.uses) == 1:
-        found.compiled = _compiled(derivative, compiled)
 
 
 def _deferral(defers: Callable[..., bool] | None) -> Deferral:

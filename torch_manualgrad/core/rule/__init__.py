@@ -2,6 +2,7 @@
 
 from ..engine.sharding import is_sharded
 from ..internals import tangents_possible
+from ..libraries import refuse_recording
 from ..sample import Sample
 from ..schema import blocksize
 from ..versions import reached
@@ -22,7 +23,19 @@ from .definition import (
     rules,
     where_finite,
 )
-from .formulas import ArgumentBinding, Formula, Kernel, bind, bound_to, formula, known_finite, ops, parameters, readable
+from .formulas import (
+    ArgumentBinding,
+    Formula,
+    Kernel,
+    bind,
+    bound_to,
+    formula,
+    known_finite,
+    meets_nothing,
+    ops,
+    parameters,
+    readable,
+)
 from .samples import Interval, Sampler, probe_for, samples_for, samples_in
 
 __all__ = [
@@ -50,6 +63,7 @@ __all__ = [
     "is_sharded",
     "known_finite",
     "linear_in",
+    "meets_nothing",
     "operator",
     "ops",
     "parameters",
@@ -58,6 +72,7 @@ __all__ = [
     "reached",
     "readable",
     "real",
+    "refuse_recording",
     "rule",
     "rules",
     "samples_for",

@@ -116,6 +116,7 @@ class RuleDerivative(Transposed):
 
     strong_zero = False
     bare = True  # whether `vjp` only calls the formulas
+    finite: RuleDerivative | None = None  # one whose `vjp` only calls them, and serves where the result is finite
 
     def __init__(
         self,
@@ -372,6 +373,10 @@ class StrongRuleDerivative(RuleDerivative):
         self._saved_linear = [i for i, place in enumerate(kept) if place in (*self._linear, *outputs)]
         self._of_calls: dict[frozenset[int], StrongRuleDerivative] = {}
 
+    @functools.cached_property
+    def finite(self) -> RuleDerivative | None:  # type: ignore[override]
+        return None if self.bare else _InPlainArithmetic(self.rule)
+
     def of_call(self, values: Sequence[Any]) -> StrongRuleDerivative:
         linear = frozenset(linear_among(values)).difference(self._linear)
         if not linear:
@@ -409,6 +414,14 @@ class StrongRuleDerivative(RuleDerivative):
                 return jvp(inputs, outputs, tangents)
 
         return at_next_level(strong, inputs, outputs, tangents)
+
+
+class _InPlainArithmetic(StrongRuleDerivative):
+    """The formulas of a `StrongRuleDerivative`, run once, whatever their results are."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule)
+        self.bare = True
 
 
 def _factors(values: Sequence[Any]) -> list[Tensor]:

@@ -31,6 +31,7 @@ from ..internals import (
     values_hidden,
     values_readable,
 )
+from ..libraries import looked_through
 from ..op.custom_op import CustomOp
 from ..registry import Registry, defined
 from ..schema import schema_of
@@ -282,6 +283,8 @@ class Formula(CustomOp):
         if kernel:
             self.run, self._run = self.op, entry(self.op)
         self.in_python = self.kernels == ("default",) or any(k.python is not None for k in kernels)
+        if kernel == ("default",):
+            looked_through(self.op)
         if (kernel or kernels) and (self.signature.lists or self.signature.positional < len(self.signature.names)):
             raise ValueError(
                 f"{self.name}: a formula with a kernel takes no lists of tensors and no keyword-only arguments"

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_manualgrad.core.rule import refuse_recording
+
 __all__ = [
     "GAUGES",
     "GaugeError",
@@ -116,6 +118,7 @@ def report(gauge_dependent: Tensor, gauge: str, what: str) -> None:
         if gauge_dependent:
             warn(what, 3)
         return
+    refuse_recording("a warning")
     if torch.cuda.is_current_stream_capturing():
         return
     flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(gauge_dependent, non_blocking=True)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import formula, refuse_recording, rule
 
 __all__ = ["lengths", "occupancies"]
 
@@ -195,6 +195,7 @@ def _(
     ones = torch.ones_like(grad)
     known = (neg_log_likelihood + top.sum(0), log_alpha - top.cumsum(0).mT[..., None])
     if log_probs.is_cuda:
+        refuse_recording("lengths as numbers")
         sizes: Any = (input_lengths.tolist(), target_lengths.tolist())
         found = aten._ctc_loss_backward(ones, lp, targets, *sizes, *known, blank, True)
     else:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, formula, rule
+from torch_manualgrad.core.rule import always, formula, meets_nothing, rule
 
 from .cells import lstm_cell, lstm_cell_backward, lstm_cell_jvp
 
@@ -173,21 +173,49 @@ def mkldnn_rnn_layer_jvp(
     return output_t, h_t.reshape(hx__p.shape), c_t.reshape(cx__p.shape)
 
 
+def _vjp(
+    input: Tensor,
+    weight0: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    weight3: Tensor,
+    hx_: Tensor,
+    cx_: Tensor,
+    result0: Tensor,
+    result1: Tensor,
+    result2: Tensor,
+    result3: Tensor,
+    grad_result0: Tensor | None,
+    grad_result1: Tensor | None,
+    grad_result2: Tensor | None,
+    reverse: bool,
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    has_biases: bool,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    given = (input, weight0, weight1, weight2, weight3, hx_, cx_)
+    grads = (grad_result0, grad_result1, grad_result2)
+    if torch.is_grad_enabled() or not result3.numel() or not meets_nothing((*given, *grads)):
+        return mkldnn_rnn_layer_differentiable_backward(*given, result0, *grads, reverse, mode, has_biases, batch_sizes)
+    # PyTorch's own, of what its forward has left in the workspace, if no further derivative follows
+    return torch.ops.aten.mkldnn_rnn_layer_backward(
+        *given, result0, result1, result2, *grads, reverse, mode, hidden_size, num_layers, has_biases, train, bidirectional,
+        batch_sizes, batch_first, result3,
+    )  # fmt: skip
+
+
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
 rule(
     "aten::mkldnn_rnn_layer",
     vjp={
-        ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_"): (
-            mkldnn_rnn_layer_differentiable_backward.bind(
-                cx_tmp="cx_",
-                output="result0",
-                grad_output_r_opt="grad_result0",
-                grad_hy_r_opt="grad_result1",
-                grad_cy_r_opt="grad_result2",
-            )
-        )
+        ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_"): _vjp,
     },
     jvp={("result0", "result1", "result2"): mkldnn_rnn_layer_jvp},
     not_differentiable="result3",
