@@ -123,9 +123,9 @@ def sparse_sampled_addmm_backward(
 
 # -- _sparse_mm_reduce_impl -------------------------------------------------------------------------------------------
 #
-# A mean, maximum or minimum instead of the sum of products. For a mean the entries of row i are divided by their number.
-# A maximum is the product of one entry and its row of the dense matrix, and has the derivative of that product. Of
-# several that are equal, the first counts.
+# A mean, maximum or minimum instead of the sum of products. For a mean the entries of a row are divided by their
+# number. A maximum is the product of one entry and its row of the dense matrix, and has the derivative of that
+# product. Of several that are equal, the first counts.
 
 
 def _weights(self: Tensor, rows: Tensor, reduce: str) -> Tensor:
