@@ -2,10 +2,12 @@
 #include "recorded.h"
 
 #include "guarded.h"
+#include "state.h"
 #include "stock.h"
 #include "table.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/isclose.h>
 #include <ATen/record_function.h>
@@ -413,7 +415,7 @@ bool proven(const Recording& recording, const variable_list& tensors, const vari
         return false;
       }
     }
-  } catch (const std::exception&) {
+  } catch (const c10::Error&) {  // and not Python's, such as an interrupt
     return false;
   }
   return true;
@@ -507,6 +509,11 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
   key.numbers.reserve(64);
   key.numbers.push_back(c10::GradMode::is_enabled());
   for (const bool yes : mask) key.numbers.push_back(yes);
+  {
+    const Reading active;  // whose rules a formula meets where it differentiates something itself
+    for (const auto& layer : active.layers()) key.numbers.push_back(layer->number);
+    key.numbers.push_back(-1);
+  }
   if (!key.add(tensors) || !key.add(grads)) return std::nullopt;
   for (const IValue& constant : constants) {
     if (!key.add(constant)) return std::nullopt;
@@ -520,7 +527,9 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
     if (entries_.size() >= kMostKeys && entries_.count(key.numbers) == 0) entries_.clear();
     Entry& entry = entries_[key.numbers];
     recording = entry.recording;
-    if (!recording && (entry.refused || entry.calls++ < before)) return std::nullopt;
+    // hooks on saved tensors, as of a checkpoint, are to be called once: not for the proof
+    const bool hooked = !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+    if (!recording && (hooked || entry.refused || entry.calls++ < before)) return std::nullopt;
   }
   variable_list results;
   if (recording) {

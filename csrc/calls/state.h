@@ -98,6 +98,9 @@ class Reading {
 
   const Table* table(size_t slot) const { return state_ != nullptr ? state_->table(slot) : nullptr; }
   bool nested() const { return state_ != nullptr && state_->nested; }
+  c10::ArrayRef<std::shared_ptr<const Layer>> layers() const {
+    return state_ != nullptr ? state_->layers : c10::ArrayRef<std::shared_ptr<const Layer>>();
+  }
 
  private:
   Thread* thread_ = nullptr;

@@ -88,6 +88,12 @@ FAULTS = {
     "recordings: they are never forgotten": ("{ generation.fetch_add(1); }", "{}"),
     "recordings: any rule has them": ("if (table.records == Table::kNothing) return vjp(false);", ""),
     "recordings: what is not finite is returned": ("if (only_finite && !all_finite(results))", "if (false)"),
+    "recordings: hooks on saved tensors are called for the proof": ("(hooked || entry.refused", "(entry.refused"),
+    "recordings: the overrides are not in the key": (
+        "for (const auto& layer : active.layers()) key.numbers.push_back(layer->number);",
+        "",
+    ),
+    "recordings: an interrupt is lost": ("} catch (const c10::Error&) {  // and not", "} catch (...) {  // and not"),
     "recordings: modes are not seen": (
         "if (before < 0 || !plain_thread() || !no_autocast() ||",
         "if (before < 0 ||",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from helpers.calls import needs_library
 from helpers.rules import RULES, calls, local, random_like
 
@@ -329,6 +330,89 @@ def test_hooks_on_saved_tensors_and_a_second_backward():
             y.sum().backward()
             with pytest.raises(RuntimeError, match="second time"):
                 y.sum().backward()
+
+
+def test_a_checkpoint_around_a_gradient_is_recomputed_from_the_same_tensors():
+    def inner(x):
+        y = x.sin()
+        (g,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+        return g.sin() + g.exp()
+
+    def gradient(x):
+        out = torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+        return torch.autograd.grad((out**2).sum(), x)[0]
+
+    for seed in range(5):
+        x = leaf(4, 3, seed=seed)
+        with mg.override("*"):
+            with compiled_calls.recording_after(-1):
+                expected = gradient(x)
+            found = gradient(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_hooks_on_saved_tensors_are_called_as_often():
+    def packs(x):
+        count = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (count.append(1), t)[1], lambda t: t):
+            (g,) = torch.autograd.grad(x.sin().exp().sum(), x, create_graph=True)
+            torch.autograd.grad(g.square().sum(), x, create_graph=True)
+        return len(count)
+
+    with mg.override("*"):
+        with compiled_calls.recording_after(-1):
+            expected = packs(leaf(3))
+        assert [packs(leaf(3, seed=k)) for k in range(5)] == 5 * [expected]
+        step(lambda x: x.sin().exp(), leaf(3), graph=True)
+        assert packs(leaf(3)) == expected
+
+
+# -- a formula that differentiates a function itself: the rules that are active then act on that -----------------------
+
+
+def second_derivative():
+    A = torch.eye(3, dtype=torch.float64).requires_grad_()
+    (g,) = torch.autograd.grad(torch.linalg.matrix_exp(A).sum(), A, create_graph=True)
+    return torch.autograd.grad(g.sum(), A)[0]
+
+
+def test_another_override_is_another_key():
+    factor = [1.0]
+    scaled = local(
+        "aten::mul.Tensor",
+        vjp={"self": lambda grad, other: factor[0] * grad * other, "other": lambda grad, self: grad * self},
+    )
+    for rules in (("*",), ("*", scaled), ("*",)):
+        for factor[0] in (1.0, 100.0):
+            with mg.override(*rules):
+                with compiled_calls.recording_after(-1):
+                    expected = second_derivative()
+                for _ in range(4):
+                    torch.testing.assert_close(second_derivative(), expected, rtol=0, atol=0)
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def test_an_exception_in_the_proof_is_not_lost():
+    runs = []
+
+    @mg.custom_op("recordings::interrupted(Tensor x) -> Tensor")
+    def interrupted(x):
+        runs.append(1)
+        if len(runs) == 2:
+            raise Interrupt
+        return x.clone()
+
+    try:
+        rule, x = own(lambda grad, self: interrupted(grad) * self.cos()), leaf(3)
+        with compiled_calls.recording_after(0):
+            with pytest.raises(Interrupt):
+                vjp_of(rule, x)
+            assert torch.equal(vjp_of(rule, x), x.detach().cos())
+    finally:
+        interrupted.undefine()
 
 
 def test_nothing_is_kept_alive():

@@ -17,6 +17,7 @@ from ..engine.node import FACTS, functions, picker
 from ..engine.strong_arithmetic import StrongArithmetic, linear_among
 from ..engine.transpose import Transposed, transposing
 from ..internals import are_finite, at_next_level, below_autograd, values_readable
+from ..libraries import refuse_recording
 from ..op.implementation import check_count, check_gradient_of_rule, check_tangents, location_of
 from ..schema import all_dense, blocksize, flatten, is_differentiable, tensors_in, unflatten
 from .definition import Rule, saved_names
@@ -307,6 +308,7 @@ class RuleDerivative(Transposed):
                 for i, g in zip(inputs, found):
                     result[i] = None if needed[i] is False else g
         if self.checked:
+            refuse_recording("another package's vjp")  # as where one of ours differentiates a function itself
             for i, grad in enumerate(result):
                 if i in self._sizes:
                     name, size = self.signature.names[i], static[self._sizes[i]]
