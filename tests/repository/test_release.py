@@ -246,10 +246,12 @@ def test_the_tests_that_a_wheel_is_tried_with_are_those_that_are_named(options, 
 # of torch, that the library of calls includes: each is in every release from 2.10 on, which only `make wheel` compiles
 HEADERS = """
     ATen/NestedTensorImpl.h
+    ATen/PythonTorchFunctionTLS.h
     ATen/SavedTensorHooks.h
     ATen/SequenceNumber.h
     ATen/core/LegacyTypeDispatch.h
     ATen/core/dispatch/Dispatcher.h
+    ATen/core/enum_tag.h
     ATen/core/ivalue.h
     ATen/core/stack.h
     ATen/ops/_nested_tensor_from_tensor_list.h
@@ -257,11 +259,13 @@ HEADERS = """
     ATen/ops/_softmax_backward_data.h
     ATen/ops/all.h
     ATen/ops/cat.h
+    ATen/ops/isclose.h
     ATen/ops/result_type.h
     ATen/ops/sum.h
     ATen/ops/zeros.h
     ATen/record_function.h
     c10/core/GradMode.h
+    c10/core/impl/LocalDispatchKeySet.h
     c10/core/ScalarType.h
     c10/util/Exception.h
     c10/util/SmallVector.h

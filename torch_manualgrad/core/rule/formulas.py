@@ -31,7 +31,7 @@ from ..internals import (
     values_hidden,
     values_readable,
 )
-from ..libraries import looked_through
+from ..libraries import looked_through, refuse_recording
 from ..op.custom_op import CustomOp
 from ..registry import Registry, defined
 from ..schema import schema_of
@@ -481,11 +481,13 @@ def formula(
 
 def known_finite(x: torch.Tensor) -> bool:
     """Whether the values of x may be read here, and none is infinite or nan. Waits for a device."""
+    refuse_recording("values are read where they may be")
     return values_readable((x,)) and are_finite((x,))
 
 
 def readable(x: torch.Tensor) -> bool | None:
     """Whether a formula may depend on the values of x; None where one of a batch, or a wait for a device, is between."""
+    refuse_recording("values are read where they may be")
     if not values_readable([x]):
         return False
     return True if type(x) in PLAIN and x.is_cpu and not is_functorch_wrapped(x) else None

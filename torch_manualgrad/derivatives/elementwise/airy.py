@@ -1,18 +1,18 @@
 """The Airy function Ai, through which PyTorch returns no gradient: its result has no history, and no error says so.
 
-Ai'' = x Ai, so Ai and Ai' are formulas, each with a derivative made of the other, and every order is one of these. Both are
-computed here: PyTorch has no Ai', and its Ai is wrong by up to 3e-6 between x = -4 and x = -2.09.
+$Ai'' = x Ai$, so Ai and Ai' are formulas, each with a derivative made of the other, and every order is one of these. Both
+are computed here: PyTorch has no Ai', and its Ai is wrong by up to 3e-6 between $x = -4$ and $x = -2.09$.
 
-- For |x| <= 10 they are Taylor series about multiples of 1/2: about the nearest where x <= 0, and about the next where x > 0,
-  since all terms have one sign there.
-- Elsewhere they are asymptotic series in 1 / zeta, zeta = 2/3 |x|^(3/2). The exponential and the sine of zeta magnify its
-  rounding error, so zeta is a sum of two numbers.
+- For $|x| <= 10$ they are Taylor series about multiples of 1/2: about the nearest where $x <= 0$, and about the next where
+  $x > 0$, since all terms have one sign there.
+- Elsewhere they are asymptotic series in $1 / zeta$, $zeta = 2/3 |x|^(3/2)$. The exponential and the sine of $zeta$ magnify
+  its rounding error, so $zeta$ is a sum of two numbers.
 
-Every dtype is computed in double precision. The error is below 3 units in the last place: of the result where x > 0, and of the
-envelope where x < 0.
+Every dtype is computed in double precision. The error is below 3 units in the last place: of the result where $x > 0$, and
+of the envelope where $x < 0$.
 
 Args:
-    x: real.
+    x: $x$, real.
 
 References:
     DLMF 9.2.1 and 9.7.5 to 9.7.10, https://dlmf.nist.gov/9.7.
@@ -62,7 +62,7 @@ _AI_SLOPE = [
 
 
 def _taylor(center: float, value: float, slope: float) -> list[float]:
-    """The coefficients of the solution of y'' = x y that has this value and slope at the center."""
+    """The coefficients of the solution of $y'' = x y$ that has this value and slope at the center."""
     terms = [value, slope, center * value / 2]
     for k in range(1, _TERMS - 2):
         terms.append((center * terms[k] + terms[k - 1]) / ((k + 1) * (k + 2)))
@@ -84,7 +84,7 @@ _U, _V = _asymptotic()
 
 
 def _near(x: Tensor, order: int) -> Tensor:
-    """Ai, or for order 1 Ai', for |x| <= 10."""
+    """Ai, or for order 1 Ai', for $|x| <= 10$."""
     place = torch.where(x > 0, (2 * x).ceil(), (2 * x).round())
     step, index = x - place / 2, place.long().flatten() + len(_AI) // 2
     rows = torch.tensor(_SLOPES if order else _VALUES, dtype=x.dtype, device=x.device).unbind()
@@ -96,7 +96,7 @@ def _near(x: Tensor, order: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a b and its rounding error, by Dekker's algorithm."""
+    """$a b$ and its rounding error, by Dekker's algorithm."""
     product = a * b
     (a, a_low), (b, b_low) = _halves(a), _halves(b)
     return product, ((a * b - product) + a * b_low + a_low * b) + a_low * b_low
@@ -109,7 +109,7 @@ def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _zeta(z: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """2/3 z^(3/2), as a number and the rest; ``root`` is the root of z."""
+    """$2/3 z^(3/2)$, as a number and the rest; ``root`` is the root of $z$."""
     square, error = _product(root, root)
     root_rest = ((z - square) - error) / (2 * root)
     cube, error = _product(z, root)
@@ -119,7 +119,7 @@ def _zeta(z: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _far(x: Tensor, order: int) -> Tensor:
-    """Ai, or for order 1 Ai', for |x| >= 10."""
+    """Ai, or for order 1 Ai', for $|x| >= 10$."""
     right = x > 0
     z = torch.where(right, x.clamp(max=200), x.abs())  # at 200 both are 0
     root = z.sqrt()
@@ -145,20 +145,20 @@ def _airy(x: Tensor, order: int) -> Tensor:
 
 @formula(kernel=("default",))
 def airy_ai(x: Tensor) -> Tensor:
-    """Ai(x).
+    """$Ai(x)$.
 
     Returns:
-        The shape of ``x``; 0 at inf and nan at -inf.
+        The shape of ``x``; 0 at inf and nan at $-inf$.
     """
     return _airy(x, 0)
 
 
 @formula(kernel=("default",))
 def airy_ai_slope(x: Tensor) -> Tensor:
-    """Ai'(x).
+    """$Ai'(x)$.
 
     Returns:
-        The shape of ``x``; 0 at inf and nan at -inf, where it has no limit.
+        The shape of ``x``; 0 at inf and nan at $-inf$, where it has no limit.
     """
     return _airy(x, 1)
 
