@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule.derivative import derivative_of
 from torch_manualgrad.core.schema import is_differentiable, tensors_in
 
 # -- gradients that are differentiated again: programs do that even where the result is zero --------------------------
@@ -134,3 +137,29 @@ def test_where_pytorch_has_a_derivative_a_rule_has_one(rule, dtype):
             with mg.override(rule):
                 found = way(rule, mg.Sample(*args, **kwargs))
             assert len(found) >= len(expected), sample
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", [r for r in mg.rules.values() if not r.signature.lists], ids=lambda r: r.name)
+def test_a_vjp_in_half_precision_has_the_dtype_of_its_argument(rule, dtype):
+    """Autograd would convert the gradient; a formula that is called is not converted."""
+    derivative, signature = derivative_of(rule), rule.signature
+    given = {n for names in rule.vjp for n in names}
+    with warnings.catch_warnings(), suppress(RuntimeError, NotImplementedError), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for sample in itertools.islice(rule.samples(dtype, "cpu"), 3):
+            values = list(signature.bind(sample.args, sample.kwargs))
+            outputs = signature.outputs(derivative.run_below(values))
+            smooth = zip(outputs, derivative.differentiable)
+            grads = [torch.ones_like(o) if yes and is_dense_differentiable(o) else None for o, yes in smooth]
+            needed = [n in given and is_dense_differentiable(v) for n, v in zip(signature.names, values)]
+            found = derivative.vjp(needed, *derivative.residuals(values, outputs), grads)
+            for name, value, wanted, gradient in zip(signature.names, values, needed, found):
+                assert not wanted or gradient is None or gradient.dtype is value.dtype, name
+
+
+@pytest.mark.parametrize("eps", [None, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_formula_in_half_precision_has_the_dtype_of_its_argument(dtype, eps):
+    x = torch.tensor([0.25, 0.5], dtype=dtype)
+    assert mg.ops.infinitely_differentiable_logit_backward(torch.ones_like(x), x, eps).dtype is dtype

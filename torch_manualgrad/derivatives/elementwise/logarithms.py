@@ -41,7 +41,7 @@ def infinitely_differentiable_logit_backward(grad: Tensor, self: Tensor, eps: fl
     found = grad / x + grad / (1 - x)
     if eps is None:
         # nan outside, in every order; but a strong zero times it is zero
-        return found + grad * (self * torch.where(inside, 0, nan)).expm1()
+        return found + grad * (self * torch.where(inside, 0, nan).to(self.dtype)).expm1()
     return torch.where(inside, found, 0.0)
 
 

@@ -87,8 +87,8 @@ def cholesky_backward(grad_L: Tensor, L: Tensor, upper: bool) -> Tensor:
     """
     L, grad_L = _lower(L, upper), _lower(grad_L, upper)
     half = _over(_phi(L.mH @ grad_L, 0.5), L, False)  # phi(L^H gL) L^-1 / 2
-    # This line makes the Hermitian part; for small matrices csrc/math/cholesky.h does, at its end. Both solves are from
-    # the right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
+    # This line makes the Hermitian part; for large matrices `_by_blocks` does, for small ones the vjp in
+    # csrc/math/cholesky.h. Both solves are from the right, where BLAS is faster: (X^H L^-1)^H = L^-H X.
     return sym(_over(half.mH, L, False).mH)
 
 
