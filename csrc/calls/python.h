@@ -21,17 +21,19 @@ struct PythonOp {
   c10::SafeKernelFunction kernel;
 };
 
+// A tuple, with None for what is undefined.
+inline IValue tuple_of(const variable_list& list) {
+  std::vector<IValue> found;
+  found.reserve(list.size());
+  for (const at::Tensor& x : list) found.push_back(x.defined() ? IValue(x) : IValue());
+  return c10::ivalue::Tuple::create(std::move(found));
+}
+
 // The rule's vjp. `finite`: in plain arithmetic, whose results serve if they are finite.
 inline variable_list pull_back_in_python(const Table& table, const std::vector<bool>& needed,
                                          const variable_list& tensors, const std::vector<IValue>& constants,
                                          const variable_list& grads, bool finite = false) {
   static const PythonOp pull_back("manualgrad_calls::pull_back");
-  const auto tuple_of = [](const variable_list& list) {
-    std::vector<IValue> found;
-    found.reserve(list.size());
-    for (const at::Tensor& x : list) found.push_back(x.defined() ? IValue(x) : IValue());
-    return c10::ivalue::Tuple::create(std::move(found));
-  };
   std::vector<IValue> mask(needed.begin(), needed.end());
   ++counts.python;
   const IValue found = pull_back({table.rule, finite, c10::ivalue::Tuple::create(std::move(mask)), tuple_of(tensors),
@@ -46,6 +48,12 @@ inline variable_list pull_back_in_python(const Table& table, const std::vector<b
 inline bool report_in_python(const Table& table) {
   static const PythonOp report("manualgrad_calls::report");
   return report({table.rule}).toBool();
+}
+
+// Whether these are known to be finite.
+inline bool finite_in_python(const variable_list& tensors) {
+  static const PythonOp are_finite("manualgrad_calls::are_finite");
+  return are_finite({tuple_of(tensors)}).toBool();
 }
 
 // Whether the rule leaves the call to stock.

@@ -2,6 +2,7 @@
 #include "recorded.h"
 
 #include "guarded.h"
+#include "python.h"
 #include "state.h"
 #include "stock.h"
 #include "table.h"
@@ -421,11 +422,17 @@ bool proven(const Recording& recording, const variable_list& tensors, const vari
   return true;
 }
 
-// Where values cannot be read, or would have to be waited for, none is known to be finite.
+// Of a device, Python says it: not where a graph is captured, whose values cannot be read.
 bool all_finite(const variable_list& results) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return std::all_of(results.begin(), results.end(),
-                     [](const at::Tensor& x) { return !x.defined() || (x.is_cpu() && finite(x)); });
+  bool on_device = false;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    for (const at::Tensor& x : results) {
+      if (x.defined() && x.is_cpu() && !finite(x)) return false;
+      on_device |= x.defined() && !x.is_cpu();
+    }
+  }
+  return !on_device || finite_in_python(results);
 }
 
 }  // namespace

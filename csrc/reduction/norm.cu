@@ -1,9 +1,9 @@
 // The cotangent of a vector norm on CUDA; the contract is in norm.h, the arithmetic in math/norm.h.
 //
-// One kernel computes each slice's coefficients (a block for a slice, which it reads only where the stored norm cannot
-// be relied on), for p = +-inf another counts the ties, and one writes the result. All run on the current stream; none
-// synchronizes. Deterministic: ties are counted in integers, and a slice is summed by one block in a
-// fixed order.
+// One kernel computes each slice's coefficients (a slice is read only where the stored norm cannot be relied on, and
+// then by a whole block), for p = +-inf another counts the ties, and one writes the result. All run on the current
+// stream; none synchronizes. Deterministic: ties are counted in integers, and a slice is summed by one block in a fixed
+// order.
 #include "norm.h"
 
 #include "../base/cuda.h"
@@ -57,21 +57,41 @@ __device__ RealCompute<S> block_extreme(const S* x, const LoopNest<1>& reduced, 
   return reduce_block(extreme, reinterpret_cast<T*>(shared), combine);
 }
 
+// A block takes the coefficients of `each` slices, a thread for a slice; where elements have to be read it then takes
+// the slices one by one, with all threads.
 template <class S>
-__global__ void slice_kernel(SliceLoops loops, Power power, double p, Trust trust, int64_t slices, int64_t slice_size,
-                             const S* self, const Real<S>* grad, const Real<S>* norm,
+__global__ void slice_kernel(SliceLoops loops, Power power, double p, Trust trust, int64_t slices, int each,
+                             int64_t slice_size, const S* self, const Real<S>* grad, const Real<S>* norm,
                              DeviceCoefficients<RealCompute<S>> out) {
   using T = RealCompute<S>;
   constexpr bool complex = !std::is_same_v<Compute<S>, T>;
   __shared__ double shared[kThreads];
-  for (int64_t s = blockIdx.x; s < slices; s += gridDim.x) {
-    int64_t offset[3];
-    loops.kept.offsets(s, offset);
-    const S* x = self + offset[0];
-    T n = load(norm[offset[2]]);
-    const bool match = complex && power == Power::kExtreme;
-    const bool recompute = power != Power::kExtreme && power != Power::kOne && !trusted(n, trust);
-    if (match || recompute) {  // the same for the whole block
+  __shared__ int reads[kThreads];
+  const bool match = complex && power == Power::kExtreme;
+  const auto write = [&](int64_t s, T g, T n) {
+    const Slice<T> slice = norm_slice(power, g, n);
+    out.a[s] = slice.a;
+    out.b[s] = slice.b;
+    out.n[s] = slice.n;
+  };
+  for (int64_t start = int64_t{blockIdx.x} * each; start < slices; start += int64_t{gridDim.x} * each) {
+    const int count = static_cast<int>(std::min<int64_t>(each, slices - start));
+    bool any = false;
+    for (int k = static_cast<int>(threadIdx.x); k < count; k += static_cast<int>(blockDim.x)) {
+      int64_t offset[3];
+      loops.kept.offsets(start + k, offset);
+      const T n = load(norm[offset[2]]);
+      reads[k] = match || (power != Power::kExtreme && power != Power::kOne && !trusted(n, trust));
+      any |= reads[k];
+      if (!reads[k]) write(start + k, static_cast<T>(load(grad[offset[1]])), n);
+    }
+    if (!__syncthreads_or(any)) continue;
+    for (int k = 0; k < count; ++k) {
+      if (!reads[k]) continue;  // the same for the whole block
+      int64_t offset[3];
+      loops.kept.offsets(start + k, offset);
+      const S* x = self + offset[0];
+      T n = load(norm[offset[2]]);
       const T extreme = block_extreme(x, loops.reduced, slice_size, p > 0, shared);
       if (match) {
         const T eps = std::is_same_v<Real<S>, Half> ? T(0.0009765625) : std::numeric_limits<T>::epsilon();
@@ -86,64 +106,84 @@ __global__ void slice_kernel(SliceLoops loops, Power power, double p, Trust trus
         sum = reduce_block(sum, shared, [](double left, double right) { return left + right; });
         n = norm_from_scaled_sum(extreme, sum, p);
       }
+      if (threadIdx.x == 0) write(start + k, static_cast<T>(load(grad[offset[1]])), n);
     }
-    if (threadIdx.x == 0) {
-      const Slice<T> slice = norm_slice(power, static_cast<T>(load(grad[offset[1]])), n);
-      out.a[s] = slice.a;
-      out.b[s] = slice.b;
-      out.n[s] = slice.n;
+    __syncthreads();
+  }
+}
+
+// How the elements are spread over blocks: where the innermost loop is long, a block takes pieces of one row each.
+struct Pieces {
+  int64_t rows, each;  // each: pieces of a row; 0: elements are taken one by one, by their linear index
+};
+constexpr int kElements = 4;  // of a piece, for a thread
+
+// body(offset in self, offset in the result, slice) for every element that is this thread's.
+template <class Body>
+__device__ void each_element(const LoopNest<3>& loops, int64_t numel, const Pieces& pieces, const Body& body) {
+  int64_t offset[3];
+  if (pieces.each == 0) {
+    const int64_t step = int64_t{blockDim.x} * gridDim.x;
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < numel; i += step) {
+      loops.offsets(i, offset);
+      body(offset[0], offset[1], offset[2]);
+    }
+    return;
+  }
+  const int last = loops.dims - 1;
+  for (int64_t unit = blockIdx.x; unit < pieces.rows * pieces.each; unit += gridDim.x) {
+    const int64_t row = pieces.each == 1 ? unit : unit / pieces.each;
+    const int64_t start = (unit - row * pieces.each) * kThreads * kElements + threadIdx.x;
+    loops.offsets(row, last, offset);
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      const int64_t i = start + k * kThreads;
+      if (i < loops.size[last]) {
+        body(offset[0] + i * loops.stride[0][last], offset[1] + i * loops.stride[1][last],
+             offset[2] + i * loops.stride[2][last]);
+      }
     }
   }
 }
 
 template <Power P, class S>
-__global__ void finite_kernel(LoopNest<3> loops, int64_t numel, double exponent, const S* x, S* out,
-                              DeviceCoefficients<RealCompute<S>> slices) {
+__global__ void finite_kernel(LoopNest<3> loops, int64_t numel, Pieces pieces, double exponent, const S* __restrict__ x,
+                              S* __restrict__ out, DeviceCoefficients<RealCompute<S>> slices) {
   using T = RealCompute<S>;
-  const int64_t step = int64_t{blockDim.x} * gridDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < numel; i += step) {
-    int64_t offset[3];
-    loops.offsets(i, offset);
-    const int64_t s = offset[2];
+  each_element(loops, numel, pieces, [&](int64_t from, int64_t to, int64_t s) {
     const Slice<T> slice{slices.a[s], slices.b[s], slices.n[s]};
-    store(out[offset[1]], norm_backward_element<P>(load(x[offset[0]]), slice, exponent));
-  }
+    store(out[to], norm_backward_element<P>(load(x[from]), slice, exponent));
+  });
 }
 
 // A thread keeps the count of the slice it is in and hands it over when it leaves the slice.
 template <class S>
-__global__ void tie_kernel(LoopNest<3> loops, int64_t numel, const S* x, const RealCompute<S>* norm,
-                           unsigned long long* ties) {
-  const int64_t step = int64_t{blockDim.x} * gridDim.x;
+__global__ void tie_kernel(LoopNest<3> loops, int64_t numel, Pieces pieces, const S* __restrict__ x,
+                           const RealCompute<S>* __restrict__ norm, unsigned long long* ties) {
   unsigned long long found = 0;
   int64_t current = 0;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < numel; i += step) {
-    int64_t offset[3];
-    loops.offsets(i, offset);
-    if (offset[2] != current) {
+  each_element(loops, numel, pieces, [&](int64_t from, int64_t, int64_t s) {
+    if (s != current) {
       if (found > 0) atomicAdd(ties + current, found);
       found = 0;
-      current = offset[2];
+      current = s;
     }
-    found += is_tie(modulus(load(x[offset[0]])), norm[current]) ? 1 : 0;
-  }
+    found += is_tie(modulus(load(x[from])), norm[s]) ? 1 : 0;
+  });
   if (found > 0) atomicAdd(ties + current, found);
 }
 
 template <class S>
-__global__ void extreme_kernel(LoopNest<3> loops, int64_t numel, const S* x, S* out,
-                               DeviceCoefficients<RealCompute<S>> slices, const unsigned long long* ties) {
+__global__ void extreme_kernel(LoopNest<3> loops, int64_t numel, Pieces pieces, const S* __restrict__ x,
+                               S* __restrict__ out, DeviceCoefficients<RealCompute<S>> slices,
+                               const unsigned long long* __restrict__ ties) {
   using T = RealCompute<S>;
-  const int64_t step = int64_t{blockDim.x} * gridDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < numel; i += step) {
-    int64_t offset[3];
-    loops.offsets(i, offset);
-    const int64_t s = offset[2];
-    const auto value = load(x[offset[0]]);
+  each_element(loops, numel, pieces, [&](int64_t from, int64_t to, int64_t s) {
+    const auto value = load(x[from]);
     const T size = modulus(value);
     const T share = slices.a[s] / static_cast<T>(ties[s]);
-    store(out[offset[1]], scaled(tie_sign(value, size, is_tie(size, slices.n[s])), share));
-  }
+    store(out[to], scaled(tie_sign(value, size, is_tie(size, slices.n[s])), share));
+  });
 }
 
 // Enough blocks to fill any device several times over; the kernels stride over the rest.
@@ -174,14 +214,19 @@ struct CudaNorm {
     const Tensor memory = scratch(self, 3 * plan.slices, scalar_type_of<T>());
     T* base = static_cast<T*>(memory.mutable_data_ptr());
     const DeviceCoefficients<T> slices{base, base + plan.slices, base + 2 * plan.slices};
-    stream.launch(slice_kernel<S>, blocks_for(plan.slices, 1), plan.slice_size <= 1024 ? 32 : kThreads, 0,
-                  SliceLoops{plan.kept, plan.reduced}, plan.power, plan.p, trust_range<R>(plan.p, plan.slice_size),
-                  plan.slices, plan.slice_size, x, static_cast<const R*>(grad.const_data_ptr()),
+    const bool reads = plan.power == Power::kExtreme && !std::is_same_v<Compute<S>, T>;  // all slices, and not a few
+    const int each = reads ? 1 : static_cast<int>(std::clamp<int64_t>(plan.slices / 1024, 1, kThreads));
+    stream.launch(slice_kernel<S>, blocks_for(plan.slices, each), plan.slice_size <= 1024 && each == 1 ? 32 : kThreads,
+                  0, SliceLoops{plan.kept, plan.reduced}, plan.power, plan.p, trust_range<R>(plan.p, plan.slice_size),
+                  plan.slices, each, plan.slice_size, x, static_cast<const R*>(grad.const_data_ptr()),
                   static_cast<const R*>(norm.const_data_ptr()), slices);
 
-    const int64_t blocks = blocks_for(numel, 4 * kThreads);
+    constexpr int64_t kPiece = int64_t{kThreads} * kElements;
+    const int64_t inner = plan.elements.inner(), rows = numel / inner;
+    const Pieces pieces{rows, inner >= kThreads ? (inner + kPiece - 1) / kPiece : 0};
+    const int64_t blocks = pieces.each ? blocks_for(rows * pieces.each, 1) : blocks_for(numel, 4 * kThreads);
     const auto finite = [&](auto kernel) {
-      stream.launch(kernel, blocks, kThreads, 0, plan.elements, numel, plan.p - 1, x, to, slices);
+      stream.launch(kernel, blocks, kThreads, 0, plan.elements, numel, pieces, plan.p - 1, x, to, slices);
     };
     switch (plan.power) {
       case Power::kOne:
@@ -202,8 +247,8 @@ struct CudaNorm {
     const Tensor counts = scratch(self, plan.slices, ScalarType::Long);
     auto* ties = static_cast<unsigned long long*>(counts.mutable_data_ptr());
     stream.clear(ties, static_cast<size_t>(plan.slices) * sizeof(*ties));
-    stream.launch(tie_kernel<S>, blocks, kThreads, 0, plan.elements, numel, x, slices.n, ties);
-    stream.launch(extreme_kernel<S>, blocks, kThreads, 0, plan.elements, numel, x, to, slices, ties);
+    stream.launch(tie_kernel<S>, blocks, kThreads, 0, plan.elements, numel, pieces, x, slices.n, ties);
+    stream.launch(extreme_kernel<S>, blocks, kThreads, 0, plan.elements, numel, pieces, x, to, slices, ties);
   }
 };
 

@@ -1,8 +1,10 @@
 """Formulas that are called from outside check their arguments, and rules that call them do not."""
 
+import _thread
 import contextlib
 import inspect
 import re
+import time
 
 import pytest
 import torch
@@ -292,3 +294,15 @@ def test_complex_rows_have_no_distance(name, mapped):
 
     with pytest.raises((RuntimeError, ValueError), match="self.*: expected a real"):
         torch.vmap(call)(x[None]) if mapped else call(x)
+
+
+def test_calls_of_a_thread_without_frames_of_python():
+    """As the engine's threads for devices are: an operator is called from C++, and nothing in Python calls that."""
+    operator, _ = torch._C._jit_get_operation("manualgrad::pow_backward_self")
+    x, found = torch.tensor([2.0, 3.0]), []
+    _thread.start_new_thread(list.extend, (found, map(operator, [torch.ones(2)], [x], [torch.tensor(2.0)])))
+    for _ in range(500):
+        if found:
+            break
+        time.sleep(0.01)
+    assert torch.equal(found[0], 2 * x)

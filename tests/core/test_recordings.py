@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import threading
-import warnings
 import weakref
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from helpers.calls import needs_library
-from helpers.rules import RULES, calls, local, random_like
+from helpers.rules import RULES, calls, local, orders, random_like
 
 import torch_manualgrad as mg
 from torch_manualgrad import derivatives
@@ -24,25 +23,6 @@ pytestmark = needs_library
 
 aten = torch.ops.aten
 WAYS = {"plain": {}, "strong": {"strong_zero": True}}
-
-
-def orders(call, values, order=3):
-    """The outputs, and the derivatives of each order along random cotangents; None where there is none."""
-    inputs = [x.clone().requires_grad_() for x in values]
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        found = [o for o in call(*inputs) if o.requires_grad]
-        results = [*found]
-        for k in range(order):
-            cotangents = random_like(found, seed=k)
-            last = k == order - 1
-            grads = torch.autograd.grad(found, inputs, cotangents, allow_unused=True, create_graph=not last)
-            results += grads
-            found = [g for g in grads if g is not None and g.requires_grad]
-            if not found:
-                break
-    return results
 
 
 def names_in_graph(tensors):

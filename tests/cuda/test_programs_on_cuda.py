@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import modes
-from helpers.devices import attempt, to_cuda
+from helpers.devices import attempt, distance, to_cuda
 from helpers.programs import PROGRAMS
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -51,11 +51,22 @@ def test_programs(name, which):
     moved = on_cuda(function, inputs)
     if moved is None:
         pytest.skip("makes tensors on the CPU")
-    with mg.override(*which):
-        for mode in ("", *modes.MODES):
+    # some of PyTorch's kernels have constants of single precision, and derivatives are of other scales than values
+    values = distance(*(pytree.tree_leaves(function(*given)) for given in (moved, inputs)))
+    tolerance = max(1e-6, 1e4 * values)
+    assert tolerance < 1e-2
+    for mode in modes.MODES:
+        with mg.override(*which):
             expected, refused = attempt(lambda mode=mode: modes.derivatives(function, inputs, mode))
-            if refused is None:
-                same(modes.derivatives(function, moved, mode), expected)
+            if refused is not None:
+                continue
+            found, error = attempt(lambda mode=mode: modes.derivatives(function, moved, mode))
+        if error is not None:  # an operator that PyTorch itself refuses there
+            _, refused = attempt(lambda mode=mode: modes.derivatives(function, moved, mode))
+            assert refused is not None, f"{mode}: {error!r}"
+        else:
+            assert [x.shape for x in found] == [x.shape for x in expected], mode
+            assert distance(found, expected) <= tolerance, mode
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,10 @@ def test_compiled_programs(name, lowering):
     moved = on_cuda(function, inputs)
     if moved is None:
         pytest.skip("makes tensors on the CPU")
+    torch.compiler.reset()
+    stock, _ = attempt(lambda: torch.compile(function, backend="aot_eager", fullgraph=True)(*moved))
+    if [x.shape for x in stock] != [x.shape for x in pytree.tree_leaves(function(*moved))]:
+        pytest.skip("torch.compile fails, or its results have other shapes")
     torch.compiler.reset()
     with mg.override():
         compiled = mg.compile(function, dynamic=False, fullgraph=True, lowering=lowering)
@@ -118,7 +133,7 @@ class _Bilinear(nn.Module):
         return self.inner(x, x.sin())
 
 
-def train(model, x, steps=3):
+def train(model, x, steps=5):
     """The losses, and the parameters and buffers after training."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

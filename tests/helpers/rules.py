@@ -1,5 +1,7 @@
 """What tests of all rules share: their samples, as functions of the differentiable inputs."""
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -21,7 +23,7 @@ def without_tangent(rule):
 
 def random_like(tensors, seed=1, batch=()):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn((*batch, *x.shape), dtype=x.dtype, generator=generator) for x in tensors]
+    return [torch.randn((*batch, *x.shape), dtype=x.dtype, generator=generator).to(x.device) for x in tensors]
 
 
 def zero_if_none(found, like):
@@ -71,6 +73,25 @@ def calls(rule, dtype):
             assert dtype.is_complex, f"{rule.name} refuses its own sample {sample}"
             continue
         yield call
+
+
+def orders(call, values, order=3):
+    """The outputs, and the derivatives of each order along random cotangents; None where there is none."""
+    inputs = [x.clone().requires_grad_() for x in values]
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        found = [o for o in call(*inputs) if o.requires_grad]
+        results = [*found]
+        for k in range(order):
+            cotangents = random_like(found, seed=k)
+            last = k == order - 1
+            grads = torch.autograd.grad(found, inputs, cotangents, allow_unused=True, create_graph=not last)
+            results += grads
+            found = [g for g in grads if g is not None and g.requires_grad]
+            if not found:
+                break
+    return results
 
 
 def local(name, **about):

@@ -78,16 +78,16 @@ PLANTED = {
     "missing barrier": (
         "distance",
         "csrc/reduction/distance.cu",
-        "          __syncthreads();\n          for (int i = group;",
-        "          for (int i = group;",
+        "        __syncthreads();\n#pragma unroll",
+        "#pragma unroll",
         "a race in",
     ),
     "wrong lane": (
         "distance",
         "csrc/reduction/distance.cu",
-        "found += __shfl_xor_sync(kAll, found, step);",
-        "found += __shfl_xor_sync(kAll, found, step ^ 1);",
-        "threads wait for ever",  # lanes find different numbers, and do not stay together
+        "found += __shfl_xor_sync(together, found, step);",
+        "found += __shfl_xor_sync(together, found, step ^ 1);",
+        "lanes ask for different things",  # they find different numbers, and do not stay together
     ),
     "index off by one": (
         "distance",
@@ -125,9 +125,9 @@ def check(found, expected):
 CALLED = {
     "distance": """
 library.define("cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor")
-x2, grad = number(70, 3, k=2), number(2, 70, k=3)
+x2, grad = number(70, 9, k=2), number(2, 70, k=3)
 for p in (1.0, float("inf")):
-    x1 = number(2, 3, k=1).requires_grad_()
+    x1 = number(2, 9, k=1).requires_grad_()
     d = torch.cdist(x1, x2, p)
     (expected,) = torch.autograd.grad(d, x1, grad)
     check(torch.ops.manualgrad.cdist_backward(grad, x1.detach(), x2, p, d.detach()), expected)

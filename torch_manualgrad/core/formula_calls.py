@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,8 +38,10 @@ def is_outside(depth: int = 2) -> bool:
     Args:
         depth: of the first frame to inspect; frames of torch and of dispatch modes are skipped.
     """
-    frame = sys._getframe(depth)
-    while True:
+    frame: FrameType | None = sys._getframe()
+    for _ in range(depth):
+        frame = frame and frame.f_back
+    while frame is not None:  # from the first: a thread of the engine has no frames of Python
         name = frame.f_globals.get("__name__", "")
         if name in _inside:
             return False
@@ -47,9 +50,10 @@ def is_outside(depth: int = 2) -> bool:
             _inside.add(name)
             return False
         # a mode that intercepts calls and runs them is not the caller
-        if frame.f_back is None or (top != "torch" and frame.f_code.co_name not in _MODES):
-            return not is_playing()
+        if top != "torch" and frame.f_code.co_name not in _MODES:
+            break
         frame = frame.f_back
+    return not is_playing()
 
 
 class FormulaCalls:

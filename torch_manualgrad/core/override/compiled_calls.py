@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import activation
 from ..engine.node import pull_back
-from ..internals import is_functionalizing, skipped_by_dynamo, tangents_possible
+from ..internals import are_finite, is_functionalizing, skipped_by_dynamo, tangents_possible, values_readable
 from ..libraries import calls_library, checked, forget_recordings
 from ..once import refuse_reload
 from ..op import shortcuts
@@ -363,6 +363,11 @@ def _report(rule: int) -> bool:
     return True
 
 
+def _are_finite(values: Any) -> bool:
+    tensors = [x for x in values if x is not None]
+    return values_readable(tensors) and are_finite(tensors)
+
+
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
@@ -379,5 +384,7 @@ if calls_library is not None:
     _operators.impl("report", skipped_by_dynamo(_report), "CPU")
     _operators.define("functionalizing() -> bool")
     _operators.impl("functionalizing", skipped_by_dynamo(is_functionalizing), "CPU")
+    _operators.define("are_finite(Any values) -> bool")
+    _operators.impl("are_finite", skipped_by_dynamo(_are_finite), "CPU")
     _operators.define("defers(int rule, Any values) -> bool")
     _operators.impl("defers", skipped_by_dynamo(_defers), "CPU")

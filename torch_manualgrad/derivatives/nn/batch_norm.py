@@ -142,7 +142,10 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     if _fails_in_stock(input, weight, output_mask[1] or output_mask[2]):
         weight = input.new_ones(input.shape[1])
     found = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *statistics, train, eps, output_mask)
-    return tuple(f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
+    of_x, *parameters = (f if yes else input.new_zeros(0) for f, yes in zip(found, output_mask))
+    if output_mask[0]:  # on CUDA it is contiguous in evaluation
+        of_x = of_x.contiguous(memory_format=gradient_format(input))
+    return (of_x, *parameters)
 
 
 @native_batch_norm_backward.impl_fake
