@@ -55,15 +55,21 @@ struct Kernel : public c10::OperatorKernel {
     bool grad = false, numbers = false, on_cpu = true;
     for (const int64_t place : table->tensors) {
       const IValue& value = arguments[place];
-      if (is_absent(value)) continue;
-      if (!value.isTensor() || !plain(value.toTensor())) {
+      const bool is_list = is_tensors(value);
+      bool is_plain = true;
+      for_each(value, [&](const IValue& x) {
+        if (is_absent(x)) return;
+        is_plain = is_plain && x.isTensor() && plain(x.toTensor()) && !(is_list && is_number(x));
+        if (!is_plain) return;
+        grad = grad || x.toTensor().requires_grad();
+        numbers = numbers || is_number(x);
+        on_cpu = on_cpu && x.toTensor().is_cpu();
+      });
+      if (!is_plain) {
         const bool nested = value.isTensor() && value.toTensor().is_nested();  // which no rule is for
         (nested ? stock : python).callBoxed(op, keys, stack);
         return;
       }
-      grad = grad || value.toTensor().requires_grad();
-      numbers = numbers || is_number(value);
-      on_cpu = on_cpu && value.toTensor().is_cpu();
     }
     if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);

@@ -4,11 +4,21 @@
 #include "node.h"
 #include "table.h"
 
+#include <ATen/core/List.h>
+
 #include <algorithm>
+#include <numeric>
 
 namespace manualgrad {
 
-inline IValue fact(const at::Tensor& x, int64_t what) {
+inline IValue fact(const IValue& value, int64_t what) {
+  if (is_tensors(value)) {
+    c10::impl::GenericList found(c10::AnyType::get());
+    for (const IValue& x : value.toListRef()) found.push_back(fact(x, what));
+    return found;
+  }
+  if (is_absent(value) || !value.isTensor()) return IValue();
+  const at::Tensor& x = value.toTensor();
   if (what == Table::kSizes) return IValue(x.sizes().vec());
   if (what == Table::kStrides) return IValue(x.strides().vec());
   return IValue(static_cast<int64_t>(x.scalar_type()));
@@ -39,9 +49,11 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   for (const int64_t place : table.tensors) {
     IValue& value = kept[place];
     if (is_absent(value)) value = IValue();
-    edges.push_back(value.isTensor() ? torch::autograd::impl::gradient_edge(value.toTensor())
-                                     : torch::autograd::Edge());
-    wanted[place] = value.isTensor() && value.toTensor().requires_grad();
+    for_each(value, [&](const IValue& x) {
+      const bool present = x.isTensor() && !is_absent(x);
+      edges.push_back(present ? torch::autograd::impl::gradient_edge(x.toTensor()) : torch::autograd::Edge());
+      wanted[place] = wanted[place] || (present && x.toTensor().requires_grad());
+    });
   }
   auto node = make_rule_node<>(table.type, table);
   node->set_next_edges(std::move(edges));
@@ -50,32 +62,50 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   std::vector<const c10::TensorImpl*> made;  // of numbers
   if (numbers) made = numbers_as_tensors(table.tensors, kept);
 
-  edge_list of_stock(outputs);
+  edge_list of_stock;
   auto results = torch::jit::last(*stack, outputs);
-  for (size_t i = 0; i < outputs; ++i) {
-    IValue& result = (*stack)[stack->size() - outputs + i];
-    if (!result.isTensor() || !result.toTensor().defined()) {
+  const auto attach = [&](const at::Tensor& y, bool differentiable) {
+    of_stock.emplace_back();
+    if (!y.defined()) {
       node->add_input_metadata(Node::undefined_input());
-      continue;
+      return;
     }
-    for (const int64_t place : table.tensors) {  // a kernel that has nothing to do may return its argument
-      if (kept[place].isTensor() && kept[place].toTensor().is_same(result.toTensor())) {
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        result = result.toTensor().detach();
-        break;
-      }
-    }
-    const at::Tensor& y = result.toTensor();
     if (y.grad_fn()) {
-      of_stock[i] = torch::autograd::impl::gradient_edge(y);
+      of_stock.back() = torch::autograd::impl::gradient_edge(y);
       torch::autograd::impl::set_gradient_edge(y, torch::autograd::Edge());
     }
-    if (table.differentiable[i] && torch::autograd::isDifferentiableType(y.scalar_type())) {
+    if (differentiable && torch::autograd::isDifferentiableType(y.scalar_type())) {
       const auto place = node->add_input_metadata(y);
       torch::autograd::impl::set_gradient_edge(y, torch::autograd::Edge(node, place));
     } else {
       node->add_input_metadata(Node::undefined_input());
     }
+  };
+  // a kernel that has nothing to do may return its argument
+  const auto is_argument = [&](const at::Tensor& y) {
+    bool found = false;
+    for (const int64_t place : table.tensors) {
+      for_each(kept[place], [&](const IValue& x) { found = found || (x.isTensor() && x.toTensor().is_same(y)); });
+    }
+    return found;
+  };
+  const auto detached = [](const at::Tensor& y) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return y.detach();
+  };
+  for (size_t i = 0; i < outputs; ++i) {
+    IValue& result = (*stack)[stack->size() - outputs + i];
+    if (result.isTensorList()) {
+      auto elements = result.toTensorList();
+      for (size_t k = 0; k < elements.size(); ++k) {
+        if (is_argument(elements.get(k))) elements.set(k, detached(elements.get(k)));
+        attach(elements.get(k), table.differentiable[i]);
+      }
+      continue;
+    }
+    const at::Tensor y = result.isTensor() ? result.toTensor() : at::Tensor();
+    if (y.defined() && is_argument(y)) result = detached(y);
+    attach(y.defined() ? result.toTensor() : y, table.differentiable[i]);
   }
   node->stock = StockVjp::from(of_stock, node->next_edges());
   const auto known = [&](int64_t place) -> const IValue& {
@@ -83,25 +113,36 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   };
   node->constants.reserve(table.constants.size() + table.facts.size());
   for (const int64_t place : table.constants) node->constants.push_back(known(place));
-  for (const auto& [place, what] : table.facts) {
-    const IValue& value = known(place);
-    node->constants.push_back(value.isTensor() ? fact(value.toTensor(), what) : IValue());
+  for (const auto& [place, what] : table.facts) node->constants.push_back(fact(known(place), what));
+  if (table.lists) {  // what is one sequence here, Python takes apart
+    const auto lengths = [&](const std::vector<int64_t>& places) {
+      std::vector<int64_t> found;
+      for (const int64_t place : places) {
+        found.push_back(is_tensors(known(place)) ? static_cast<int64_t>(known(place).toListRef().size()) : -1);
+      }
+      return IValue(std::move(found));
+    };
+    std::vector<int64_t> all(outputs);
+    std::iota(all.begin(), all.end(), static_cast<int64_t>(n));
+    for (const auto& places : {table.tensors, table.saved, all}) node->constants.push_back(lengths(places));
   }
   node->saved.reserve(table.saved.size());
   for (size_t i = 0; i < table.saved.size(); ++i) {
-    const IValue& value = known(table.saved[i]);
-    if (!value.isTensor() || !value.toTensor().defined() || (table.selective && !used(table, i, wanted))) {
-      node->saved.emplace_back();
-      continue;
-    }
-    const at::Tensor& x = value.toTensor();
-    const bool is_output = static_cast<size_t>(table.saved[i]) >= n && x.grad_fn().get() == node.get();
-    c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
-    // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
-    const bool number = std::find(made.begin(), made.end(), impl) != made.end();
-    if (number) impl->set_wrapped_number(true);
-    node->save(x, is_output);
-    if (number) impl->set_wrapped_number(false);
+    const bool is_result = static_cast<size_t>(table.saved[i]) >= n;
+    for_each(known(table.saved[i]), [&](const IValue& value) {
+      if (table.lists) node->is_result.push_back(is_result);
+      if (!value.isTensor() || !value.toTensor().defined() || (table.selective && !used(table, i, wanted))) {
+        node->saved.emplace_back();
+        return;
+      }
+      const at::Tensor& x = value.toTensor();
+      c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
+      // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
+      const bool number = std::find(made.begin(), made.end(), impl) != made.end();
+      if (number) impl->set_wrapped_number(true);
+      node->save(x, is_result && x.grad_fn().get() == node.get());
+      if (number) impl->set_wrapped_number(false);
+    });
   }
 }
 

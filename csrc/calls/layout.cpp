@@ -49,6 +49,7 @@ constexpr Entry kEntries[] = {
     FIELD(Rule, in_python),
     FIELD(Rule, check_stock),
     FIELD(Rule, selective),
+    FIELD(Rule, lists),
     FIELD(Rule, records),
     FIELD(Rule, defers),
     FIELD(Rule, order),

@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-constexpr int64_t kLayoutVersion = 2;
+constexpr int64_t kLayoutVersion = 3;
 
 namespace layout {
 
@@ -78,6 +78,7 @@ struct Rule {
   bool in_python;
   bool check_stock;
   bool selective;
+  bool lists;
   int64_t records;
   int64_t defers;
   int64_t order;

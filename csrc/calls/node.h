@@ -55,7 +55,7 @@ struct RuleNode : public Node {
 
   variable_list apply(variable_list&& grads) override {
     if (stock && serves(grads)) {
-      if (auto found = stock.gradients(grads, table.tensors.size())) return *std::move(found);
+      if (auto found = stock.gradients(grads, num_outputs())) return *std::move(found);
     }
     // to unpack may run any code of the user's, which no guard may reach
     variable_list tensors;
@@ -108,7 +108,8 @@ struct RuleNode : public Node {
 
   const std::shared_ptr<const Table> shared;
   const Table& table;
-  std::vector<SavedVariable> saved;
+  std::vector<SavedVariable> saved;  // the elements of lists among them
+  std::vector<bool> is_result;       // for each of them, where there are lists
   std::vector<IValue> constants;
   bool saves = false, released = false;
   StockVjp stock;  // if there is one, asked first
@@ -116,7 +117,8 @@ struct RuleNode : public Node {
  private:
   // An output was computed by this node. An argument has its own history, and PyTorch refuses one that has lost it.
   at::Tensor unpacked(size_t place) {
-    return saved.at(place).unpack(table.saved[place] >= table.arguments ? owner() : NodePointer());
+    const bool of_result = table.lists ? is_result.at(place) : table.saved[place] >= table.arguments;
+    return saved.at(place).unpack(of_result ? owner() : NodePointer());
   }
 
   // Whether the gradients of PyTorch's node are the rule's, but for zeros: not where these are differentiated again.
@@ -142,7 +144,7 @@ struct RuleNode : public Node {
 
   // Which inputs require grad, whatever this backward is asked for.
   std::vector<bool> needed() const {
-    std::vector<bool> found(table.tensors.size());
+    std::vector<bool> found(num_outputs());
     for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
     return found;
   }

@@ -43,6 +43,26 @@ bool is_in_python(const c10::OperatorName& name) {
   return python_ops.count(name) > 0;
 }
 
+// Operators that only call others: which, depends on sizes, strides, dtypes and the bits of their arguments. Not where
+// a rule has a kernel for one.
+bool is_composite(const c10::OperatorName& name) {
+  static const std::set<std::string> names{
+      "aten::__and__",     "aten::__or__",     "aten::adjoint",     "aten::broadcast_tensors",
+      "aten::chunk",       "aten::contiguous", "aten::diff",        "aten::expand_as",
+      "aten::flatten",     "aten::imag",       "aten::linear",      "aten::mH",
+      "aten::mT",          "aten::matmul",     "aten::movedim",     "aten::narrow",
+      "aten::outer",       "aten::real",       "aten::reshape",     "aten::resolve_conj",
+      "aten::resolve_neg", "aten::square",     "aten::sum_to_size", "aten::to",
+      "aten::type_as",     "aten::unflatten",  "aten::view_as",     "aten::where"};
+  if (names.count(name.name) == 0) return false;
+  const auto op = c10::Dispatcher::singleton().findSchema(name);
+  if (!op || !op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
+  for (const auto key : {DispatchKey::Autograd, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) {
+    if (op->hasKernelForDispatchKey(key)) return false;
+  }
+  return true;
+}
+
 // Operators that return what the key of a recording tells.
 bool is_of_metadata(const std::string& name) {
   static const std::set<std::string> names{"aten::promote_types", "aten::result_type", "aten::can_cast",
@@ -195,9 +215,9 @@ class Recorder {
 
   static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
     if (current == nullptr) return nullptr;
-    // what it calls is recorded in its place: of our operators in Python, and of autograd's engine
+    // what it calls is recorded in its place: of our operators in Python, of composite ones, and of autograd's engine
     const auto name = function.operator_name();
-    const bool through = !name || (!c10::GradMode::is_enabled() && is_in_python(*name));
+    const bool through = !name || (!c10::GradMode::is_enabled() && is_in_python(*name)) || is_composite(*name);
     if (current->depth_ == 0 && through) return std::make_unique<LookedThrough>();
     if (current->depth_++ == 0) current->begin(function);
     return nullptr;

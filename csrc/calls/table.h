@@ -82,6 +82,7 @@ struct Table : public std::enable_shared_from_this<Table> {
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool check_stock = false;  // stock's gradients are used only if they are finite
   bool selective = false;
+  bool lists = false;  // of tensors, among the arguments or the results
   // Whether the operators that the vjp calls may be recorded. kWhereFinite: its zeros are strong, and what is recorded
   // is the vjp in plain arithmetic, which serves where its results are finite.
   enum Records : int64_t { kNothing, kVjp, kWhereFinite };
@@ -146,6 +147,16 @@ inline bool plain(const at::Tensor& x) {
 // None; in C++ also a tensor that is not defined.
 inline bool is_absent(const IValue& value) {
   return value.isNone() || (value.isTensor() && !value.toTensor().defined());
+}
+
+// A list of tensors, some of which may be absent.
+inline bool is_tensors(const IValue& value) { return value.isTensorList() || value.isOptionalTensorList(); }
+
+// function(x) of a value that is one, or of each element of a list of them.
+template <class Function>
+void for_each(const IValue& value, const Function& function) {
+  if (!is_tensors(value)) return function(value);
+  for (const IValue& x : value.toListRef()) function(x);
 }
 
 // ---- numbers in the place of tensors, as in x * 2 -------------------------------------------------------------------
@@ -251,6 +262,7 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->entries = sent.entries;
   table->check_stock = sent.check_stock;
   table->selective = sent.selective;
+  table->lists = sent.lists;
   table->records = sent.records;
   table->arguments = sent.argument_count;
   table->tensors = list(sent.tensors);

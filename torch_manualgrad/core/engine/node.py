@@ -59,6 +59,7 @@ __all__ = [
     "save",
     "saved",
     "show_saved",
+    "spread",
 ]
 
 
@@ -167,7 +168,7 @@ def general_function(derivative: Derivative) -> Any:
             needed = unflatten(needed, ctx.lengths)
         found = pull_back(derivative, ctx, needed, grads)
         if ctx.lengths is not None:
-            found = _spread(found, ctx.lengths)
+            found = spread(found, ctx.lengths)
         return (None, *found)
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
@@ -184,7 +185,7 @@ def general_function(derivative: Derivative) -> Any:
             with constants_replicated((*inputs, *outputs)):
                 found = derivative.jvp(inputs, outputs, tangents)
         if ctx.out_lengths is not None:
-            found = _spread(found, ctx.out_lengths)
+            found = spread(found, ctx.out_lengths)
         # For a differentiable output autograd.Function requires a tensor, for any other None.
         smooth: Sequence[bool] = derivative.differentiable
         if ctx.out_lengths is not None:
@@ -379,7 +380,7 @@ def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Seq
     return [wide(t) for t in tensors], [wide(g) for g in grads]
 
 
-def _spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
+def spread(values: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
     """`flatten` for gradients and tangents, where None may stand for a whole list."""
     flat: list[Any] = []
     for value, length in zip(values, lengths):
@@ -452,8 +453,8 @@ _types: dict[Any, int] = {}  # by the name and the attributes
 
 def node_type(derivative: Derivative) -> int:
     """The number of the C++ node type for plain calls, one for each name and set of attributes; 0 if no type is free."""
-    tensors, _, constants = derivative.saved_names
-    key = (node_name(derivative.signature), tensors, constants)
+    tensors, lists, constants = derivative.saved_names
+    key = (node_name(derivative.signature), tensors, constants, tuple(lists))
     if key not in _types:
         number = len(_types) + 1
         if number >= calls_library.manualgrad_calls_node_types():
@@ -463,11 +464,12 @@ def node_type(derivative: Derivative) -> int:
     return _types[key]
 
 
-def _node_class(name: str, tensors: tuple[str, ...], constants: tuple[str, ...]) -> type:
+def _node_class(name: str, tensors: tuple[str, ...], constants: tuple[str, ...], lists: tuple[int, ...]) -> type:
     members: dict[str, Any] = {"__slots__": (), "__module__": "builtins", "__new__": _no_instance}
     for i, saved in enumerate(tensors):
-        members[f"_saved_{saved}"] = property(_saved(i))
-        members[f"_raw_saved_{saved}"] = property(_raw_saved(i))
+        for prefix, read in (("_saved_", _saved), ("_raw_saved_", _raw_saved)):
+            found = _of_list(read, i, i in lists, len(constants) + 1) if lists else read(i)
+            members[prefix + saved] = property(found)
     for i, constant in enumerate(constants):
         members[f"_saved_{constant}"] = property(_constant(i))
     return type(name, (base_class(),), members)
@@ -482,6 +484,20 @@ def _saved(place: int) -> Callable[[Any], Any]:
         return torch.ops.manualgrad_calls.saved(address(node), place)
 
     return read
+
+
+def _of_list(
+    read: Callable[[int], Callable[[Any], Any]], place: int, is_list: bool, lengths: int
+) -> Callable[[Any], Any]:
+    """What is saved of one argument where lists are; the constant at ``lengths`` has the lengths of what is saved."""
+
+    def read_all(node: Any) -> Any:
+        counts = [1 if n < 0 else n for n in _constant(lengths)(node)]
+        start = sum(counts[:place])
+        found = tuple(read(i)(node) for i in range(start, start + counts[place]))
+        return found if is_list else found[0]
+
+    return read_all
 
 
 def _constant(place: int) -> Callable[[Any], Any]:

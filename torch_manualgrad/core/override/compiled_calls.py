@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import activation
-from ..engine.node import pull_back
+from ..engine.node import pull_back, spread
 from ..internals import are_finite, is_functionalizing, skipped_by_dynamo, tangents_possible, values_readable
 from ..libraries import calls_library, checked, forget_recordings
 from ..once import refuse_reload
@@ -24,6 +24,7 @@ from ..op import shortcuts
 from ..op.derivatives import ReferenceDerivative
 from ..rule.definition import Rule
 from ..rule.derivative import RuleDerivative
+from ..schema import unflatten
 from . import compiled_table
 from .compiled_table import IN_PYTHON, ByRule, UnlessPlain, Way
 
@@ -327,8 +328,9 @@ def _rule(number: int) -> Rule:
 
 def _with_facts(derivative: RuleDerivative, constants: tuple[Any, ...]) -> tuple[Any, ...]:
     """The constants of a call, the facts among them as Python has them."""
-    split = len(derivative.constant_places)
-    return (*constants[:split], *[_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:])])
+    split, end = len(derivative.constant_places), len(derivative.constant_places) + len(derivative.facts)
+    facts = [_fact(what, x) for (_, what), x in zip(derivative.facts, constants[split:end])]
+    return (*constants[:split], *facts, *constants[end:])
 
 
 def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
@@ -338,9 +340,11 @@ def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: An
         if finite and derivative.finite is not None:
             derivative = derivative.finite
         constants = _with_facts(derivative, constants)
+    places = derivative.signature.tensor_like
+    if isinstance(derivative, RuleDerivative) and derivative.has_lists:
+        return _pull_back_lists(derivative, needed, tensors, constants, grads)
     context = _Context((False, *needed), tensors, constants)
     if tangents_possible((*tensors, *grads)):  # or a tracer: the vjp in the general way
-        places = derivative.signature.tensor_like
         wanted: list[Any] = [None] * len(derivative.signature.names)
         for i, yes in zip(places, needed):
             wanted[i] = yes
@@ -348,6 +352,23 @@ def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: An
         return [found[i] for i in places]
     assert derivative.plain_backward is not None
     return list(derivative.plain_backward(context, *grads))[1:]
+
+
+def _pull_back_lists(
+    derivative: RuleDerivative, needed: Any, tensors: Any, constants: Any, grads: Any
+) -> list[Tensor | None]:
+    """The same of an operator with lists: all is flat, and the lengths of the lists are the last constants."""
+    *constants, of_arguments, of_saved, of_results = constants
+    of_arguments, of_saved, of_results = (
+        tuple(None if n < 0 else n for n in lengths) for lengths in (of_arguments, of_saved, of_results)
+    )
+    static = tuple(constants)
+    context = _Context((False,), tensors, (of_saved, static) if derivative.saved_names[1] else static)
+    places, wanted = derivative.signature.tensor_like, [False] * len(derivative.signature.names)
+    for place, yes in zip(places, unflatten(needed, of_arguments)):
+        wanted[place] = yes
+    found = pull_back(derivative, context, wanted, unflatten(grads, of_results))
+    return spread([found[place] for place in places], of_arguments)
 
 
 def _defers(rule: int, values: Any) -> bool:
@@ -371,6 +392,8 @@ def _are_finite(values: Any) -> bool:
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
+    if isinstance(value, list) and (what == "dtype" or (value and not isinstance(value[0], int))):  # of a list's tensors
+        return [_fact(what, x) for x in value]
     return compiled_table.DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
 
 

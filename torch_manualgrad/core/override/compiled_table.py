@@ -21,7 +21,7 @@ from ..rule.derivative import RuleDerivative
 
 __all__ = ["DTYPES", "IN_PYTHON", "LAYOUT", "VERSION", "ByRule", "UnlessPlain", "Way", "describe", "layer"]
 
-VERSION = 2  # kLayoutVersion in csrc/calls/layout.h
+VERSION = 3  # kLayoutVersion in csrc/calls/layout.h
 
 # By their numbers in libtorch's ABI (torch/headeronly/core/ScalarType.h): a node in C++ saves a dtype as a number.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -178,6 +178,7 @@ class Rule(ctypes.Structure):
         ("in_python", c_bool),
         ("check_stock", c_bool),
         ("selective", c_bool),
+        ("lists", c_bool),
         ("records", c_int64),
         ("defers", c_int64),
         ("order", c_int64),
@@ -291,7 +292,7 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     facts = [(place, _FACTS[what]) for place, what in derivative.facts if what in _FACTS]
     found.facts = _filled(Facts, [SavedFact(*fact) for fact in facts])
     compiled = None if derivative.strong_zero else derivative.rule.compiled_vjp
-    if compiled is not None and not found.in_python and len(derivative.uses) == 1:
+    if compiled is not None and not (found.in_python or found.lists) and len(derivative.uses) == 1:
         found.compiled = _compiled(derivative, compiled)
 
 
@@ -302,7 +303,11 @@ def _fill_places(found: Rule, derivative: RuleDerivative | ReferenceDerivative) 
     simple = all(i < n and _is_simple(arguments[i].type) for i in derivative.constant_places)
     found.node = node_name(signature).encode()
     found.node_type = node_type(derivative)
-    found.in_python = derivative.plain_backward is None or not simple
+    found.lists = bool(signature.lists or signature.output_lists)
+    readable = all(r.is_tensor or r.is_tensor_list for r in signature.returns)
+    if isinstance(derivative, ReferenceDerivative):
+        readable = derivative.plain_backward is not None
+    found.in_python = not (simple and readable)
     found.argument_count = n
     found.tensors = _ints(signature.tensor_like)
     found.saved = _ints(derivative.tensor_places)

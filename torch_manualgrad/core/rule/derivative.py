@@ -197,6 +197,11 @@ class RuleDerivative(Transposed):
         tensors = tuple(known[i] for i in self.tensor_places)
         return tensors, self._lists, (*[known[i] for i in self.constant_places], *facts)
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether an argument or a result of the operator is a list of tensors."""
+        return bool(self.signature.lists or self.signature.output_lists)
+
     def meant(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The formula to call for ``function``; a subclass may return a variant."""
         return function
