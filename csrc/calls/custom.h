@@ -26,9 +26,9 @@ struct CustomKernel : public c10::OperatorKernel {
     const Table* const rule = table.load(std::memory_order_acquire);
     if (!tracked) {
       ++counts.untracked;
-      below(op, keys, stack);
+      below(op, keys, stack, kernel());
     } else if (rule != nullptr) {
-      differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr);
+      differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr, kernel());
     } else {
       python.callBoxed(op, keys, stack);
     }
@@ -42,9 +42,13 @@ struct CustomKernel : public c10::OperatorKernel {
 
   std::atomic<bool> acts{false};  // else Python has an error for all calls, or a whole autograd kernel
   bool only_recorded = false;     // Python checks the arguments of other calls
+  bool only_tensors = false;      // are its results
   std::atomic<const Table*> table{nullptr};
 
  private:
+  // A formula that is called in a recording has its kernel recorded, too.
+  Recordings* kernel() { return only_recorded && only_tensors ? &recordings_ : nullptr; }
+
   static bool are_plain(c10::ArrayRef<IValue> arguments, bool& tracked) {
     for (const IValue& value : arguments) {
       if (is_absent(value) || !value.isTensor()) continue;
@@ -56,6 +60,7 @@ struct CustomKernel : public c10::OperatorKernel {
 
   const c10::SafeKernelFunction python;
   std::vector<std::shared_ptr<const Table>> tables_;
+  Recordings recordings_;
 };
 
 struct CoveredOp {
@@ -77,6 +82,9 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const ch
     auto kernel = std::make_unique<CustomKernel>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradCPU));
     CustomKernel* const made = kernel.get();
     made->only_recorded = only_recorded != 0;
+    const auto& returns = op.schema().returns();
+    made->only_tensors = std::all_of(returns.begin(), returns.end(),
+                                     [](const auto& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
     covered_ops.emplace(count, CoveredOp{made, covered(op, DispatchKey::Autograd, std::move(kernel))});
     return count++;
   });

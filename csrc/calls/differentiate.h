@@ -36,9 +36,31 @@ inline bool used(const Table& table, int64_t tensor, const std::vector<bool>& wa
   return false;
 }
 
-// With `stock`: its node is asked for the gradients before the rule is.
+// The operator below autograd, without lists of tensors: by a recording of its kernel, where there are recordings.
+inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, Recordings* recordings) {
+  if (recordings == nullptr) return below(op, keys, stack);
+  const size_t n = op.schema().arguments().size();
+  Stack arguments = torch::jit::last(*stack, n).vec();
+  variable_list tensors;
+  std::vector<IValue> constants;
+  for (const IValue& value : arguments) {
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+    constants.push_back(value.isTensor() ? IValue(true) : value);
+  }
+  const auto found = recordings->pull_back({}, tensors, constants, {}, /*only_finite=*/false, [&] {
+    below(op, keys, &arguments);
+    variable_list results;
+    for (const IValue& x : arguments) results.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+    return results;
+  });
+  if (!found) return below(op, keys, stack);
+  stack->resize(stack->size() - n);
+  for (const at::Tensor& x : *found) stack->emplace_back(x);
+}
+
+// With `stock`: its node is asked for the gradients before the rule is. With `recordings`: of the operator's kernel.
 inline void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
-                          bool numbers, const c10::SafeKernelFunction* stock) {
+                          bool numbers, const c10::SafeKernelFunction* stock, Recordings* recordings = nullptr) {
   ++counts.plain;
   const size_t n = op.schema().arguments().size(), outputs = table.differentiable.size();
   // the call takes the arguments off the stack: what is kept of them is copied before
@@ -58,7 +80,7 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   auto node = make_rule_node<>(table.type, table);
   node->set_next_edges(std::move(edges));
   // stock may have no derivative in one of these arguments, where the rule has
-  if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack);
+  if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack, recordings);
   std::vector<const c10::TensorImpl*> made;  // of numbers
   if (numbers) made = numbers_as_tensors(table.tensors, kept);
 

@@ -37,6 +37,12 @@ std::set<c10::OperatorName, bool (*)(const c10::OperatorName&, const c10::Operat
       return std::tie(a.name, a.overload_name) < std::tie(b.name, b.overload_name);
     });
 
+// Whether autograd may track what is called here.
+bool is_tracking() {
+  return c10::GradMode::is_enabled() &&
+         !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autograd_dispatch_keyset);
+}
+
 // Whether this is an operator of ours whose kernel calls other operators, from Python.
 bool is_in_python(const c10::OperatorName& name) {
   const std::lock_guard<std::mutex> lock(recordings_mutex);
@@ -57,10 +63,8 @@ bool is_composite(const c10::OperatorName& name) {
   if (names.count(name.name) == 0) return false;
   const auto op = c10::Dispatcher::singleton().findSchema(name);
   if (!op || !op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
-  for (const auto key : {DispatchKey::Autograd, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) {
-    if (op->hasKernelForDispatchKey(key)) return false;
-  }
-  return true;
+  return !op->hasKernelForDispatchKey(DispatchKey::AutogradCPU) &&
+         !op->hasKernelForDispatchKey(DispatchKey::AutogradCUDA);
 }
 
 // Operators that return what the key of a recording tells.
@@ -217,7 +221,7 @@ class Recorder {
     if (current == nullptr) return nullptr;
     // what it calls is recorded in its place: of our operators in Python, of composite ones, and of autograd's engine
     const auto name = function.operator_name();
-    const bool through = !name || (!c10::GradMode::is_enabled() && is_in_python(*name)) || is_composite(*name);
+    const bool through = !name || (!is_tracking() && is_in_python(*name)) || is_composite(*name);
     if (current->depth_ == 0 && through) return std::make_unique<LookedThrough>();
     if (current->depth_++ == 0) current->begin(function);
     return nullptr;
