@@ -71,7 +71,13 @@ struct Kernel : public c10::OperatorKernel {
         return;
       }
     }
-    if (!grad || !c10::GradMode::is_enabled()) {
+    if (table->in_place) {
+      if (!grad || !c10::GradMode::is_enabled()) {
+        stock.callBoxed(op, keys, stack);
+      } else if (!differentiate_in_place(*table, op, keys, stack, numbers)) {
+        python.callBoxed(op, keys, stack);
+      }
+    } else if (!grad || !c10::GradMode::is_enabled()) {
       below(op, keys, stack);
     } else if (!deferred(*table, arguments)) {
       differentiate(*table, op, keys, stack, numbers, nullptr);

@@ -36,6 +36,49 @@ inline bool used(const Table& table, int64_t tensor, const std::vector<bool>& wa
   return false;
 }
 
+// Keeps in the node what the rule asks for. `kept` are the arguments, `made` those of them that were made of numbers.
+template <class Made>
+void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::ArrayRef<IValue> results,
+          const std::vector<bool>& wanted, const std::vector<const c10::TensorImpl*>& made) {
+  const size_t n = kept.size(), outputs = results.size();
+  const auto known = [&](int64_t place) -> const IValue& {
+    return static_cast<size_t>(place) < n ? kept[place] : results[place - n];
+  };
+  node->constants.reserve(table.constants.size() + table.facts.size());
+  for (const int64_t place : table.constants) node->constants.push_back(known(place));
+  for (const auto& [place, what] : table.facts) node->constants.push_back(fact(known(place), what));
+  if (table.lists) {  // what is one sequence here, Python takes apart
+    const auto lengths = [&](const std::vector<int64_t>& places) {
+      std::vector<int64_t> found;
+      for (const int64_t place : places) {
+        found.push_back(is_tensors(known(place)) ? static_cast<int64_t>(known(place).toListRef().size()) : -1);
+      }
+      return IValue(std::move(found));
+    };
+    std::vector<int64_t> all(outputs);
+    std::iota(all.begin(), all.end(), static_cast<int64_t>(n));
+    for (const auto& places : {table.tensors, table.saved, all}) node->constants.push_back(lengths(places));
+  }
+  node->saved.reserve(table.saved.size());
+  for (size_t i = 0; i < table.saved.size(); ++i) {
+    const bool is_result = static_cast<size_t>(table.saved[i]) >= n;
+    for_each(known(table.saved[i]), [&](const IValue& value) {
+      if (table.lists) node->is_result.push_back(is_result);
+      if (!value.isTensor() || !value.toTensor().defined() || (table.selective && !used(table, i, wanted))) {
+        node->saved.emplace_back();
+        return;
+      }
+      const at::Tensor& x = value.toTensor();
+      c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
+      // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
+      const bool number = std::find(made.begin(), made.end(), impl) != made.end();
+      if (number) impl->set_wrapped_number(true);
+      node->save(x, is_result && x.grad_fn().get() == node.get());
+      if (number) impl->set_wrapped_number(false);
+    });
+  }
+}
+
 // The operator below autograd, without lists of tensors: by a recording of its kernel, where there are recordings.
 inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, Recordings* recordings) {
   if (recordings == nullptr) return below(op, keys, stack);
@@ -130,42 +173,57 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
     attach(y.defined() ? result.toTensor() : y, table.differentiable[i]);
   }
   node->stock = StockVjp::from(of_stock, node->next_edges());
-  const auto known = [&](int64_t place) -> const IValue& {
-    return static_cast<size_t>(place) < n ? kept[place] : results[place - n];
-  };
-  node->constants.reserve(table.constants.size() + table.facts.size());
-  for (const int64_t place : table.constants) node->constants.push_back(known(place));
-  for (const auto& [place, what] : table.facts) node->constants.push_back(fact(known(place), what));
-  if (table.lists) {  // what is one sequence here, Python takes apart
-    const auto lengths = [&](const std::vector<int64_t>& places) {
-      std::vector<int64_t> found;
-      for (const int64_t place : places) {
-        found.push_back(is_tensors(known(place)) ? static_cast<int64_t>(known(place).toListRef().size()) : -1);
-      }
-      return IValue(std::move(found));
-    };
-    std::vector<int64_t> all(outputs);
-    std::iota(all.begin(), all.end(), static_cast<int64_t>(n));
-    for (const auto& places : {table.tensors, table.saved, all}) node->constants.push_back(lengths(places));
+  save(table, node, kept, results, wanted, made);
+}
+
+// A plain call of the operator's in-place form, which is tracked. False, and nothing has happened, where it is for
+// Python: where the derivative keeps what is overwritten, or more than this tensor's history changes, or PyTorch has an
+// error for it.
+inline bool differentiate_in_place(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
+                                   bool numbers) {
+  const size_t n = op.schema().arguments().size();
+  std::vector<IValue> kept = torch::jit::last(*stack, n).vec();
+  const at::Tensor target = kept[0].toTensor();
+  const auto dtype = target.scalar_type();
+  if (!table.differentiable[0] || is_number(kept[0]) || target.is_view() ||
+      (target.is_leaf() && target.requires_grad()) || target.is_inference() || target.layout() != at::kStrided ||
+      !torch::autograd::isDifferentiableType(dtype)) {
+    return false;
   }
-  node->saved.reserve(table.saved.size());
+  edge_list edges;
+  std::vector<bool> wanted(n);
+  for (const int64_t place : table.tensors) {
+    IValue& value = kept[place];
+    if (is_absent(value)) value = IValue();
+    if (!value.isTensor()) {
+      if (!value.isNone()) return false;
+      edges.emplace_back();
+      continue;
+    }
+    const at::Tensor& x = value.toTensor();
+    if (place > 0 && (x.layout() != at::kStrided || x.is_alias_of(target))) return false;
+    if (is_number(value) ? rank(x) > rank(target)
+                         : torch::autograd::isDifferentiableType(x.scalar_type()) && x.scalar_type() != dtype) {
+      return false;
+    }
+    edges.push_back(torch::autograd::impl::gradient_edge(x));
+    wanted[place] = x.requires_grad();
+  }
   for (size_t i = 0; i < table.saved.size(); ++i) {
-    const bool is_result = static_cast<size_t>(table.saved[i]) >= n;
-    for_each(known(table.saved[i]), [&](const IValue& value) {
-      if (table.lists) node->is_result.push_back(is_result);
-      if (!value.isTensor() || !value.toTensor().defined() || (table.selective && !used(table, i, wanted))) {
-        node->saved.emplace_back();
-        return;
-      }
-      const at::Tensor& x = value.toTensor();
-      c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
-      // by the mark of a number PyTorch tells what it does not give to hooks on saved tensors
-      const bool number = std::find(made.begin(), made.end(), impl) != made.end();
-      if (number) impl->set_wrapped_number(true);
-      node->save(x, is_result && x.grad_fn().get() == node.get());
-      if (number) impl->set_wrapped_number(false);
-    });
+    if (table.saved[i] == 0 && (!table.selective || used(table, static_cast<int64_t>(i), wanted))) return false;
   }
+  auto node = make_rule_node<>(table.type, table);
+  node->set_next_edges(std::move(edges));
+  {
+    const at::AutoDispatchBelowAutograd guard;  // and not below what counts its version
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  std::vector<const c10::TensorImpl*> made;
+  if (numbers) made = numbers_as_tensors(table.tensors, kept);
+  const auto place = node->add_input_metadata(target);
+  torch::autograd::impl::rebase_history(target, torch::autograd::Edge(node, place));
+  save(table, node, kept, torch::jit::last(*stack, 1), wanted, made);
+  return true;
 }
 
 }  // namespace manualgrad

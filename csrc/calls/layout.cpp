@@ -50,6 +50,7 @@ constexpr Entry kEntries[] = {
     FIELD(Rule, check_stock),
     FIELD(Rule, selective),
     FIELD(Rule, lists),
+    FIELD(Rule, in_place),
     FIELD(Rule, records),
     FIELD(Rule, defers),
     FIELD(Rule, order),

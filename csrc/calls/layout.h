@@ -79,6 +79,7 @@ struct Rule {
   bool check_stock;
   bool selective;
   bool lists;
+  bool in_place;
   int64_t records;
   int64_t defers;
   int64_t order;

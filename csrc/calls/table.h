@@ -82,7 +82,8 @@ struct Table : public std::enable_shared_from_this<Table> {
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool check_stock = false;  // stock's gradients are used only if they are finite
   bool selective = false;
-  bool lists = false;  // of tensors, among the arguments or the results
+  bool lists = false;     // of tensors, among the arguments or the results
+  bool in_place = false;  // the operator writes its result to its first argument, and returns that
   // Whether the operators that the vjp calls may be recorded. kWhereFinite: its zeros are strong, and what is recorded
   // is the vjp in plain arithmetic, which serves where its results are finite.
   enum Records : int64_t { kNothing, kVjp, kWhereFinite };
@@ -263,6 +264,7 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->check_stock = sent.check_stock;
   table->selective = sent.selective;
   table->lists = sent.lists;
+  table->in_place = sent.in_place;
   table->records = sent.records;
   table->arguments = sent.argument_count;
   table->tensors = list(sent.tensors);

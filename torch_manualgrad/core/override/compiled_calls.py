@@ -26,11 +26,12 @@ from ..rule.definition import Rule
 from ..rule.derivative import RuleDerivative
 from ..schema import unflatten
 from . import compiled_table
-from .compiled_table import IN_PYTHON, ByRule, UnlessPlain, Way
+from .compiled_table import IN_PYTHON, ByRule, InPlaceByRule, UnlessPlain, Way
 
 __all__ = [
     "IN_PYTHON",
     "ByRule",
+    "InPlaceByRule",
     "CallsLayer",
     "Counts",
     "Served",
@@ -281,9 +282,9 @@ def _numbers_of(served: Sequence[Served]) -> list[tuple[int, int]]:
 
 def _table(way: Way) -> int:
     """The number of a table, which exists until the next layer is made, and as long as a layer or a graph has it."""
-    derivative = way.derivative if isinstance(way, ByRule) else None
+    derivative = way.derivative if isinstance(way, (ByRule, InPlaceByRule)) else None
     known: dict[Any, int] = _of_no_rule if derivative is None else derivative.tables
-    key = way.defers if isinstance(way, ByRule) else way
+    key = way.defers if isinstance(way, ByRule) else type(way) if derivative is not None else way
     number = known.get(key)
     if number is not None and checked(calls_library.manualgrad_calls_hold(ctypes.c_int64(number))):
         return number

@@ -19,7 +19,7 @@ from ..op.derivatives import ReferenceDerivative
 from ..rule.definition import ButManySmall, CompiledVjp, always, real, where_finite
 from ..rule.derivative import RuleDerivative
 
-__all__ = ["DTYPES", "IN_PYTHON", "LAYOUT", "VERSION", "ByRule", "UnlessPlain", "Way", "describe", "layer"]
+__all__ = ["DTYPES", "IN_PYTHON", "LAYOUT", "VERSION", "ByRule", "InPlaceByRule", "UnlessPlain", "Way", "describe", "layer"]
 
 VERSION = 3  # kLayoutVersion in csrc/calls/layout.h
 
@@ -38,6 +38,12 @@ class ByRule(NamedTuple):
 
     derivative: RuleDerivative
     defers: Callable[..., bool] | None
+
+
+class InPlaceByRule(NamedTuple):
+    """Plain calls of the operator's in-place form follow a rule's derivative, where it does not keep what is overwritten."""
+
+    derivative: RuleDerivative
 
 
 class UnlessPlain(NamedTuple):
@@ -59,7 +65,7 @@ class InPython(NamedTuple):
 
 
 IN_PYTHON = InPython()
-Way = ByRule | UnlessPlain | InPython
+Way = ByRule | InPlaceByRule | UnlessPlain | InPython
 
 
 # -- the structs and constants of csrc/calls ----------------------------------------------------------------------------
@@ -179,6 +185,7 @@ class Rule(ctypes.Structure):
         ("check_stock", c_bool),
         ("selective", c_bool),
         ("lists", c_bool),
+        ("in_place", c_bool),
         ("records", c_int64),
         ("defers", c_int64),
         ("order", c_int64),
@@ -266,6 +273,9 @@ def describe(number: int, way: Way) -> Rule:
     found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"")
     if isinstance(way, ByRule):
         _fill(found, way.derivative, way.defers)
+    elif isinstance(way, InPlaceByRule):
+        _fill(found, way.derivative, None)
+        found.in_place = True
     elif isinstance(way, UnlessPlain):
         found.defers = Deferral.UNLESS_TRACKED if way.untracked else Deferral.UNLESS_PLAIN
         found.tensors = _ints(way.tensors)

@@ -219,9 +219,12 @@ def in_calls(layer: Layer, _rules: int) -> compiled_calls.CallsLayer:
     for name, one in _in_place.items():
         places = tuple(one.signature.tensor_like)
         if one.functional in table:
-            of_rule = table[one.functional].derivative is not None
-            served = compiled_calls.Served(name, compiled_calls.UnlessPlain(places, untracked=True))
-            (by_rule if of_rule else others).append(served)
+            derivative = table[one.functional].derivative
+            if derivative is None or derivative.rule.sparse or derivative.forward is not None:
+                way = compiled_calls.UnlessPlain(places, untracked=True)
+            else:
+                way = compiled_calls.InPlaceByRule(derivative)
+            (others if derivative is None else by_rule).append(compiled_calls.Served(name, way))
         elif layer.copies_operands:
             others.append(compiled_calls.Served(name, compiled_calls.UnlessPlain(places)))
     nested = any(one.name == "nested" for one in layer.replacements)
