@@ -111,6 +111,9 @@ struct Kernel : public c10::OperatorKernel {
   static bool deferred(const Table& table, c10::ArrayRef<IValue> arguments) {
     if (table.defers == Table::kNever || table.defers == Table::kAlways) return table.defers == Table::kAlways;
     if (table.defers == Table::kPythonDecides) return deferred_in_python(table, arguments);
+    if (table.defers == Table::kMetadataDecides) {
+      return table.deferrals.of(arguments, [&] { return deferred_in_python(table, arguments); });
+    }
     const at::Tensor& A = arguments[0].toTensor();
     if (table.defers == Table::kReal) return !A.is_complex();
     if (A.dim() < 2) return true;

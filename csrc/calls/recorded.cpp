@@ -525,10 +525,31 @@ variable_list Recording::play(const variable_list& tensors, const variable_list&
 
 // ---- recordings -----------------------------------------------------------------------------------------------------
 
-size_t Recordings::Hash::operator()(const std::vector<int64_t>& key) const {
+size_t KeyHash::operator()(const std::vector<int64_t>& key) const {
   uint64_t found = 0xcbf29ce484222325;
   for (const int64_t n : key) found = (found ^ static_cast<uint64_t>(n)) * 0x9e3779b97f4a7c15, found ^= found >> 32;
   return static_cast<size_t>(found);
+}
+
+bool Answers::of(c10::ArrayRef<IValue> arguments, const std::function<bool()>& function) {
+  Key key;
+  key.numbers.push_back(c10::GradMode::is_enabled());
+  for (const IValue& value : arguments) {
+    const bool is_tensor = value.isTensor() && value.toTensor().defined();
+    if (!(is_tensor ? key.add(variable_list{value.toTensor()}) : key.add(is_absent(value) ? IValue() : value))) {
+      return function();
+    }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(recordings_mutex);
+    const auto found = known_.find(key.numbers);
+    if (found != known_.end()) return found->second;
+  }
+  const bool answer = function();
+  const std::lock_guard<std::mutex> lock(recordings_mutex);
+  if (known_.size() >= kMostKeys) known_.clear();
+  known_.emplace(std::move(key.numbers), answer);
+  return answer;
 }
 
 std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask, const variable_list& tensors,

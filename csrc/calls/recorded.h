@@ -56,6 +56,19 @@ struct Recording {
   int64_t values = 0;
 };
 
+struct KeyHash {
+  size_t operator()(const std::vector<int64_t>& key) const;
+};
+
+// Answers of functions in Python that look at nothing but what the key of a recording holds. Any thread may ask.
+class Answers {
+ public:
+  bool of(c10::ArrayRef<IValue> arguments, const std::function<bool()>& function);
+
+ private:
+  std::unordered_map<std::vector<int64_t>, bool, KeyHash> known_;  // guarded by `recordings_mutex`
+};
+
 using Formula = std::function<variable_list()>;
 
 inline std::mutex recordings_mutex;  // of all of them, so that a fork can hold it
@@ -75,13 +88,9 @@ class Recordings {
     std::shared_ptr<const Recording> recording;
     bool refused = false;
   };
-  struct Hash {
-    size_t operator()(const std::vector<int64_t>& key) const;
-  };
-
   // guarded by `recordings_mutex`
   int64_t generation_ = 0, recorded_ = 0, refused_ = 0;
-  std::unordered_map<std::vector<int64_t>, Entry, Hash> entries_;
+  std::unordered_map<std::vector<int64_t>, Entry, KeyHash> entries_;
 };
 
 }  // namespace manualgrad

@@ -73,11 +73,20 @@ struct Table : public std::enable_shared_from_this<Table> {
   size_t type = 0;   // of the node
   std::string node;
   bool in_python = true;  // every call of an active rule goes to the general kernel
-  // Which tracked calls go to stock. kButManySmall: on the CPU, all but batches of small matrices. kReal: those whose
-  // first argument is real. For kUnlessPlain and kUnlessTracked no rule is active: stock serves plain calls, tracked or
-  // not, and Python all others. A list of tensors is plain if none of them requires grad. With kUnlessTracked, Python
-  // also serves every tracked call.
-  enum Deferral : int64_t { kNever, kPythonDecides, kButManySmall, kAlways, kReal, kUnlessPlain, kUnlessTracked };
+  // Which tracked calls go to stock. kMetadataDecides: Python does, for all calls with one key. kButManySmall: on the
+  // CPU, all but batches of small matrices. kReal: those whose first argument is real. For kUnlessPlain and
+  // kUnlessTracked no rule is active: stock serves plain calls, tracked or not, and Python all others. A list of
+  // tensors is plain if none of them requires grad. With kUnlessTracked, Python also serves every tracked call.
+  enum Deferral : int64_t {
+    kNever,
+    kPythonDecides,
+    kButManySmall,
+    kAlways,
+    kReal,
+    kUnlessPlain,
+    kUnlessTracked,
+    kMetadataDecides
+  };
   enum Fact : int64_t { kSizes, kStrides, kDtype };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool check_stock = false;  // stock's gradients are used only if they are finite
@@ -95,6 +104,7 @@ struct Table : public std::enable_shared_from_this<Table> {
   std::vector<Use> uses;
   std::optional<CompiledVjp> compiled;
   mutable Recordings recordings;
+  mutable Answers deferrals;
 };
 
 inline std::recursive_mutex changes;  // recursive: what is freed under it may run finalizers

@@ -31,9 +31,9 @@ from .compiled_table import IN_PYTHON, ByRule, InPlaceByRule, UnlessPlain, Way
 __all__ = [
     "IN_PYTHON",
     "ByRule",
-    "InPlaceByRule",
     "CallsLayer",
     "Counts",
+    "InPlaceByRule",
     "Served",
     "UnlessPlain",
     "Way",
@@ -393,7 +393,9 @@ def _are_finite(values: Any) -> bool:
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(value, list) and (what == "dtype" or (value and not isinstance(value[0], int))):  # of a list's tensors
+    if isinstance(value, list) and (
+        what == "dtype" or (value and not isinstance(value[0], int))
+    ):  # of a list's tensors
         return [_fact(what, x) for x in value]
     return compiled_table.DTYPES[value] if what == "dtype" else torch.Size(value) if what == "sizes" else tuple(value)
 

@@ -16,10 +16,21 @@ import torch
 
 from ..engine.node import node_name, node_type
 from ..op.derivatives import ReferenceDerivative
-from ..rule.definition import ButManySmall, CompiledVjp, always, real, where_finite
+from ..rule.definition import ButManySmall, ByMetadata, CompiledVjp, always, real, where_finite
 from ..rule.derivative import RuleDerivative
 
-__all__ = ["DTYPES", "IN_PYTHON", "LAYOUT", "VERSION", "ByRule", "InPlaceByRule", "UnlessPlain", "Way", "describe", "layer"]
+__all__ = [
+    "DTYPES",
+    "IN_PYTHON",
+    "LAYOUT",
+    "VERSION",
+    "ByRule",
+    "InPlaceByRule",
+    "UnlessPlain",
+    "Way",
+    "describe",
+    "layer",
+]
 
 VERSION = 3  # kLayoutVersion in csrc/calls/layout.h
 
@@ -92,7 +103,7 @@ class Fact(IntEnum):
 class Deferral(IntEnum):
     """Which tracked calls go to stock."""
 
-    NEVER, PYTHON_DECIDES, BUT_MANY_SMALL, ALWAYS, REAL, UNLESS_PLAIN, UNLESS_TRACKED = range(7)
+    NEVER, PYTHON_DECIDES, BUT_MANY_SMALL, ALWAYS, REAL, UNLESS_PLAIN, UNLESS_TRACKED, METADATA_DECIDES = range(8)
 
 
 class Records(IntEnum):
@@ -331,6 +342,8 @@ def _deferral(defers: Callable[..., bool] | None) -> Deferral:
         return Deferral.NEVER
     if isinstance(defers, ButManySmall):
         return Deferral.BUT_MANY_SMALL
+    if isinstance(defers, ByMetadata):
+        return Deferral.METADATA_DECIDES
     if defers in (always, where_finite):
         return Deferral.ALWAYS
     return Deferral.REAL if defers is real else Deferral.PYTHON_DECIDES

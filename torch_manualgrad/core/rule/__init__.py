@@ -10,6 +10,7 @@ from .declare import Ratio, elementwise, linear_in, rule
 from .definition import (
     IMPROVEMENTS,
     ButManySmall,
+    ByMetadata,
     CompiledVjp,
     Formulas,
     FromResult,
@@ -42,6 +43,7 @@ __all__ = [
     "IMPROVEMENTS",
     "ArgumentBinding",
     "ButManySmall",
+    "ByMetadata",
     "CompiledVjp",
     "Formula",
     "Formulas",

@@ -117,6 +117,20 @@ def real(self: Tensor, *_: Any) -> bool:
     return not self.is_complex()
 
 
+class ByMetadata(NamedTuple):
+    """``defer_to_stock`` whose answer is kept: it depends on no values, and is asked once for each combination of the rest.
+
+    Attributes:
+        function: of the operator's arguments. It may look at sizes, strides, dtypes, devices and at whether they require
+            grad, and at the arguments that are no tensors.
+    """
+
+    function: Callable[..., bool]
+
+    def __call__(self, *args: Any) -> bool:
+        return self.function(*args)
+
+
 class ButManySmall(NamedTuple):
     """``defer_to_stock`` of a rule for batches of square matrices: on the CPU, all calls but many small ones.
 

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import Rule, always, bound_to, formula, operator, rule
+from torch_manualgrad.core.rule import ByMetadata, Rule, always, bound_to, formula, operator, rule
 
 from ..terms import total
 
@@ -274,7 +274,7 @@ backward_like("aten::convolution_backward", input="input")
 convolution_like(
     "aten::_slow_conv2d_forward",
     dilation=[1, 1],
-    defer_to_stock=_is_contiguous,
+    defer_to_stock=ByMetadata(_is_contiguous),
     improves=("values", "missing"),
     **_PLAIN,
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import bind, elementwise, formula, rule
+from torch_manualgrad.core.rule import bind, elementwise, formula, real, rule
 
 from ..shape.common import of_dtype
 from .saturating import logistic, logistic_slope, normal_density
@@ -129,7 +129,7 @@ elementwise(
     "aten::silu",
     infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"),
     improves="missing",
-    defer_to_stock=lambda self: not self.is_complex(),  # of which PyTorch has no derivative
+    defer_to_stock=real,  # of which PyTorch has no derivative
 )
 elementwise(
     "aten::mish",

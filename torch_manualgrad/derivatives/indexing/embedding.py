@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, linear_in
+from torch_manualgrad.core.rule import ByMetadata, formula, linear_in
 
 __all__ = ["embedding_dense_double_backward_symint"]
 
@@ -53,5 +53,7 @@ linear_in(
     "aten::embedding_dense_backward",
     {"grad_output": embedding_dense_double_backward_symint},
     improves="values",
-    defer_to_stock=lambda grad_output, indices, num_weights, padding_idx, scale_grad_by_freq: not scale_grad_by_freq,
+    defer_to_stock=ByMetadata(
+        lambda grad_output, indices, num_weights, padding_idx, scale_grad_by_freq: not scale_grad_by_freq
+    ),
 )

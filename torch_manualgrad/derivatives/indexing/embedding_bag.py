@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import bind, bound_to, formula, parameters, rule
+from torch_manualgrad.core.rule import ByMetadata, bind, bound_to, formula, parameters, rule
 
 from ..terms import tangent_of_product
 
@@ -237,7 +237,7 @@ for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
         },
         jvp={"result0": tangent_of_product(_term, "weight", "per_sample_weights", others=parameters(_term)[2:])},
         not_differentiable=("result1", "result2", "result3"),
-        defer_to_stock=_defer if _name == "_embedding_bag" else None,
+        defer_to_stock=ByMetadata(_defer) if _name == "_embedding_bag" else None,
         improves={"values": "2.15", "missing": None} if _name == "_embedding_bag" else "missing",
         source="ATen derivatives.yaml; the derivatives of the backward are new",
     )

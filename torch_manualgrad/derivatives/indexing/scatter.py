@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, linear_in, rule
+from torch_manualgrad.core.rule import ByMetadata, formula, linear_in, rule
 
 from ..shape.common import in_corner
 
@@ -66,7 +66,7 @@ linear_in(
     "aten::scatter.src",
     {"self": lambda grad, dim, index: grad.scatter(dim, index, 0), "src": scatter_src_backward},
     improves="missing",
-    defer_to_stock=_same_sizes,
+    defer_to_stock=ByMetadata(_same_sizes),
 )
 rule(
     "aten::scatter.value",
@@ -79,7 +79,7 @@ linear_in(
     "aten::scatter_add",
     {"self": lambda grad: grad, "src": scatter_src_backward},
     improves="missing",
-    defer_to_stock=_same_sizes,
+    defer_to_stock=ByMetadata(_same_sizes),
 )
 linear_in("aten::gather", {"self": _gather_vjp})
 linear_in("aten::take", {"self": take_backward})

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import ByMetadata, formula, rule
 
 from ..shape.common import corner, in_corner
 
@@ -280,8 +280,10 @@ rule(
     "aten::scatter_reduce.two",
     vjp={("self", "src"): scatter_reduce_backward},
     jvp={"result": scatter_reduce_jvp},
-    defer_to_stock=lambda self, dim, index, src, reduce, include_self: (
-        index.shape == src.shape and _plain(self, reduce, include_self)
+    defer_to_stock=ByMetadata(
+        lambda self, dim, index, src, reduce, include_self: (
+            index.shape == src.shape and _plain(self, reduce, include_self)
+        )
     ),
     improves=("values", "missing"),
     source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
@@ -290,7 +292,9 @@ rule(
     "aten::index_reduce",
     vjp={("self", "source"): index_reduce_backward},
     jvp={"result": index_reduce_jvp},
-    defer_to_stock=lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self),
+    defer_to_stock=ByMetadata(
+        lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self)
+    ),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
 )

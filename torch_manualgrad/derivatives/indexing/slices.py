@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import linear_in, rule
+from torch_manualgrad.core.rule import ByMetadata, linear_in, rule
 
 from ..shape.common import of_dtype
 
@@ -52,5 +52,5 @@ linear_in(
     "aten::index_fill.int_Tensor",
     {"self": lambda grad, dim, index: grad.index_fill(dim, index, 0), "value": _value_vjp},
     improves="missing",
-    defer_to_stock=lambda self, dim, index, value: not value.requires_grad,
+    defer_to_stock=ByMetadata(lambda self, dim, index, value: not value.requires_grad),
 )

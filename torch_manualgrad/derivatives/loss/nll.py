@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, bind, rule
+from torch_manualgrad.core.rule import ByMetadata, always, bind, rule
 
 from ..terms import sum_over_tangents
 from .common import MEAN, reduced
@@ -115,6 +115,6 @@ _bind(
     aten.nll_loss2d_forward,
     aten.nll_loss2d_backward,
     "nll_loss2d",
-    defer_to_stock=lambda self, *_: self.is_contiguous(),
+    defer_to_stock=ByMetadata(lambda self, *_: self.is_contiguous()),
     improves="missing",
 )

@@ -53,7 +53,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import bound_to, formula, parameters, rule
+from torch_manualgrad.core.rule import ByMetadata, bound_to, formula, parameters, rule
 
 from ..terms import total
 from .normalization import wide
@@ -574,7 +574,7 @@ rule(
     },
     jvp={"output": attention_jvp},
     not_differentiable="logsumexp",
-    defer_to_stock=_defer_to_stock,
+    defer_to_stock=ByMetadata(_defer_to_stock),
     improves="missing",
     source=f"ATen _scaled_dot_product_flash_attention_for_cpu_backward; {SOURCE}",
 )

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import always, bind, formula, rule, rules
+from torch_manualgrad.core.rule import ByMetadata, always, bind, formula, rule, rules
 from torch_manualgrad.core.rule.catalogue import gap
 
 from .normalization import (
@@ -319,7 +319,7 @@ def _forward(name: str, bound: dict[str, Any], others: Sequence[str] = (), **abo
         },
         jvp={"result0": batch_norm_jvp.bind(**bound)},
         not_differentiable=("result1", "result2", *others),
-        **{"defer_to_stock": _defer_to_stock, "improves": "values", "source": _SOURCE, **about},
+        **{"defer_to_stock": ByMetadata(_defer_to_stock), "improves": "values", "source": _SOURCE, **about},
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import FromResult, bind, formula, rule
+from torch_manualgrad.core.rule import ByMetadata, FromResult, bind, formula, rule
 from torch_manualgrad.core.rule.catalogue import gap
 
 from ..elementwise.softmax import softmax_differential
@@ -124,7 +124,9 @@ rule(
     "aten::native_dropout",
     vjp={"input": bind(_dropout, x="grad_result0", mask="result1")},
     jvp={"result0": bind(_dropout, x="input_t", mask="result1")},
-    defer_to_stock=lambda _, p, train: train is not None,  # without ``train`` PyTorch's derivative lacks the scale
+    defer_to_stock=ByMetadata(
+        lambda _, p, train: train is not None
+    ),  # without ``train`` PyTorch's derivative lacks the scale
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
     finite=True,

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import ByMetadata, formula, rule
 
 from .dims import restore_reduced_dims
 from .sums import mean_backward
@@ -200,7 +200,7 @@ rule(
     vjp={"self": var_backward},
     jvp={"result": var_jvp},
     improves="values",
-    defer_to_stock=_pytorch_is_right,
+    defer_to_stock=ByMetadata(_pytorch_is_right),
     source="ATen var_backward",
 )
 rule(
@@ -208,7 +208,7 @@ rule(
     vjp={"self": std_backward},
     jvp={"result": std_jvp},
     improves="values",
-    defer_to_stock=_pytorch_is_right,
+    defer_to_stock=ByMetadata(_pytorch_is_right),
     source="ATen std_backward",
 )
 rule(
@@ -216,7 +216,7 @@ rule(
     vjp={"self": var_mean_backward.bind(gvar="grad_result0", gmean="grad_result1")},
     jvp={"result0": var_jvp, "result1": _mean_jvp},
     improves="values",
-    defer_to_stock=_pytorch_is_right,
+    defer_to_stock=ByMetadata(_pytorch_is_right),
     source="ATen var_mean_backward",
 )
 rule(
@@ -224,6 +224,6 @@ rule(
     vjp={"self": std_mean_backward.bind(gstd="grad_result0", gmean="grad_result1", std="result0")},
     jvp={"result0": std_jvp.bind(result="result0"), "result1": _mean_jvp},
     improves="values",
-    defer_to_stock=_pytorch_is_right,
+    defer_to_stock=ByMetadata(_pytorch_is_right),
     source="ATen std_mean_backward",
 )

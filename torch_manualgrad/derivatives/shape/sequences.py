@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, rule
+from torch_manualgrad.core.rule import formula, real, rule
 
 __all__ = ["pack_padded_sequence_backward"]
 
@@ -52,7 +52,7 @@ rule(
         )[0]
     },
     not_differentiable="result1",
-    defer_to_stock=lambda input, *_: not input.is_complex(),
+    defer_to_stock=real,
     improves="missing",
     source="ATen derivatives.yaml; the operator is linear",
     gaps={"fake": "the shape of the result depends on the lengths"},

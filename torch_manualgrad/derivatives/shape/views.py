@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import formula, linear_in, rule
+from torch_manualgrad.core.rule import formula, linear_in, real, rule
 
 from .common import of_dtype
 
@@ -103,10 +103,6 @@ def _as_strided_scatter_vjp(
     return of_self, of_dtype(of_src, src_dtype)
 
 
-def _real(self: Tensor, *_: Any) -> bool:
-    return not self.is_complex()
-
-
 linear_in("aten::select_backward", {"grad_output": lambda grad, dim, index: grad.select(dim, index)})
 linear_in(
     "aten::slice_backward",
@@ -123,7 +119,7 @@ linear_in(
         "src": lambda grad, dim, index, src_dtype: of_dtype(grad.select(dim, index), src_dtype),
     },
     improves="missing",
-    defer_to_stock=_real,
+    defer_to_stock=real,
 )
 linear_in(
     "aten::slice_scatter",
@@ -136,7 +132,7 @@ linear_in(
         ),
     },
     improves="missing",
-    defer_to_stock=_real,
+    defer_to_stock=real,
 )
 linear_in(
     "aten::diagonal_scatter",
