@@ -533,7 +533,6 @@ size_t KeyHash::operator()(const std::vector<int64_t>& key) const {
 
 bool Answers::of(c10::ArrayRef<IValue> arguments, const std::function<bool()>& function) {
   Key key;
-  key.numbers.push_back(c10::GradMode::is_enabled());
   for (const IValue& value : arguments) {
     const bool is_tensor = value.isTensor() && value.toTensor().defined();
     if (!(is_tensor ? key.add(variable_list{value.toTensor()}) : key.add(is_absent(value) ? IValue() : value))) {

@@ -94,6 +94,32 @@ FAULTS = {
         "",
     ),
     "recordings: an interrupt is lost": ("} catch (const c10::Error&) {  // and not", "} catch (...) {  // and not"),
+    "recordings: constants of a kernel are not in the key": (
+        "constants.push_back(value.isTensor() ? IValue(true) : value);",
+        "constants.push_back(IValue(true));",
+    ),
+    "lists: an element has no edge": (
+        "edges.push_back(present ? torch::autograd::impl::gradient_edge(x.toTensor()) : torch::autograd::Edge());",
+        "edges.push_back(torch::autograd::Edge());",
+    ),
+    "lists: a tangent in one is not seen": (
+        "is_plain = is_plain && x.isTensor() && plain(x.toTensor()) &&",
+        "is_plain = is_plain && x.isTensor() &&",
+    ),
+    "in place: what is overwritten is kept": (
+        "if (table.saved[i] == 0 && (!table.selective",
+        "if (false && (!table.selective",
+    ),
+    "in place: a view is taken for its base": ("target.is_view() ||", ""),
+    "in place: an operand on the same memory is not seen": ("|| x.is_alias_of(target)", ""),
+    "in place: versions are not counted": (
+        "keys & c10::after_autograd_keyset, stack",
+        "keys & c10::after_ADInplaceOrView_keyset, stack",
+    ),
+    "decisions: tensors are not in the key": (
+        "is_tensor ? key.add(variable_list{value.toTensor()})",
+        "is_tensor ? true",
+    ),
     "recordings: modes are not seen": (
         "if (before < 0 || !plain_thread() || !no_autocast() ||",
         "if (before < 0 ||",
@@ -132,7 +158,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    parts = ("calls_strong", "calls", "calls_tables", "custom_op_calls", "recordings")
+    parts = ("calls_strong", "calls", "calls_tables", "calls_in_library", "custom_op_calls", "recordings")
     tests = [str(Path(__file__).with_name(f"test_{part}.py")) for part in parts]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not every_rule", *tests],
