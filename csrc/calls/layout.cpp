@@ -91,6 +91,7 @@ constexpr Entry kEntries[] = {
     CONSTANT(Table::Deferral, kReal),
     CONSTANT(Table::Deferral, kUnlessPlain),
     CONSTANT(Table::Deferral, kUnlessTracked),
+    CONSTANT(Table::Deferral, kMetadataDecides),
     CONSTANT(Table::Records, kNothing),
     CONSTANT(Table::Records, kVjp),
     CONSTANT(Table::Records, kWhereFinite),
