@@ -4,8 +4,6 @@
 #include "node.h"
 #include "table.h"
 
-#include <ATen/core/List.h>
-
 #include <algorithm>
 #include <numeric>
 

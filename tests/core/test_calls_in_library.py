@@ -99,6 +99,7 @@ def test_kernels_of_formulas_in_recordings():
             for _ in range(5):
                 for a, b in zip(twice(wanted), expected, strict=True):
                     torch.testing.assert_close(a, b)
+            assert in_python(lambda: twice(wanted)) == 0
 
 
 def test_a_tangent_in_a_list():
