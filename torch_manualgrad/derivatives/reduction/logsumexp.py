@@ -26,18 +26,23 @@ from .dims import restore_reduced_dims
 def _softmax(
     x: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool, differentiated: bool
 ) -> tuple[Tensor, Tensor]:
-    """Multiples of $w$, and their sum, with the reduced dims; the sum is 1 where $w$ is 0.
+    """Multiples of $w$, and their sum, with the reduced dims; the sum is positive where $w$ is 0.
 
     Where this is ``differentiated`` and $x$ is real, the largest multiple is 1, and constant: where $w$ is close to 1,
     its tangent $w (t - <w, t>)$ would be all rounding.
     """
-    if differentiated and not x.is_complex() and x.numel():
-        shift = x.amax(dim, keepdim=True)
-    else:
-        shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
-    e = (x - torch.where(shift.isinf(), 0, shift)).exp()
-    empty = (shift.real if shift.is_complex() else shift) == -torch.inf
-    return e, torch.where(empty, 1, e.sum(dim, keepdim=True))
+    if x.is_complex() or differentiated:
+        if not x.is_complex() and x.numel():
+            shift = x.amax(dim, keepdim=True)
+        else:
+            shift = restore_reduced_dims(result.detach(), x.dim(), dim, keepdim)
+        e = (x - torch.where(shift.isinf(), 0, shift)).exp()
+        empty = (shift.real if shift.is_complex() else shift) == -torch.inf
+        return e, torch.where(empty, 1, e.sum(dim, keepdim=True))
+    limits = torch.finfo(x.dtype)  # the same in fewer operators: a finite shift leaves -inf, inf and nan as they are
+    shift = restore_reduced_dims(result, x.dim(), dim, keepdim).clamp(limits.min, limits.max)
+    e = (x - shift).exp_()
+    return e, e.sum(dim, keepdim=True).clamp_(min=limits.smallest_normal)
 
 
 @formula
@@ -52,8 +57,12 @@ def logsumexp_backward(grad: Tensor, self: Tensor, result: Tensor, dim: Sequence
     Returns:
         The shape of ``self``.
     """
-    e, total = _softmax(self, result, dim, keepdim, differentiated=torch.is_grad_enabled())
-    return restore_reduced_dims(grad, self.dim(), dim, keepdim) / total.conj() * e.conj()
+    differentiated = torch.is_grad_enabled()
+    e, total = _softmax(self, result, dim, keepdim, differentiated)
+    grad = restore_reduced_dims(grad, self.dim(), dim, keepdim)
+    if differentiated or self.is_complex():
+        return grad / total.conj() * e.conj()
+    return e.div_(total) * grad  # in this order no factor overflows where e is 0
 
 
 @formula
