@@ -167,3 +167,30 @@ def test_vmap_and_compile():
     for i in range(2):
         torch.testing.assert_close(batched[i], torch.stack([e[i] for e in expected]))
         torch.testing.assert_close(compiled[i], expected[0][i])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduce", ["amax", "mean"])
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("op", ["scatter", "index"])
+def test_entries_are_counted_exactly(op, reduce, include_self, dtype):
+    """A half cannot count 3000 entries one by one."""
+    n = 3000
+    x, src = torch.ones(2, dtype=dtype, requires_grad=True), torch.ones(n, dtype=dtype, requires_grad=True)
+    index = torch.zeros(n, dtype=torch.int64)
+    with mg.override():
+        if op == "scatter":
+            y = torch.scatter_reduce(x, 0, index, src, reduce, include_self=include_self)
+        else:
+            y = torch.index_reduce(x, 0, index, src, reduce, include_self=include_self)
+        for _ in range(3):  # the third time it is a recording
+            of_x, of_src = torch.autograd.grad(y, (x, src), torch.tensor([60.0, 2.0], dtype=dtype), retain_graph=True)
+    share = torch.tensor(60.0, dtype=dtype) / (n + include_self)
+    torch.testing.assert_close(of_x, torch.stack([share * include_self, torch.tensor(2.0, dtype=dtype)]))
+    torch.testing.assert_close(of_src, share.expand(n))
+
+
+@pytest.mark.parametrize("name", ["aten::scatter_reduce.two", "aten::index_reduce"])
+def test_no_call_asks_python_who_serves_it(name):
+    """Deciding took as long as the operator. The rule takes all calls, as its backwards take no longer than PyTorch's."""
+    assert mg.rules[name].defer_to_stock is None

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.rule import ByMetadata, formula, rule
+from torch_manualgrad.core.rule import formula, rule
 
 from ..shape.common import corner, in_corner
 
@@ -35,36 +35,72 @@ class _Scatter(NamedTuple):
 
     dim: int
     places: Tensor  # the index
-    reached: Tensor  # of the shape of the result: whether an entry goes there
     counted: bool  # whether the entries of the result's own count everywhere
-
-    def add(self, x: Tensor) -> Tensor:
-        """Sums of what goes to each place."""
-        return x.new_zeros(self.reached.shape).scatter_add(self.dim, self.places, x)
 
     def read(self, x: Tensor) -> Tensor:
         """For each entry, what is at its place."""
         return x.gather(self.dim, self.places)
 
+    def add(self, x: Tensor, sent: Tensor) -> Tensor:
+        """$x$ with the sum of what goes to each place."""
+        return x.scatter_add(self.dim, self.places, sent)
+
     def own(self, x: Tensor) -> Tensor:
         """$x$ where the entries of the result's own count, else zero."""
-        return x if self.counted else x.masked_fill(self.reached, 0)
+        return x if self.counted else x.scatter(self.dim, self.places, 0)
 
-    def mean_of(self) -> Tensor:
-        """How many entries the mean at each place is of."""
-        count = self.add(torch.ones_like(self.places, dtype=torch.int64))
-        return (count + 1 if self.counted else count).clamp(min=1)
+    def mean_of(self, x: Tensor) -> Tensor:
+        """How many entries the mean at each place is of; broadcasts with $x$."""
+        return self._numbers(x, x.shape)
+
+    def _numbers(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        dtype = self.counts(x)
+        count = x.new_full(sizes, int(self.counted), dtype=dtype)
+        count = self.add(count, torch.ones_like(self.places, dtype=dtype))
+        return count if self.counted else count.clamp(min=1)
 
     def attained(self, self_: Tensor, src: Tensor, result: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which entries attain the extremum, and how many there are at each place."""
-        own, sent = self.own(self_ == result), src == self.read(result)
-        return own, sent, own.long() + self.add(sent.long())
+        """1 for the entries that attain the extremum, and how many there are at each place."""
+        dtype = self.counts(self_)
+        own, sent = self.own((self_ == result).to(dtype)), (src == self.read(result)).to(dtype)
+        return own, sent, self.add(own, sent)
+
+    def counts(self, x: Tensor) -> torch.dtype:
+        """The dtype of numbers of entries: that of $x$, if it holds them exactly."""
+        exact = not x.is_complex() and self.places.numel() < 1 / torch.finfo(x.dtype).eps
+        return x.dtype if exact else torch.int64
+
+    def for_each_entry(self, sizes: Sequence[int]) -> Tensor:
+        """The index of each entry of a source of these sizes."""
+        return self.places
+
+
+class _Slices(_Scatter):
+    """The same for an index of one dim, which has one integer for each slice of the source."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.index_select(self.dim, self.places)
+
+    def add(self, x: Tensor, sent: Tensor) -> Tensor:
+        return x.index_add(self.dim, self.places, sent)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x if self.counted else x.index_fill(self.dim, self.places, 0)
+
+    def mean_of(self, x: Tensor) -> Tensor:
+        sizes = [1] * x.dim()
+        sizes[self.dim] = x.shape[self.dim]
+        count = self._replace(dim=0)._numbers(x, [x.shape[self.dim]])
+        return count.reshape(sizes)
+
+    def for_each_entry(self, sizes: Sequence[int]) -> Tensor:
+        shape = [1] * len(sizes)
+        shape[self.dim] = -1
+        return self.places.reshape(shape).expand(sizes)
 
 
 def _scatter(self: Tensor, dim: int, index: Tensor, include_self: bool) -> _Scatter:
-    dim, index = dim % max(self.dim(), 1), torch.atleast_1d(index)
-    reached = torch.zeros_like(torch.atleast_1d(self), dtype=torch.bool).scatter(dim, index, True)
-    return _Scatter(dim, index, reached, include_self)
+    return _Scatter(dim % max(self.dim(), 1), torch.atleast_1d(index), include_self)
 
 
 @formula
@@ -95,22 +131,30 @@ def scatter_reduce_backward(
     if index.numel() == 0:
         return grad, torch.zeros_like(src)
     s = _scatter(self, dim, index, include_self)
-    g, x, sent = (torch.atleast_1d(t) for t in (grad, self, src))
-    sent = corner(sent, s.places.shape)
+    sent = corner(torch.atleast_1d(src), s.places.shape)
+    of_self, of_src = _backward(s, grad, self, sent, reduce, include_self, result)
+    return of_self, in_corner(of_src, src.shape)
+
+
+def _backward(
+    s: _Scatter, grad: Tensor, self: Tensor, sent: Tensor, reduce: str, include_self: bool, result: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cotangents of self and of what is sent, which has a dim."""
+    g, x = torch.atleast_1d(grad), torch.atleast_1d(self)
     if reduce == "sum":
         of_self, of_src = s.own(g), s.read(g)
     elif reduce == "mean":
-        g = g / s.mean_of()
+        g = g / s.mean_of(g)
         of_self, of_src = s.own(g), s.read(g)
     elif reduce == "prod":
-        product, others = scatter_prod_factors(sent, s.dim, s.places, x.shape)
+        product, others = scatter_prod_factors(sent, s.dim, s.for_each_entry(sent.shape), x.shape)
         of_self = g * product.conj() if include_self else s.own(g)
         of_src = s.read(g * x.conj() if include_self else g) * others.conj()
     else:
         own_attains, sent_attains, count = s.attained(x, sent, torch.atleast_1d(result))
         g = g / count
         of_self, of_src = g * own_attains, s.read(g) * sent_attains
-    return of_self.reshape(self.shape), in_corner(of_src, src.shape)
+    return of_self if self.dim() else of_self.reshape(()), of_src
 
 
 @formula
@@ -143,28 +187,39 @@ def scatter_reduce_jvp(
         return dx
     s = _scatter(self_p, dim, index, include_self)
     dsent = torch.zeros_like(src_p) if src_t is None else src_t
-    dx, x, sent, dsent = (torch.atleast_1d(t) for t in (dx, self_p, src_p, dsent))
-    sent, dsent = (corner(t, s.places.shape) for t in (sent, dsent))
+    sent, dsent = (corner(torch.atleast_1d(t), s.places.shape) for t in (src_p, dsent))
+    return _jvp(s, self_p, dx, sent, dsent, reduce, include_self, result)
+
+
+def _jvp(
+    s: _Scatter,
+    self: Tensor,
+    dx: Tensor,
+    sent: Tensor,
+    dsent: Tensor,
+    reduce: str,
+    include_self: bool,
+    result: Tensor,
+) -> Tensor:
+    """The tangent, given those of self and of what is sent, which has a dim."""
+    dx, x = torch.atleast_1d(dx), torch.atleast_1d(self)
     if reduce == "sum":
-        found = s.own(dx) + s.add(dsent)
+        found = s.add(s.own(dx), dsent)
     elif reduce == "mean":
-        found = (s.own(dx) + s.add(dsent)) / s.mean_of()
+        found = s.add(s.own(dx), dsent) / s.mean_of(dx)
     elif reduce == "prod":
-        product, others = scatter_prod_factors(sent, s.dim, s.places, x.shape)
+        product, others = scatter_prod_factors(sent, s.dim, s.for_each_entry(sent.shape), x.shape)
         found = dx * product if include_self else s.own(dx)
-        found = found + s.add(others * dsent * s.read(x) if include_self else others * dsent)
+        sent_t = others * dsent * s.read(x) if include_self else others * dsent
+        found = s.add(found, sent_t)
     else:
         own_attains, sent_attains, count = s.attained(x, sent, torch.atleast_1d(result))
-        found = (dx * own_attains + s.add(dsent * sent_attains)) / count
-    return found.reshape(self_p.shape)
+        found = s.add(dx * own_attains, dsent * sent_attains) / count
+    return found.reshape(self.shape)
 
 
-def _expanded(dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """An index for each slice as one for each entry."""
-    sizes = [1] * source.dim()
-    if sizes:
-        sizes[dim] = -1
-    return index.reshape(sizes).expand(source.shape)
+def _slices(self: Tensor, dim: int, index: Tensor, include_self: bool) -> _Slices:
+    return _Slices(dim % max(self.dim(), 1), torch.atleast_1d(index), include_self)
 
 
 @formula
@@ -187,8 +242,11 @@ def index_reduce_backward(
     Returns:
         The shapes of ``self`` and ``source``.
     """
-    index = _expanded(dim, index, source)
-    return scatter_reduce_backward(grad, self, dim, index, source, reduce, include_self, result)
+    if source.numel() == 0:
+        return grad, torch.zeros_like(source)
+    s, sent = _slices(self, dim, index, include_self), torch.atleast_1d(source)
+    of_self, of_source = _backward(s, grad, self, sent, reduce, include_self, result)
+    return of_self, of_source if source.dim() else of_source.reshape(())
 
 
 @formula
@@ -217,16 +275,12 @@ def index_reduce_jvp(
     References:
         As scatter_reduce_jvp; ATen has none.
     """
-    index = _expanded(dim, index, source_p)
-    return scatter_reduce_jvp(self_p, self_t, dim, index, source_p, source_t, reduce, include_self, result)
-
-
-def _plain(self: Tensor, reduce: str, include_self: bool) -> bool:
-    """Whether PyTorch is right in reverse mode.
-
-    It is not for complex numbers, at several zeros, and where an entry that does not count is the extremum.
-    """
-    return not self.is_complex() and (reduce in ("sum", "mean") or reduce in ("amax", "amin") and include_self)
+    dx = torch.zeros_like(self_p) if self_t is None else self_t
+    if source_p.numel() == 0:
+        return dx
+    dsent = torch.zeros_like(source_p) if source_t is None else source_t
+    sent, dsent = torch.atleast_1d(source_p), torch.atleast_1d(dsent)
+    return _jvp(_slices(self_p, dim, index, include_self), self_p, dx, sent, dsent, reduce, include_self, result)
 
 
 # -- products over groups, and of all entries of a group but one -------------------------------------------------------
@@ -280,11 +334,6 @@ rule(
     "aten::scatter_reduce.two",
     vjp={("self", "src"): scatter_reduce_backward},
     jvp={"result": scatter_reduce_jvp},
-    defer_to_stock=ByMetadata(
-        lambda self, dim, index, src, reduce, include_self: (
-            index.shape == src.shape and _plain(self, reduce, include_self)
-        )
-    ),
     improves=("values", "missing"),
     source="ATen scatter_reduce_backward, scatter_reduce_jvp; products by prefixes and suffixes",
 )
@@ -292,9 +341,6 @@ rule(
     "aten::index_reduce",
     vjp={("self", "source"): index_reduce_backward},
     jvp={"result": index_reduce_jvp},
-    defer_to_stock=ByMetadata(
-        lambda self, dim, index, source, reduce, include_self: _plain(self, reduce, include_self)
-    ),
     improves=("values", "missing"),
     source="ATen index_reduce_backward; products by prefixes and suffixes",
 )

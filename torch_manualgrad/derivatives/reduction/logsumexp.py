@@ -42,7 +42,7 @@ def _softmax(
     limits = torch.finfo(x.dtype)  # the same in fewer operators: a finite shift leaves -inf, inf and nan as they are
     shift = restore_reduced_dims(result, x.dim(), dim, keepdim).clamp(limits.min, limits.max)
     e = (x - shift).exp_()
-    return e, e.sum(dim, keepdim=True).clamp_(min=limits.smallest_normal)
+    return e, e.sum(dim, keepdim=True).clamp(min=limits.smallest_normal)
 
 
 @formula
