@@ -22,16 +22,7 @@ class _amaxamin_jvp(Formula):
     def __call__(_, x: Tensor, dx: Tensor, result: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor: ...
 
 class _aminmax_backward(Formula):
-    def __call__(
-        _,
-        self: Tensor,
-        dim: int | None,
-        keepdim: bool,
-        grad_min: Tensor | None,
-        grad_max: Tensor | None,
-        min: Tensor,
-        max: Tensor,
-    ) -> Tensor: ...
+    def __call__(_, self: Tensor, dim: int | None, keepdim: bool, grad_min: Tensor | None, grad_max: Tensor | None, min: Tensor, max: Tensor) -> Tensor: ...
 
 class _aminmax_jvp(Formula):
     def __call__(_, self_p: Tensor, self_t: Tensor, result: Tensor, dim: int | None, keepdim: bool) -> Tensor: ...
@@ -40,205 +31,43 @@ class _angle_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor) -> Tensor: ...
 
 class _as_strided_scatter_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        self_offset: int,
-        src_sizes: Sequence[int],
-        size: Sequence[int],
-        stride: Sequence[int],
-        storage_offset: int | None,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self_offset: int, src_sizes: Sequence[int], size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> tuple[Tensor, Tensor]: ...
 
 class _as_strided_scatter_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor | None,
-        src_p: Tensor,
-        src_t: Tensor | None,
-        size: Sequence[int],
-        stride: Sequence[int],
-        storage_offset: int | None,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor | None, src_p: Tensor, src_t: Tensor | None, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Tensor: ...
 
 class _atan2_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, other: Tensor, output_mask: Sequence[bool]
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, other: Tensor, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _attention_backward(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _attention_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        grad_out_t: Tensor | None,
-        query: Tensor,
-        query_t: Tensor | None,
-        key: Tensor,
-        key_t: Tensor | None,
-        value: Tensor,
-        value_t: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_mask_t: Tensor | None,
-        is_causal: bool,
-        scale: float | None,
-        of_mask: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, grad_out_t: Tensor | None, query: Tensor, query_t: Tensor | None, key: Tensor, key_t: Tensor | None, value: Tensor, value_t: Tensor | None, attn_mask: Tensor | None, attn_mask_t: Tensor | None, is_causal: bool, scale: float | None, of_mask: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 class _attention_backward_jvp_of_block(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        grad_out_t: Tensor | None,
-        query: Tensor,
-        query_t: Tensor | None,
-        key: Tensor,
-        key_t: Tensor | None,
-        value: Tensor,
-        value_t: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_mask_t: Tensor | None,
-        first: int,
-        is_causal: bool,
-        scale: float | None,
-        of_mask: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, grad_out_t: Tensor | None, query: Tensor, query_t: Tensor | None, key: Tensor, key_t: Tensor | None, value: Tensor, value_t: Tensor | None, attn_mask: Tensor | None, attn_mask_t: Tensor | None, first: int, is_causal: bool, scale: float | None, of_mask: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 class _attention_jvp(Formula):
-    def __call__(
-        _,
-        query: Tensor,
-        query_t: Tensor | None,
-        key: Tensor,
-        key_t: Tensor | None,
-        value: Tensor,
-        value_t: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_mask_t: Tensor | None,
-        is_causal: bool,
-        scale: float | None,
-    ) -> Tensor: ...
+    def __call__(_, query: Tensor, query_t: Tensor | None, key: Tensor, key_t: Tensor | None, value: Tensor, value_t: Tensor | None, attn_mask: Tensor | None, attn_mask_t: Tensor | None, is_causal: bool, scale: float | None) -> Tensor: ...
 
 class _attention_jvp_jvp(Formula):
-    def __call__(
-        _,
-        query: Tensor,
-        query_t: Tensor | None,
-        query_u: Tensor | None,
-        query_tu: Tensor | None,
-        key: Tensor,
-        key_t: Tensor | None,
-        key_u: Tensor | None,
-        key_tu: Tensor | None,
-        value: Tensor,
-        value_t: Tensor | None,
-        value_u: Tensor | None,
-        value_tu: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_mask_t: Tensor | None,
-        attn_mask_u: Tensor | None,
-        attn_mask_tu: Tensor | None,
-        is_causal: bool,
-        scale: float | None,
-    ) -> Tensor: ...
+    def __call__(_, query: Tensor, query_t: Tensor | None, query_u: Tensor | None, query_tu: Tensor | None, key: Tensor, key_t: Tensor | None, key_u: Tensor | None, key_tu: Tensor | None, value: Tensor, value_t: Tensor | None, value_u: Tensor | None, value_tu: Tensor | None, attn_mask: Tensor | None, attn_mask_t: Tensor | None, attn_mask_u: Tensor | None, attn_mask_tu: Tensor | None, is_causal: bool, scale: float | None) -> Tensor: ...
 
 class _attention_jvp_jvp_of_block(Formula):
-    def __call__(
-        _,
-        query: Tensor,
-        query_t: Tensor | None,
-        query_u: Tensor | None,
-        query_tu: Tensor | None,
-        key: Tensor,
-        key_t: Tensor | None,
-        key_u: Tensor | None,
-        key_tu: Tensor | None,
-        value: Tensor,
-        value_t: Tensor | None,
-        value_u: Tensor | None,
-        value_tu: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_mask_t: Tensor | None,
-        attn_mask_u: Tensor | None,
-        attn_mask_tu: Tensor | None,
-        first: int,
-        is_causal: bool,
-        scale: float | None,
-    ) -> Tensor: ...
+    def __call__(_, query: Tensor, query_t: Tensor | None, query_u: Tensor | None, query_tu: Tensor | None, key: Tensor, key_t: Tensor | None, key_u: Tensor | None, key_tu: Tensor | None, value: Tensor, value_t: Tensor | None, value_u: Tensor | None, value_tu: Tensor | None, attn_mask: Tensor | None, attn_mask_t: Tensor | None, attn_mask_u: Tensor | None, attn_mask_tu: Tensor | None, first: int, is_causal: bool, scale: float | None) -> Tensor: ...
 
 class _attention_mask_backward(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor,
-        is_causal: bool,
-        scale: float | None,
-    ) -> Tensor: ...
+    def __call__(_, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, is_causal: bool, scale: float | None) -> Tensor: ...
 
 class _batch_norm_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        grad_out_t: Tensor | None,
-        input: Tensor,
-        input_t: Tensor | None,
-        weight: Tensor | None,
-        weight_t: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        train: bool,
-        eps: float,
-        running_mean_t: Tensor | None = None,
-        running_var_t: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, grad_out_t: Tensor | None, input: Tensor, input_t: Tensor | None, weight: Tensor | None, weight_t: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, train: bool, eps: float, running_mean_t: Tensor | None = None, running_var_t: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _batch_norm_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight_p: Tensor | None,
-        weight_t: Tensor | None,
-        bias_t: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        train: bool,
-        eps: float,
-        running_mean_t: Tensor | None = None,
-        running_var_t: Tensor | None = None,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight_p: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, train: bool, eps: float, running_mean_t: Tensor | None = None, running_var_t: Tensor | None = None) -> Tensor: ...
 
 class _batchnorm_double_backward(Formula):
-    def __call__(
-        _,
-        input: Tensor,
-        gamma: Tensor | None,
-        ggI: Tensor | None,
-        ggG: Tensor | None,
-        ggB: Tensor | None,
-        gO: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        training: bool,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, gamma: Tensor | None, ggI: Tensor | None, ggG: Tensor | None, ggB: Tensor | None, gO: Tensor, running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _bessel_j0(Formula):
     def __call__(_, self: Tensor) -> Tensor: ...
@@ -253,52 +82,28 @@ class _bessel_y1(Formula):
     def __call__(_, self: Tensor) -> Tensor: ...
 
 class _binary_cross_entropy_double_backward(Formula):
-    def __call__(
-        _, grad_output: Tensor, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
-    ) -> Tensor: ...
+    def __call__(_, grad_output: Tensor, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _binary_cross_entropy_double_backward_grad_output(Formula):
     def __call__(_, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _binary_cross_entropy_double_backward_target(Formula):
-    def __call__(
-        _, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _binary_cross_entropy_target_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _binary_cross_entropy_with_logits_backward(Formula):
-    def __call__(
-        _, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _binary_cross_entropy_with_logits_target_backward(Formula):
-    def __call__(
-        _,
-        grad_output: Tensor,
-        self: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        pos_weight: Tensor | None,
-        reduction: int,
-    ) -> Tensor: ...
+    def __call__(_, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _cdist_backward(Formula):
     def __call__(_, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor: ...
 
 class _cdist_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        grad_t: Tensor | None,
-        x1: Tensor,
-        x1_t: Tensor | None,
-        x2: Tensor,
-        x2_t: Tensor | None,
-        p: float,
-        cdist: Tensor,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_t: Tensor | None, x1: Tensor, x1_t: Tensor | None, x2: Tensor, x2_t: Tensor | None, p: float, cdist: Tensor) -> Tensor: ...
 
 class _cdist_double_backward(Formula):
     def __call__(_, gg: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -319,38 +124,22 @@ class _cholesky_jvp(Formula):
     def __call__(_, self_t: Tensor, L: Tensor, upper: bool) -> Tensor: ...
 
 class _cholesky_solve_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, input2: Tensor, result: Tensor, upper: bool) -> tuple[Tensor, Tensor]: ...
 
 class _cholesky_solve_jvp(Formula):
-    def __call__(
-        _, result: Tensor, input2: Tensor, input2_t: Tensor | None, self_t: Tensor | None, upper: bool
-    ) -> Tensor: ...
+    def __call__(_, result: Tensor, input2: Tensor, input2_t: Tensor | None, self_t: Tensor | None, upper: bool) -> Tensor: ...
 
 class _chunk_backward_nested(Formula):
-    def __call__(
-        _, grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, chunks: int, dim: int, ragged_dim: int = 1
-    ) -> Tensor: ...
+    def __call__(_, grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, chunks: int, dim: int, ragged_dim: int = 1) -> Tensor: ...
 
 class _clamp_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor: ...
 
 class _clamp_backward_min_max(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, min: Tensor, max: Tensor, grad_input_mask: Sequence[bool]
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, min: Tensor, max: Tensor, grad_input_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _clamp_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor | None,
-        min_p: Tensor | None,
-        min_t: Tensor | None,
-        max_p: Tensor | None,
-        max_t: Tensor | None,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor | None, min_p: Tensor | None, min_t: Tensor | None, max_p: Tensor | None, max_t: Tensor | None) -> Tensor: ...
 
 class _complex_sign(Formula):
     def __call__(_, x: Tensor) -> Tensor: ...
@@ -365,37 +154,13 @@ class _convolution_backward_jvp_grad_bias(Formula):
     def __call__(_, grad_out_t: Tensor, grad_bias: Tensor) -> Tensor: ...
 
 class _convolution_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight_p: Tensor,
-        weight_t: Tensor | None,
-        bias_p: Tensor | None,
-        bias_t: Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight_p: Tensor, weight_t: Tensor | None, bias_p: Tensor | None, bias_t: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int) -> Tensor: ...
 
 class _copysign_tensor_self_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, result: Tensor) -> Tensor: ...
 
 class _ctc_loss_gradient(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        log_probs: Tensor,
-        targets: Tensor,
-        input_lengths: Tensor,
-        target_lengths: Tensor,
-        neg_log_likelihood: Tensor,
-        log_alpha: Tensor,
-        blank: int,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, neg_log_likelihood: Tensor, log_alpha: Tensor, blank: int) -> Tensor: ...
 
 class _cummaxmin_backward(Formula):
     def __call__(_, grad: Tensor, sizes: Sequence[int], indices: Tensor, dim: int) -> Tensor: ...
@@ -434,49 +199,16 @@ class _eigh_tridiagonal(Formula):
     def __call__(_, A: Tensor, lower: bool = True) -> tuple[Tensor, Tensor]: ...
 
 class _elu_double_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        grad_output: Tensor,
-        alpha: Number,
-        scale: Number,
-        input_scale: Number,
-        is_result: bool,
-        self_or_result: Tensor,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_output: Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, self_or_result: Tensor) -> Tensor: ...
 
 class _embedding_bag_adjoint(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        indices: Tensor,
-        offset2bag: Tensor,
-        maximum_indices: Tensor,
-        num_weights: int,
-        scale_grad_by_freq: bool,
-        mode: int,
-        per_sample_weights: Tensor | None,
-        padding_idx: int,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, indices: Tensor, offset2bag: Tensor, maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None, padding_idx: int) -> Tensor: ...
 
 class _embedding_bag_linear(Formula):
-    def __call__(
-        _,
-        weight: Tensor,
-        indices: Tensor,
-        offset2bag: Tensor,
-        maximum_indices: Tensor,
-        bags: int,
-        scale_grad_by_freq: bool,
-        mode: int,
-        per_sample_weights: Tensor | None,
-        padding_idx: int,
-    ) -> Tensor: ...
+    def __call__(_, weight: Tensor, indices: Tensor, offset2bag: Tensor, maximum_indices: Tensor, bags: int, scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None, padding_idx: int) -> Tensor: ...
 
 class _embedding_bag_weights(Formula):
-    def __call__(
-        _, grad: Tensor, weight: Tensor, indices: Tensor, offset2bag: Tensor, scale_grad_by_freq: bool, padding_idx: int
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, weight: Tensor, indices: Tensor, offset2bag: Tensor, scale_grad_by_freq: bool, padding_idx: int) -> Tensor: ...
 
 class _embedding_dense_double_backward_symint(Formula):
     def __call__(_, grad: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool = False) -> Tensor: ...
@@ -494,40 +226,16 @@ class _fake_quantize_cachemask_backward(Formula):
     def __call__(_, grad: Tensor, mask: Tensor) -> Tensor: ...
 
 class _fake_quantize_learnable_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        self: Tensor,
-        scale: Tensor,
-        zero_point: Tensor,
-        quant_min: int,
-        quant_max: int,
-        grad_factor: float,
-        axis: int | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float, axis: int | None = None) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _fake_quantize_learnable_jvp(Formula):
-    def __call__(
-        _,
-        self: Tensor,
-        self_t: Tensor | None,
-        scale: Tensor,
-        scale_t: Tensor | None,
-        zero_point: Tensor,
-        zero_point_t: Tensor | None,
-        quant_min: int,
-        quant_max: int,
-        grad_factor: float,
-        axis: int | None = None,
-    ) -> Tensor: ...
+    def __call__(_, self: Tensor, self_t: Tensor | None, scale: Tensor, scale_t: Tensor | None, zero_point: Tensor, zero_point_t: Tensor | None, quant_min: int, quant_max: int, grad_factor: float, axis: int | None = None) -> Tensor: ...
 
 class _fft_c2r_backward(Formula):
     def __call__(_, grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor: ...
 
 class _fft_r2c_backward(Formula):
-    def __call__(
-        _, grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int) -> Tensor: ...
 
 class _first_projector(Formula):
     def __call__(_, B: Tensor, S: Tensor, V: Tensor, first: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -563,130 +271,34 @@ class _glu_jvp(Formula):
     def __call__(_, self_p: Tensor, self_t: Tensor, dim: int) -> Tensor: ...
 
 class _grid_sampler_2d_backward(Formula):
-    def __call__(
-        _,
-        grad_output: Tensor,
-        input: Tensor,
-        grid: Tensor,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _grid_sampler_2d_double_backward(Formula):
-    def __call__(
-        _,
-        ggI: Tensor | None,
-        ggGrid: Tensor | None,
-        grad_output: Tensor,
-        input: Tensor,
-        grid: Tensor,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, ggI: Tensor | None, ggGrid: Tensor | None, grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _grid_sampler_3d_backward(Formula):
-    def __call__(
-        _,
-        grad_output: Tensor,
-        input: Tensor,
-        grid: Tensor,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _grid_sampler_3d_double_backward(Formula):
-    def __call__(
-        _,
-        ggI: Tensor | None,
-        ggGrid: Tensor | None,
-        grad_output: Tensor,
-        input: Tensor,
-        grid: Tensor,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, ggI: Tensor | None, ggGrid: Tensor | None, grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _grid_sampler_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_output_p: Tensor,
-        grad_output_t: Tensor | None,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        grid_p: Tensor,
-        grid_t: Tensor | None,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_output_p: Tensor, grad_output_t: Tensor | None, input_p: Tensor, input_t: Tensor | None, grid_p: Tensor, grid_t: Tensor | None, interpolation_mode: int, padding_mode: int, align_corners: bool, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _grid_sampler_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        grid_p: Tensor,
-        grid_t: Tensor | None,
-        interpolation_mode: int,
-        padding_mode: int,
-        align_corners: bool,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, grid_p: Tensor, grid_t: Tensor | None, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor: ...
 
 class _group_norm_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        grad_out_t: Tensor | None,
-        input: Tensor,
-        input_t: Tensor | None,
-        weight: Tensor | None,
-        weight_t: Tensor | None,
-        rstd: Tensor,
-        N: int,
-        C: int,
-        HxW: int,
-        group: int,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, grad_out_t: Tensor | None, input: Tensor, input_t: Tensor | None, weight: Tensor | None, weight_t: Tensor | None, rstd: Tensor, N: int, C: int, HxW: int, group: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _group_norm_double_backward(Formula):
-    def __call__(
-        _,
-        input: Tensor,
-        weight: Tensor | None,
-        ggI: Tensor | None,
-        ggG: Tensor | None,
-        ggB: Tensor | None,
-        grad_out: Tensor,
-        rstd: Tensor,
-        N: int,
-        C: int,
-        HxW: int,
-        group: int,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, weight: Tensor | None, ggI: Tensor | None, ggG: Tensor | None, ggB: Tensor | None, grad_out: Tensor, rstd: Tensor, N: int, C: int, HxW: int, group: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _group_norm_invstd_jvp(Formula):
     def __call__(_, input_p: Tensor, input_t: Tensor, invstd_p: Tensor, group: int, eps: float) -> Tensor: ...
 
 class _group_norm_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight_p: Tensor | None,
-        weight_t: Tensor | None,
-        bias_t: Tensor | None,
-        group: int,
-        eps: float,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight_p: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, group: int, eps: float) -> Tensor: ...
 
 class _group_norm_mean_jvp(Formula):
     def __call__(_, input_t: Tensor, mean_p: Tensor, group: int) -> Tensor: ...
@@ -710,9 +322,7 @@ class _huber_loss_double_backward(Formula):
     def __call__(_, grad: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor: ...
 
 class _huber_loss_double_backward_grad_output(Formula):
-    def __call__(
-        _, grad: Tensor, grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_output: Tensor, input: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor: ...
 
 class _i1_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, result: Tensor) -> Tensor: ...
@@ -727,31 +337,10 @@ class _index_backward(Formula):
     def __call__(_, zeros_like_self: Tensor, indices: Sequence[Tensor | None], grad: Tensor) -> Tensor: ...
 
 class _index_reduce_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        self: Tensor,
-        dim: int,
-        index: Tensor,
-        source: Tensor,
-        reduce: str,
-        include_self: bool,
-        result: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool, result: Tensor) -> tuple[Tensor, Tensor]: ...
 
 class _index_reduce_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor | None,
-        dim: int,
-        index: Tensor,
-        source_p: Tensor,
-        source_t: Tensor | None,
-        reduce: str,
-        include_self: bool,
-        result: Tensor,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor | None, dim: int, index: Tensor, source_p: Tensor, source_t: Tensor | None, reduce: str, include_self: bool, result: Tensor) -> Tensor: ...
 
 class _infinitely_differentiable_logit_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, eps: float | None) -> Tensor: ...
@@ -763,30 +352,10 @@ class _infinitely_differentiable_native_dropout_backward(Formula):
     def __call__(_, grad: Tensor, mask: Tensor, scale: float) -> Tensor: ...
 
 class _infinitely_differentiable_native_group_norm_backward(Formula):
-    def __call__(
-        _,
-        dY: Tensor | None,
-        dmean: Tensor | None,
-        drstd: Tensor | None,
-        X: Tensor,
-        gamma: Tensor | None,
-        N: int,
-        C: int,
-        HxW: int,
-        group: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, dY: Tensor | None, dmean: Tensor | None, drstd: Tensor | None, X: Tensor, gamma: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _infinitely_differentiable_native_rms_norm_backward(Formula):
-    def __call__(
-        _,
-        dY: Tensor | None,
-        drstd: Tensor | None,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        rstd: Tensor,
-        weight_opt: Tensor | None,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, dY: Tensor | None, drstd: Tensor | None, input: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight_opt: Tensor | None) -> tuple[Tensor, Tensor]: ...
 
 class _infinitely_differentiable_silu_backward(Formula):
     def __call__(_, grad_output: Tensor, input: Tensor) -> Tensor: ...
@@ -795,68 +364,25 @@ class _largest_singular_value(Formula):
     def __call__(_, A: Tensor, S: Tensor, V: Tensor, first: Tensor) -> Tensor: ...
 
 class _layer_norm_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        grad_out_t: Tensor | None,
-        input: Tensor,
-        input_t: Tensor | None,
-        weight: Tensor | None,
-        weight_t: Tensor | None,
-        normalized_shape: Sequence[int],
-        rstd: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, grad_out_t: Tensor | None, input: Tensor, input_t: Tensor | None, weight: Tensor | None, weight_t: Tensor | None, normalized_shape: Sequence[int], rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _layer_norm_backward_nested(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        mean: Tensor,
-        rstd: Tensor,
-        weight: Tensor | None,
-        grad_input_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, input: Tensor, normalized_shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, grad_input_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _layer_norm_double_backward(Formula):
-    def __call__(
-        _,
-        input_t: Tensor,
-        gamma: Tensor | None,
-        ggI: Tensor | None,
-        ggG: Tensor | None,
-        ggB: Tensor | None,
-        gO_t: Tensor,
-        save_mean_t: Tensor,
-        save_invstd_t: Tensor,
-        normalized_shape: Sequence[int],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input_t: Tensor, gamma: Tensor | None, ggI: Tensor | None, ggG: Tensor | None, ggB: Tensor | None, gO_t: Tensor, save_mean_t: Tensor, save_invstd_t: Tensor, normalized_shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _layer_norm_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight_p: Tensor | None,
-        weight_t: Tensor | None,
-        bias_t: Tensor | None,
-        normalized_shape: Sequence[int],
-        eps: float,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight_p: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, normalized_shape: Sequence[int], eps: float) -> Tensor: ...
 
 class _layer_norm_nested(Formula):
-    def __call__(
-        _, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _linalg_cross_backward(Formula):
     def __call__(_, grad: Tensor, other: Tensor, dim: int) -> Tensor: ...
 
 class _linalg_cross_jvp(Formula):
-    def __call__(
-        _, self_p: Tensor, self_t: Tensor | None, other_p: Tensor, other_t: Tensor | None, dim: int
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor | None, other_p: Tensor, other_t: Tensor | None, dim: int) -> Tensor: ...
 
 class _linalg_det_backward(Formula):
     def __call__(_, grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor: ...
@@ -865,56 +391,16 @@ class _linalg_det_jvp(Formula):
     def __call__(_, A_t: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor) -> Tensor: ...
 
 class _linalg_eig_backward(Formula):
-    def __call__(
-        _,
-        grad_L: Tensor | None,
-        grad_V: Tensor | None,
-        L: Tensor,
-        V: Tensor,
-        is_hermitian: bool,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> Tensor: ...
+    def __call__(_, grad_L: Tensor | None, grad_V: Tensor | None, L: Tensor, V: Tensor, is_hermitian: bool, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> Tensor: ...
 
 class _linalg_eig_jvp(Formula):
-    def __call__(
-        _,
-        A_t: Tensor,
-        L: Tensor,
-        V: Tensor,
-        is_hermitian: bool,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, A_t: Tensor, L: Tensor, V: Tensor, is_hermitian: bool, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> tuple[Tensor, Tensor]: ...
 
 class _linalg_eigh_backward(Formula):
-    def __call__(
-        _,
-        grad_L: Tensor | None,
-        grad_V: Tensor | None,
-        L: Tensor,
-        V: Tensor,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> Tensor: ...
+    def __call__(_, grad_L: Tensor | None, grad_V: Tensor | None, L: Tensor, V: Tensor, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> Tensor: ...
 
 class _linalg_eigh_jvp(Formula):
-    def __call__(
-        _,
-        A_t: Tensor,
-        L: Tensor,
-        V: Tensor,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, A_t: Tensor, L: Tensor, V: Tensor, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> tuple[Tensor, Tensor]: ...
 
 class _linalg_inv_backward(Formula):
     def __call__(_, grad_inverse: Tensor, inverse: Tensor) -> Tensor: ...
@@ -923,41 +409,19 @@ class _linalg_inv_jvp(Formula):
     def __call__(_, A_t: Tensor, inverse: Tensor) -> Tensor: ...
 
 class _linalg_lstsq_backward(Formula):
-    def __call__(
-        _,
-        grad_solution: Tensor | None,
-        grad_residuals: Tensor | None,
-        self: Tensor,
-        b: Tensor,
-        solution: Tensor,
-        rank: Tensor,
-        rcond: float | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_solution: Tensor | None, grad_residuals: Tensor | None, self: Tensor, b: Tensor, solution: Tensor, rank: Tensor, rcond: float | None = None) -> tuple[Tensor, Tensor]: ...
 
 class _linalg_lstsq_jvp(Formula):
     def __call__(_, self: Tensor, b: Tensor, self_t: Tensor, b_t: Tensor) -> Tensor: ...
 
 class _linalg_lstsq_residuals_jvp(Formula):
-    def __call__(
-        _, self: Tensor, b: Tensor, self_t: Tensor | None, b_t: Tensor | None, solution: Tensor, residuals: Tensor
-    ) -> Tensor: ...
+    def __call__(_, self: Tensor, b: Tensor, self_t: Tensor | None, b_t: Tensor | None, solution: Tensor, residuals: Tensor) -> Tensor: ...
 
 class _linalg_lstsq_solution_jvp(Formula):
-    def __call__(
-        _,
-        self: Tensor,
-        b: Tensor,
-        self_t: Tensor | None,
-        b_t: Tensor | None,
-        solution: Tensor,
-        rank: Tensor,
-        rcond: float | None = None,
-    ) -> Tensor: ...
+    def __call__(_, self: Tensor, b: Tensor, self_t: Tensor | None, b_t: Tensor | None, solution: Tensor, rank: Tensor, rcond: float | None = None) -> Tensor: ...
 
 class _linalg_lu_backward(Formula):
-    def __call__(
-        _, grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool
-    ) -> Tensor: ...
+    def __call__(_, grad_L: Tensor | None, grad_U: Tensor | None, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> Tensor: ...
 
 class _linalg_lu_jvp(Formula):
     def __call__(_, A_t: Tensor, P: Tensor, L: Tensor, U: Tensor, pivot: bool) -> tuple[Tensor, Tensor]: ...
@@ -966,131 +430,52 @@ class _linalg_lu_solve_LU(Formula):
     def __call__(_, grad: Tensor, LU: Tensor, pivots: Tensor, result: Tensor, left: bool, adjoint: bool) -> Tensor: ...
 
 class _linalg_lu_solve_jvp(Formula):
-    def __call__(
-        _,
-        result: Tensor,
-        LU: Tensor,
-        pivots: Tensor,
-        LU_t: Tensor | None,
-        B_t: Tensor | None,
-        left: bool,
-        adjoint: bool,
-    ) -> Tensor: ...
+    def __call__(_, result: Tensor, LU: Tensor, pivots: Tensor, LU_t: Tensor | None, B_t: Tensor | None, left: bool, adjoint: bool) -> Tensor: ...
 
 class _linalg_matrix_exp_differential(Formula):
     def __call__(_, self: Tensor, grad: Tensor, adjoint: bool) -> Tensor: ...
 
 class _linalg_qr_backward(Formula):
-    def __call__(
-        _, grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str
-    ) -> Tensor: ...
+    def __call__(_, grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor: ...
 
 class _linalg_qr_jvp(Formula):
     def __call__(_, A_t: Tensor, A_p: Tensor, Q: Tensor, R: Tensor, mode: str) -> tuple[Tensor, Tensor]: ...
 
 class _linalg_solve_backward(Formula):
-    def __call__(
-        _, grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_result: Tensor, result: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool) -> tuple[Tensor, Tensor]: ...
 
 class _linalg_solve_jvp(Formula):
-    def __call__(
-        _, dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool
-    ) -> Tensor: ...
+    def __call__(_, dA: Tensor | None, dB: Tensor | None, X: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, left: bool) -> Tensor: ...
 
 class _linalg_solve_triangular_backward(Formula):
-    def __call__(
-        _, grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, A: Tensor, X: Tensor, upper: bool, left: bool, unitriangular: bool) -> tuple[Tensor, Tensor]: ...
 
 class _linalg_solve_triangular_forward_AD(Formula):
-    def __call__(
-        _,
-        self_t: Tensor | None,
-        B_t: Tensor | None,
-        self: Tensor,
-        result: Tensor,
-        upper: bool,
-        left: bool,
-        unitriangular: bool,
-    ) -> Tensor: ...
+    def __call__(_, self_t: Tensor | None, B_t: Tensor | None, self: Tensor, result: Tensor, upper: bool, left: bool, unitriangular: bool) -> Tensor: ...
 
 class _linalg_svd_jvp(Formula):
-    def __call__(
-        _,
-        A_t: Tensor,
-        U: Tensor,
-        S: Tensor,
-        Vh: Tensor,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, A_t: Tensor, U: Tensor, S: Tensor, Vh: Tensor, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _linalg_vector_norm_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, self: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor: ...
 
 class _linalg_vector_norm_jvp(Formula):
-    def __call__(
-        _, self_p: Tensor, self_t: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor, ord: float, result: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor: ...
 
 class _linear_backward(Formula):
     def __call__(_, self: Tensor, grad_output: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _linear_cross_entropy_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        input: Tensor,
-        linear_weight: Tensor,
-        target: Tensor,
-        linear_bias: Tensor | None,
-        weight: Tensor | None,
-        reduction: str,
-        ignore_index: int,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None, reduction: str, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _linear_cross_entropy_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        linear_weight_p: Tensor,
-        linear_weight_t: Tensor | None,
-        target_p: Tensor,
-        target_t: Tensor | None,
-        linear_bias_p: Tensor | None,
-        linear_bias_t: Tensor | None,
-        weight: Tensor | None,
-        reduction: str,
-        ignore_index: int,
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, linear_weight_p: Tensor, linear_weight_t: Tensor | None, target_p: Tensor, target_t: Tensor | None, linear_bias_p: Tensor | None, linear_bias_t: Tensor | None, weight: Tensor | None, reduction: str, ignore_index: int) -> Tensor: ...
 
 class _linear_cross_entropy_target_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        input: Tensor,
-        linear_weight: Tensor,
-        linear_bias: Tensor | None,
-        weight: Tensor | None,
-        reduction: str,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, weight: Tensor | None, reduction: str) -> Tensor: ...
 
 class _linear_double_backward(Formula):
-    def __call__(
-        _,
-        grad_grad_input: Tensor | None,
-        grad_grad_weight: Tensor | None,
-        grad_grad_bias: Tensor | None,
-        self: Tensor,
-        grad_output: Tensor,
-        weight: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_grad_input: Tensor | None, grad_grad_weight: Tensor | None, grad_grad_bias: Tensor | None, self: Tensor, grad_output: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _log1p_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor) -> Tensor: ...
@@ -1141,9 +526,7 @@ class _masked_softmax_differential(Formula):
     def __call__(_, x: Tensor, output: Tensor, mask: Tensor, dim: int | None, mask_type: int | None) -> Tensor: ...
 
 class _matmul_backward_nested(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor | None, other: Tensor | None, offsets: Tensor, grad_input_mask: Sequence[bool]
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor | None, other: Tensor | None, offsets: Tensor, grad_input_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _max_pool_double_backward(Formula):
     def __call__(_, grad: Tensor, indices: Tensor, dim: int) -> Tensor: ...
@@ -1152,66 +535,22 @@ class _maximum_scalar_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, scalar: Number) -> Tensor: ...
 
 class _mean_backward(Formula):
-    def __call__(
-        _, grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None, numel: int, keepdim: bool
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, shape: Sequence[int], dim: Sequence[int] | None, numel: int, keepdim: bool) -> Tensor: ...
 
 class _mkldnn_rnn_layer_differentiable_backward(Formula):
-    def __call__(
-        _,
-        input: Tensor,
-        weight0: Tensor,
-        weight1: Tensor,
-        weight2: Tensor,
-        weight3: Tensor,
-        hx_: Tensor,
-        cx_tmp: Tensor,
-        output: Tensor,
-        grad_output_r_opt: Tensor | None,
-        grad_hy_r_opt: Tensor | None,
-        grad_cy_r_opt: Tensor | None,
-        reverse: bool,
-        mode: int,
-        has_biases: bool,
-        batch_sizes: Sequence[int],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, weight0: Tensor, weight1: Tensor, weight2: Tensor, weight3: Tensor, hx_: Tensor, cx_tmp: Tensor, output: Tensor, grad_output_r_opt: Tensor | None, grad_hy_r_opt: Tensor | None, grad_cy_r_opt: Tensor | None, reverse: bool, mode: int, has_biases: bool, batch_sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
 class _mkldnn_rnn_layer_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight0_p: Tensor,
-        weight0_t: Tensor | None,
-        weight1_p: Tensor,
-        weight1_t: Tensor | None,
-        weight2_p: Tensor,
-        weight2_t: Tensor | None,
-        weight3_p: Tensor,
-        weight3_t: Tensor | None,
-        hx__p: Tensor,
-        hx__t: Tensor | None,
-        cx__p: Tensor,
-        cx__t: Tensor | None,
-        result0: Tensor,
-        reverse: bool,
-        mode: int,
-        has_biases: bool,
-        batch_sizes: Sequence[int],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight0_p: Tensor, weight0_t: Tensor | None, weight1_p: Tensor, weight1_t: Tensor | None, weight2_p: Tensor, weight2_t: Tensor | None, weight3_p: Tensor, weight3_t: Tensor | None, hx__p: Tensor, hx__t: Tensor | None, cx__p: Tensor, cx__t: Tensor | None, result0: Tensor, reverse: bool, mode: int, has_biases: bool, batch_sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _mm_mat1_backward(Formula):
-    def __call__(
-        _, grad: Tensor, mat2: Tensor, mat1_strides: Sequence[int] | None = None, alpha: Number = 1
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, mat2: Tensor, mat1_strides: Sequence[int] | None = None, alpha: Number = 1) -> Tensor: ...
 
 class _mm_mat1_sparse_backward(Formula):
     def __call__(_, grad: Tensor, mat1: Tensor, mat2: Tensor, alpha: Number = 1) -> Tensor: ...
 
 class _mm_mat2_backward(Formula):
-    def __call__(
-        _, grad: Tensor, mat1: Tensor, mat2_strides: Sequence[int] | None = None, alpha: Number = 1
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, mat1: Tensor, mat2_strides: Sequence[int] | None = None, alpha: Number = 1) -> Tensor: ...
 
 class _modified_bessel_i1(Formula):
     def __call__(_, self: Tensor) -> Tensor: ...
@@ -1229,41 +568,13 @@ class _mul_tensor_backward(Formula):
     def __call__(_, grad: Tensor, other: Tensor, self_st: torch.dtype) -> Tensor: ...
 
 class _multi_margin_loss_double_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        grad_output: Tensor,
-        self: Tensor,
-        target: Tensor,
-        p: Number,
-        margin: Number,
-        weight: Tensor | None,
-        reduction: int,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_output: Tensor, self: Tensor, target: Tensor, p: Number, margin: Number, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _multi_margin_loss_gradient(Formula):
-    def __call__(
-        _,
-        grad_output: Tensor,
-        self: Tensor,
-        target: Tensor,
-        p: Number,
-        margin: Number,
-        weight: Tensor | None,
-        reduction: int,
-    ) -> Tensor: ...
+    def __call__(_, grad_output: Tensor, self: Tensor, target: Tensor, p: Number, margin: Number, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _multi_margin_loss_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor,
-        target: Tensor,
-        p: Number,
-        margin: Number,
-        weight: Tensor | None,
-        reduction: int,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor, target: Tensor, p: Number, margin: Number, weight: Tensor | None, reduction: int) -> Tensor: ...
 
 class _multilabel_margin_loss_gradient(Formula):
     def __call__(_, grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor: ...
@@ -1284,63 +595,25 @@ class _nansum_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor: ...
 
 class _native_batch_norm_backward(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        input: Tensor,
-        weight: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        save_mean: Tensor | None,
-        save_invstd: Tensor | None,
-        train: bool,
-        eps: float,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, input: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, save_mean: Tensor | None, save_invstd: Tensor | None, train: bool, eps: float, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _native_dropout_double_backward(Formula):
     def __call__(_, ggI: Tensor, grad: Tensor, mask: Tensor, scale: float) -> Tensor: ...
 
 class _native_layer_norm_backward(Formula):
-    def __call__(
-        _,
-        grad_out: Tensor,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        mean: Tensor,
-        rstd: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        output_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad_out: Tensor, input: Tensor, normalized_shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _nested_attention(Formula):
-    def __call__(
-        _, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]: ...
 
 class _nested_attention_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        y: Tensor,
-        sums: Tensor,
-        q_offsets: Tensor,
-        k_offsets: Tensor,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, sums: Tensor, q_offsets: Tensor, k_offsets: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _nested_inner(Formula):
     def __call__(_, x: Tensor, y: Tensor, offsets: Tensor) -> Tensor: ...
 
 class _nested_linear_backward(Formula):
-    def __call__(
-        _, input: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, grad_output: Tensor, weight: Tensor, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _nested_log_softmax_backward(Formula):
     def __call__(_, grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
@@ -1352,41 +625,19 @@ class _nested_softmax_backward(Formula):
     def __call__(_, grad: Tensor, output: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
 
 class _norm_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, self: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True) -> Tensor: ...
 
 class _norm_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor,
-        p: float,
-        norm: Tensor,
-        dim: Sequence[int] | None = None,
-        keepdim: bool = True,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True) -> Tensor: ...
 
 class _opaque_standard_gamma_grad(Formula):
     def __call__(_, a: Tensor, x: Tensor) -> Tensor: ...
 
 class _ormqr_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, tau: Tensor, other: Tensor, left: bool, transpose: bool
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, tau: Tensor, other: Tensor, left: bool, transpose: bool) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _ormqr_jvp(Formula):
-    def __call__(
-        _,
-        self_t: Tensor | None,
-        tau_t: Tensor | None,
-        other_t: Tensor | None,
-        self_p: Tensor,
-        tau_p: Tensor,
-        other_p: Tensor,
-        left: bool,
-        transpose: bool,
-    ) -> Tensor: ...
+    def __call__(_, self_t: Tensor | None, tau_t: Tensor | None, other_t: Tensor | None, self_p: Tensor, tau_p: Tensor, other_p: Tensor, left: bool, transpose: bool) -> Tensor: ...
 
 class _orthogonal_polynomial(Formula):
     def __call__(_, x: Tensor, n: Tensor, family: str, order: int) -> Tensor: ...
@@ -1398,9 +649,7 @@ class _pdist_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor: ...
 
 class _pdist_backward_jvp(Formula):
-    def __call__(
-        _, grad: Tensor, grad_t: Tensor | None, self: Tensor, self_t: Tensor | None, p: float, pdist: Tensor
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, grad_t: Tensor | None, self: Tensor, self_t: Tensor | None, p: float, pdist: Tensor) -> Tensor: ...
 
 class _pdist_double_backward(Formula):
     def __call__(_, gg: Tensor, grad: Tensor, self: Tensor, p: float) -> tuple[Tensor, Tensor]: ...
@@ -1445,17 +694,13 @@ class _principal_schur(Formula):
     def __call__(_, A: Tensor) -> tuple[Tensor, Tensor]: ...
 
 class _prod_backward(Formula):
-    def __call__(
-        _, grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, input: Tensor, result: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor: ...
 
 class _prod_safe_zeros_backward(Formula):
     def __call__(_, grad: Tensor, inp: Tensor, dim: int) -> Tensor: ...
 
 class _qr_rounding_backward(Formula):
-    def __call__(
-        _, grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_Q: Tensor | None, grad_R: Tensor | None, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor]: ...
 
 class _qr_rounding_jvp(Formula):
     def __call__(_, A_t: Tensor, Q: Tensor, R: Tensor, c: int) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -1473,53 +718,22 @@ class _repeat_backward(Formula):
     def __call__(_, grad: Tensor, repeats: Sequence[int], input_shape: Sequence[int]) -> Tensor: ...
 
 class _rms_norm_backward_nested(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        rstd: Tensor,
-        weight: Tensor | None,
-        grad_input_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, input: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Tensor | None, grad_input_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _rms_norm_double_backward(Formula):
-    def __call__(
-        _,
-        input: Tensor,
-        weight: Tensor | None,
-        ggI: Tensor | None,
-        ggG: Tensor | None,
-        grad_out: Tensor,
-        normalized_shape: Sequence[int],
-        rstd: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, weight: Tensor | None, ggI: Tensor | None, ggG: Tensor | None, grad_out: Tensor, normalized_shape: Sequence[int], rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _rms_norm_jvp(Formula):
-    def __call__(
-        _,
-        input_p: Tensor,
-        input_t: Tensor | None,
-        weight_p: Tensor | None,
-        weight_t: Tensor | None,
-        saved_rstd: Tensor,
-        normalized_shape: Sequence[int],
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor | None, weight_p: Tensor | None, weight_t: Tensor | None, saved_rstd: Tensor, normalized_shape: Sequence[int]) -> Tensor: ...
 
 class _rms_norm_nested(Formula):
-    def __call__(
-        _, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]: ...
 
 class _rms_norm_rstd_jvp(Formula):
-    def __call__(
-        _, input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, normalized_shape: Sequence[int]
-    ) -> Tensor: ...
+    def __call__(_, input_p: Tensor, input_t: Tensor, saved_rstd: Tensor, normalized_shape: Sequence[int]) -> Tensor: ...
 
 class _rrelu_with_noise_backward(Formula):
-    def __call__(
-        _, grad_output: Tensor, self: Tensor, noise: Tensor, lower: float, upper: float, training: bool
-    ) -> Tensor: ...
+    def __call__(_, grad_output: Tensor, self: Tensor, noise: Tensor, lower: float, upper: float, training: bool) -> Tensor: ...
 
 class _scale_grad_by_count(Formula):
     def __call__(_, grad: Tensor, mask: Tensor, dims: Sequence[int]) -> Tensor: ...
@@ -1534,31 +748,10 @@ class _scatter_prod_factors(Formula):
     def __call__(_, src: Tensor, dim: int, index: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]: ...
 
 class _scatter_reduce_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        self: Tensor,
-        dim: int,
-        index: Tensor,
-        src: Tensor,
-        reduce: str,
-        include_self: bool,
-        result: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool, result: Tensor) -> tuple[Tensor, Tensor]: ...
 
 class _scatter_reduce_jvp(Formula):
-    def __call__(
-        _,
-        self_p: Tensor,
-        self_t: Tensor | None,
-        dim: int,
-        index: Tensor,
-        src_p: Tensor,
-        src_t: Tensor | None,
-        reduce: str,
-        include_self: bool,
-        result: Tensor,
-    ) -> Tensor: ...
+    def __call__(_, self_p: Tensor, self_t: Tensor | None, dim: int, index: Tensor, src_p: Tensor, src_t: Tensor | None, reduce: str, include_self: bool, result: Tensor) -> Tensor: ...
 
 class _scatter_src_backward(Formula):
     def __call__(_, grad: Tensor, dim: int, index: Tensor, src_sizes: Sequence[int]) -> Tensor: ...
@@ -1573,17 +766,7 @@ class _segment_log_softmax(Formula):
     def __call__(_, values: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
 
 class _segment_reduce_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        output: Tensor,
-        data: Tensor,
-        reduce: str,
-        lengths: Tensor | None,
-        offsets: Tensor | None,
-        axis: int,
-        initial: Number | None,
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, output: Tensor, data: Tensor, reduce: str, lengths: Tensor | None, offsets: Tensor | None, axis: int, initial: Number | None) -> Tensor: ...
 
 class _segment_softmax(Formula):
     def __call__(_, values: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
@@ -1610,14 +793,10 @@ class _skew_lyapunov(Formula):
     def __call__(_, P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor: ...
 
 class _slice_backward_wrapper(Formula):
-    def __call__(
-        _, grad: Tensor, input_sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, input_sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int) -> Tensor: ...
 
 class _slogdet_backward(Formula):
-    def __call__(
-        _, grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor
-    ) -> Tensor: ...
+    def __call__(_, grad_sign: Tensor | None, grad_logabsdet: Tensor | None, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor) -> Tensor: ...
 
 class _slogdet_jvp(Formula):
     def __call__(_, A_t: Tensor, A: Tensor, sign: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -1662,24 +841,13 @@ class _sparse_mask_backward(Formula):
     def __call__(_, grad: Tensor, mask: Tensor, self_sizes: Sequence[int], sparse: bool) -> Tensor: ...
 
 class _sparse_mm_reduce_backward(Formula):
-    def __call__(
-        _, self: Tensor, grad: Tensor, other: Tensor, reduce: str, output_mask: Sequence[bool]
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, self: Tensor, grad: Tensor, other: Tensor, reduce: str, output_mask: Sequence[bool]) -> tuple[Tensor, Tensor]: ...
 
 class _sparse_mm_reduce_jvp(Formula):
     def __call__(_, self_p: Tensor, other_p: Tensor, other_t: Tensor, reduce: str) -> Tensor: ...
 
 class _sparse_sampled_addmm_backward(Formula):
-    def __call__(
-        _,
-        grad: Tensor,
-        self: Tensor,
-        mat1: Tensor,
-        mat2: Tensor,
-        alpha: Number,
-        beta: Number,
-        grad_input_mask: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def __call__(_, grad: Tensor, self: Tensor, mat1: Tensor, mat2: Tensor, alpha: Number, beta: Number, grad_input_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]: ...
 
 class _sparse_sparse_matmul_backward(Formula):
     def __call__(_, grad: Tensor, a: Tensor, b: Tensor, grad_order: int) -> Tensor: ...
@@ -1688,64 +856,25 @@ class _split_backward(Formula):
     def __call__(_, grads: Sequence[Tensor | None], split_size: int, dim: int, sizes: Sequence[int]) -> Tensor: ...
 
 class _split_with_sizes_backward(Formula):
-    def __call__(
-        _, grads: Sequence[Tensor | None], split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
-    ) -> Tensor: ...
+    def __call__(_, grads: Sequence[Tensor | None], split_sizes: Sequence[int], dim: int, sizes: Sequence[int]) -> Tensor: ...
 
 class _standard_gamma_grad(Formula):
     def __call__(_, a: Tensor, x: Tensor) -> Tensor: ...
 
 class _std_backward(Formula):
-    def __call__(
-        _,
-        result: Tensor,
-        grad: Tensor,
-        self: Tensor,
-        dim: Sequence[int] | None,
-        correction: Number | None,
-        keepdim: bool,
-    ) -> Tensor: ...
+    def __call__(_, result: Tensor, grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _std_jvp(Formula):
-    def __call__(
-        _,
-        self_t: Tensor,
-        self_p: Tensor,
-        result: Tensor,
-        dim: Sequence[int] | None,
-        correction: Number | None,
-        keepdim: bool,
-    ) -> Tensor: ...
+    def __call__(_, self_t: Tensor, self_p: Tensor, result: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _std_mean_backward(Formula):
-    def __call__(
-        _,
-        gstd: Tensor | None,
-        gmean: Tensor | None,
-        self: Tensor,
-        std: Tensor,
-        dim: Sequence[int] | None,
-        correction: Number | None,
-        keepdim: bool,
-    ) -> Tensor: ...
+    def __call__(_, gstd: Tensor | None, gmean: Tensor | None, self: Tensor, std: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _sum_backward(Formula):
     def __call__(_, grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, keepdim: bool) -> Tensor: ...
 
 class _svd_backward(Formula):
-    def __call__(
-        _,
-        grad_U: Tensor | None,
-        grad_S: Tensor | None,
-        grad_Vh: Tensor | None,
-        U: Tensor,
-        S: Tensor,
-        Vh: Tensor,
-        rtol: float | None = None,
-        atol: float = 0.0,
-        broadening: float = 0.0,
-        gauge: str = "warn",
-    ) -> Tensor: ...
+    def __call__(_, grad_U: Tensor | None, grad_S: Tensor | None, grad_Vh: Tensor | None, U: Tensor, S: Tensor, Vh: Tensor, rtol: float | None = None, atol: float = 0.0, broadening: float = 0.0, gauge: str = 'warn') -> Tensor: ...
 
 class _svd_jacobi(Formula):
     def __call__(_, A: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -1760,84 +889,37 @@ class _threshold_backwards_nested(Formula):
     def __call__(_, grad_output: Tensor, input: Tensor, threshold: float) -> Tensor: ...
 
 class _triangular_solve_backward(Formula):
-    def __call__(
-        _,
-        grad_solution: Tensor | None,
-        grad_cloned_coefficient: Tensor | None,
-        self: Tensor,
-        A: Tensor,
-        solution: Tensor,
-        upper: bool,
-        transpose: bool,
-        unitriangular: bool,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_solution: Tensor | None, grad_cloned_coefficient: Tensor | None, self: Tensor, A: Tensor, solution: Tensor, upper: bool, transpose: bool, unitriangular: bool) -> tuple[Tensor, Tensor]: ...
 
 class _triangular_solve_jvp(Formula):
-    def __call__(
-        _,
-        solution: Tensor,
-        A: Tensor,
-        A_t: Tensor | None,
-        self_t: Tensor | None,
-        upper: bool,
-        transpose: bool,
-        unitriangular: bool,
-    ) -> Tensor: ...
+    def __call__(_, solution: Tensor, A: Tensor, A_t: Tensor | None, self_t: Tensor | None, upper: bool, transpose: bool, unitriangular: bool) -> Tensor: ...
 
 class _unbind_backward_nested(Formula):
     def __call__(_, grads: Sequence[Tensor | None], nt_sizes: Tensor, dim: int, values: Tensor) -> Tensor: ...
 
 class _unbind_backward_nested_jagged(Formula):
-    def __call__(
-        _, grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, dim: int, ragged_dim: int = 1
-    ) -> Tensor: ...
+    def __call__(_, grads: Sequence[Tensor | None], self: Tensor, offsets: Tensor, dim: int, ragged_dim: int = 1) -> Tensor: ...
 
 class _value_selecting_reduction_backward(Formula):
     def __call__(_, grad: Tensor, dim: int, indices: Tensor, sizes: Sequence[int], keepdim: bool) -> Tensor: ...
 
 class _var_backward(Formula):
-    def __call__(
-        _, grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool
-    ) -> Tensor: ...
+    def __call__(_, grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _var_jvp(Formula):
-    def __call__(
-        _, self_t: Tensor, self_p: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool
-    ) -> Tensor: ...
+    def __call__(_, self_t: Tensor, self_p: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _var_mean_backward(Formula):
-    def __call__(
-        _,
-        gvar: Tensor | None,
-        gmean: Tensor | None,
-        self: Tensor,
-        dim: Sequence[int] | None,
-        correction: Number | None,
-        keepdim: bool,
-    ) -> Tensor: ...
+    def __call__(_, gvar: Tensor | None, gmean: Tensor | None, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
 class _weight_norm_backward(Formula):
-    def __call__(
-        _, grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> tuple[Tensor, Tensor]: ...
 
 class _weight_norm_backward_jvp(Formula):
-    def __call__(
-        _,
-        grad_w: Tensor,
-        grad_w_t: Tensor | None,
-        saved_v: Tensor,
-        saved_v_t: Tensor | None,
-        saved_g: Tensor,
-        saved_g_t: Tensor | None,
-        saved_norms: Tensor,
-        dim: int,
-    ) -> tuple[Tensor, Tensor]: ...
+    def __call__(_, grad_w: Tensor, grad_w_t: Tensor | None, saved_v: Tensor, saved_v_t: Tensor | None, saved_g: Tensor, saved_g_t: Tensor | None, saved_norms: Tensor, dim: int) -> tuple[Tensor, Tensor]: ...
 
 class _weight_norm_jvp(Formula):
-    def __call__(
-        _, v: Tensor, v_t: Tensor | None, g: Tensor, g_t: Tensor | None, saved_norms: Tensor, dim: int
-    ) -> Tensor: ...
+    def __call__(_, v: Tensor, v_t: Tensor | None, g: Tensor, g_t: Tensor | None, saved_norms: Tensor, dim: int) -> Tensor: ...
 
 class _zeta_self_derivative(Formula):
     def __call__(_, s: Tensor, x: Tensor) -> Tensor: ...
