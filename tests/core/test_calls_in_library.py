@@ -157,6 +157,20 @@ def test_in_place_where_python_serves(name):
                 torch.testing.assert_close(a, b)
 
 
+def test_in_place_with_an_operand_on_the_same_memory():
+    """PyTorch has an error for it in the backward, as it keeps the operand."""
+    x, y = leaf(3, 4), leaf(3, 4, seed=1)
+    expected = derivatives(lambda x, y: (x * y) * (x * y).detach(), (x, y))
+
+    def write(x, y):
+        z = x * y
+        return z.mul_(z.detach())
+
+    with mg.override("*"):
+        for a, b in zip(derivatives(write, (x, y)), expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_in_place_counts_versions_and_refuses_as_pytorch():
     x = leaf(3)
     with mg.override("*"):

@@ -110,7 +110,6 @@ FAULTS = {
         "if (table.saved[i] == 0 && (!table.selective",
         "if (false && (!table.selective",
     ),
-    "in place: a view is taken for its base": ("target.is_view() ||", ""),
     "in place: an operand on the same memory is not seen": ("|| x.is_alias_of(target)", ""),
     "in place: versions are not counted": (
         "keys & c10::after_autograd_keyset, stack",
