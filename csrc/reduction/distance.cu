@@ -31,7 +31,6 @@ __device__ Slice<T> shared_extreme_slice(const T* left, const T* right, int64_t 
   const unsigned together = (0xffffffffu >> (kWarp - width)) << (in_warp - lane);
   const auto ties_with = [&](T norm) {
     unsigned found = 0;
-#pragma unroll 4
     for (int64_t k = lane; k < count; k += width) found += is_tie(modulus(left[k] - right[k]), norm) ? 1 : 0;
     for (int step = width / 2; step > 0; step /= 2) found += __shfl_xor_sync(together, found, step);
     return found;
