@@ -221,3 +221,21 @@ def test_a_decision_by_metadata_is_asked_for_once(monkeypatch):
             y = x.scatter(0, index[:count], leaf(3, seed=1))  # PyTorch's, where the sizes are the same
             assert count == 3 or torch.autograd.grad(y.sum(), x)[0].sum() == 2
     assert len(asked) == 2
+
+
+def test_a_masked_write_of_one_of_its_own_elements():
+    """PyTorch reads the value before it writes, as for a fill; by an index it refuses the same."""
+
+    def write(x):
+        y = x * 1
+        y[y > 3] = y[0]
+        return y
+
+    x = torch.arange(6.0, dtype=torch.float64).requires_grad_()
+    expected = derivatives(write, (x,))
+    with mg.override("*"):
+        for a, b in zip(derivatives(write, (x,)), expected, strict=True):
+            torch.testing.assert_close(a, b)
+        with pytest.raises(RuntimeError, match="memory"):
+            y = x * 1
+            y[torch.tensor([1, 2])] = y[0]

@@ -41,8 +41,8 @@ def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any])
     if storage is None:
         return
     for i in signature.tensor_like[1:]:
-        if signature.names[i] == "value":
-            continue  # of a fill, which reads it once, before it writes
+        if _is_filled_in(signature.names[i], values, i):
+            continue
         for x in tensors_in((values[i],)):
             if storage_of(x) is storage and values_readable((written, x)) and _overlaps(value_of(written), value_of(x)):
                 name, first = signature.names[i], signature.names[0]
@@ -50,6 +50,15 @@ def refuse_partial_overlap(op: Any, signature: Signature, values: Sequence[Any])
                     f"{op.name()}: {name!r} and {first!r}, which is written to, refer in part to a single memory "
                     f"location, so the result depends on the order of the writes. Please clone() {name!r} before the call."
                 )
+
+
+def _is_filled_in(name: str, values: Sequence[Any], i: int) -> bool:
+    """Whether this is the value of a fill, which is read once, before anything is written: of ``x[mask] = value`` too."""
+    if name == "values" and isinstance(values[i], Tensor) and values[i].numel() == 1:
+        return (
+            all(index is None or index.dtype is torch.bool for index in tensors_in(values[1:i])) and values[-1] is False
+        )
+    return name == "value"
 
 
 def _overlaps(written: Tensor, x: Tensor) -> bool:
