@@ -79,20 +79,3 @@ def test_plain_backwards_of_silu_are_atens(dtype):
             second = torch.autograd.forward_ad.unpack_dual(slope).tangent
             expected = torch.func.vmap(torch.func.grad(torch.func.grad(torch.nn.functional.silu)))(x)
         torch.testing.assert_close(second, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_plain_backwards_of_pow_are_those_that_are_differentiated(dtype):
-    """In the base they run fewer operators."""
-    edges = torch.tensor([-math.inf, -2.0, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0, math.inf, math.nan], dtype=dtype)
-    x, y = edges.repeat(10).requires_grad_(), edges.repeat_interleave(10).requires_grad_()
-    g = torch.linspace(-2.0, 3.0, 100).to(dtype)
-    with mg.override("*"):
-        z = torch.pow(x, y)
-        for _ in range(3):  # the third time it is a recording
-            plain = torch.autograd.grad(z, (x, y), g, retain_graph=True)
-        tracked = torch.autograd.grad(z, (x, y), g, create_graph=True)
-    torch.testing.assert_close(plain, tracked, rtol=0, atol=0, equal_nan=True)
-    finite = torch.autograd.grad(torch.pow(x, y), x, g)[0]
-    known = finite.isfinite()
-    torch.testing.assert_close(plain[0][known], finite[known], rtol=0, atol=0)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Kernel, Ratio, elementwise, formula, where_finite
+from torch_manualgrad.core.rule import Ratio, elementwise, formula, where_finite
 
 
 @formula
@@ -53,17 +53,7 @@ def pow_backward(grad: Tensor, self: Tensor, exponent: Number) -> Tensor:
     return torch.zeros_like(grad) if exponent == 0 else grad * (exponent * self.pow(exponent - 1)).conj()
 
 
-def _are_real_of_one_dtype(grad: Tensor, self: Tensor, exponent: Tensor) -> bool:
-    return self.is_floating_point() and grad.dtype == self.dtype == exponent.dtype
-
-
-def _pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
-    """The same values in fewer operators. Which parts are constant matters to their derivatives only."""
-    base = torch.where(exponent == 0, 1, self)
-    return grad * (exponent * base.pow(exponent - 1))
-
-
-@formula(kernels=Kernel(when=_are_real_of_one_dtype, python=_pow_backward_self))
+@formula
 def pow_backward_self(grad: Tensor, self: Tensor, exponent: Tensor) -> Tensor:
     """Cotangent of $x$, given that of $x^y$: $g conj(y x^(y - 1))$.
 
