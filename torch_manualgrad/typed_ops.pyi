@@ -630,9 +630,6 @@ class _norm_backward(Formula):
 class _norm_jvp(Formula):
     def __call__(_, self_p: Tensor, self_t: Tensor, p: float, norm: Tensor, dim: Sequence[int] | None = None, keepdim: bool = True) -> Tensor: ...
 
-class _opaque_standard_gamma_grad(Formula):
-    def __call__(_, a: Tensor, x: Tensor) -> Tensor: ...
-
 class _ormqr_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, tau: Tensor, other: Tensor, left: bool, transpose: bool) -> tuple[Tensor, Tensor, Tensor]: ...
 
@@ -1132,7 +1129,6 @@ class Ops(Registry[Formula]):
     nested_softmax_backward: _nested_softmax_backward
     norm_backward: _norm_backward
     norm_jvp: _norm_jvp
-    opaque_standard_gamma_grad: _opaque_standard_gamma_grad
     ormqr_backward: _ormqr_backward
     ormqr_jvp: _ormqr_jvp
     orthogonal_polynomial: _orthogonal_polynomial

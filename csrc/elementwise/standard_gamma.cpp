@@ -7,11 +7,11 @@
 namespace manualgrad {
 namespace {
 
-template <class T, int Bytes>
+template <class T>
 struct Slopes {
   HOST_INLINE static void run(int64_t begin, int64_t end, const T* a, const T* x, T* out,
                               const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
-    for (int64_t i = begin; i < end; ++i) out[i] = gamma_sample_slope<T, (Bytes > 16)>(a[i], x[i], rule);
+    for (int64_t i = begin; i < end; ++i) out[i] = gamma_sample_slope<T>(a[i], x[i], rule);
   }
 };
 
@@ -20,12 +20,8 @@ struct CpuStandardGamma {
   static void run(int64_t count, const T* a, const T* x, T* out) {
     constexpr int64_t kNumbers = 256;  // as each takes as long as a hundred products
     static const GaussLegendre<GammaTerms<T>::kNodes> rule;
-    with_native([&](auto bytes) {  // vectors of more than 16 bytes come with fused products
-      constexpr int kBytes = decltype(bytes)::value;
-      parallel_for(count, kNumbers, [&](int64_t begin, int64_t end) {
-        run_native<kBytes, Slopes<T, kBytes>>(begin, end, a, x, out, rule);
-      });
-    });
+    parallel_for(count, kNumbers,
+                 [&](int64_t begin, int64_t end) { Multiversion<Slopes<T>>::call(begin, end, a, x, out, rule); });
   }
 };
 

@@ -63,12 +63,9 @@ HOST_DEVICE double log_less_digamma(double a, double x) {
     const double offset = (x - a) / a;
     return (std::abs(offset) < 0.5 ? std::log1p(offset) : std::log(x / a)) - digamma - 1 / a;
   }
-  // The sum of 1 / (a + k), k = 1 to 9: with a + 5 in the middle, those at the same distance from it in pairs.
-  const double q = a * (a + kFar), middle = a + kFar / 2;
-  const double pairs = (2 * q + 25) / ((q + 9) * (q + 16)) + (2 * q + 45) / ((q + 21) * (q + 24));
-  const double sum = 2 * middle * pairs + 1 / middle;
-  const double log_quotient = x > 1e-290 ? std::log(x / z) : std::log(x) - std::log(z);
-  return log_quotient - digamma + sum;
+  double sum = 0;
+  for (int k = 1; k < kFar; ++k) sum += 1 / (a + k);
+  return std::log(x) - std::log(z) - digamma + sum;
 }
 
 // -dP/da in multiples of x^a exp(-x) / Gamma(a + 1), for x < 1.
@@ -76,36 +73,25 @@ template <class T>
 HOST_DEVICE double gamma_slope_by_series(double a, double x, double logs) {
   double term = 1, total = logs;
   for (int n = 1; n < GammaTerms<T>::kSeries; ++n) {
-    const double inverse = 1 / (a + n);
-    term *= x * inverse;
-    logs -= inverse;
+    term *= x / (a + n);
+    logs -= 1 / (a + n);
     total += term * logs;
   }
   return -total;
 }
 
-// a b + c, rounded once if Fused, which is slow where the processor has no such instruction.
-template <bool Fused>
-HOST_DEVICE double product_and(double a, double b, double c) {
-  if constexpr (Fused) return std::fma(a, b, c);
-  return a * b + c;
-}
-
-// exp(x), 0 below -700, by operations that vectors have: 2^k times a polynomial on (-log(2) / 2, log(2) / 2). For float
-// the first terms are left out: the rest is right to 1e-11, and the result still has no error but its rounding.
-template <class T, bool Fused>
+// exp(x), 0 below -700, by operations that vectors have: 2^k times a polynomial on (-log(2) / 2, log(2) / 2).
 HOST_DEVICE double exp_of_lane(double x) {
   constexpr double kLog2 = 1.4426950408889634, kHigh = 0x1.62e42fefa38p-1, kLow = 0x1.ef35793c7673p-45;
   constexpr double kShift = 0x1.8p52;  // whose sum with k has the integer k as its last bits
   constexpr double kTaylor[] = {
       1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040,
       1. / 720,        1. / 120,       1. / 24,       1. / 6,       1. / 2,      1.,         1.};
-  const double in_range = x < -700 ? -700 : x, shifted = product_and<Fused>(in_range, kLog2, kShift),
-               k = shifted - kShift;
-  const double r = product_and<Fused>(-k, kLow, product_and<Fused>(-k, kHigh, in_range));
+  const double in_range = x < -700 ? -700 : x, shifted = in_range * kLog2 + kShift, k = shifted - kShift;
+  const double r = (in_range - k * kHigh) - k * kLow;
   double power = 0;
 #pragma GCC unroll 16
-  for (int i = sizeof(T) == 4 ? 4 : 0; i < 14; ++i) power = product_and<Fused>(power, r, kTaylor[i]);
+  for (const double coefficient : kTaylor) power = power * r + coefficient;
   int64_t bits, exponent;
   std::memcpy(&bits, &power, sizeof bits);
   std::memcpy(&exponent, &shifted, sizeof exponent);
@@ -115,7 +101,6 @@ HOST_DEVICE double exp_of_lane(double x) {
 }
 
 // exp(s) - 1 - s
-template <class T, bool Fused>
 HOST_DEVICE double bend_of_exp(double s) {
   constexpr double kFlat = 0.7;
   constexpr double kTaylor[] = {1. / 355687428096000,
@@ -136,50 +121,38 @@ HOST_DEVICE double bend_of_exp(double s) {
                                 1. / 2};
   double series = 0;
 #pragma GCC unroll 16
-  for (int i = sizeof(T) == 4 ? 5 : 0; i < 16; ++i) series = product_and<Fused>(series, s, kTaylor[i]);
-  return (s < 0 ? -s : s) < kFlat ? series * (s * s) : exp_of_lane<T, Fused>(s) - 1 - s;
+  for (const double coefficient : kTaylor) series = series * s + coefficient;
+  return (s < 0 ? -s : s) < kFlat ? series * s * s : exp_of_lane(s) - 1 - s;
 }
 
 // The same for x >= 1.
-template <class T, bool Fused>
+template <class T>
 HOST_DEVICE double gamma_slope_by_quadrature(double a, double x, double logs,
                                              const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
   constexpr double kCut = GammaTerms<T>::kCut;
   const bool above = x > a - 0.5;
   const double linear = above ? x - a : a - x - kCut / 2;
-  const double square = 2 * kCut * (above ? x : a);
-  const double root = std::abs(linear) < 1e150 ? std::sqrt(linear * linear + square) : std::abs(linear);
-  double bound = 2 * kCut / (linear + root);
-  if (above) {  // few digits are enough: the integrand has no mass there
-    const double closer = std::log1p(static_cast<float>((kCut + a * bound) / x));
-    bound = closer < bound ? closer : bound;
-  } else {
-    bound = -bound;
-  }
-  double terms[GammaTerms<T>::kNodes], sums[4] = {};
+  double bound = 2 * kCut / (linear + std::hypot(linear, std::sqrt(2 * kCut * (above ? x : a))));
+  bound = above ? std::fmin(bound, std::log1p((kCut + a * bound) / x)) : -bound;
+  double terms[GammaTerms<T>::kNodes], total = 0;
 #pragma omp simd
   for (int i = 0; i < GammaTerms<T>::kNodes; ++i) {
     const double s = bound * rule.nodes[i];
-    terms[i] = rule.weights[i] * product_and<Fused>(a, logs + s, 1) *
-               exp_of_lane<T, Fused>(product_and<Fused>(-x, bend_of_exp<T, Fused>(s), (a - x) * s));
+    terms[i] = rule.weights[i] * (a * (logs + s) + 1) * exp_of_lane((a - x) * s - x * bend_of_exp(s));
   }
-  static_assert(GammaTerms<T>::kNodes % 4 == 0);
-  for (int i = 0; i < GammaTerms<T>::kNodes; i += 4) {  // in one order, whatever the vectors are
-    for (int k = 0; k < 4; ++k) sums[k] += terms[i + k];
-  }
-  return bound * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (const double term : terms) total += term;  // in one order, whatever the vectors are
+  return bound * total;
 }
 
 // dx/da; 0 at x = 0, and nan where there is no such sample. Takes the rule, as a static variable has a lock.
-template <class T, bool Fused>
+template <class T>
 HOST_DEVICE T gamma_sample_slope(T shape, T sample, const GaussLegendre<GammaTerms<T>::kNodes>& rule) {
   const double a = shape, x = sample;
   if (!(a > 0 && x > 0 && std::isfinite(a) && std::isfinite(x))) {
     return x == 0 ? T{0} : std::numeric_limits<T>::quiet_NaN();
   }
   const double logs = log_less_digamma(a, x);
-  const double slope =
-      x < 1 ? gamma_slope_by_series<T>(a, x, logs) : gamma_slope_by_quadrature<T, Fused>(a, x, logs, rule);
+  const double slope = x < 1 ? gamma_slope_by_series<T>(a, x, logs) : gamma_slope_by_quadrature<T>(a, x, logs, rule);
   return static_cast<T>(x / a * slope);
 }
 

@@ -8,7 +8,6 @@ import torch
 
 import torch_manualgrad as mg
 from torch_manualgrad.core import libraries
-from torch_manualgrad.derivatives.elementwise import incomplete_gamma
 from torch_manualgrad.derivatives.elementwise.incomplete_gamma import igamma_self_derivative
 
 F64 = torch.float64
@@ -153,48 +152,3 @@ def test_cases_that_the_sample_kernel_declines():
     half = formula(a.half(), x.half())
     assert half.dtype == torch.half
     torch.testing.assert_close(half.to(F64), formula(a.half().to(F64), x.half().to(F64)), rtol=1e-3, atol=0)
-
-
-def test_first_orders_of_samples_never_run_the_body(monkeypatch):
-    """It calls a hundred operators. A graph of the backward, and a shape that was expanded, need none of them."""
-    if not any(library.loaded for library in libraries.status()):
-        pytest.skip("the kernel is compiled")
-    base = torch.tensor([0.3, 0.7, 3.0, 40.0], dtype=F64, requires_grad=True)
-    expanded = base[:1].expand(5, 3)
-
-    def fail(*_):
-        raise AssertionError("the body runs")
-
-    expected = []
-    for a in (base, expanded):
-        x = torch._standard_gamma(a.detach())
-        expected.append((x, mg.ops.standard_gamma_grad.reference(a.detach(), x)))
-    monkeypatch.setattr(incomplete_gamma, "_of_a_sample", fail)
-    for a, (x, slope) in zip((base, expanded), expected):
-        torch.testing.assert_close(mg.ops.standard_gamma_grad(a.detach(), x), slope, rtol=1e-13, atol=0)
-        with mg.override():
-            y = torch._standard_gamma(a)
-            for _ in range(3):  # the third time it is a recording
-                (plain,) = torch.autograd.grad(y, a, torch.ones_like(y), retain_graph=True)
-                (again,) = torch.autograd.grad(y, a, torch.ones_like(y), create_graph=True)
-                assert again.requires_grad
-                torch.testing.assert_close(plain, mg.ops.standard_gamma_grad(a.detach(), y.detach()), rtol=0, atol=0)
-                torch.testing.assert_close(again, plain, rtol=0, atol=0)
-    with pytest.raises(AssertionError, match="the body runs"):
-        torch.autograd.grad(again.sum(), a)
-
-
-def test_third_order_of_samples():
-    shape = torch.tensor([0.3, 3.0, 40.0], dtype=F64)
-    slope = mg.ops.standard_gamma_grad
-
-    def along(f):
-        """The derivative of f(a, x) in a, where x moves with a."""
-        return lambda a, x: torch.func.jvp(f, (a, x), (torch.ones_like(a), slope(a, x)))[1]
-
-    def order(n, f):
-        return f if n == 0 else torch.func.grad(lambda a: order(n - 1, f)(a).sum())
-
-    with mg.override():
-        third = order(3, samples)(shape)
-    torch.testing.assert_close(third, along(along(slope))(shape, samples(shape)), rtol=1e-9, atol=0)

@@ -157,19 +157,16 @@ def igamma_self_derivative(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _takes(a: Tensor, x: Tensor) -> bool:
-    return _takes_copies(a, x) and a.is_contiguous() and x.is_contiguous()
+    return (
+        x.dtype in (torch.float32, torch.float64)
+        and a.dtype == x.dtype
+        and a.shape == x.shape
+        and a.is_contiguous()
+        and x.is_contiguous()
+    )
 
 
-def _takes_copies(a: Tensor, x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float64) and a.dtype == x.dtype and a.shape == x.shape
-
-
-def _of_copies(a: Tensor, x: Tensor) -> Tensor:
-    """For other strides, such as those of a shape that was expanded."""
-    return standard_gamma_grad(a.contiguous(), x.contiguous())
-
-
-@formula(kernels=(Kernel("cpu", when=_takes), Kernel("cpu", when=_takes_copies, python=_of_copies)))
+@formula(kernels=Kernel("cpu", when=_takes))
 def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
     """The derivative of a sample $x$ of the gamma distribution in its shape $a$: $-(dP/da) / (dP/dx)$.
 
@@ -185,31 +182,6 @@ def standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
         no derivative.
     """
     return _of_a_sample(a, x)
-
-
-@formula(kernel=("default",))
-def opaque_standard_gamma_grad(a: Tensor, x: Tensor) -> Tensor:
-    """`standard_gamma_grad` as one operator: its body, of a hundred operators, runs only if this is differentiated.
-
-    Args:
-        a: real, positive.
-        x: the sample, the shape of ``a``.
-
-    Returns:
-        The shape of ``x``; 0 at $x = 0$.
-    """
-    return _of_a_sample(a, x)
-
-
-@opaque_standard_gamma_grad.impl("default")
-def _slope_of_samples(a: Tensor, x: Tensor) -> Tensor:
-    with torch.no_grad():  # what autograd tracks would run the body
-        return standard_gamma_grad(a, x)
-
-
-def _times_slope(factor: Tensor, a: Tensor, x: Tensor) -> Tensor:
-    slope = opaque_standard_gamma_grad if torch.is_grad_enabled() else standard_gamma_grad
-    return factor * slope(a, x)
 
 
 def _density(self: Tensor, other: Tensor) -> Tensor:
@@ -242,8 +214,8 @@ elementwise(
 )
 rule(
     "aten::_standard_gamma",
-    vjp={"self": lambda grad, self, result: _times_slope(grad, self, result)},
-    jvp={"result": lambda self_t, self, result: _times_slope(self_t, self, result)},
+    vjp={"self": lambda grad, self, result: grad * standard_gamma_grad(self, result)},
+    jvp={"result": lambda self_t, self, result: self_t * standard_gamma_grad(self, result)},
     improves=("values", "missing"),
     source="ATen standard_gamma_grad; its derivatives are new",
     gaps=dict.fromkeys(("vmap", "vmap-grad"), "PyTorch's vmap draws for a batch with randomness='different' only"),
