@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -56,26 +54,3 @@ def test_polar_backward():
     torch.testing.assert_close(list(mg.ops.polar_backward(grad, torch.polar(length, angle))), expected)
     at_zero, _ = mg.ops.polar_backward(grad, torch.zeros(5, dtype=torch.complex128))
     assert at_zero.eq(0).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_plain_backwards_of_silu_are_atens(dtype):
-    """One operator. What is differentiated again, in either mode, runs the body of the formula."""
-    x = torch.tensor(
-        [-math.inf, -90.0, -1.3, -0.0, 0.0, 0.7, 20.0, math.inf, math.nan], dtype=dtype, requires_grad=True
-    )
-    g = torch.linspace(-2.0, 3.0, 9).to(dtype)
-    expected = torch.ops.aten.silu_backward(g, x.detach())
-    with mg.override("*"):
-        y = torch.nn.functional.silu(x)
-        for _ in range(3):  # the third time it is a recording
-            (found,) = torch.autograd.grad(y, x, g, retain_graph=True)
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    if dtype == torch.float64:
-        x = torch.tensor([-1.3, 0.0, 0.7], dtype=dtype)
-        with mg.override("*"), torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), torch.ones_like(x))
-            (slope,) = torch.autograd.grad(torch.nn.functional.silu(dual).sum(), dual)  # not recorded, with a tangent
-            second = torch.autograd.forward_ad.unpack_dual(slope).tangent
-            expected = torch.func.vmap(torch.func.grad(torch.func.grad(torch.nn.functional.silu)))(x)
-        torch.testing.assert_close(second, expected)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.types import Number
 
-from torch_manualgrad.core.rule import Kernel, bind, elementwise, formula, real, rule
+from torch_manualgrad.core.rule import bind, elementwise, formula, real, rule
 
 from ..shape.common import of_dtype
 from .saturating import logistic, logistic_slope, normal_density
@@ -24,16 +24,7 @@ from .saturating import logistic, logistic_slope, normal_density
 aten = torch.ops.aten
 
 
-def _is_atens(grad_output: Tensor, input: Tensor) -> bool:
-    return not input.is_complex() and grad_output.dtype == input.dtype and grad_output.shape == input.shape
-
-
-def _silu_backward(grad_output: Tensor, input: Tensor) -> Tensor:
-    """The same in one operator, of which PyTorch has no derivative."""
-    return aten.silu_backward(grad_output, input)
-
-
-@formula(kernels=Kernel(when=_is_atens, python=_silu_backward))
+@formula
 def infinitely_differentiable_silu_backward(grad_output: Tensor, input: Tensor) -> Tensor:
     """Cotangent of $x$, given that of $x s(x)$, with $s$ the sigmoid: $g conj(s (1 + x (1 - s)))$.
 
@@ -138,7 +129,7 @@ elementwise(
     "aten::silu",
     infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"),
     improves="missing",
-    defer_to_stock=real,  # PyTorch has no derivative of complex silu
+    defer_to_stock=real,  # of which PyTorch has no derivative
 )
 elementwise(
     "aten::mish",

@@ -34,11 +34,15 @@ def part(x: Tensor, whole: Tensor, half: Tensor | None = None) -> Tensor:
 
 def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None]:
     """Where $x$ is the result, and where it shares that with one bound."""
-    if not _SHARED:
-        return _both(self, None if min is None else self >= min, None if max is None else self <= max), None
-    if not isinstance(min, Tensor) and not isinstance(max, Tensor):
-        return _both(self, None if min is None else self > min, None if max is None else self < max), None
     inside = torch.ones_like(self, dtype=torch.bool)
+    if _SHARED and not isinstance(min, Tensor) and not isinstance(max, Tensor):
+        if min is not None:
+            inside = inside & (self > min)
+        return inside if max is None else inside & (self < max), None
+    if not _SHARED:
+        if min is not None:
+            inside = inside & (self >= min)
+        return inside if max is None else inside & (self <= max), None
     low, high = _equal(self, min), _equal(self, max)
     if min is not None:
         inside = inside & ~(self < min)
@@ -47,13 +51,6 @@ def _where_self(self: Tensor, min: Any, max: Any) -> tuple[Tensor, Tensor | None
     if min is not None and max is not None:
         inside = inside & ~(min > max)
     return inside & (low == high), inside & (low != high)  # between equal bounds x is the result
-
-
-def _both(self: Tensor, above: Tensor | None, below: Tensor | None) -> Tensor:
-    """Where both hold; one that is None holds everywhere."""
-    if above is None:
-        return torch.ones_like(self, dtype=torch.bool) if below is None else below
-    return above if below is None else above & below
 
 
 def _where_min(self: Tensor, min: Tensor, max: Tensor | None) -> tuple[Tensor, Tensor | None]:
