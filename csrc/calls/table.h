@@ -160,7 +160,7 @@ inline bool is_absent(const IValue& value) {
   return value.isNone() || (value.isTensor() && !value.toTensor().defined());
 }
 
-// A list of tensors, some of which may be absent.
+// Whether this is a list of tensors. Some of them may be absent.
 inline bool is_tensors(const IValue& value) { return value.isTensorList() || value.isOptionalTensorList(); }
 
 // function(x) of a value that is one, or of each element of a list of them.

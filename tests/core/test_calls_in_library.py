@@ -223,6 +223,24 @@ def test_a_decision_by_metadata_is_asked_for_once(monkeypatch):
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("which", [(), ("*",)], ids=["improving", "all"])
+def test_a_write_to_an_expanded_tensor_is_pytorchs(which):
+    """index_put_ warns that it is deprecated; most other operators refuse it."""
+    rows, value = (torch.tensor([0]),), torch.ones(1, 1, requires_grad=True)
+
+    def write():
+        return torch.zeros(1, 4).expand(3, 4).index_put_(rows, value)
+
+    with pytest.warns(UserWarning, match="expanded"):
+        expected = write()
+    with mg.override(*which):
+        with pytest.warns(UserWarning, match="expanded"):
+            found = write()
+        with pytest.raises(RuntimeError, match="single memory location"):
+            torch.zeros(1, 4).expand(3, 4).add_(value)
+    assert torch.equal(found, expected) and found.requires_grad
+
+
 def test_a_masked_write_of_one_of_its_own_elements():
     """PyTorch reads the value before it writes, as for a fill; by an index it refuses the same."""
 

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import torch_manualgrad as mg
 from helpers.tensors import is_dense_differentiable
+from torch_manualgrad.core.override import compiled_calls
 from torch_manualgrad.core.rule import parameters
 
 RULES = list(mg.rules.values())
@@ -92,6 +93,20 @@ def orders(call, values, order=3):
             if not found:
                 break
     return results
+
+
+def played_and_in_python(call, rule, others, **how):
+    """The results of `orders` at other values under "*": played from a recording, and in Python. None if Python raises."""
+    with mg.override(rule, "*", **how):
+        try:
+            with compiled_calls.recording_after(-1):
+                expected = orders(call, others)
+        except (RuntimeError, NotImplementedError):
+            return None
+        with compiled_calls.recording_after(0):
+            orders(call, call.inputs)
+            orders(call, call.inputs)
+            return orders(call, others), expected
 
 
 def local(name, **about):

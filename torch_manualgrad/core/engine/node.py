@@ -489,7 +489,14 @@ def _saved(place: int) -> Callable[[Any], Any]:
 def _of_list(
     read: Callable[[int], Callable[[Any], Any]], place: int, is_list: bool, lengths: int
 ) -> Callable[[Any], Any]:
-    """What is saved of one argument where lists are; the constant at ``lengths`` has the lengths of what is saved."""
+    """Reads one saved argument of an operator with lists, whose elements are saved one by one.
+
+    Args:
+        read: makes the function that reads one saved tensor.
+        place: of the argument among those that are saved.
+        is_list: whether the argument is a list.
+        lengths: the place of the constant that has the length of each saved argument, -1 for a tensor.
+    """
 
     def read_all(node: Any) -> Any:
         counts = [1 if n < 0 else n for n in _constant(lengths)(node)]

@@ -127,6 +127,8 @@ def in_place_kernel(
                 args, kwargs = signature.split(_with_copies(signature, values))
             return stock(keyset, *args, **kwargs)
         target = values[0]
+        if mode is Mode.PLAIN_REVERSE and any(s == 0 and n > 1 for n, s in zip(target.shape, target.stride())):
+            return stock(keyset, *args, **kwargs)  # an expanded tensor: most operators refuse it, and index_put_ warns
         refuse_partial_overlap(op, signature, values)
         if isinstance(derivative, ForwardMode):
             keeps = True

@@ -129,7 +129,7 @@ elementwise(
     "aten::silu",
     infinitely_differentiable_silu_backward.bind(grad_output="grad", input="self"),
     improves="missing",
-    defer_to_stock=real,  # of which PyTorch has no derivative
+    defer_to_stock=real,  # PyTorch has no derivative for complex numbers
 )
 elementwise(
     "aten::mish",

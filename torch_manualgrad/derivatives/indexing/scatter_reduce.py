@@ -50,7 +50,7 @@ class _Scatter(NamedTuple):
         return x if self.counted else x.scatter(self.dim, self.places, 0)
 
     def mean_of(self, x: Tensor) -> Tensor:
-        """How many entries the mean at each place is of; broadcasts with $x$."""
+        """The number of entries that each mean is taken over; broadcasts with $x$."""
         return self._numbers(x, x.shape)
 
     def _numbers(self, x: Tensor, sizes: Sequence[int]) -> Tensor:

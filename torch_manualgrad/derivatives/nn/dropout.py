@@ -124,9 +124,8 @@ rule(
     "aten::native_dropout",
     vjp={"input": bind(_dropout, x="grad_result0", mask="result1")},
     jvp={"result0": bind(_dropout, x="input_t", mask="result1")},
-    defer_to_stock=ByMetadata(
-        lambda _, p, train: train is not None
-    ),  # without ``train`` PyTorch's derivative lacks the scale
+    # without ``train`` PyTorch's derivative lacks the scale
+    defer_to_stock=ByMetadata(lambda _, p, train: train is not None),
     improves="values",
     source="ATen infinitely_differentiable_native_dropout_backward",
     finite=True,

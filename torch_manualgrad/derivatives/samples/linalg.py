@@ -115,7 +115,7 @@ def eig(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
 
 @probe_for("aten::linalg_eig")
 def eig_probe(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorted: the order in which eigenvalues are found can change with a small step."""
+    """Eigenvalues in a fixed order. That of LAPACK and cuSOLVER can change when the matrix changes a little."""
     L, V = torch.ops.aten.linalg_eig(A)
     order = (L.real + 0.1 * L.imag).detach().argsort(-1)
     return L.gather(-1, order), projectors(V).gather(-3, order[..., None, None].expand(*V.shape, V.shape[-1]))
