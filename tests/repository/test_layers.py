@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.rules import local
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.override import compiled_calls
@@ -65,6 +66,18 @@ def test_a_plain_call_enters_no_python():
         torch.autograd.grad(torch.linalg.vector_norm(x), x)
         found, _ = stacks(lambda: torch.autograd.grad(torch.linalg.vector_norm(x), x))
     assert not found
+
+
+def test_an_untracked_write_enters_no_python_where_the_rule_does():
+    def vjp(grad, self_storage_offset):  # a fact that C++ does not save
+        return 2 * grad
+
+    with mg.override(local("aten::sin", vjp={"self": vjp})):
+        found, _ = stacks(lambda: torch.ones(3).sin_())
+        assert not found or not compiled_calls.loaded()
+        x = torch.ones(3, requires_grad=True)
+        (g,) = torch.autograd.grad((x * 1).sin_().sum(), x)
+    assert torch.equal(g, torch.full_like(g, 2))
 
 
 @pytest.mark.parametrize("write", [lambda x, y: x.zero_(), lambda x, y: x.add_(y), lambda x, y: x.mul_(2).div_(y)])

@@ -286,7 +286,9 @@ def describe(number: int, way: Way) -> Rule:
         _fill(found, way.derivative, way.defers)
     elif isinstance(way, InPlaceByRule):
         _fill(found, way.derivative, None)
-        found.in_place = True
+        found.in_place = not found.in_python
+        if found.in_python:  # where it is tracked; other writes are PyTorch's
+            found.in_python, found.defers = False, Deferral.UNLESS_TRACKED
     elif isinstance(way, UnlessPlain):
         found.defers = Deferral.UNLESS_TRACKED if way.untracked else Deferral.UNLESS_PLAIN
         found.tensors = _ints(way.tensors)
