@@ -279,12 +279,12 @@ def test_the_backend_has_a_name_and_options():
 
 
 def test_graphs_that_inductor_refuses_run_uncompiled(monkeypatch):
-    from torch_manualgrad.compiling import function
+    from torch_manualgrad.compiling import function as functions
 
-    def broken(graph, fakes, mode):
+    def broken(function):
         raise NotImplementedError("no compiler here")
 
-    monkeypatch.setitem(function.lowerings, "inductor", broken)
+    monkeypatch.setitem(functions.lowerings, "inductor", broken)
     x = points(3, requires_grad=True)
     with pytest.warns(RuntimeWarning, match="compiled runs uncompiled .*no compiler here"):
         (g,) = torch.autograd.grad(mg.compile(torch.sin)(x).sum(), x, create_graph=True)

@@ -8,6 +8,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Options
 from torch_manualgrad.compiling.program import Program
 from torch_manualgrad.compiling.zeros import _is_backward, specialized
+from torch_manualgrad.core.internals import Sizes
 
 
 class Graph:
@@ -65,7 +66,7 @@ def test_an_operator_of_two_cotangents_needs_both_to_be_zero():
         places[name].meta["val"] = value
     arguments = [places[n] for n in ("grad_L", "grad_U", "P", "L", "U")]
     graph.output((graph.call_function(torch.ops.manualgrad.linalg_lu_backward.default, (*arguments, True)),))
-    made, kept = specialized(torch.fx.GraphModule({}, graph), 3, (False, True), (True,))
+    made, kept = specialized(torch.fx.GraphModule({}, graph), 3, (False, True), (True,), Sizes(), ())
     assert kept == (0,)
     torch.testing.assert_close(
         made(P, L, U, values[4])[0], mg.ops.linalg_lu_backward(torch.zeros_like(L), values[4], P, L, U, True)

@@ -427,3 +427,35 @@ def test_register_fake():
     with internals.FakeTensorMode():
         assert op(torch.empty(2)).shape == (7,)
     internals.release(library)
+
+
+def test_open_sizes():
+    sizes = internals.Sizes((5, 7))
+    a, b = sizes.numbers
+    with sizes.mode:
+        x = torch.empty(a * 2, b)
+    assert internals.is_symbol(a) and not internals.is_symbol(5) and internals.example_of(x.shape[0]) == 10
+    assert sizes.places([x.shape, (a,)]) == [(1, 0), (0, 1)] and sizes.places([(b,)]) == [None, (0, 0)]
+    assert sizes.value(x.numel(), (3, 4)) == 24 and sizes.value(3, (3, 4)) == 3
+    assert sizes.computed(a + b, [torch.tensor(1), torch.tensor(2)]) == 3
+    assert sizes.allow((3, 4)) and not sizes.allow((1, 4))
+    assert bool(a < b) and sizes.allow((3, 4)) and not sizes.allow((4, 3))
+    assert int(b) == 7 and sizes.allow((3, 7)) and not sizes.allow((3, 8))
+    assert internals.Sizes().allow(()) and internals.example_of(3) == 3
+
+
+def test_what_dynamo_leaves_open():
+    seen = []
+
+    def backend(graph, _):
+        inputs = graph.graph.find_nodes(op="placeholder")
+        seen.append([(internals.symbols_of(n.meta["example_value"]), internals.is_number_in_tensor(n)) for n in inputs])
+        return graph
+
+    torch.compiler.reset()
+    f = torch.compile(lambda x, n, c: x * n * c, backend=backend, dynamic=True)
+    f(torch.ones(3, 1), 5, 0.5)
+    (n, _), *_ = [s for s in seen[0] if isinstance(s[0], str) and s[0] != seen[0][0][0]] or [seen[0][0]]
+    assert isinstance(n, str) and [is_number for _, is_number in seen[0]].count(True) == 1
+    (shape,) = [s for s, is_number in seen[0] if isinstance(s, tuple) and not is_number]
+    assert isinstance(shape[0], str) and shape[1] is None and internals.symbols_of(3) is None

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..core.internals import PLAIN, break_at_autograd_functions, compiler_lock, in_functorch
+from ..core import compile_cache
+from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch
 from . import watching
 from .function import Options, lowerings
-from .program import Program
+from .programs import Programs
 from .transforms import call, recorded
 
 __all__ = ["backend", "compile"]
@@ -46,24 +47,16 @@ def backend(
     if chosen.lowering not in lowerings:
         raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
     chosen = chosen._replace(line=watching.line_of(graph))
-    programs: dict[Any, Program | None] = {}
+    programs = Programs(graph, chosen)
 
     def run(*values: Any) -> Any:
         if any(type(v) not in PLAIN for v in values if isinstance(v, Tensor)):
             return graph(*values)
-        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in values)
-        if key not in programs:
-            with compiler_lock():
-                try:
-                    programs[key] = Program(graph, values, chosen)
-                except Exception as error:
-                    chosen.report("a graph runs uncompiled", error)
-                    programs[key] = None
-        program = programs[key]
-        if program is None or not program.takes(values):
+        program, given = programs.of(values)
+        if program is None or not program.takes(given):
             return graph(*values)
-        stand_ins = recorded(program, values)
-        return program(*values) if stand_ins is None else stand_ins
+        stand_ins = recorded(program, given)
+        return program(*given) if stand_ins is None else stand_ins
 
     return run
 
@@ -108,3 +101,4 @@ def _report(what: str) -> None:
 
 
 break_at_autograd_functions(_is_ours, _report)
+compile_cache.settle()  # Dynamo is imported now: its guard has to be there before the first graph, which it would drop

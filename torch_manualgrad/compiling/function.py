@@ -18,6 +18,7 @@ from ..core.engine.kernel import Mode, apply, differentiated
 from ..core.engine.node import followed, functions, picker, pull_back, save, saved
 from ..core.internals import (
     PLAIN,
+    Sizes,
     below_autograd,
     compiled,
     compiler_lock,
@@ -85,12 +86,23 @@ class Function:
     Attributes:
         graph: of ATen operators, flat.
         name: for graph nodes and errors.
+        sizes: those that the graph leaves open.
+        places: for each of these the argument, and its dimension, that has it.
     """
 
-    def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, name: str, options: Options) -> None:
-        self.graph, self.mode, self.name, self.options = graphs.reshaping(graph), mode, name, options
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        fakes: Sequence[Any],
+        sizes: Sizes,
+        places: Sequence[tuple[int, int]],
+        name: str,
+        options: Options,
+    ) -> None:
+        self.graph, self.sizes, self.name, self.options = graphs.reshaping(graph), sizes, name, options
+        self.places = tuple(places)
         self.uncompiled = False
-        with mode:  # their own, as a traced value may be a view of another
+        with sizes.mode:  # their own, as a traced value may be a view of another
             self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
         self.number = next(_numbers)
         _functions[self.number] = self
@@ -98,6 +110,7 @@ class Function:
         self._views = graphs.views_of_inputs(graph)
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
         self._strides: list[tuple[int, ...]] = []
+        self._last: tuple[tuple[int, ...], list[tuple[int, ...]]] = (), []
         self._made: dict[Any, Any] = {}
         arguments = [f"Tensor a{i}" for i in range(len(fakes))]
         returns = ", ".join(f"Tensor r{i}" for i in range(self.outputs))
@@ -107,14 +120,21 @@ class Function:
 
     def primal(self, *values: Any) -> tuple[Tensor, ...]:
         """The outputs, not tracked. Compiles the graph at the first call."""
-        if self._run is None:
+        open_sizes = self.open_sizes(values)
+        if self._run is None and self.sizes.allow(open_sizes):
             with compiler_lock():
                 self._compile()
-        arguments = list(values)
-        if [x.stride() for x in values] != self._strides:
-            for i, (x, strides) in enumerate(zip(values, self._strides)):
+        if open_sizes and not self.sizes.allow(open_sizes):
+            return self.closed([x.shape for x in values]).primal(*values)
+        arguments, expected = list(values), self._strides
+        if open_sizes:
+            expected = self._strides_for(open_sizes)
+        if [x.stride() for x in values] != expected:
+            for i, (x, strides) in enumerate(zip(values, expected)):
                 if x.stride() != strides:
                     arguments[i] = _restrided(x, strides)
+        if open_sizes:
+            arguments = [*open_sizes, *arguments]
         with set_autocast_off() if is_autocast_enabled() else nullcontext():
             return tuple(self._run(arguments))  # type: ignore[misc]
 
@@ -139,10 +159,13 @@ class Function:
             return
         with in_clean_state():
             try:
-                run = lowerings[self.options.lowering](self.graph, self.fakes, self.mode)
+                run = lowerings[self.options.lowering](self)
             except Exception as error:
+                if self.places:
+                    self.sizes.refused = True
+                    return
                 self.options.report(f"{self.name} runs uncompiled", error)
-                run = _interpreted(self.graph, self.fakes, self.mode)
+                run = _interpreted(self)
             watching.note_graph(self.options.line, self.name, self.graph)
             self._strides = [x.stride() for x in self.fakes]
             self._run = self._first_run(run)
@@ -154,6 +177,42 @@ class Function:
             return outputs
 
         return first
+
+    # -- open sizes ---------------------------------------------------------------------------------------------------
+
+    def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Those that the graph leaves open, of a call."""
+        return tuple([values[i].shape[d] for i, d in self.places]) if self.places else ()
+
+    def allows(self, values: Sequence[Any]) -> bool:
+        """Whether what has been traced for open sizes until now, derivatives included, may be used for a call."""
+        return not self.places or self.sizes.allow(self.open_sizes(values))
+
+    def closed(self, shapes: Sequence[Sequence[int]]) -> Function:
+        """The function for arguments of these shapes alone, with no size left open."""
+        if not self.places:
+            return self
+        key = "closed", tuple(map(tuple, shapes))
+        if key not in self._made:
+            with compiler_lock(), in_clean_state():
+                open_sizes = tuple([shapes[i][d] for i, d in self.places])
+                strides, sizes = self._strides_for(open_sizes), Sizes()
+                with sizes.mode:
+                    fakes = [
+                        torch.empty_strided(*layout, dtype=x.dtype, device=x.device)
+                        for x, *layout in zip(self.fakes, key[1], strides)
+                    ]
+                graph = graphs.trace(self.graph, fakes, sizes.mode)
+                self._made[key] = Function(graph, fakes, sizes, (), self.name, self.options)
+        made: Function = self._made[key]
+        return made
+
+    def _strides_for(self, open_sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The strides of the arguments."""
+        if self._last[0] != open_sizes:
+            value = self.sizes.value
+            self._last = open_sizes, [tuple([value(n, open_sizes) for n in x.stride()]) for x in self.fakes]
+        return self._last[1]
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -171,6 +230,8 @@ class Function:
                 if not torch.is_grad_enabled() or True not in needs:
                     return self.primal(*values)
                 tower = None if self.uncompiled else self.tower(tuple(needs))
+                if not self.allows(values):
+                    return self.closed([x.shape for x in values])(*values)
                 if tower is None:
                     return self.as_it_is(*values) if self.uncompiled else self.primal(*values)
                 made = functions(tower.derivative())
@@ -184,7 +245,7 @@ class Function:
             return tuple(self.graph(*values))
 
     def tower(self, needs: tuple[bool, ...]) -> Tower | None:
-        """The derivatives for these gradients; None if there are none, or the function is `uncompiled`."""
+        """The derivatives for these gradients; None if there are none, or the function is `uncompiled` or has to be `closed`."""
         key = compile_cache.state(), needs
         if key not in self._made:
             with compiler_lock(), in_clean_state(), _rules():
@@ -192,8 +253,12 @@ class Function:
                     try:
                         first = _level(self, needs)
                     except Exception as error:
-                        self.options.report(f"{self.name} is differentiated uncompiled", error)
-                        self.uncompiled, first = True, None
+                        first = None
+                        if self.places:
+                            self.sizes.refused = True
+                        else:
+                            self.options.report(f"{self.name} is differentiated uncompiled", error)
+                            self.uncompiled = True
                     self._made[key] = None if first is None else Tower(self, needs, first)
         return self._made[key]
 
@@ -206,23 +271,28 @@ class Function:
             self.uncompiled = True
 
     def tangent(self, moving: tuple[int, ...]) -> tuple[Function, tuple[int, ...]]:
-        """The function of the arguments, then of the tangents of some, and the outputs whose tangents it returns."""
+        """The function of the arguments, then of the tangents of some, and the outputs whose tangents it returns.
+
+        It is for certain sizes: see `closed`.
+        """
         key = compile_cache.state(), "tangent", moving
         if key not in self._made:
             with compiler_lock(), in_clean_state(), _rules():
-                graph, outputs = graphs.pushed_forward(self.graph, self.fakes, self.mode, moving)
+                graph, outputs = graphs.pushed_forward(self.graph, self.fakes, self.sizes.mode, moving)
                 fakes = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-                self._made[key] = Function(graph, fakes, self.mode, f"{self.name}_jvp", self.options), outputs
+                made = Function(graph, fakes, self.sizes, (), f"{self.name}_jvp", self.options)
+                self._made[key] = made, outputs
         return self._made[key]
 
     def batched(self, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
-        """The function of a batch, whose outputs have the batch first."""
+        """The function of a batch, whose outputs have the batch first. It is for certain sizes: see `closed`."""
         key = compile_cache.state(), "batch", dims, size, randomness
         if key not in self._made:
             with compiler_lock(), in_clean_state(), _rules():
-                fakes = [x if d is None else _with_batch(self.mode, x, d, size) for x, d in zip(self.fakes, dims)]
-                graph = graphs.batched(self.graph, fakes, self.mode, dims, randomness)
-                self._made[key] = Function(graph, fakes, self.mode, f"{self.name}_batched", self.options)
+                mode = self.sizes.mode
+                fakes = [x if d is None else _with_batch(mode, x, d, size) for x, d in zip(self.fakes, dims)]
+                graph = graphs.batched(self.graph, fakes, mode, dims, randomness)
+                self._made[key] = Function(graph, fakes, self.sizes, (), f"{self.name}_batched", self.options)
         return self._made[key]
 
     def __repr__(self) -> str:
@@ -236,21 +306,27 @@ _FUSED = (
 )  # fmt: skip
 
 
-def _compiled(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
+def _compiled(function: Function) -> Callable[[list[Any]], Sequence[Any]]:
     bodies = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
-    plain = graphs.trace(graph, fakes, mode, decompose=bodies)
+    mode = function.sizes.mode
+    numbers = function.sizes.numbers if function.places else ()
+    fakes = [*numbers, *function.fakes]
+    of_tensors = function.graph
+    plain = graphs.trace(lambda *flat: of_tensors(*flat[len(numbers) :]), fakes, mode, decompose=bodies)
     return compiled(graphs.expanded_apart(graphs.without_stops(plain)), fakes, mode)
 
 
-def _interpreted(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Callable[[list[Any]], Sequence[Any]]:
+def _interpreted(function: Function) -> Callable[[list[Any]], Sequence[Any]]:
+    graph, count = function.graph, len(function.places)
+
     def run(values: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            return graph(*values)
+            return graph(*values[count:])
 
     return run
 
 
-#: How a graph is run: by name, ``(graph, fakes, mode) -> function of a list``.
+#: How a function's graph is run: by name, ``function -> function of a list``: the sizes that are left open, and the tensors.
 lowerings = {"inductor": _compiled, "eager": _interpreted}
 
 
@@ -281,6 +357,7 @@ class Level:
     def __init__(self, forward: Function, backward: Function, partition: graphs.Partition) -> None:
         self.forward, self.backward = forward, backward
         self.smooth, self.wanted, self.saved = partition.smooth, partition.wanted, partition.saved
+        self.carried = partition.carried
         self._made: dict[Any, tuple[Function, tuple[int, ...]]] = {}
 
     def backward_for(self, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[Function, tuple[int, ...]]:
@@ -288,22 +365,29 @@ class Level:
         if (given, wanted) not in self._made:
             with compiler_lock(), in_clean_state():
                 whole, first = self.backward, len(self.saved)
-                graph, kept = specialized(whole.graph, first, given, wanted)
-                fakes = [*whole.fakes[:first], *[x for x, yes in zip(whole.fakes[first:], given) if yes]]
-                made = Function(graph, fakes, whole.mode, whole.name, whole.options)
+                graph, kept = specialized(whole.graph, first, given, wanted, whole.sizes, whole.places)
+                fakes = [
+                    *whole.fakes[:first],
+                    *[x for x, yes in zip(whole.fakes[first:], given) if yes],
+                    *whole.fakes[first + len(given) :],
+                ]
+                dropped = given.count(False)
+                places = [(i, d) if i < first else (i - dropped, d) for i, d in whole.places]
+                made = Function(graph, fakes, whole.sizes, places, whole.name, whole.options)
                 self._made[given, wanted] = made, tuple(self.wanted[i] for i in kept)
         return self._made[given, wanted]
 
 
 def _level(function: Function, needs: tuple[bool, ...]) -> Level | None:
-    partition = graphs.joint(function.graph, function.fakes, function.mode, needs)
+    sizes, options = function.sizes, function.options
+    partition = graphs.joint(function.graph, function.fakes, sizes, needs)
     if partition is None:
         return None
     residuals = graphs.residuals_of(partition)
-    watching.note_residuals(function.options.line, function.name, residuals)
-    forward = Function(partition.forward, function.fakes, function.mode, function.name, function.options)
+    watching.note_residuals(options.line, function.name, residuals)
+    forward = Function(partition.forward, function.fakes, sizes, function.places, function.name, options)
     inputs = [n.meta["val"] for n in partition.backward.graph.find_nodes(op="placeholder")]
-    backward = Function(partition.backward, inputs, function.mode, f"{function.name}_backward", function.options)
+    backward = Function(partition.backward, inputs, sizes, partition.places, f"{function.name}_backward", options)
     return Level(forward, backward, partition)
 
 
@@ -400,12 +484,12 @@ class Compiled(Derivative):
     ) -> Sequence[Any]:
         inputs, versions = static
         k = self._level_of(grads)
-        level = self.tower.level(k)
         if k <= self.depth:
+            level = self.tower.level(k)
             saved = self._of_level[k](tensors)
         else:
             self._refuse_written(inputs, versions)
-            self.tower.depth = max(self.tower.depth, k)
+            level = self._further(k, inputs)
             outputs = level.forward(*inputs)
             saved = [inputs[i] if where == "input" else outputs[i] for where, i in level.saved]
         cotangents = [grads[i] if i < len(grads) else None for i in level.smooth]
@@ -413,9 +497,30 @@ class Compiled(Derivative):
         result: list[Any] = [None] * len(inputs)
         if True in given:
             backward, wanted = level.backward_for(given, tuple(bool(needed[i]) for i in level.wanted))
-            for i, g in zip(wanted, backward(*saved, *[c for c in cotangents if c is not None])):
+            arguments = [*saved, *[c for c in cotangents if c is not None]]
+            if level.carried:
+                open_sizes = self.forward.open_sizes(inputs)
+                arguments += [graphs.carrier(open_sizes[i]) for i in level.carried]
+            for i, g in zip(wanted, backward(*arguments)):
                 result[i] = g
         return result
+
+    def _further(self, k: int, inputs: Sequence[Tensor]) -> Level:
+        """A level whose residuals the call has not kept."""
+        forward, tower = self.forward, self.tower
+        if forward.places:
+            try:
+                tower.level(k)
+            except Exception:
+                forward.sizes.refused = True
+            if not forward.allows(inputs):
+                closed = forward.closed([x.shape for x in inputs]).tower(tower.needs)
+                if closed is None:
+                    raise RuntimeError(f"{forward.name}: its derivative cannot be traced")
+                return closed.levels[0]
+        level = tower.level(k)
+        tower.depth = max(tower.depth, k)
+        return level
 
     def _refuse_written(self, inputs: Sequence[Tensor], versions: Sequence[int]) -> None:
         for i, (x, version) in enumerate(zip(inputs, versions)):
@@ -469,12 +574,16 @@ def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tenso
     if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
         return redispatch(call, _call_signature, keyset, [number, values])
     dual = mode is Mode.DUAL
+    if dual and function.places:  # PyTorch reads the sizes of dual numbers as integers
+        return _autograd(keyset, function.closed([x.shape for x in tensors]).number, tensors)
     needs = tuple(x.requires_grad for x in tensors)
     tower = function.tower(needs) if torch.is_grad_enabled() and True in needs and not function.uncompiled else None
     if dual and not function.uncompiled:
         function.pushes(tuple(i for i, x in enumerate(tensors) if has_tangent(x)))
     if function.uncompiled:
         return list(function.as_it_is(*tensors))
+    if not function.allows(tensors):
+        return _autograd(keyset, function.closed([x.shape for x in tensors]).number, tensors)
     if tower is None and not dual:
         return redispatch(call, _call_signature, keyset, [number, values])
     derivative = Forward(function) if tower is None else tower.derivative(dual)
@@ -488,7 +597,8 @@ def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tenso
 
 
 def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:
-    function = _functions[number]
+    shapes = [[n for i, n in enumerate(x.shape) if i != d] for x, d in zip(tensors, in_dims[1])]
+    function = _functions[number].closed(shapes)
     batched = function.batched(tuple(in_dims[1]), info.batch_size, info.randomness)
     found = call(batched.number, list(tensors))
     return found, [0] * len(found)

@@ -14,15 +14,27 @@ import torch
 from torch import Tensor, fx
 
 from ..core.engine.derivative import redispatch
-from ..core.internals import OpOverload, dual, partitioned, some_dual_level, tangent, traced, unattached
+from ..core.internals import (
+    OpOverload,
+    Sizes,
+    dual,
+    is_symbol,
+    partitioned,
+    some_dual_level,
+    tangent,
+    traced,
+    unattached,
+)
 from ..core.schema import Signature, is_differentiable
 
 __all__ = [
     "Partition",
     "batched",
+    "carrier",
     "expanded_apart",
     "is_alias",
     "joint",
+    "numbers_in",
     "outputs_of",
     "pushed_forward",
     "removed_detach",
@@ -142,7 +154,7 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
     with graph.inserting_before(node):
         for differs, target, args, kwargs in (
             (value.dtype != to.dtype, aten._to_copy.default, (), {"dtype": to.dtype}),
-            (value.shape != to.shape, aten.expand.default, (list(to.shape),), {}),
+            (value.shape != to.shape, aten.expand.default, (_shape_of(graph, node.args[0]),), {}),
             (elsewhere, aten.clone.default, (), {"memory_format": torch.contiguous_format}),
         ):
             if differs:
@@ -150,6 +162,42 @@ def _copied(graph: Any, node: Any, by_place: bool) -> None:
                 source.meta["val"] = value = to
         node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def _shape_of(graph: Any, node: Any) -> list[Any]:
+    """The shape of a node's value: numbers, and nodes for the sizes that the graph leaves open."""
+    shape: list[Any] = []
+    for d, n in enumerate(node.meta["val"].shape):
+        shape.append(_size(graph, node, d) if is_symbol(n) else n)
+    return shape
+
+
+def _size(graph: Any, node: Any, dim: int) -> fx.Node:
+    made: fx.Node = graph.call_function(aten.sym_size.int, (node, dim))
+    made.meta["val"] = node.meta["val"].shape[dim]
+    return made
+
+
+def numbers_in(graph: Any, numbers: Sequence[Any], sizes: Sizes, holders: Sequence[tuple[fx.Node, int]]) -> list[Any]:
+    """Numbers for a graph at its insertion point: nodes where they depend on the sizes that the graph leaves open.
+
+    Args:
+        graph: the graph.
+        numbers: integers, and symbols of a trace.
+        sizes: of the trace.
+        holders: for each size a node whose value has it, and the dimension.
+    """
+    if not any(is_symbol(n) for n in numbers):
+        return list(numbers)
+    known = [fx.Proxy(_size(graph, node, d)) for node, d in holders]
+    made = []
+    for n in numbers:
+        node = sizes.computed(n, known) if is_symbol(n) else n
+        if isinstance(node, fx.Proxy):
+            node = node.node
+            node.meta["val"] = n
+        made.append(node)
+    return made
 
 
 def reshaping(graph: fx.GraphModule) -> fx.GraphModule:
@@ -202,7 +250,10 @@ class Partition:
         backward: of the tensors ``saved``, then the cotangents of ``smooth``.
         smooth: the outputs that are differentiable, by number.
         wanted: the inputs whose gradients the backward returns, in its order. Others have none.
-        saved: for each argument of the backward that is no cotangent ``("input", i)`` or ``("output", i)`` of the forward.
+        saved: for each tensor that the backward reads ``("input", i)`` or ``("output", i)`` of the forward.
+        places: for each size that the graph leaves open the argument of the backward, and its dimension, that has it.
+        carried: these sizes, by number, if no tensor in ``saved`` has them. The last arguments of the backward carry them:
+            for each an empty tensor of shape ``(size, 0)``.
     """
 
     forward: fx.GraphModule
@@ -210,20 +261,23 @@ class Partition:
     smooth: tuple[int, ...]
     wanted: tuple[int, ...]
     saved: tuple[tuple[str, int], ...]
+    places: tuple[tuple[int, int], ...]
+    carried: tuple[int, ...]
 
 
-def joint(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequence[bool]) -> Partition | None:
+def joint(graph: fx.GraphModule, fakes: Sequence[Any], sizes: Sizes, needs: Sequence[bool]) -> Partition | None:
     """Differentiate a graph in reverse mode.
 
     Args:
         graph: a functional graph.
         fakes: its arguments.
-        mode: their fake mode.
+        sizes: those that they leave open.
         needs: for each argument, whether its gradient is needed.
 
     Returns:
         The partition; None if no output depends differentiably on these inputs.
     """
+    mode = sizes.mode
     found = _Differentiated(graph, fakes, mode, needs)
     if not found.smooth:
         return None
@@ -242,7 +296,7 @@ def joint(graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequenc
     result.wanted = tuple(i for i, g in zip(wanted, gradients) if g is not None)
     set_outputs(both, [*outputs_of(both)[:count], *[g for g in gradients if g is not None]])
     forward, backward = partitioned(both, count)
-    _separate(forward, backward, result, count)
+    _separate(forward, backward, result, count, sizes)
     return result
 
 
@@ -282,9 +336,10 @@ def set_outputs(graph: Any, nodes: Iterable[Any]) -> None:
     graph.recompile()
 
 
-def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int) -> None:
+def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int, sizes: Sizes) -> None:
     """Remove residuals that are inputs, and duplicates, from the forward's outputs; note where the backward finds each."""
     _views_again(forward, backward, count)
+    _sizes_again(forward, backward, result, count, sizes)
     outputs = outputs_of(forward)
     inputs = {node.name: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
     kept: dict[str, int] = {}
@@ -300,9 +355,45 @@ def _separate(forward: fx.GraphModule, backward: fx.GraphModule, result: Partiti
     set_outputs(forward, [*own, *residuals])
     saved = []
     for node in backward.graph.find_nodes(op="placeholder"):
-        if not node.name.startswith("tangents"):
+        if not node.name.startswith(("tangents", "carried")):
             saved.append(("input", inputs[node.name]) if node.name in inputs else ("output", kept[node.name]))
     result.forward, result.backward, result.saved = forward, backward, tuple(saved)
+
+
+def _sizes_again(
+    forward: fx.GraphModule, backward: fx.GraphModule, result: Partition, count: int, sizes: Sizes
+) -> None:
+    """Have the backward read the sizes that it needs from its arguments: residuals are tensors."""
+    outputs = outputs_of(forward)
+    set_outputs(forward, [n for i, n in enumerate(outputs) if i < count or not is_symbol(n.meta["val"])])
+    arguments = backward.graph.find_nodes(op="placeholder")
+    tensors = [n for n in arguments if not is_symbol(n.meta["val"])]
+    saved = [n for n in tensors if not n.name.startswith("tangents")]
+    places = sizes.places([n.meta["val"].shape for n in saved])
+    result.carried = tuple(k for k, place in enumerate(places) if place is None)
+    last = arguments[-1]
+    for i, k in enumerate(result.carried):
+        places[k] = len(tensors) + i, 0
+        with backward.graph.inserting_after(last):
+            last = backward.graph.placeholder(f"carried_{k}")
+        with sizes.mode:
+            last.meta["val"] = carrier(sizes.numbers[k])
+    result.places = tuple(place for place in places if place is not None)
+    symbolic = [n for n in arguments if is_symbol(n.meta["val"])]
+    tensors = [n for n in backward.graph.find_nodes(op="placeholder") if n not in symbolic]
+    with backward.graph.inserting_before(next(n for n in backward.graph.nodes if n.op != "placeholder")):
+        made = numbers_in(
+            backward.graph, [n.meta["val"] for n in symbolic], sizes, [(tensors[i], d) for i, d in result.places]
+        )
+    for node, number in zip(symbolic, made):
+        node.replace_all_uses_with(number)
+        backward.graph.erase_node(node)
+    backward.recompile()
+
+
+def carrier(size: Any) -> Tensor:
+    """An empty tensor that has a size."""
+    return torch.empty((size, 0), dtype=torch.uint8, device="cpu")
 
 
 def residuals_of(partition: Partition) -> list[Any]:
@@ -332,10 +423,15 @@ def _views_again(forward: fx.GraphModule, backward: fx.GraphModule, count: int) 
     kept = {n.name: n for n in outputs[count:]}
     for node in outputs[count:]:
         chain = [node]
-        while chain[-1].op != "placeholder" and is_view_of_first(chain[-1]) and _is_no_larger(chain[-1].args[0], node):
+        while (
+            chain[-1].op != "placeholder"
+            and is_view_of_first(chain[-1])
+            and chain[-1].all_input_nodes == [chain[-1].args[0]]
+            and _is_no_larger(chain[-1].args[0], node)
+        ):
             chain.append(chain[-1].args[0])
         base = chain[-1]
-        if base is node:
+        if base is node or is_symbol(node.meta["val"]):
             continue
         if base.name not in places:
             again = next((n for n in backward.graph.nodes if n.name == base.name), None)
@@ -382,8 +478,10 @@ def views_of_inputs(graph: fx.GraphModule) -> tuple[int, ...]:
 
 
 def is_alias(node: Any) -> bool:
-    """Whether a node is a view of its first argument that depends on no other node."""
-    if not isinstance(node.target, OpOverload) or node.all_input_nodes != [node.args[0]]:
+    """Whether a node is a view of its first argument that depends on no other tensor."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    if [n for n in node.all_input_nodes if not is_symbol(n.meta["val"])] != [node.args[0]]:
         return False
     returns = node.target._schema.returns
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, fx
 
 from ..core.internals import (
-    FakeTensorMode,
     HigherOrderOperator,
     OpOverload,
+    Sizes,
     in_clean_state,
     is_autocast_enabled,
+    is_symbol,
     pytree,
     switch_grad_mode,
     traced,
@@ -30,6 +31,11 @@ from .function import Function, Options
 __all__ = ["Program", "Unsupported"]
 
 aten = torch.ops.aten
+
+
+Places = Sequence[tuple[int, Any]]
+_Close = Callable[[Any], Any]
+_Draw = Callable[[_Close], Tensor]
 
 
 class Unsupported(RuntimeError):
@@ -50,41 +56,84 @@ class Program:
         graph: the graph.
         values: the inputs of the first call.
         options: of its functions.
+        free: for each size that is left open the inputs, and their dimensions, that have it; the dimension is None where the
+            input is the size itself.
+        numbers: the inputs that are numbers, or tensors that stand for them; the graph reads their ``item``.
 
     Raises:
         Unsupported: the graph cannot be compiled.
     """
 
-    def __init__(self, graph: fx.GraphModule, values: Sequence[Any], options: Options) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        values: Sequence[Any],
+        options: Options,
+        free: Sequence[Places] = (),
+        numbers: Sequence[int] = (),
+    ) -> None:
         tracked = torch.is_grad_enabled()
         transforms = _refuse(graph, tracked)
-        self.mode = FakeTensorMode()
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
         if not self.tensors:
             raise Unsupported("it has no tensors among its inputs")
+        self.free = free
         with in_clean_state(autocast=True):
-            fakes = [self.mode.from_tensor(v.detach()) if isinstance(v, Tensor) else v for v in values]
+            self.sizes = Sizes(self.open_sizes(values))
+            given = _fakes([values[i] for i in self.tensors], self.tensors, free, self.sizes)
+            places, self.carried = self._places(len(given))
+            with self.sizes.mode:
+                given += [graphs.carrier(self.sizes.numbers[k]) for k in self.carried]
             constants = {i: v for i, v in enumerate(values) if not isinstance(v, Tensor)}
-            given = [fakes[i] for i in self.tensors]
+            open_numbers = [(i, k) for k, where in enumerate(free) for i, d in where if d is None]
 
-            def of_tensors(*tensors: Any) -> Any:
+            def of_tensors(constants: dict[int, Any], *tensors: Any) -> list[Any]:
                 everything = dict(zip(self.tensors, tensors)) | constants
-                return _Interpreted(graph, tracked, transforms).run(*[everything[i] for i in range(len(values))])
+                for i, k in open_numbers:
+                    where, d = places[k]
+                    everything[i] = tensors[where].shape[d]
+                inputs = [everything[i] for i in range(len(values))]
+                return _flat(_Interpreted(graph, tracked, transforms, numbers).run(*inputs))
 
-            plan = traced(lambda *xs: tuple(_flat(of_tensors(*xs))), given, self.mode, composites=True)
+            mode = self.sizes.mode
+            plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
+            if varying := {i: values[i].item() for i in numbers if isinstance(values[i], Tensor)}:
+                with mode:
+                    expected = of_tensors(constants | varying, *given)
+                _refuse_other_dtypes(graphs.outputs_of(plan), expected)
             if transforms:  # whose saved tensors are detached; the program's own detach is marked
                 graphs.removed_detach(plan)
             _refuse_writes(plan)
             self.outputs, inner = _views(plan)
             graphs.set_outputs(plan, inner)
-            functional = graphs.trace(plan, given, self.mode, keeps_writes=True, stops=not transforms)
+            functional = graphs.trace(plan, given, mode, keeps_writes=True, stops=not transforms)
             self.written = _writes(functional, len(inner))
             self.noise = _noise(functional)
             fakes = [n.meta["val"] for n in functional.graph.find_nodes(op="placeholder")]
-            self.function = Function(functional, fakes, self.mode, "compiled", options)
+            self.function = Function(functional, fakes, self.sizes, places, "compiled", options)
             as_they_are: list[Any] = [("output", i, []) for i in range(self.function.outputs)]  # no views among them
-            effects = self.written or self.noise or len(self.tensors) != len(values)
+            effects = self.written or self.noise or self.carried or len(self.tensors) != len(values)
             self._only_function = not effects and self.outputs == as_they_are
+
+    def open_sizes(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """The sizes that are left open, in these inputs."""
+        return tuple([values[i] if d is None else values[i].shape[d] for (i, d), *_ in self.free])
+
+    def _places(self, count: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """For each open size the tensor and the dimension that has it, and the sizes that further tensors have to carry."""
+        places: list[tuple[int, int]] = []
+        carried: list[int] = []
+        for k, where in enumerate(self.free):
+            place = next(((self.tensors.index(i), d) for i, d in where if d is not None), None)
+            if place is None:
+                place = count + len(carried), 0
+                carried.append(k)
+            places.append(place)
+        return places, carried
+
+    def fits(self, values: Sequence[Any]) -> bool:
+        """Whether what has been assumed of open sizes holds for these inputs."""
+        return not self.free or self.sizes.allow(self.open_sizes(values))
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether the program may be run for these inputs: those that it writes to share no memory with others."""
@@ -105,27 +154,66 @@ class Program:
         arguments = list(inputs)
         for i in self.written:
             arguments[i] = inputs[i].clone()  # the residuals must not be written to
+        open_sizes = self.open_sizes(values)
+        arguments += [graphs.carrier(open_sizes[k]) for k in self.carried]
         found: Sequence[Tensor] = ()  # all outputs may be views of inputs
         if self.function.outputs:
-            found = self.function(*arguments, *[draw() for draw in self.noise])
+            found = self.function(*arguments, *[draw(self._closing(open_sizes)) for draw in self.noise])
         for i, value in zip(self.written, found[len(found) - len(self.written) :]):
             inputs[i].copy_(value)
-        return self._finished(inputs, found)
+        return self._finished(inputs, found, open_sizes)
 
-    def _finished(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> list[Any]:
-        results = []
+    def _closing(self, open_sizes: tuple[int, ...]) -> _Close:
+        """Replaces what stands for open sizes by numbers."""
+        if not open_sizes:
+            return lambda arguments: arguments
+
+        def close(x: Any) -> Any:
+            number = x.meta["val"] if isinstance(x, fx.Node) else x
+            return self.sizes.value(number, open_sizes) if is_symbol(number) else x
+
+        return lambda arguments: pytree.tree_map_only((fx.Node, torch.SymInt), close, arguments)
+
+    def _finished(self, inputs: Sequence[Tensor], found: Sequence[Tensor], open_sizes: tuple[int, ...]) -> list[Any]:
+        results, close = [], self._closing(open_sizes)
         for base, place, chain in self.outputs:
-            x = inputs[place] if base == "input" else found[place] if base == "output" else place
+            x = inputs[place] if base == "input" else found[place] if base == "output" else close(place)
             for view in chain:
-                x = view.target(x, *view.args[1:], **view.kwargs)
+                args, kwargs = close((view.args[1:], view.kwargs))
+                x = view.target(x, *args, **kwargs)
             results.append(x)
         return results
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:
         """Outputs of the right shapes, not computed."""
+        open_sizes = self.open_sizes(values)
+        close = self._closing(open_sizes)
         known = [n.meta["val"] for n in graphs.outputs_of(self.function.graph)]
-        made = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in known]
-        return self._finished([values[i] for i in self.tensors], made)
+        made = [
+            torch.empty_strided(*close((tuple(o.shape), o.stride())), dtype=o.dtype, device=o.device) for o in known
+        ]
+        return self._finished([values[i] for i in self.tensors], made, open_sizes)
+
+
+def _fakes(tensors: Sequence[Tensor], numbers: Sequence[int], free: Sequence[Places], sizes: Sizes) -> list[Tensor]:
+    """Fake tensors for inputs, by number, some of whose sizes are left open."""
+    made = []
+    known = {where: n for n, places in zip(sizes.numbers, free) for where in places}
+    for i, x in zip(numbers, tensors):
+        shape = [known.get((i, d), n) for d, n in enumerate(x.shape)]
+        if not any(map(is_symbol, shape)):
+            made.append(sizes.mode.from_tensor(x.detach(), static_shapes=True))
+            continue
+        if x.is_conj() or x.is_neg() or not torch.empty_like(x, device="meta").stride() == x.stride():
+            raise Unsupported("a tensor whose sizes are left open has gaps in memory, or is a lazy conjugate")
+        strides: list[Any] = [0] * len(shape)
+        step: Any = 1
+        for d in sorted(range(len(shape)), key=lambda d: (x.stride(d), -d)):
+            strides[d] = step
+            step = step * shape[d]
+        with sizes.mode:
+            made.append(torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device))
+    return made
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -142,11 +230,14 @@ class _Interpreted(fx.Interpreter):
         graph: the graph.
         tracked: whether grad mode is on where the graph begins.
         marks_detach: mark ``detach``; otherwise the trace shows all of them.
+        numbers: the inputs that stand for numbers. Their ``item`` is what is given.
     """
 
-    def __init__(self, graph: fx.GraphModule, tracked: bool, marks_detach: bool) -> None:
+    def __init__(self, graph: fx.GraphModule, tracked: bool, marks_detach: bool, numbers: Sequence[int]) -> None:
         super().__init__(graph)
         self.tracked, self.marks_detach = tracked, marks_detach
+        inputs = graph.graph.find_nodes(op="placeholder")
+        self.numbers = [inputs[i] for i in numbers]
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         with torch.set_grad_enabled(self.tracked):
@@ -155,6 +246,8 @@ class _Interpreted(fx.Interpreter):
     def run_node(self, n: Any) -> Any:
         if n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
+        if n.target == "item" and n.args[0] in self.numbers:
+            return self.env[n.args[0]]
         untracked = self.tracked and not torch.is_grad_enabled()
         before = _versions(self.fetch_args_kwargs_from_env(n)) if untracked else []
         result = super().run_node(n)
@@ -228,6 +321,13 @@ def _refuse_writes(plan: fx.GraphModule) -> None:
 _STOPS = (graphs.stop, graphs.stop_reverse)
 
 
+def _refuse_other_dtypes(nodes: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Refuse a plan in which tensors stand for numbers, if other dtypes come of it: numbers do not promote as tensors do."""
+    for node, value in zip(nodes, expected):
+        if isinstance(value, Tensor) and node.meta["val"].dtype != value.dtype:
+            raise Unsupported("a number that varies decides a dtype")
+
+
 # -- outputs that are views -------------------------------------------------------------------------------------------
 
 
@@ -240,7 +340,7 @@ def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], lis
     made: list[tuple[str, Any, list[Any]]] = []
     inner: list[Any] = []
     for node, chain in zip(outputs, chains):
-        if not chain:
+        if not chain or is_symbol(node.meta["val"]):
             made.append(("constant", node, []))
             continue
         root = chain[-1]
@@ -282,9 +382,9 @@ def _writes(graph: fx.GraphModule, count: int) -> list[int]:
     return list(values)
 
 
-def _noise(graph: fx.GraphModule) -> list[Callable[[], Tensor]]:
+def _noise(graph: fx.GraphModule) -> list[_Draw]:
     """Make random numbers inputs; the functions that draw them, in the program's order."""
-    draws: list[Callable[[], Tensor]] = []
+    draws: list[_Draw] = []
     last = graph.graph.find_nodes(op="placeholder")[-1]
     for node in list(graph.graph.nodes):
         op = node.target
@@ -295,10 +395,10 @@ def _noise(graph: fx.GraphModule) -> list[Callable[[], Tensor]]:
         if op is aten.native_dropout.default and node.args[2] is not False:
             node = _dropout(graph.graph, node)
             op = node.target
-        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        first = node.args[0] if node.args and _is_tensor(node.args[0]) else None
         if first is not None and op.overloadpacket not in _OF_SHAPE and op is not aten.bernoulli.p:
             raise Unsupported(f"{op} draws random numbers from a distribution that is computed")
-        if any(isinstance(a, fx.Node) for a in (*node.args[1:], *node.kwargs.values())):
+        if any(_is_tensor(a) for a in (*node.args[1:], *node.kwargs.values())):
             raise Unsupported(f"{op} draws random numbers from a distribution that is computed")
         draws.append(_draw(op, None if first is None else first.meta["val"], node.args, node.kwargs))
         with graph.graph.inserting_after(last):
@@ -317,13 +417,22 @@ def _drops_nothing(node: Any) -> bool:
     return given is not None and given.kwargs.get("dropout_p") == 0
 
 
-def _draw(op: Any, like: Tensor | None, args: Any, kwargs: Any) -> Callable[[], Tensor]:
-    if like is None:
-        return lambda: op(*args, **kwargs)
-    shape, strides, dtype, device = tuple(like.shape), like.stride(), like.dtype, like.device
-    if op is aten.bernoulli.p:  # which the program calls in place: the strides are its own
-        return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device).bernoulli_(*args[1:], **kwargs)
-    return lambda: op(torch.empty_strided(shape, strides, dtype=dtype, device=device), *args[1:], **kwargs)
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, fx.Node) and not is_symbol(x.meta["val"])
+
+
+def _draw(op: Any, like: Tensor | None, args: Any, kwargs: Any) -> _Draw:
+    def draw(close: _Close) -> Any:
+        given, named = close((args, kwargs))
+        if like is None:
+            return op(*given, **named)
+        layout = close((tuple(like.shape), like.stride()))
+        x = torch.empty_strided(*layout, dtype=like.dtype, device=like.device)
+        if op is aten.bernoulli.p:  # which the program calls in place: the strides are its own
+            return x.bernoulli_(*given[1:], **named)
+        return op(x, *given[1:], **named)
+
+    return draw
 
 
 def _dropout(graph: Any, node: Any) -> fx.Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..core.internals import graph_breaks
+from ..core.internals import example_of, graph_breaks
 
 __all__ = ["CompiledGraph", "CompiledReport", "line_of", "note_graph", "note_refusal", "note_residuals", "watch"]
 
@@ -94,7 +94,7 @@ def note_graph(line: str, name: str, graph: fx.GraphModule) -> None:
 
 def note_residuals(line: str, name: str, residuals: Iterable[Any]) -> None:
     """Note what the forward of a function saves, as fake tensors."""
-    size = sum(x.numel() * x.element_size() for x in residuals if isinstance(x, Tensor)) if _reports else 0
+    size = sum(example_of(x.numel()) * x.element_size() for x in residuals if isinstance(x, Tensor)) if _reports else 0
     for report in _reports:
         report._saved[line, _words(name)] = size
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..core.internals import OpOverload
-from .graphs import outputs_of, set_outputs
+from ..core.internals import OpOverload, Sizes
+from .graphs import numbers_in, outputs_of, set_outputs
 
 __all__ = ["specialized"]
 
 aten = torch.ops.aten
+
+_ShapeOf = Callable[[torch.Tensor], list[Any]]
 
 # Linear in the first argument, which may be a list.
 _LINEAR = {
@@ -36,7 +39,12 @@ _PADDED = {aten.constant_pad_nd}
 
 
 def specialized(
-    graph: fx.GraphModule, first: int, given: Sequence[bool], wanted: Sequence[bool]
+    graph: fx.GraphModule,
+    first: int,
+    given: Sequence[bool],
+    wanted: Sequence[bool],
+    sizes: Sizes,
+    places: Sequence[tuple[int, int]],
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """A backward for some cotangents and some gradients.
 
@@ -45,6 +53,8 @@ def specialized(
         first: the number of the first cotangent.
         given: for each cotangent, whether it is given; zero otherwise. The others are no arguments of the result.
         wanted: for each output, whether it is wanted.
+        sizes: those that the graph leaves open.
+        places: for each of these the placeholder, and its dimension, that has it.
 
     Returns:
         The graph, and the outputs that it returns, by number. The others are zero, or not wanted.
@@ -52,9 +62,11 @@ def specialized(
     copy = fx.GraphModule(graph, _copied(graph.graph))
     placeholders = copy.graph.find_nodes(op="placeholder")
     zero = {n for n, yes in zip(placeholders[first:], given) if not yes}
+    holders = [(placeholders[i], d) for i, d in places]
+    shape_of = functools.partial(_shape_of, copy.graph, sizes, holders)
     for node in list(copy.graph.nodes):
         if node.op == "call_function" and any(x in zero for x in node.all_input_nodes):
-            _propagate(copy.graph, node, zero)
+            _propagate(copy.graph, node, zero, shape_of)
     outputs = outputs_of(copy)
     kept = tuple(i for i, (o, yes) in enumerate(zip(outputs, wanted)) if yes and o is not None and o not in zero)
     set_outputs(copy, [outputs[i] for i in kept])
@@ -62,7 +74,7 @@ def specialized(
     for node in placeholders[first:]:
         if node in zero:
             for user in list(node.users):
-                _materialize(copy.graph, user, zero)
+                _materialize(copy.graph, user, zero, shape_of)
             copy.graph.erase_node(node)
     copy.recompile()
     return copy, kept
@@ -76,7 +88,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
+def _propagate(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> None:
     """Mark a node as zero, drop a zero term, or pass a tensor of zeros if the argument cannot be dropped."""
     packet = getattr(node.target, "overloadpacket", None)
     arguments = node.args
@@ -87,15 +99,15 @@ def _propagate(graph: Any, node: Any, zero: set[Any]) -> None:
         if all(h in zero for h in heads if isinstance(h, fx.Node)) and any(isinstance(h, fx.Node) for h in heads):
             zero.add(node)
         else:
-            _materialize(graph, node, zero)
+            _materialize(graph, node, zero, shape_of)
     elif packet in _BILINEAR and (arguments[0] in zero or arguments[1] in zero) and len(arguments) == 2:
         zero.add(node)
     elif packet in (aten.add, aten.sub) and not isinstance(arguments[1], (int, float, complex)):
-        _without_term(graph, node, zero)
+        _without_term(graph, node, zero, shape_of)
     elif packet is aten.where and all(x in zero or _is_zero(x) for x in arguments[1:]):
         zero.add(node)
     else:
-        _materialize(graph, node, zero)
+        _materialize(graph, node, zero, shape_of)
 
 
 def _is_backward(op: Any) -> bool:
@@ -110,7 +122,7 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, (int, float)) and x == 0
 
 
-def _without_term(graph: Any, node: Any, zero: set[Any]) -> None:
+def _without_term(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> None:
     first, second = node.args[:2]
     if first in zero and second in zero:
         zero.add(node)
@@ -121,21 +133,27 @@ def _without_term(graph: Any, node: Any, zero: set[Any]) -> None:
     if same and not scaled:
         node.replace_all_uses_with(left)
     else:
-        _materialize(graph, node, zero)
+        _materialize(graph, node, zero, shape_of)
 
 
 def _alike(a: Any, b: Any) -> bool:
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
+        return False
+    return [*map(str, a.shape)] == [*map(str, b.shape)]  # without assuming anything of open sizes
 
 
-def _materialize(graph: Any, node: Any, zero: set[Any]) -> None:
+def _shape_of(graph: Any, sizes: Sizes, holders: Sequence[tuple[fx.Node, int]], value: torch.Tensor) -> list[Any]:
+    return numbers_in(graph, value.shape, sizes, holders)
+
+
+def _materialize(graph: Any, node: Any, zero: set[Any], shape_of: _ShapeOf) -> None:
     """Give a node tensors of zeros for its arguments that are zero."""
     for x in node.all_input_nodes:
         if x in zero and isinstance(value := x.meta.get("val"), torch.Tensor):
             with graph.inserting_before(node):
                 made = graph.call_function(
                     aten.full.default,
-                    (list(value.shape), 0),
+                    (shape_of(value), 0),
                     {"dtype": value.dtype, "device": value.device, "pin_memory": False},
                 )
             made.meta["val"] = value

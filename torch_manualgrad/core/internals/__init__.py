@@ -136,6 +136,7 @@ from .nodes import (
     rename,
     table_blocks,
 )
+from .sizes import Sizes, example_of, is_number_in_tensor, is_symbol, symbols_of
 from .threads import stay_on_this_thread
 from .tracing import (
     ReadsValues,
@@ -163,6 +164,7 @@ __all__ = [
     "ReadsValues",
     "SavedTensor",
     "SingleLevelFunction",
+    "Sizes",
     "accumulating",
     "address",
     "apart",
@@ -192,6 +194,7 @@ __all__ = [
     "dual_jagged",
     "enable_single_level_autograd_function",
     "entry",
+    "example_of",
     "fakes",
     "followed",
     "forget_dispatch",
@@ -219,8 +222,10 @@ __all__ = [
     "is_functorch_wrapped",
     "is_known_zero",
     "is_nested_int",
+    "is_number_in_tensor",
     "is_plain_jagged",
     "is_recorded_by_jit",
+    "is_symbol",
     "is_traced_to_graph",
     "is_view",
     "jagged_dim",
@@ -269,6 +274,7 @@ __all__ = [
     "storage_of",
     "strided_nested",
     "switch_grad_mode",
+    "symbols_of",
     "table_blocks",
     "tangent",
     "tangents_possible",

@@ -99,7 +99,8 @@ def traced(
         from torch._inductor.decomposition import select_decomp_table  # importing the compiler is slow
 
         table = {**select_decomp_table(), **decompose}
-    with mode, enable_python_dispatcher() if composites else contextlib.nullcontext():
+    # PyTorch has operators on open sizes in Python only
+    with mode, enable_python_dispatcher() if composites or mode.shape_env is not None else contextlib.nullcontext():
         return make_fx(function, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
 
 

@@ -1,0 +1,114 @@
+"""Sizes that a traced graph leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["Sizes", "example_of", "is_number_in_tensor", "is_symbol", "symbols_of"]
+
+
+class Sizes:
+    """Symbols for the sizes that a graph leaves open, and what has been assumed of them.
+
+    Tracing and compiling a graph may assume something of its sizes, such as that one is even. The assumptions are collected
+    here, and `allow` says whether they hold.
+
+    Args:
+        examples: a value of each size. What has to be decided is decided as for these.
+
+    Attributes:
+        mode: the fake mode of the trace.
+        numbers: the symbols.
+        refused: some operator takes no open sizes. Nothing is allowed then.
+    """
+
+    def __init__(self, examples: Sequence[int] = ()) -> None:
+        self.refused = False
+        self.mode: Any = FakeTensorMode()
+        self.numbers: tuple[Any, ...] = ()
+        if examples:
+            from torch._dynamo.source import LocalSource  # importing the compiler is slow
+            from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # importing the compiler is slow
+
+            self._environment: Any = ShapeEnv()
+            self.mode = FakeTensorMode(shape_env=self._environment)
+            made = []
+            for i, n in enumerate(examples):
+                source = LocalSource(f"size{i}")
+                symbol = self._environment.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
+                made.append((str(symbol), self._environment.create_symintnode(symbol, hint=n, source=source)))
+            self._symbols, self.numbers = zip(*made)
+        self._allowed: set[tuple[int, ...]] = set()
+        self._assumptions = -1, -1  # how many they were when the condition was made
+        self._condition: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def allow(self, values: tuple[int, ...]) -> bool:
+        """Whether these values of the sizes are as has been assumed until now."""
+        if self.refused or not self.numbers:
+            return not self.refused
+        environment = self._environment
+        assumptions = len(environment.guards), len(environment.replacements)
+        if assumptions != self._assumptions:
+            self._condition = environment.produce_guards_expression(self.numbers)
+            self._assumptions = len(environment.guards), len(environment.replacements)
+            self._allowed = set()
+        if values in self._allowed:
+            return True
+        if self._condition is None or environment.evaluate_guards_expression(self._condition, values):
+            self._allowed.add(values)
+            return True
+        return False
+
+    def value(self, number: Any, values: tuple[int, ...]) -> int:
+        """An expression of the sizes, for these values."""
+        if isinstance(number, int):
+            return number
+        return int(self.computed(number, values))
+
+    def computed(self, number: Any, values: Sequence[Any]) -> Any:
+        """An expression of the sizes, computed from what stands for each size, such as nodes of a graph."""
+        from torch.utils._sympy.interp import sympy_interp  # importing the compiler is slow
+        from torch.utils._sympy.reference import PythonReferenceAnalysis  # importing the compiler is slow
+
+        known = dict(zip(self._symbols, values))
+        expression = number.node.expr
+        return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in expression.free_symbols}, expression)
+
+    def places(self, shapes: Sequence[Sequence[Any]]) -> list[tuple[int, int] | None]:
+        """For each size the number and the dimension of the first of these shapes that has it."""
+        found: dict[str, tuple[int, int]] = {}
+        for i, shape in enumerate(shapes):
+            for d, n in enumerate(shape):
+                found.setdefault(str(n), (i, d))
+        return [found.get(s) for s in self._symbols] if self.numbers else []
+
+
+def example_of(number: Any) -> int:
+    """A size as an integer: its own, or that of the example."""
+    return number if isinstance(number, int) else int(number.node.hint)
+
+
+def is_symbol(value: Any) -> bool:
+    """Whether a number of a trace is open."""
+    return isinstance(value, torch.SymInt)
+
+
+def is_number_in_tensor(placeholder: torch.fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a number that varies, passed as a tensor, whose ``item`` the graph reads."""
+    return getattr(placeholder.meta.get("grapharg"), "pass_arg_as_tensor", False)
+
+
+def symbols_of(example: Any) -> tuple[str | None, ...] | str | None:
+    """The names of the sizes that Dynamo leaves open in an input: of each dimension of a tensor, or of a number."""
+    if isinstance(example, torch.SymInt):
+        return str(example.node.expr)
+    if isinstance(example, torch.Tensor):
+        return tuple(str(n.node.expr) if isinstance(n, torch.SymInt) else None for n in example.shape)
+    return None
