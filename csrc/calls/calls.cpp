@@ -6,8 +6,9 @@
 //            here, by the rule's `Table` (table.h). The backward calls the compiled formula that the table names, or
 //            the rule's vjp in Python (node.h). Where zeros are strong, PyTorch's own node may come before these
 //            (stock.h).
-//   Python   everything else (functorch, dual tensors, modes, subclasses, numbers): the general kernel, which Python
-//            registered at the same key before, and which this one covers.
+//   Python   everything else (dual tensors, modes, subclasses, numbers): the general kernel, which Python registered at
+//            the same key before, and which this one covers.
+// At a level of torch.func that tracks, a call goes the plain way too, if it can (levels.h).
 //
 // This library is built against one release of torch, with its own headers;
 // torch_manualgrad/core/override/compiled_calls.py loads and drives it.
@@ -16,6 +17,7 @@
 #include "differentiate.h"
 #include "functionalized.h"
 #include "guarded.h"
+#include "levels.h"
 #include "state.h"
 #include "table.h"
 
@@ -40,8 +42,15 @@ struct Kernel : public c10::OperatorKernel {
       stock.callBoxed(op, keys, stack);
       return;
     }
-    if (table->in_python || in_python.load(std::memory_order_relaxed) || !plain_thread()) {
+    if (table->in_python || in_python.load(std::memory_order_relaxed)) {
       python.callBoxed(op, keys, stack);
+      return;
+    }
+    if (!plain_thread()) {
+      if (!at_level(*table, op, keys, stack)) {
+        const Recording::NotPlayed outside(true);
+        python.callBoxed(op, keys, stack);
+      }
       return;
     }
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
@@ -91,6 +100,31 @@ struct Kernel : public c10::OperatorKernel {
   }
 
  private:
+  // A call at a level of torch.func. False, and nothing has happened, where it is for Python. None is left to stock: a
+  // level outside may differentiate again.
+  static bool at_level(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (table.defers == Table::kUnlessPlain || table.defers == Table::kUnlessTracked || table.in_place ||
+        table.strong_zero || !only_transforms()) {
+      return false;
+    }
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    bool plain = true, tracked = false;
+    for (const int64_t place : table.tensors) {
+      for_each(arguments[place], [&](const IValue& x) {
+        if (is_absent(x)) return;
+        plain = plain && x.isTensor() && plain_at_level(x.toTensor());
+        tracked = tracked || (plain && x.toTensor().requires_grad());
+      });
+    }
+    if (!plain) return false;
+    if (tracked && c10::GradMode::is_enabled()) {
+      differentiate(table, op, keys, stack, /*numbers=*/false, nullptr, nullptr, /*at_level=*/true);
+    } else {
+      below(op, keys, stack);
+    }
+    return true;
+  }
+
   static bool plain_argument(const IValue& value, bool untracked) {
     if (is_absent(value)) return true;
     const bool tracked = c10::GradMode::is_enabled();

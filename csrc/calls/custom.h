@@ -19,17 +19,22 @@ struct CustomKernel : public c10::OperatorKernel {
     const bool here = acts.load(std::memory_order_acquire) && !in_python.load(std::memory_order_acquire) &&
                       (!only_recorded || Recording::playing > 0);
     bool tracked = false;
-    if (!here || !plain_thread() || !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), tracked)) {
+    const bool at_level = !plain_thread();
+    // a formula's derivative runs its body under torch.func, which the call of another op's may be in the middle of
+    if (!here || (at_level && !(only_recorded && only_transforms())) ||
+        !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), at_level, tracked)) {
+      const Recording::NotPlayed outside(at_level);
       python.callBoxed(op, keys, stack);
       return;
     }
     const Table* const rule = table.load(std::memory_order_acquire);
     if (!tracked) {
       ++counts.untracked;
-      below(op, keys, stack, kernel());
+      at_level ? below(op, keys, stack) : below(op, keys, stack, kernel());
     } else if (rule != nullptr) {
-      differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr, kernel());
+      differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr, at_level ? nullptr : kernel(), at_level);
     } else {
+      const Recording::NotPlayed outside(at_level);
       python.callBoxed(op, keys, stack);
     }
   }
@@ -49,10 +54,11 @@ struct CustomKernel : public c10::OperatorKernel {
   // A formula that is called in a recording has its kernel recorded, too.
   Recordings* kernel() { return only_recorded && only_tensors ? &recordings_ : nullptr; }
 
-  static bool are_plain(c10::ArrayRef<IValue> arguments, bool& tracked) {
+  static bool are_plain(c10::ArrayRef<IValue> arguments, bool at_level, bool& tracked) {
     for (const IValue& value : arguments) {
       if (is_absent(value) || !value.isTensor()) continue;
-      if (!plain(value.toTensor()) || is_number(value)) return false;
+      const at::Tensor& x = value.toTensor();
+      if (!(at_level ? plain_at_level(x) : plain(x)) || is_number(value)) return false;
       tracked = tracked || (c10::GradMode::is_enabled() && value.toTensor().requires_grad());
     }
     return true;

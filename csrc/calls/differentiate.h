@@ -1,6 +1,7 @@
 // A plain call with its derivative: the forward, the residuals and the node of the graph.
 #pragma once
 
+#include "levels.h"
 #include "node.h"
 #include "table.h"
 
@@ -99,9 +100,26 @@ inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* sta
   for (const at::Tensor& x : *found) stack->emplace_back(x);
 }
 
+// A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views.
+inline void resolve_conjugates(Stack* stack, size_t outputs) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto resolved = [](const at::Tensor& y) { return y.defined() && y.is_conj() ? y.resolve_conj() : y; };
+  for (size_t i = stack->size() - outputs; i < stack->size(); ++i) {
+    IValue& result = (*stack)[i];
+    if (result.isTensor()) {
+      result = resolved(result.toTensor());
+    } else if (result.isTensorList()) {
+      auto elements = result.toTensorList();
+      for (size_t k = 0; k < elements.size(); ++k) elements.set(k, resolved(elements.get(k)));
+    }
+  }
+}
+
 // With `stock`: its node is asked for the gradients before the rule is. With `recordings`: of the operator's kernel.
+// `at_level`: of torch.func.
 inline void differentiate(const Table& table, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack,
-                          bool numbers, const c10::SafeKernelFunction* stock, Recordings* recordings = nullptr) {
+                          bool numbers, const c10::SafeKernelFunction* stock, Recordings* recordings = nullptr,
+                          bool at_level = false) {
   ++counts.plain;
   const size_t n = op.schema().arguments().size(), outputs = table.differentiable.size();
   // the call takes the arguments off the stack: what is kept of them is copied before
@@ -122,6 +140,7 @@ inline void differentiate(const Table& table, const c10::OperatorHandle& op, Dis
   node->set_next_edges(std::move(edges));
   // stock may have no derivative in one of these arguments, where the rule has
   if (stock == nullptr || !taken(*stock, op, keys, stack, kept)) below(op, keys, stack, recordings);
+  if (at_level) resolve_conjugates(stack, outputs);
   std::vector<const c10::TensorImpl*> made;  // of numbers
   if (numbers) made = numbers_as_tensors(table.tensors, kept);
 

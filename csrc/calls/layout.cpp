@@ -48,6 +48,7 @@ constexpr Entry kEntries[] = {
     FIELD(Rule, node_type),
     FIELD(Rule, in_python),
     FIELD(Rule, check_stock),
+    FIELD(Rule, strong_zero),
     FIELD(Rule, selective),
     FIELD(Rule, lists),
     FIELD(Rule, in_place),

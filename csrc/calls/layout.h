@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-constexpr int64_t kLayoutVersion = 3;
+constexpr int64_t kLayoutVersion = 4;
 
 namespace layout {
 
@@ -77,6 +77,7 @@ struct Rule {
   int64_t node_type;
   bool in_python;
   bool check_stock;
+  bool strong_zero;
   bool selective;
   bool lists;
   bool in_place;

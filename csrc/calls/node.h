@@ -1,6 +1,7 @@
 // The node that a plain call leaves in autograd's graph: it calls the compiled formula, or the rule's vjp in Python.
 #pragma once
 
+#include "levels.h"
 #include "python.h"
 #include "stock.h"
 #include "table.h"
@@ -63,8 +64,9 @@ struct RuleNode : public Node {
       const std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
       tensors.reserve(saved.size());
-      for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(unpacked(i));
+      for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(alive(unpacked(i)));
     }
+    for (at::Tensor& g : grads) g = alive(std::move(g));
     std::vector<bool> mask = needed();
     for (size_t i = 0; i < mask.size(); ++i) mask[i] = mask[i] && task_should_compute_output(i);
     return pull_back(std::move(mask), std::move(tensors), std::move(grads));

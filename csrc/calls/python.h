@@ -56,6 +56,12 @@ inline bool finite_in_python(const variable_list& tensors) {
   return are_finite({tuple_of(tensors)}).toBool();
 }
 
+// Whether the tensors inside of the wrappers of torch.func are the same.
+inline bool same_in_python(const at::Tensor& x, const at::Tensor& y) {
+  static const PythonOp are_same("manualgrad_calls::are_same");
+  return are_same({tuple_of({x, y})}).toBool();
+}
+
 // Whether the rule leaves the call to stock.
 inline bool deferred_in_python(const Table& table, c10::ArrayRef<IValue> arguments) {
   static const PythonOp defers("manualgrad_calls::defers");

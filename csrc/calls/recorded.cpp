@@ -2,6 +2,7 @@
 #include "recorded.h"
 
 #include "guarded.h"
+#include "levels.h"
 #include "python.h"
 #include "state.h"
 #include "stock.h"
@@ -86,7 +87,11 @@ class Key {
         numbers.push_back(-1);
         continue;
       }
-      if (!plain(x) || x.layout() != at::kStrided || x.unsafeGetTensorImpl()->is_wrapped_number()) return false;
+      if (!(transformed ? plain_but_for_transforms(x) : plain(x)) || x.layout() != at::kStrided ||
+          x.unsafeGetTensorImpl()->is_wrapped_number()) {
+        return false;
+      }
+      if (transformed) numbers.push_back(static_cast<int64_t>(x.unsafeGetTensorImpl()->key_set().raw_repr()));
       int64_t same = 0;
       while (same < static_cast<int64_t>(seen_.size()) && seen_[same] != x.unsafeGetTensorImpl()) ++same;
       seen_.push_back(x.unsafeGetTensorImpl());
@@ -132,6 +137,7 @@ class Key {
   }
 
   std::vector<int64_t> numbers;
+  bool transformed = false;  // transforms of torch.func run
 
  private:
   void add(double x) {
@@ -221,7 +227,9 @@ class Recorder {
     if (current == nullptr) return nullptr;
     // what it calls is recorded in its place: of our operators in Python, of composite ones, and of autograd's engine
     const auto name = function.operator_name();
-    const bool through = !name || (!is_tracking() && is_in_python(*name)) || is_composite(*name);
+    // Under a transform that calls them in the middle of a call, which nothing can be called in again.
+    const bool through =
+        !name || (!current->transformed_ && ((!is_tracking() && is_in_python(*name)) || is_composite(*name)));
     if (current->depth_ == 0 && through) return std::make_unique<LookedThrough>();
     if (current->depth_++ == 0) current->begin(function);
     return nullptr;
@@ -239,7 +247,7 @@ class Recorder {
     const auto inputs = function.inputs();
     if (!op || inputs.size() != op->schema().arguments().size()) return refuse("no schema", function);
     if (made.steps.size() == kMostSteps) return refuse("too many calls", function);
-    if (keys.included_ != c10::default_included_set) return refuse("a transform or mode", function);
+    if (!(transformed_ ? between_transformed_calls() : plain_thread())) return refuse("a transform or mode", function);
     keys_ = keys;
     called_ = function.name();
     if (op->hasTag(at::Tag::nondeterministic_seeded)) return refuse("random numbers", function);
@@ -298,7 +306,7 @@ class Recorder {
 
   int64_t argument(const at::Tensor& x, bool written) {
     if (!x.defined()) return -1;
-    if (written && x.has_storage() && given_.count(x.storage().unsafeGetStorageImpl()) > 0) {
+    if (written && (transformed_ || (x.has_storage() && given_.count(x.storage().unsafeGetStorageImpl()) > 0))) {
       refuse("a write to what the formula was given: " + called_);
     }
     int64_t known = number(x);
@@ -387,6 +395,7 @@ class Recorder {
   Recorder* const before_;
   at::CallbackHandle handle_ = 0;
   int64_t depth_ = 0;
+  const bool transformed_ = !plain_thread();
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();  // when the call began
   std::vector<Operand> operands_;
   std::string called_;
@@ -404,6 +413,9 @@ bool same_values(const at::Tensor& x, const at::Tensor& y) {
   if (x.sizes() != y.sizes() || x.strides() != y.strides() || x.dtype() != y.dtype() || x.device() != y.device() ||
       x.requires_grad() != y.requires_grad() || !plain(x) != !plain(y)) {
     return false;
+  }
+  if (!plain(x)) {
+    return x.unsafeGetTensorImpl()->key_set() == y.unsafeGetTensorImpl()->key_set() && same_in_python(x, y);
   }
   // a device's sums may differ from run to run, and would have to be waited for
   if (!x.is_cpu() || x.layout() != at::kStrided) return true;
@@ -555,10 +567,13 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
                                                    const std::vector<IValue>& constants, const variable_list& grads,
                                                    bool only_finite, const Formula& formula) {
   const int64_t before = calls_before.load(std::memory_order_relaxed);
-  if (before < 0 || !plain_thread() || !no_autocast() || at::impl::torch_function_mode_enabled()) return std::nullopt;
+  if (before < 0 || !no_autocast() || at::impl::torch_function_mode_enabled()) return std::nullopt;
   Key key;
+  key.transformed = !plain_thread();
+  if (key.transformed && (only_finite || !between_transformed_calls())) return std::nullopt;
   key.numbers.reserve(64);
   key.numbers.push_back(c10::GradMode::is_enabled());
+  key.numbers.push_back(key.transformed);
   for (const bool yes : mask) key.numbers.push_back(yes);
   {
     const Reading active;  // whose rules a formula meets where it differentiates something itself

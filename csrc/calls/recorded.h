@@ -49,6 +49,15 @@ struct Recording {
 
   static thread_local int64_t playing;  // how many are, on this thread
 
+  // While Python serves a call: what it calls in turn is no step of a recording.
+  struct NotPlayed {
+    explicit NotPlayed(bool yes) : before(std::exchange(playing, yes ? 0 : playing)) {}
+    ~NotPlayed() { playing = before; }
+    NotPlayed(const NotPlayed&) = delete;
+    NotPlayed& operator=(const NotPlayed&) = delete;
+    const int64_t before;
+  };
+
   std::vector<Step> steps;
   std::vector<std::vector<int64_t>> last;                 // of each step, the values that nothing after it reads
   std::vector<int64_t> results;                           // the gradients; -1: none

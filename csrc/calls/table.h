@@ -90,6 +90,7 @@ struct Table : public std::enable_shared_from_this<Table> {
   enum Fact : int64_t { kSizes, kStrides, kDtype };
   int64_t defers = kNever, order = 0, complex_order = 0, entries = 0;
   bool check_stock = false;  // stock's gradients are used only if they are finite
+  bool strong_zero = false;  // its zeros are strong
   bool selective = false;
   bool lists = false;     // of tensors, among the arguments or the results
   bool in_place = false;  // the operator writes its result to its first argument, and returns that
@@ -272,6 +273,7 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->complex_order = sent.complex_order;
   table->entries = sent.entries;
   table->check_stock = sent.check_stock;
+  table->strong_zero = sent.strong_zero;
   table->selective = sent.selective;
   table->lists = sent.lists;
   table->in_place = sent.in_place;

@@ -344,7 +344,7 @@ class CustomOp:
         if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
-        if mode is Mode.PLAIN_REVERSE and isinstance(rules.derivative, ReferenceDerivative) and self._in_library:
+        if mode is not Mode.DUAL and isinstance(rules.derivative, ReferenceDerivative) and self._in_library:
             self._in_library.track(rules.derivative)
         return apply(rules.derivative, keyset, mode, values)
 

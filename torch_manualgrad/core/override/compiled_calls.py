@@ -17,7 +17,15 @@ from torch import Tensor
 
 from .. import activation
 from ..engine.node import pull_back, spread
-from ..internals import are_finite, is_functionalizing, skipped_by_dynamo, tangents_possible, values_readable
+from ..internals import (
+    are_finite,
+    below_autograd,
+    is_functionalizing,
+    skipped_by_dynamo,
+    tangents_possible,
+    value_of,
+    values_readable,
+)
 from ..libraries import calls_library, checked, forget_recordings
 from ..once import refuse_reload
 from ..op import shortcuts
@@ -390,6 +398,15 @@ def _are_finite(values: Any) -> bool:
     return values_readable(tensors) and are_finite(tensors)
 
 
+def _are_same(values: Any) -> bool:
+    x, y = map(value_of, values)
+    if not values_readable((x, y)) or x.device != y.device or x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    with below_autograd():
+        # a device's sums may differ from run to run, and would have to be waited for
+        return not x.is_cpu or bool(torch.isclose(x, y, rtol=0, atol=0, equal_nan=True).all().item())
+
+
 def _fact(what: str, value: Any) -> Any:
     if value is None:
         return None
@@ -412,5 +429,7 @@ if calls_library is not None:
     _operators.impl("functionalizing", skipped_by_dynamo(is_functionalizing), "CPU")
     _operators.define("are_finite(Any values) -> bool")
     _operators.impl("are_finite", skipped_by_dynamo(_are_finite), "CPU")
+    _operators.define("are_same(Any values) -> bool")
+    _operators.impl("are_same", skipped_by_dynamo(_are_same), "CPU")
     _operators.define("defers(int rule, Any values) -> bool")
     _operators.impl("defers", skipped_by_dynamo(_defers), "CPU")

@@ -32,7 +32,7 @@ __all__ = [
     "layer",
 ]
 
-VERSION = 3  # kLayoutVersion in csrc/calls/layout.h
+VERSION = 4  # kLayoutVersion in csrc/calls/layout.h
 
 # By their numbers in libtorch's ABI (torch/headeronly/core/ScalarType.h): a node in C++ saves a dtype as a number.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -194,6 +194,7 @@ class Rule(ctypes.Structure):
         ("node_type", c_int64),
         ("in_python", c_bool),
         ("check_stock", c_bool),
+        ("strong_zero", c_bool),
         ("selective", c_bool),
         ("lists", c_bool),
         ("in_place", c_bool),
@@ -306,6 +307,7 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     found.in_python = found.in_python or derivative.forward is not None
     found.in_python = found.in_python or not all(what in _FACTS for _, what in derivative.facts)
     found.check_stock = derivative.strong_zero or defers is where_finite
+    found.strong_zero = derivative.strong_zero
     found.selective = derivative.selective
     if not derivative.checked:  # another package's formula may do anything
         found.records = Records.VJP if derivative.finite is None else Records.WHERE_FINITE

@@ -1,0 +1,58 @@
+// Levels of torch.func: what a kernel at Autograd, a node and a recording are given there.
+//
+// At a level of grad, vjp or jvp, PyTorch wraps every tensor and calls the kernel at Autograd, which tracks the wrappers
+// and calls the operator below autograd; that goes to the level outside. So a node is made there as for plain tensors,
+// if it is made of nothing but calls of operators. Tangents are Python's, as are modes, numbers and strong zeros.
+#pragma once
+
+#include "table.h"
+
+// Exported by libtorch. Their header includes what PyTorch does not ship.
+namespace at::functorch {
+Tensor unwrapIfDead(const Tensor& tensor);
+bool isDeadTensorWrapper(const Tensor& tensor);
+}  // namespace at::functorch
+
+namespace manualgrad {
+
+constexpr DispatchKeySet kTransformKeys =
+    DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
+
+// Whether transforms run on this thread, and no mode and no tracer does.
+inline bool only_transforms() {
+  return c10::impl::tls_local_dispatch_key_set().included_ == (c10::default_included_set | kTransformKeys);
+}
+
+// Whether, besides, no transform is in the middle of a call: what is called now goes to the innermost one first.
+inline bool between_transformed_calls() {
+  return only_transforms() &&
+         !c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+inline bool is_wrapped(const at::Tensor& x) {
+  return x.unsafeGetTensorImpl()->key_set().has(DispatchKey::FuncTorchGradWrapper);
+}
+
+// A dense tensor as a transform has it, or one that it has not wrapped; without a tangent at this level.
+inline bool plain_but_for_transforms(const at::Tensor& x) {
+  constexpr auto kKeys =
+      kPlainKeys | DispatchKeySet({DispatchKey::FuncTorchGradWrapper, DispatchKey::FuncTorchBatched});
+  const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
+  return (impl->key_set().raw_repr() & ~kKeys.raw_repr()) == 0 && !impl->has_symbolic_sizes_strides() &&
+         !has_tangent(x);
+}
+
+// What the kernel at Autograd is given at a level that tracks.
+inline bool plain_at_level(const at::Tensor& x) {
+  return is_wrapped(x) && plain_but_for_transforms(x) &&
+         !x.unsafeGetTensorImpl()->key_set().has(DispatchKey::FuncTorchBatched) &&
+         !x.unsafeGetTensorImpl()->is_wrapped_number() && !at::functorch::isDeadTensorWrapper(x);
+}
+
+// The tensor of the level outside, as often as the level of a wrapper has ended.
+inline at::Tensor alive(at::Tensor x) {
+  while (x.defined() && is_wrapped(x) && at::functorch::isDeadTensorWrapper(x)) x = at::functorch::unwrapIfDead(x);
+  return x;
+}
+
+}  // namespace manualgrad
