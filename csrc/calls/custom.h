@@ -69,9 +69,31 @@ struct CustomKernel : public c10::OperatorKernel {
   Recordings recordings_;
 };
 
+// A formula under vmap: Python runs its body on batched tensors, and what that calls is recorded.
+struct BatchedKernel : public c10::OperatorKernel {
+  explicit BatchedKernel(c10::SafeKernelFunction python_kernel) : python(std::move(python_kernel)) {}
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const auto call = [&](Stack* values) { python.callBoxed(op, keys, values); };
+    if (!acts.load(std::memory_order_acquire) || in_python.load(std::memory_order_acquire) || !only_transforms()) {
+      call(stack);
+    } else {
+      call_recorded(op, stack, recordings_, /*in_call=*/true, call);
+    }
+  }
+
+  std::atomic<bool> acts{false};  // else there is a rule for batches, or Python has an error for all calls
+
+ private:
+  const c10::SafeKernelFunction python;
+  Recordings recordings_;
+};
+
 struct CoveredOp {
   CustomKernel* kernel;
   c10::RegistrationHandleRAII registration;  // which owns the kernel
+  BatchedKernel* batched = nullptr;
+  std::optional<c10::RegistrationHandleRAII> batched_registration;
 };
 
 inline std::map<int64_t, CoveredOp> covered_ops;
@@ -91,18 +113,27 @@ MANUALGRAD_API int64_t manualgrad_calls_custom_attach(const char* name, const ch
     const auto& returns = op.schema().returns();
     made->only_tensors = std::all_of(returns.begin(), returns.end(),
                                      [](const auto& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
-    covered_ops.emplace(count, CoveredOp{made, covered(op, DispatchKey::Autograd, std::move(kernel))});
+    CoveredOp one{made, covered(op, DispatchKey::Autograd, std::move(kernel)), nullptr, std::nullopt};
+    if (made->only_recorded && made->only_tensors) {
+      constexpr auto kBatched = DispatchKey::FuncTorchBatched;
+      auto batched = std::make_unique<BatchedKernel>(op.getComputedKernelForDispatchKey(kBatched));
+      one.batched = batched.get();
+      one.batched_registration.emplace(covered(op, kBatched, std::move(batched)));
+    }
+    covered_ops.emplace(count, std::move(one));
     return count++;
   });
 }
 
 // Whether it serves the calls that it can. Tracked calls are Python's until it is given a table.
-MANUALGRAD_API int64_t manualgrad_calls_custom_act(int64_t op, int64_t yes) {
+// `batched`: and those under vmap.
+MANUALGRAD_API int64_t manualgrad_calls_custom_act(int64_t op, int64_t yes, int64_t batched) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
-    CustomKernel& kernel = *covered_ops.at(op).kernel;
-    kernel.track(nullptr);
-    kernel.acts.store(yes != 0, std::memory_order_release);
+    const CoveredOp& one = covered_ops.at(op);
+    one.kernel->track(nullptr);
+    one.kernel->acts.store(yes != 0, std::memory_order_release);
+    if (one.batched != nullptr) one.batched->acts.store(batched != 0, std::memory_order_release);
     return 0;
   });
 }

@@ -78,9 +78,9 @@ void save(const Table& table, Made& node, const std::vector<IValue>& kept, c10::
   }
 }
 
-// The operator below autograd, without lists of tensors: by a recording of its kernel, where there are recordings.
-inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, Recordings* recordings) {
-  if (recordings == nullptr) return below(op, keys, stack);
+// Calls a kernel of an operator without lists of tensors: plays what is recorded of it, or `call`s it.
+inline void call_recorded(const c10::OperatorHandle& op, Stack* stack, Recordings& recordings, bool in_call,
+                          const std::function<void(Stack*)>& call) {
   const size_t n = op.schema().arguments().size();
   Stack arguments = torch::jit::last(*stack, n).vec();
   variable_list tensors;
@@ -89,15 +89,22 @@ inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* sta
     if (value.isTensor()) tensors.push_back(value.toTensor());
     constants.push_back(value.isTensor() ? IValue(true) : value);
   }
-  const auto found = recordings->pull_back({}, tensors, constants, {}, /*only_finite=*/false, [&] {
-    below(op, keys, &arguments);
+  const auto formula = [&] {
+    call(&arguments);
     variable_list results;
     for (const IValue& x : arguments) results.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
     return results;
-  });
-  if (!found) return below(op, keys, stack);
+  };
+  const auto found = recordings.pull_back({}, tensors, constants, {}, /*only_finite=*/false, formula, in_call);
+  if (!found) return call(stack);
   stack->resize(stack->size() - n);
   for (const at::Tensor& x : *found) stack->emplace_back(x);
+}
+
+// The operator below autograd: by a recording of its kernel, where there are recordings.
+inline void below(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack, Recordings* recordings) {
+  if (recordings == nullptr) return below(op, keys, stack);
+  call_recorded(op, stack, *recordings, /*in_call=*/false, [&](Stack* values) { below(op, keys, values); });
 }
 
 // A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views.

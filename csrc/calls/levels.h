@@ -20,13 +20,13 @@ constexpr DispatchKeySet kTransformKeys =
 
 // Whether transforms run on this thread, and no mode and no tracer does.
 inline bool only_transforms() {
-  return c10::impl::tls_local_dispatch_key_set().included_ == (c10::default_included_set | kTransformKeys);
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return included.remove(DispatchKey::FuncTorchVmapMode) == (c10::default_included_set | kTransformKeys);
 }
 
-// Whether, besides, no transform is in the middle of a call: what is called now goes to the innermost one first.
-inline bool between_transformed_calls() {
-  return only_transforms() &&
-         !c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+// Whether a transform is in the middle of a call. Else what is called now goes to the innermost transform first.
+inline bool in_transformed_call() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
 inline bool is_wrapped(const at::Tensor& x) {

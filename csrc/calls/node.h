@@ -185,6 +185,13 @@ struct RuleNode : public Node {
     return vjp.declines > 1 && report_in_python(table);
   }
 
+  // Whether the gradient is to be differentiated again. Nothing is where the level of a vjp has ended, in grad mode.
+  static bool is_tracked(const variable_list& tensors) {
+    return c10::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& x) {
+             return x.defined() && x.requires_grad();
+           });
+  }
+
   // Whether x, matrices or vectors, has the batch dims of the matrices A.
   static bool in_batch(const at::Tensor& A, const at::Tensor& x) {
     if (!A.defined() || !x.defined() || A.dim() < 2) return false;
@@ -195,7 +202,7 @@ struct RuleNode : public Node {
   // Whether the compiled formula serves this call; fills in its arguments.
   bool served(const CompiledVjp& vjp, const std::vector<bool>& mask, const variable_list& tensors,
               const variable_list& grads, Stack& stack) const {
-    if (c10::GradMode::is_enabled() || !plain_thread() || !no_autocast()) return false;
+    if (!plain_thread() || !no_autocast() || is_tracked(tensors) || is_tracked(grads)) return false;
     bool any = false;
     for (const int64_t input : vjp.inputs) any |= mask[input];
     if (!any) return false;

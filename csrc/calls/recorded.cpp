@@ -247,7 +247,9 @@ class Recorder {
     const auto inputs = function.inputs();
     if (!op || inputs.size() != op->schema().arguments().size()) return refuse("no schema", function);
     if (made.steps.size() == kMostSteps) return refuse("too many calls", function);
-    if (!(transformed_ ? between_transformed_calls() : plain_thread())) return refuse("a transform or mode", function);
+    if (keys.included_ != keys_before_.included_ || (transformed_ && in_transformed_call() != in_call_)) {
+      return refuse("a transform or mode", function);
+    }
     keys_ = keys;
     called_ = function.name();
     if (op->hasTag(at::Tag::nondeterministic_seeded)) return refuse("random numbers", function);
@@ -395,7 +397,8 @@ class Recorder {
   Recorder* const before_;
   at::CallbackHandle handle_ = 0;
   int64_t depth_ = 0;
-  const bool transformed_ = !plain_thread();
+  const c10::impl::LocalDispatchKeySet keys_before_ = c10::impl::tls_local_dispatch_key_set();
+  const bool transformed_ = !plain_thread(), in_call_ = in_transformed_call();
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();  // when the call began
   std::vector<Operand> operands_;
   std::string called_;
@@ -565,15 +568,19 @@ bool Answers::of(c10::ArrayRef<IValue> arguments, const std::function<bool()>& f
 
 std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask, const variable_list& tensors,
                                                    const std::vector<IValue>& constants, const variable_list& grads,
-                                                   bool only_finite, const Formula& formula) {
+                                                   bool only_finite, const Formula& formula, bool in_call) {
   const int64_t before = calls_before.load(std::memory_order_relaxed);
   if (before < 0 || !no_autocast() || at::impl::torch_function_mode_enabled()) return std::nullopt;
   Key key;
   key.transformed = !plain_thread();
-  if (key.transformed && (only_finite || !between_transformed_calls())) return std::nullopt;
+  if (key.transformed && (only_finite || !only_transforms() || in_call != in_transformed_call())) return std::nullopt;
   key.numbers.reserve(64);
   key.numbers.push_back(c10::GradMode::is_enabled());
-  key.numbers.push_back(key.transformed);
+  if (key.transformed) {
+    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    key.numbers.push_back(static_cast<int64_t>(keys.included_.raw_repr()));
+    key.numbers.push_back(static_cast<int64_t>(keys.excluded_.raw_repr()));
+  }
   for (const bool yes : mask) key.numbers.push_back(yes);
   {
     const Reading active;  // whose rules a formula meets where it differentiates something itself

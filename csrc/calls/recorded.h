@@ -87,9 +87,10 @@ class Recordings {
  public:
   // The gradients: by a recording for this key, or by the formula, which is recorded. Nothing if this is no call to
   // record, or a result is not finite and has to be.
+  // `in_call`: this is the middle of a call of torch.func, as everything is that a kernel calls which it has called.
   std::optional<variable_list> pull_back(const std::vector<bool>& mask, const variable_list& tensors,
                                          const std::vector<IValue>& constants, const variable_list& grads,
-                                         bool only_finite, const Formula& formula);
+                                         bool only_finite, const Formula& formula, bool in_call = false);
 
  private:
   struct Entry {

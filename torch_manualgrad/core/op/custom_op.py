@@ -308,7 +308,8 @@ class CustomOp:
         by_pair = isinstance(rules.derivative, SavedBackward) and not self._covered
         self._tracked_call = tracked_call(rules.derivative) if by_pair else None  # type: ignore[arg-type]
         if self._in_library is not None:
-            self._in_library.act(rules.error is None and rules.autograd is None)
+            batched = self._differentiable and "vmap" not in self._current
+            self._in_library.act(rules.error is None and rules.autograd is None, batched)
         # what differs from the first registrations: a graph compiled under those must not be used under this
         now = {kind: i.identity for kind, i in self._current.items()}
         differs = [f"{k}={now.get(k)}" for k in sorted({*now, *self._first}) if now.get(k) != self._first.get(k)]

@@ -37,11 +37,16 @@ class CallsInLibrary:
             attach = calls_library.manualgrad_calls_custom_attach
             self._number = checked(attach(*names, ctypes.c_int64(only_recorded)))
 
-    def act(self, yes: bool) -> None:
-        """Switch the kernel on or off; it starts switched off. Tracked calls are Python's until `track` is called."""
+    def act(self, yes: bool, batched: bool) -> None:
+        """Switch the kernel on or off; it starts switched off. Tracked calls are Python's until `track` is called.
+
+        Args:
+            yes: on or off.
+            batched: the same for the kernel of batches, which plays what the reference has called on others.
+        """
         if self._number is not None:
             self._tracked = None
-            checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes)))
+            checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes), ctypes.c_int64(batched)))
 
     def track(self, derivative: Derivative) -> None:
         """Serve tracked calls, with this derivative."""
