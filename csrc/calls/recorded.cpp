@@ -11,6 +11,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/isclose.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -91,7 +92,7 @@ class Key {
           x.unsafeGetTensorImpl()->is_wrapped_number()) {
         return false;
       }
-      if (transformed) numbers.push_back(static_cast<int64_t>(x.unsafeGetTensorImpl()->key_set().raw_repr()));
+      if (transformed) add_wrappers(x);
       int64_t same = 0;
       while (same < static_cast<int64_t>(seen_.size()) && seen_[same] != x.unsafeGetTensorImpl()) ++same;
       seen_.push_back(x.unsafeGetTensorImpl());
@@ -140,6 +141,17 @@ class Key {
   bool transformed = false;  // transforms of torch.func run
 
  private:
+  // A formula may ask what follows a whole batch outside (`is_followed_outside`).
+  void add_wrappers(const at::Tensor& x) {
+    const at::Tensor* inside = &x;
+    while (at::functorch::isBatchedTensor(*inside)) {
+      numbers.push_back(-2);
+      inside = &at::functorch::unsafeGetBatchedImpl(*inside)->value();
+    }
+    numbers.push_back(static_cast<int64_t>(inside->unsafeGetTensorImpl()->key_set().raw_repr()));
+    numbers.push_back(inside->requires_grad() | has_tangent(*inside) << 1);
+  }
+
   void add(double x) {
     int64_t bits;
     std::memcpy(&bits, &x, sizeof(bits));

@@ -254,6 +254,7 @@ HEADERS = """
     ATen/core/enum_tag.h
     ATen/core/ivalue.h
     ATen/core/stack.h
+    ATen/functorch/BatchedTensorImpl.h
     ATen/ops/_nested_tensor_from_tensor_list.h
     ATen/ops/_softmax.h
     ATen/ops/_softmax_backward_data.h

@@ -36,6 +36,7 @@ __all__ = [
     "in_functorch",
     "is_functionalizing",
     "is_functorch_wrapped",
+    "is_followed_outside",
     "is_known_zero",
     "only_autograd",
     "primal",
@@ -219,6 +220,19 @@ def has_tangent_below_autograd(x: Tensor) -> bool:
         torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
     ):
         return has_tangent(x)
+
+
+def is_followed_outside(batches: Sequence[Tensor]) -> bool:
+    """False only if nothing outside of the innermost vmap differentiates what is computed from these: all of its levels
+    are vmap's, and autograd tracks none of the whole batches."""
+    if forward_ad._current_level >= 0 or _tangents_in_graphs or _own_levels:
+        return True
+    for x in batches:
+        while torch._C._functorch.is_batchedtensor(x):
+            x = torch._C._functorch.get_unwrapped(x)
+        if is_functorch_wrapped(x) or type(x) not in PLAIN or x.requires_grad:
+            return True
+    return False
 
 
 def tangents_possible(tensors: Sequence[Tensor | None]) -> bool:

@@ -22,6 +22,7 @@ from ..internals import (
     bits_unread,
     enable_single_level_autograd_function,
     forward_ad_enabled,
+    is_followed_outside,
     reading_bits,
     register_fake,
     release,
@@ -77,6 +78,7 @@ class CustomOp:
         differentiable: bool = False,
         may_be_overload: bool = False,
         calls: FormulaCalls | None = None,
+        batched: bool = False,
     ) -> None:
         if not callable(reference):
             raise TypeError(f"a custom op is defined by a function, got {type(reference).__name__}")
@@ -106,6 +108,7 @@ class CustomOp:
         self.__wrapped__ = reference
         self.transparent = transparent is not None
         self._differentiable = differentiable
+        self._batched = batched
         self._calls = calls
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._library.define(str(self.signature.schema).partition("::")[2])
@@ -395,8 +398,10 @@ class CustomOp:
             raise
 
     def _run_vmap(self, *args: Any, **kwargs: Any) -> Any:
-        if self._differentiable and "vmap" not in self._current:
-            return self.reference(*args, **kwargs)  # on batched tensors: their own vmap rules do the rest
+        if self._differentiable and "vmap" not in self._current:  # on batched tensors: their own vmap rules do the rest
+            if self._batched and not is_followed_outside(list(tensors_in((*args, *kwargs.values())))):
+                return self._current["default"].function(*args, **kwargs)
+            return self.reference(*args, **kwargs)
 
         def call(*values: Any) -> Any:
             positional, keywords = self.signature.split(values)

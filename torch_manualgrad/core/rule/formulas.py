@@ -257,6 +257,7 @@ class Formula(CustomOp):
         namespace: str = NAMESPACE,
         kernels: Sequence[Kernel] = (),
         requires: Requirement | None = None,
+        batched: bool = False,
     ) -> None:
         if kernel and kernels:
             raise ValueError(f"{function.__name__}: kernel= makes it opaque, and kernels= takes only some of the calls")
@@ -277,6 +278,7 @@ class Formula(CustomOp):
             transparent=None if kernel else self.calls.checking(self.run),
             differentiable=bool(kernel),
             calls=self.calls,
+            batched=batched,
         )
         del self.__doc__  # `_Documentation` has it
         self._run = self.run
@@ -443,6 +445,7 @@ def formula(
     kernel: Sequence[str] = (),
     namespace: str = NAMESPACE,
     requires: Requirement | None = None,
+    batched: bool = False,
 ) -> Callable[[Callable[..., Any]], Formula]: ...
 def formula(
     function: Callable[..., Any] | None = None,
@@ -452,6 +455,7 @@ def formula(
     kernel: Sequence[str] = (),
     namespace: str = NAMESPACE,
     requires: Requirement | None = None,
+    batched: bool = False,
 ) -> Any:
     """Make a function the operator ``manualgrad::<its name>``; it is found as ``mg.ops.<its name>``.
 
@@ -463,6 +467,8 @@ def formula(
             ``mg.ops["<namespace>::<its name>"]`` and ``torch.ops.<namespace>.<its name>``.
         requires: what its docstring cannot declare of the arguments: a function of some of them, by their names, that returns
             what is wrong, ``"offsets: ..."``, or an empty string. It is called where the formula is called from outside.
+        batched: the function under ``@f.impl("default")`` runs under vmap too, in place of the body, where nothing is
+            differentiated again. It calls operators that have rules for batches, and reads no values.
 
     Returns:
         The `Formula`; without a function, what makes one of it.
@@ -473,7 +479,7 @@ def formula(
     kernels = (kernels,) if isinstance(kernels, Kernel) else tuple(kernels)
 
     def make(f: Callable[..., Any]) -> Formula:
-        made = Formula(f, kernel, namespace, kernels, requires)
+        made = Formula(f, kernel, namespace, kernels, requires, batched)
         return ops.add(made.name.removeprefix(f"{NAMESPACE}::"), made)
 
     return make if function is None else make(function)

@@ -41,7 +41,7 @@ from .normalization import (
 )
 
 
-@formula(kernel=("default",))
+@formula(kernel=("default",), batched=True)
 def native_layer_norm_backward(
     grad_out: Tensor,
     input: Tensor,
