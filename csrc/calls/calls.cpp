@@ -48,7 +48,7 @@ struct Kernel : public c10::OperatorKernel {
     }
     if (!plain_thread()) {
       if (!at_level(*table, op, keys, stack)) {
-        const Recording::NotPlayed outside(true);
+        const Recording::InPython served(/*at_level=*/true);
         python.callBoxed(op, keys, stack);
       }
       return;

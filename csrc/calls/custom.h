@@ -21,9 +21,9 @@ struct CustomKernel : public c10::OperatorKernel {
     bool tracked = false;
     const bool at_level = !plain_thread();
     // a formula's derivative runs its body under torch.func, which the call of another op's may be in the middle of
-    if (!here || (at_level && !(only_recorded && only_transforms())) ||
+    if (!here || (at_level && !(only_recorded && only_transforms() && Recording::in_python == 0)) ||
         !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), at_level, tracked)) {
-      const Recording::NotPlayed outside(at_level);
+      const Recording::InPython served(at_level);
       python.callBoxed(op, keys, stack);
       return;
     }
@@ -34,7 +34,7 @@ struct CustomKernel : public c10::OperatorKernel {
     } else if (rule != nullptr) {
       differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr, at_level ? nullptr : kernel(), at_level);
     } else {
-      const Recording::NotPlayed outside(at_level);
+      const Recording::InPython served(at_level);
       python.callBoxed(op, keys, stack);
     }
   }

@@ -491,6 +491,7 @@ bool all_finite(const variable_list& results) {
 // ---- playing --------------------------------------------------------------------------------------------------------
 
 thread_local int64_t Recording::playing = 0;
+thread_local int64_t Recording::in_python = 0;
 
 variable_list Recording::play(const variable_list& tensors, const variable_list& grads) const {
   struct Playing {
@@ -662,6 +663,9 @@ MANUALGRAD_API void manualgrad_calls_refuse(const char* why) { Recorder::refuse_
 
 // How many backwards this thread has played.
 MANUALGRAD_API int64_t manualgrad_calls_played() { return counts.played; }
+
+// Notes that Python transposes a backward on this thread, or with -1 that it has: formulas in it are Python's.
+MANUALGRAD_API void manualgrad_calls_transpose(int64_t by) { Recording::in_python += by; }
 
 // Whether this thread plays a recording.
 MANUALGRAD_API int64_t manualgrad_calls_playing() { return Recording::playing; }

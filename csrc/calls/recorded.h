@@ -49,14 +49,16 @@ struct Recording {
 
   static thread_local int64_t playing;  // how many are, on this thread
 
-  // While Python serves a call: what it calls in turn is no step of a recording.
-  struct NotPlayed {
-    explicit NotPlayed(bool yes) : before(std::exchange(playing, yes ? 0 : playing)) {}
-    ~NotPlayed() { playing = before; }
-    NotPlayed(const NotPlayed&) = delete;
-    NotPlayed& operator=(const NotPlayed&) = delete;
-    const int64_t before;
+  // While Python serves a call at a level of torch.func: what it calls in turn is no step of a recording.
+  struct InPython {
+    explicit InPython(bool at_level) : by(at_level ? 1 : 0) { in_python += by; }
+    ~InPython() { in_python -= by; }
+    InPython(const InPython&) = delete;
+    InPython& operator=(const InPython&) = delete;
+    const int64_t by;
   };
+
+  static thread_local int64_t in_python;  // how many such calls this thread is in, or that transpose a backward
 
   std::vector<Step> steps;
   std::vector<std::vector<int64_t>> last;                 // of each step, the values that nothing after it reads

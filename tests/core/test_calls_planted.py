@@ -28,8 +28,8 @@ pytestmark = [
 FAULTS = {
     "none": ("", ""),
     "a residual is a constant": (
-        "tensors.push_back(unpacked(i));",
-        "tensors.push_back(unpacked(i).detach());",
+        "tensors.push_back(alive(unpacked(i)));",
+        "tensors.push_back(alive(unpacked(i)).detach());",
     ),
     "the gradient is twice what it is": (
         "if (mask[input]) found[input] = std::move(stack[i]).toTensor();",
@@ -68,7 +68,10 @@ FAULTS = {
         "tracked = tracked || (c10::GradMode::is_enabled() && value.toTensor().requires_grad());",
         "",
     ),
-    "a custom op is served whatever it is": ("if (!plain(value.toTensor()) || is_number(value)) return false;", ""),
+    "a custom op is served whatever it is": (
+        "if (!(at_level ? plain_at_level(x) : plain(x)) || is_number(value)) return false;",
+        "",
+    ),
     "a custom op's error is passed over": (
         "const bool here = acts.load(std::memory_order_acquire)",
         "const bool here = true",
@@ -80,8 +83,8 @@ FAULTS = {
     "recordings: a value that is read is passed over": ('return refuse("a value is read", function);', "return;"),
     "recordings: memory without values is passed over": ("if (empty_.erase(known) > 0 && !written)", "if (false)"),
     "recordings: a write to an argument is passed over": (
-        "if (written && x.has_storage() && given_",
-        "if (false && given_",
+        "if (written && (transformed_ || (x.has_storage() && given_",
+        "if (false && (transformed_ || (x.has_storage() && given_",
     ),
     "recordings: nothing is proven": ("if (made && !proven(*made", "if (false && !proven(*made"),
     "recordings: grad mode is not played": ("c10::GradMode::set_enabled(step.grad_mode);", ""),
@@ -119,10 +122,20 @@ FAULTS = {
         "is_tensor ? key.add(variable_list{value.toTensor()})",
         "is_tensor ? true",
     ),
-    "recordings: modes are not seen": (
-        "if (before < 0 || !plain_thread() || !no_autocast() ||",
-        "if (before < 0 ||",
+    "recordings: modes are not seen": ("if (key.transformed && (only_finite", "if (false && (only_finite"),
+    "levels: a gradient is lost": ("tracked = tracked || (plain && x.toTensor().requires_grad());", ""),
+    "levels: a mode is not seen": (
+        "return included.remove(DispatchKey::FuncTorchVmapMode) == (c10::default_included_set | kTransformKeys);",
+        "return included.has(DispatchKey::FuncTorchDynamicLayerFrontMode);",
     ),
+    "levels: a tangent is not seen": ("         !has_tangent(x);", "         true;"),
+    "levels: a conjugate stays lazy": ("if (at_level) resolve_conjugates(stack, outputs);", ""),
+    "levels: strong zeros are plain": ("table.strong_zero || !only_transforms()", "!only_transforms()"),
+    "levels: what follows a batch is not in the key": (
+        "numbers.push_back(inside->requires_grad() | has_tangent(*inside) << 1);",
+        "",
+    ),
+    "levels: what has ended stays wrapped": ("tensors.push_back(alive(unpacked(i)));", "tensors.push_back(unpacked(i));"),
 }
 
 
@@ -157,7 +170,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     plant(tmp_path, written, planted)
     build(tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    parts = ("calls_strong", "calls", "calls_tables", "calls_in_library", "custom_op_calls", "recordings")
+    parts = ("calls_strong", "calls", "calls_at_levels", "calls_tables", "calls_in_library", "custom_op_calls", "recordings")
     tests = [str(Path(__file__).with_name(f"test_{part}.py")) for part in parts]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not every_rule", *tests],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 
 from ...arguments import explain
 from ..internals import fresh_variable
+from ..libraries import calls_library
 from ..schema import is_differentiable, tensors_in
 from .derivative import Derivative
 
@@ -112,10 +114,14 @@ _here = threading.local()
 @contextmanager
 def _transposing() -> Iterator[None]:
     before, _here.transposing = transposing(), True
+    if calls_library is not None:
+        calls_library.manualgrad_calls_transpose(ctypes.c_int64(1))
     try:
         yield
     finally:
         _here.transposing = before
+        if calls_library is not None:
+            calls_library.manualgrad_calls_transpose(ctypes.c_int64(-1))
 
 
 def transposing() -> bool:
