@@ -1,8 +1,9 @@
 // Levels of torch.func: what a kernel at Autograd, a node and a recording are given there.
 //
-// At a level of grad, vjp or jvp, PyTorch wraps every tensor and calls the kernel at Autograd, which tracks the wrappers
-// and calls the operator below autograd; that goes to the level outside. So a node is made there as for plain tensors,
-// if it is made of nothing but calls of operators. Tangents are Python's, as are modes, numbers and strong zeros.
+// At a level of grad, vjp or jvp, PyTorch wraps every tensor and calls the kernel at Autograd, which tracks the
+// wrappers and calls the operator below autograd; that goes to the level outside. So a node is made there as for plain
+// tensors, if it is made of nothing but calls of operators. Tangents are Python's, as are modes, numbers and strong
+// zeros.
 #pragma once
 
 #include "table.h"

@@ -227,6 +227,27 @@ def test_tangent_and_dual():
         assert internals.tangent(x) is None
 
 
+def test_is_followed_outside():
+    found = {}
+
+    def see(name):
+        def f(x):
+            found[name] = internals.is_followed_outside([x])
+            return x.sin().sum()
+
+        return f
+
+    x = random(2, 2, 3)
+    vmap(vmap(see("batch")))(x)
+    vmap(vmap(see("tracked")))(x.requires_grad_())
+    x = x.detach()
+    grad(lambda x: vmap(see("grad"))(x).sum())(x)
+    jvp(vmap(see("jvp")), (x,), (x,))
+    with fwAD.dual_level():
+        vmap(see("dual"))(fwAD.make_dual(x, x))
+    assert found == {"batch": False, "tracked": True, "grad": True, "jvp": True, "dual": True}
+
+
 def test_forward_mode_outside():
     seen = []
 

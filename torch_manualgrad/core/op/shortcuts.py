@@ -46,7 +46,11 @@ class CallsInLibrary:
         """
         if self._number is not None:
             self._tracked = None
-            checked(calls_library.manualgrad_calls_custom_act(ctypes.c_int64(self._number), ctypes.c_int64(yes), ctypes.c_int64(batched)))
+            checked(
+                calls_library.manualgrad_calls_custom_act(
+                    ctypes.c_int64(self._number), ctypes.c_int64(yes), ctypes.c_int64(batched)
+                )
+            )
 
     def track(self, derivative: Derivative) -> None:
         """Serve tracked calls, with this derivative."""
