@@ -48,6 +48,11 @@ TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("saved(int node, int place) -> Tensor", &saved_at);
   library.def("constant(int node, int place) -> Any", &constant_at);
   library.def("register_hooks(int node, int place, int hooks) -> ()", &register_hooks);
+  // a transform of torch.func that runs would wrap again what a node of its own level has saved
+  constexpr auto kFirst = DispatchKey::FuncTorchDynamicLayerFrontMode;
+  library.impl("saved", torch::dispatch(kFirst, &saved_at));
+  library.impl("constant", torch::dispatch(kFirst, &constant_at));
+  library.impl("register_hooks", torch::dispatch(kFirst, &register_hooks));
 }
 
 }  // namespace manualgrad

@@ -350,6 +350,26 @@ def test_it_is_as_in_pytorch(function, level):
                     torch.testing.assert_close(found, expected, **close)
 
 
+def test_a_node_shows_what_it_has_saved():
+    x, seen = vector().detach(), []
+
+    def f(x):
+        y, z = x.tanh(), x.logsumexp(0)
+        y.grad_fn._raw_saved_result.register_hooks(lambda t: 2 * t, lambda t: t / 2)
+        seen.append((y.grad_fn.name(), y.grad_fn._saved_result, z.grad_fn._saved_dim))
+        return y.sum()
+
+    def run():
+        seen.clear()
+        gradient = grad(f)(x), vmap(grad(f))(x[None])
+        return gradient, [(name, value + 0, dim) for name, value, dim in seen[:1]]
+
+    with mg.override("*"):
+        found, ((name, value, dim),) = run()
+    torch.testing.assert_close(found, (1 - x.tanh() ** 2, 1 - x.tanh()[None] ** 2))
+    assert name == "TanhBackward0" and torch.equal(value, x.tanh()) and dim == (0,)
+
+
 def test_what_leaves_a_level_is_as_in_pytorch():
     x = vector().detach()
     kept = []
