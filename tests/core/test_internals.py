@@ -371,6 +371,35 @@ def test_version_of():
     assert internals.version_of(x) == 1
 
 
+def test_saved_hooks():
+    own, other = (lambda x: [x], lambda kept: kept[0]), (lambda x: x, lambda x: x)
+    x = random(3).requires_grad_()
+    assert internals.saved_hooks_here() is None and internals.saved_hooks_allowed()
+    internals.put_saved_hooks(own)
+    y = x.sin()
+    internals.put_saved_hooks(other)
+    internals.take_saved_hooks(own)
+    assert internals.saved_hooks_here()[0] is other[0]
+    internals.take_saved_hooks(other)
+    assert internals.saved_hooks_here() is None
+    assert type(internals.packed_by(y.grad_fn, "self")) is list and internals.packed_by(x.sin().grad_fn, "self") is x
+    y.sum().backward()
+    assert internals.packed_by(y.grad_fn, "self") is None
+    assert internals.packed_by(y.grad_fn, "other") is internals.HIDDEN
+
+
+def test_follow_refusals():
+    calls = []
+    internals.follow_refusals(lambda: calls.append("before"), lambda: calls.append("after"))
+    try:
+        assert not grad(lambda x: x.sin() + internals.saved_hooks_allowed())(torch.zeros(())) - 1
+    finally:
+        internals.follow_refusals(None, None)
+    assert calls == ["before", "after"]
+    grad(torch.sin)(torch.zeros(()))
+    assert len(calls) == 2
+
+
 def test_saved_tensors_unhooked():
     packed = []
     hooks = torch.autograd.graph.saved_tensors_hooks

@@ -44,11 +44,13 @@ class ActiveHandle:
         number: of its layer in the library of calls.
         thread: for which thread; 0 for the process.
         abandoned: it is no longer active, although it may still be in the tuple.
+        packs_on: the identifier of the thread whose saved tensors it packs; 0 if it packs none.
     """
 
     number = 0
     thread = 0
     abandoned = False
+    packs_on = 0
 
 
 class _Truth:

@@ -10,6 +10,7 @@ from . import (
     loss,
     nn,
     public_functions,
+    recomputed,
     recurrent,
     reduction,
     shape,

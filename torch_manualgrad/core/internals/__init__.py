@@ -138,6 +138,16 @@ from .nodes import (
     table_blocks,
 )
 from .sizes import Sizes, example_of, is_number_in_tensor, is_symbol, symbols_of
+from .saved_tensors import (
+    HIDDEN,
+    SavedHooks,
+    follow_refusals,
+    packed_by,
+    put_saved_hooks,
+    saved_hooks_allowed,
+    saved_hooks_here,
+    take_saved_hooks,
+)
 from .threads import stay_on_this_thread
 from .tracing import (
     ReadsValues,
@@ -155,6 +165,7 @@ from .values import DispatchMode, are_finite, decompositions, memory_of, value_o
 
 __all__ = [
     "DERIVATIVES_TABLE",
+    "HIDDEN",
     "PLAIN",
     "DispatchMode",
     "FakeTensorMode",
@@ -163,6 +174,7 @@ __all__ = [
     "NoMetaKernel",
     "OpOverload",
     "ReadsValues",
+    "SavedHooks",
     "SavedTensor",
     "SingleLevelFunction",
     "Sizes",
@@ -197,6 +209,7 @@ __all__ = [
     "entry",
     "example_of",
     "fakes",
+    "follow_refusals",
     "followed",
     "forget_dispatch",
     "forget_placements",
@@ -250,12 +263,14 @@ __all__ = [
     "outside_of_compiler",
     "outside_of_transforms",
     "own_kernel",
+    "packed_by",
     "packing_later",
     "parse_schema",
     "partitioned",
     "prefer_registered_sharding",
     "primal",
     "put_on_this_thread",
+    "put_saved_hooks",
     "python_function",
     "pytree",
     "read_all_arguments",
@@ -265,6 +280,8 @@ __all__ = [
     "release",
     "rename",
     "replace_jagged_attention",
+    "saved_hooks_allowed",
+    "saved_hooks_here",
     "saved_tensors_are_hooked",
     "saved_tensors_unhooked",
     "set_autocast_off",
@@ -278,6 +295,7 @@ __all__ = [
     "switch_grad_mode",
     "symbols_of",
     "table_blocks",
+    "take_saved_hooks",
     "tangent",
     "tangents_possible",
     "tensor_without_memory",

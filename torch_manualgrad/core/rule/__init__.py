@@ -37,10 +37,12 @@ from .formulas import (
     parameters,
     readable,
 )
+from .recomputable import Argument, Recomputable, recomputables
 from .samples import Interval, Sampler, probe_for, samples_for, samples_in
 
 __all__ = [
     "IMPROVEMENTS",
+    "Argument",
     "ArgumentBinding",
     "ButManySmall",
     "ByMetadata",
@@ -51,6 +53,7 @@ __all__ = [
     "Interval",
     "Kernel",
     "Ratio",
+    "Recomputable",
     "Rule",
     "Sample",
     "Sampler",
@@ -74,6 +77,7 @@ __all__ = [
     "reached",
     "readable",
     "real",
+    "recomputables",
     "refuse_recording",
     "rule",
     "rules",

@@ -1,0 +1,91 @@
+"""The default hooks on saved tensors of this thread: PyTorch has a stack of them, and calls the pair on top alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = [
+    "HIDDEN",
+    "SavedHooks",
+    "follow_refusals",
+    "packed_by",
+    "put_saved_hooks",
+    "saved_hooks_allowed",
+    "saved_hooks_here",
+    "take_saved_hooks",
+]
+
+SavedHooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+_autograd: Any = torch._C._autograd
+_refuse, _allow = _autograd._saved_tensors_hooks_disable, _autograd._saved_tensors_hooks_enable
+
+
+def saved_hooks_here() -> SavedHooks | None:
+    """The pair of hooks that packs what this thread saves."""
+    found: SavedHooks | None = _autograd._top_saved_tensors_default_hooks(True)
+    return found
+
+
+def saved_hooks_allowed() -> bool:
+    """False inside of torch.func's transforms, which refuse hooks."""
+    return _autograd._saved_tensors_hooks_get_disabled_error_message() is None
+
+
+def put_saved_hooks(hooks: SavedHooks) -> None:
+    """Let these hooks pack what this thread saves."""
+    _autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def take_saved_hooks(hooks: SavedHooks) -> None:
+    """Take these hooks away from this thread, wherever they are in its stack. The others keep their order."""
+    above: list[SavedHooks] = []
+    while (top := saved_hooks_here()) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+        if top[0] is hooks[0]:
+            break
+        above.append(top)
+    for pair in reversed(above):
+        put_saved_hooks(pair)
+
+
+HIDDEN = object()
+
+
+def packed_by(node: Any, name: str) -> Any:
+    """What a hook has packed of the tensor that a node of PyTorch saves as ``name``, or the tensor if there was no hook.
+
+    The hook that unpacks is not called. None: there was no tensor to save, or the node has released it. `HIDDEN`: it is not
+    to be had without unpacking.
+    """
+    try:
+        raw: Any = getattr(node, f"_raw_saved_{name}", None)
+    except (IndexError, RuntimeError):  # a node in Python that has not saved yet, or has released what it saved
+        return HIDDEN
+    return raw.data if type(raw) is _autograd.SavedTensor else HIDDEN
+
+
+def follow_refusals(before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
+    """Call ``before`` when torch.func refuses hooks on a thread, and ``after`` when it allows them again.
+
+    It raises if there are hooks, so ``before`` takes away those that may be absent. None, None: as PyTorch has it.
+    """
+    if before is None or after is None:
+        _autograd._saved_tensors_hooks_disable, _autograd._saved_tensors_hooks_enable = _refuse, _allow
+        return
+
+    def refuse(message: str) -> None:
+        before()
+        _refuse(message)
+
+    def allow() -> None:
+        _allow()
+        after()
+
+    # graphs that torch.compile traces call them by their names
+    for made, own in ((refuse, _refuse), (allow, _allow)):
+        made.__module__, made.__name__, made.__qualname__ = "torch._C._autograd", own.__name__, own.__name__
+    _autograd._saved_tensors_hooks_disable, _autograd._saved_tensors_hooks_enable = refuse, allow
