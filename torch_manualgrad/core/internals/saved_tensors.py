@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .nodes import base_class
+
 __all__ = [
     "HIDDEN",
     "SavedHooks",
@@ -61,6 +63,8 @@ def packed_by(node: Any, name: str) -> Any:
     The hook that unpacks is not called. None: there was no tensor to save, or the node has released it. `HIDDEN`: it is not
     to be had without unpacking.
     """
+    if isinstance(node, base_class()):  # its objects for saved tensors have no C++ object to read
+        return HIDDEN
     try:
         raw: Any = getattr(node, f"_raw_saved_{name}", None)
     except (IndexError, RuntimeError):  # a node in Python that has not saved yet, or has released what it saved
