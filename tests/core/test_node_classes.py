@@ -75,6 +75,18 @@ def test_saved_tensors_and_constants_are_attributes(everything):
         _ = y.grad_fn._saved_self
 
 
+def test_objects_for_saved_tensors_call_nothing_of_pytorchs_class():
+    """PyTorch's methods would read memory that nothing has initialized: these objects have no C++ object."""
+    with mg.override("*"):
+        y = leaf(2.0, 3.0).exp()
+        saved = y.grad_fn._raw_saved_result
+    if compiled_calls.loaded():
+        own = {name for name in dir(torch._C._autograd.SavedTensor) if not name.startswith("_")}
+        assert type(saved) is not torch._C._autograd.SavedTensor
+        assert own <= set(vars(type(saved)))
+    assert saved.unpack_hook is None and (saved.data == y).all()
+
+
 def test_hooks_on_one_saved_tensor(everything):
     a, b = leaf(2.0, 3.0), leaf(1.0, 4.0)
     y = a * b

@@ -105,6 +105,28 @@ def test_an_import_inside_of_a_function_says_why(path):
         assert not inside or "#" in lines[inside[0] - 1] + lines[inside[0] - 2], f"{ids(path)}:{inside[0]}"
 
 
+def saved_tensors_without_node(tree: ast.AST) -> Iterator[int]:
+    """Lines that read ``_raw_saved_*`` of a node that nothing keeps alive, as of ``f(x).grad_fn``.
+
+    PyTorch's object for a saved tensor does not keep its node (pytorch/pytorch#63624): what is read of it then is freed
+    memory. The garbage collector crashes on such a tensor, much later.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_raw_saved_"):
+            if any(isinstance(inner, ast.Call) for inner in ast.walk(node.value)):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("path", sources("torch_manualgrad", "tests", "benchmarks", "examples"), ids=ids)
+def test_saved_tensors_are_read_while_a_variable_keeps_their_node(path):
+    assert not list(saved_tensors_without_node(ast.parse(path.read_text())))
+
+
+def test_a_saved_tensor_without_its_node_is_found():
+    source = "y = f(x)\ny.grad_fn._raw_saved_self.data\nf(x).grad_fn._raw_saved_self.data\nf(x).grad_fn._saved_self"
+    assert list(saved_tensors_without_node(ast.parse(source))) == [3]
+
+
 def test_the_tree_can_be_drawn_and_every_file_says_what_it_is():
     drawn = subprocess.run(
         [sys.executable, ROOT / "tools" / "layout.py"], capture_output=True, text=True, check=True

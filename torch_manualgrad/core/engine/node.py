@@ -543,6 +543,11 @@ class _SavedTensor(SavedTensor):  # type: ignore[misc]
         """The saved tensor, or what the unpack hook returns."""
         return self.unpack()
 
+    @property
+    def unpack_hook(self) -> None:
+        """None: `data` is unpacked."""
+        return None
+
 
 # -- hooks, called from C++ -------------------------------------------------------------------------------------------
 

@@ -61,7 +61,11 @@ def packed_by(node: Any, name: str) -> Any:
     """What a hook has packed of the tensor that a node of PyTorch saves as ``name``, or the tensor if there was no hook.
 
     The hook that unpacks is not called. None: there was no tensor to save, or the node has released it. `HIDDEN`: it is not
-    to be had without unpacking.
+    available without unpacking.
+
+    PyTorch's object for a saved tensor is a bare pointer into the node (pytorch/pytorch#63624). If it is read after the node
+    is gone, the tensor that it returns is freed memory, and the garbage collector crashes on it later. So it does not leave
+    this function, whose argument keeps the node alive.
     """
     if isinstance(node, base_class()):  # its objects for saved tensors have no C++ object to read
         return HIDDEN
