@@ -49,6 +49,7 @@ def resnet(channels: int, size: int) -> tuple[nn.Module, Tensor]:
 
 
 MODELS = {
+    ("transformer, 2 blocks", "width 64, 4 x 128 tokens"): lambda: transformer(64, 4, 128),
     ("transformer, 2 blocks", "width 256, 4 x 128 tokens"): lambda: transformer(256, 8, 128),
     ("transformer, 2 blocks", "width 512, 4 x 128 tokens"): lambda: transformer(512, 8, 128),
     ("transformer, 2 blocks", "width 768, 4 x 128 tokens"): lambda: transformer(768, 12, 128),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_manualgrad.core.rule import Argument, Recomputable, recomputables
 
 SELF = Argument("self", edge=0)
-BEFORE, OTHER = Argument(edge=0), Argument(edge=1)
+BEFORE = Argument(edge=0)
 
 
 def recomputed(node: str, call: Any, *arguments: Argument, constants: str = "", **more: Any) -> None:
@@ -43,59 +43,12 @@ recomputed("ReluBackward0", torch.relu, BEFORE, result="result", in_place={0: to
 recomputed("MulBackward0", torch.mul, SELF, Argument("other", edge=1), in_place={0: Tensor.mul_})
 
 
-def add(x: Tensor, y: Tensor, alpha: Any) -> Tensor:
-    return torch.add(x, y, alpha=alpha)
-
-
-def add_to_first(x: Tensor, y: Tensor, alpha: Any) -> Tensor:
-    return x.add_(y, alpha=alpha)
-
-
-def add_to_second(x: Tensor, y: Tensor, alpha: Any) -> Tensor:
-    return torch.add(x, y, alpha=alpha, out=y)
-
-
-recomputed("AddBackward0", add, BEFORE, OTHER, constants="alpha", in_place={0: add_to_first, 1: add_to_second})
 recomputed("ToCopyBackward0", Tensor.to, BEFORE, takes_dtype=True)
 recomputed("CloneBackward0", Tensor.clone, BEFORE)
 
 
 # -- normalizations ---------------------------------------------------------------------------------------------------
 
-
-def layer_norm(x: Tensor, weight: Any, bias: Any, shape: Any, eps: float) -> Tensor:
-    return torch.native_layer_norm(x, shape, weight, bias, eps)[0]
-
-
-EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4)  # those of libraries; with another the result is saved
-
-
-def find_eps(
-    result: Tensor | None, x: Tensor, weight: Any, bias: Any, mean: Any, rstd: Any, shape: Any
-) -> tuple[Any, float] | None:
-    """The eps that gives the bits of the mean and of 1 / standard deviation, of which the result is a function."""
-    for eps in EPS:
-        result_now, mean_now, rstd_now = torch.native_layer_norm(x, shape, weight, bias, eps)
-        if rstd is not None:
-            if torch.equal(rstd_now, rstd) and torch.equal(mean_now, mean):
-                return shape, eps
-        elif result is not None and torch.equal(result_now, result):
-            return shape, eps
-    return None
-
-
-recomputed(
-    "NativeLayerNormBackward0",
-    layer_norm,
-    Argument("input", edge=0),
-    Argument("weight", edge=1, optional=True),
-    Argument("bias", edge=2, optional=True),
-    Argument("result1", optional=True),
-    Argument("result2", optional=True),
-    constants="normalized_shape",
-    complete=find_eps,
-    kept=3,
-)
 
 SMALL = 16  # what a node does not save is copied, if it is smaller than the result by this factor
 
@@ -105,7 +58,6 @@ def batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, trai
 
 
 def statistics(
-    result: Tensor | None,
     x: Tensor,
     weight: Any,
     bias: Any,
@@ -152,7 +104,7 @@ def group_norm(x: Tensor, weight: Any, bias: Any, c: int, size: int, groups: int
     return torch.native_group_norm(x, weight, bias, len(x), c, size, groups, eps)[0]
 
 
-def with_bias(result: Any, x: Tensor, weight: Any, bias: Any, *constants: Any) -> tuple[Any, ...] | None:
+def with_bias(x: Tensor, weight: Any, bias: Any, *constants: Any) -> tuple[Any, ...] | None:
     if bias is not None and SMALL * bias.numel() > x.numel():
         return None
     return (None if bias is None else bias.clone(), *constants)

@@ -52,8 +52,8 @@ __all__ = ["DEEPEST", "SMALLEST", "Kept", "Packed", "Recipe"]
 refuse_reload(globals())
 
 SMALLEST = 4096  # bytes; to keep less is not worth the time of Python
-DEEPEST = 4  # operators in a chain of recipes: the next result is kept, so that the backward computes little twice
-CACHE = 1 << 19  # bytes that are compared at a time
+DEEPEST = 3  # operators in a chain of recipes: the next result is kept, so that the backward computes little twice
+CACHE = 1 << 20  # bytes that are compared at a time
 
 _SOURCE = "torch_manualgrad.memory"  # in the metadata of a node: a weak reference to what has its result
 
@@ -242,14 +242,17 @@ def _pack(tensor: Tensor) -> Kept | Packed:
     if type(tensor) not in PLAIN or in_functorch() or tensor.is_inference() or is_functorch_wrapped(tensor):
         return Kept(own, None)
     kept = Kept(own, version_of(tensor))
-    if node is None or tensor.nbytes < SMALLEST or not _may_recompute(tensor):
+    if node is None or tensor.nbytes < SMALLEST:
         return kept
     whole = tensor
     if is_view(tensor):
         whole = tensor._base  # type: ignore[assignment]
-        bits = tensor.is_conj(), tensor.is_neg(), whole.is_conj(), whole.is_neg()
-        if any(bits) or whole.dtype is not tensor.dtype or whole.grad_fn is None:
-            return kept
+    if type(whole.grad_fn).__name__ not in recomputables:
+        if kept.version == 0 and tensor.output_nr == 0 and _may_recompute(tensor):
+            _remember(node, kept)
+        return kept
+    if not _may_recompute(tensor) or (whole is not tensor and not _has_its_bits(tensor, whole)):
+        return kept
     recipe = _recipe_of(whole)
     if recipe is None:
         if kept.version == 0 and tensor.output_nr == 0:
@@ -258,6 +261,11 @@ def _pack(tensor: Tensor) -> Kept | Packed:
     if whole is tensor:
         return Packed(recipe)
     return Packed(recipe, (tensor.size(), tensor.stride(), tensor.storage_offset() - whole.storage_offset()))
+
+
+def _has_its_bits(view: Tensor, whole: Tensor) -> bool:
+    bits = view.is_conj(), view.is_neg(), whole.is_conj(), whole.is_neg()
+    return not any(bits) and whole.dtype is view.dtype
 
 
 def _may_recompute(tensor: Tensor) -> bool:
@@ -269,8 +277,9 @@ def _may_recompute(tensor: Tensor) -> bool:
 @skipped_by_dynamo
 def _unpack(packed: Kept | Packed) -> Tensor:
     if isinstance(packed, Kept):
-        if packed.replaced is None:
-            return packed.read()
+        if packed.replaced is None:  # as `Kept.read`, without a call: most saved tensors come here
+            tensor, version = packed.tensor, packed.version
+            return tensor if version is None or version_of(tensor) == version else packed.read()
         packed = packed.replaced
     value = packed.recipe.read(packed)
     if packed.view is None:
@@ -309,6 +318,8 @@ def _recipe_of(x: Tensor) -> Recipe | None:
     result = None
     if entry.result is not None:
         result = packed_by(node, entry.result)
+        if result is HIDDEN:  # a C++ node of a rule: what it has saved came first
+            result = known
         if not _is_kept_result(result, x):
             return None
     elif version_of(x) != 0:  # written to since
@@ -400,8 +411,7 @@ def _made(node: Any, entry: Recomputable, x: Tensor | None) -> Recipe | None:
         return None
     if entry.complete is not None:
         with _forward_again():
-            target = None if x is None else x.detach()
-            complete = entry.complete(target, *[s if s is None else _evaluated(s)[0] for s in sources], *constants)
+            complete = entry.complete(*[s if s is None else _evaluated(s)[0] for s in sources], *constants)
         if complete is None:
             return None
         constants = list(complete)

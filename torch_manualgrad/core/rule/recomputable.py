@@ -36,8 +36,8 @@ class Recomputable:
         arguments: the tensors of the call.
         constants: the names under which the node saves the constants of the call.
         result: the name under which the node saves the result, if it does.
-        complete: ``(result, *arguments, *constants) -> constants``, where the node does not save all that the call needs;
-            None if it is not found. The result is None where it is not at hand.
+        complete: ``(*arguments, *constants) -> constants``, where the node does not save all that the call needs; None if
+            the result is to be saved.
         kept: how many of the arguments are those of the call; the others are for `complete` alone. None: all.
         in_place: place of an argument -> the same call, which writes the result over that argument; the arguments are of
             one shape and dtype.
