@@ -41,8 +41,6 @@ recomputed("LeakyReluBackward0", torch.ops.aten.leaky_relu, SELF, constants="neg
 recomputed("SoftplusBackward0", torch.ops.aten.softplus, SELF, constants="beta threshold")
 recomputed("ReluBackward0", torch.relu, BEFORE, result="result", in_place={0: torch.relu_})
 recomputed("MulBackward0", torch.mul, SELF, Argument("other", edge=1), in_place={0: Tensor.mul_})
-
-
 recomputed("ToCopyBackward0", Tensor.to, BEFORE, takes_dtype=True)
 recomputed("CloneBackward0", Tensor.clone, BEFORE)
 
