@@ -137,7 +137,6 @@ from .nodes import (
     rename,
     table_blocks,
 )
-from .sizes import Sizes, example_of, is_number_in_tensor, is_symbol, symbols_of
 from .saved_tensors import (
     HIDDEN,
     SavedHooks,
@@ -148,6 +147,7 @@ from .saved_tensors import (
     saved_hooks_here,
     take_saved_hooks,
 )
+from .sizes import Sizes, example_of, is_number_in_tensor, is_symbol, symbols_of
 from .threads import stay_on_this_thread
 from .tracing import (
     ReadsValues,
