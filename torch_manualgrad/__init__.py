@@ -20,7 +20,7 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import compiling, distributed, forward_ad, testing
+    from . import compiling, distributed, forward_ad, implicit, testing
     from .compiling import compile
     from .testing import audit
 
@@ -48,6 +48,7 @@ __all__ = [
     "formula",
     "forward_ad",
     "gap",
+    "implicit",
     "install",
     "linalg",
     "linear_in",
@@ -63,7 +64,7 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
-_ON_USE = ("compiling", "distributed", "forward_ad", "testing")  # packages that define no operator
+_ON_USE = ("compiling", "distributed", "forward_ad", "implicit", "testing")  # packages that are imported on use
 
 
 def __getattr__(name: str) -> Any:

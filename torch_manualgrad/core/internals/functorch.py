@@ -10,6 +10,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._C._functorch import get_inplace_requires_grad_allowed, set_inplace_requires_grad_allowed
+from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter,
@@ -35,9 +36,11 @@ __all__ = [
     "has_tangent_below_autograd",
     "in_functorch",
     "is_followed_outside",
+    "innermost_is_jvp",
     "is_functionalizing",
     "is_functorch_wrapped",
     "is_known_zero",
+    "levels_of",
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
@@ -46,6 +49,7 @@ __all__ = [
     "tangent",
     "tangents_possible",
     "transform_depth",
+    "transforms_in_dual_level",
     "unattached",
     "unwrap_if_dead",
     "vmap_call",
@@ -115,6 +119,42 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     with guard, temporarily_pop_interpreter_stack():
         result = function(*values)
     return pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._wrap_for_grad(x, level), result)
+
+
+def innermost_is_jvp() -> bool:
+    """Whether the innermost transform is ``torch.func.jvp``, at whose level nothing is tracked in reverse mode."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is not None and innermost.key() == torch._C._functorch.TransformType.Jvp
+
+
+@contextmanager
+def transforms_in_dual_level() -> Iterator[None]:
+    """Where ``torch.func.jvp`` works inside of a ``dual_level`` too: it shares that level, as nested ones of its own do."""
+    if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
+        yield
+        return
+    eager_transforms.JVP_NESTING += 1
+    try:
+        yield
+    finally:
+        eager_transforms.JVP_NESTING -= 1
+
+
+def levels_of(x: Tensor) -> tuple[set[int], bool]:
+    """The functorch levels at which ``x`` is wrapped, and whether it is tracked or has a tangent at one or outside of all."""
+    levels: set[int] = set()
+    x = unwrap_if_dead(x)
+    if not torch._C._functorch.is_batchedtensor(x) and (x.requires_grad or has_tangent(x)):
+        return levels, True
+    if not in_functorch():
+        return levels, False
+    interpreter = retrieve_current_functorch_interpreter()
+    if torch._C._functorch.maybe_get_level(x) == interpreter.level():
+        levels.add(interpreter.level())
+        x = torch._C._functorch.get_unwrapped(x)
+    with temporarily_pop_interpreter_stack():
+        outer, tracked = levels_of(x)
+    return levels | outer, tracked
 
 
 def saved_tensors_are_hooked() -> bool:

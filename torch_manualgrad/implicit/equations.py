@@ -1,0 +1,123 @@
+"""What the public functions share: options, the check of a root, and the call that solves an equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import ArgumentError
+from ..core.internals import breaks_graphs
+from .arguments import Unknown, check_function
+from .operators import Values
+from .problem import Root, solution
+from .solving import Options, Report, known
+from .vectors import Layout, Structure
+
+__all__ = ["GRAPH", "Equation", "equation_solver", "of_lists", "options_of"]
+
+GRAPH = "torch_manualgrad.implicit calls a solver, whose steps depend on values"
+
+
+def options_of(
+    argument: str, solver: Any, rtol: float | None, atol: float, maxiter: int | None, on_failure: str
+) -> Options:
+    """The options, checked.
+
+    Raises:
+        ArgumentError: an unknown solver, or a negative number.
+    """
+    known(solver, argument)
+    for name, value, least in (("rtol", rtol, 0), ("atol", atol, 0), ("maxiter", maxiter, 1)):
+        if value is not None and not value >= least:
+            raise ArgumentError(f"{name}: expected at least {least}, got {value}")
+    return Options(solver, rtol, atol, maxiter, on_failure)
+
+
+def of_lists(solver: Any, x: Unknown, argument: str) -> Any:
+    """A linear solver of trees, ``(matvec, b) -> x``, as one of lists; a name stays."""
+    if not callable(solver):
+        return solver
+
+    def solve(product: Callable[[Values], Values], b: Values) -> Values:
+        found = solver(lambda tree: x.join(product(x.values(tree, "matvec", b))), x.join(b))
+        return x.values(found, argument, b)
+
+    return solve
+
+
+def _norm(values: Values) -> Tensor:
+    return torch.linalg.vector_norm(Layout(values, True).vector(values))
+
+
+def _check(residual: Callable[[Values, Values], Values], options: Options) -> Callable[[Values, Values, Values], Report]:
+    """The report of a root: the norm of the residual, next to that at the start and to that of the root."""
+
+    def check(xs: Values, x0: Values, parameters: Values) -> Report:
+        if options.on_failure == "ignore":
+            nothing = xs[0].new_zeros((), dtype=xs[0].dtype.to_real())
+            return Report(nothing, nothing, nothing.bool())
+        size, start = _norm(xs), _norm(residual(x0, parameters))
+        scale = torch.maximum(size, torch.where(start.isfinite(), start, 0))
+        bound = (options.relative(size.dtype, 1 / 2) * scale).clamp(min=options.atol)
+        return Report(_norm(residual(xs, parameters)), bound, bound.new_zeros((), dtype=torch.bool))
+
+    return check
+
+
+class Equation:
+    """An equation for one call, in terms of lists of tensors.
+
+    Attributes:
+        residual: $F$, ``(xs, parameters) -> values``.
+        run: the solver, ``(x0, parameters) -> xs``.
+        more: further unknowns, after those of $x$: zeros, which are not returned.
+        symmetric: whether the Jacobian of $F$ is.
+        unknown: the tree of all unknowns, as the tangent solver sees it.
+    """
+
+    def __init__(
+        self,
+        unknown: Unknown,
+        residual: Callable[[Values, Values], Values],
+        run: Callable[[Values, Values], Values],
+        more: Sequence[Tensor] = (),
+        symmetric: bool = False,
+    ) -> None:
+        self.unknown, self.residual, self.run, self.more, self.symmetric = unknown, residual, run, more, symmetric
+
+
+def equation_solver(
+    name: str,
+    users: Sequence[tuple[Callable[..., Any], str]],
+    make: Callable[[Unknown, Structure, Values, Values], Equation],
+    options: Options,
+) -> Callable[..., Any]:
+    """The function ``(x0, *params) -> x`` that a public function returns.
+
+    Args:
+        name: of the public function.
+        users: the functions of the user, with their names in errors.
+        make: the equation, from the structures of $x$ and of the parameters, and their tensors.
+        options: of the linear problems.
+    """
+
+    @breaks_graphs(GRAPH)
+    def solve(x0: Any, *params: Any) -> Any:
+        x, given = Unknown(x0, "x0"), Structure(params)
+        xs, tensors = [t.detach() for t in x.split(x0)], given.split(params)
+        made = make(x, given, xs, tensors)
+        start = [*xs, *made.more]
+        check_function(made.residual, users, start, tensors)
+
+        def announce(report: Report) -> None:
+            report.announce(name, options.on_failure, "Derivatives at a point that is no solution are inaccurate.")
+
+        here = options._replace(solver=of_lists(options.solver, made.unknown, "tangent_solver"))
+        check = _check(made.residual, options)
+        problem = Root(made.residual, len(start), made.run, check, announce, here, made.symmetric, name)
+        return x.join(solution(problem, [*start, *tensors])[: len(xs)])
+
+    return solve

@@ -1,0 +1,93 @@
+"""Linear operators that depend on parameters: products, their adjoints, and the Jacobian of a function.
+
+An operator acts on lists of tensors. `Operator.at` fixes its parameters and prepares what all products share; the products
+are differentiable in the parameters at every level that is outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Adjoint", "JacobianAdjoint", "Matvec", "Operator", "matching", "pull_back", "push_forward"]
+
+Values = Sequence[Tensor]
+
+
+class Operator:
+    """A linear operator on lists of tensors.
+
+    Attributes:
+        real: whether it may be linear over the real numbers only, although the tensors are complex.
+    """
+
+    real = False
+    transposed: Operator  # the adjoint
+
+    def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
+        """The products with these parameters, for tensors with the shapes and dtypes of ``like``."""
+        raise NotImplementedError
+
+
+class Matvec(Operator):
+    """The products that a function ``(values, parameters)`` computes."""
+
+    def __init__(self, function: Callable[[Values, Values], Values], symmetric: bool = False) -> None:
+        self.function = function
+        self.transposed = self if symmetric else Adjoint(self)
+
+    def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
+        return lambda values: self.function(values, parameters)
+
+
+class Adjoint(Operator):
+    """The adjoint of an operator, by reverse mode."""
+
+    def __init__(self, of: Operator) -> None:
+        self.transposed, self.real = of, of.real
+
+    def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
+        # the point does not matter, as the operator is linear
+        point = [torch.ones_like(x) for x in like]
+        product = self.transposed.at(parameters, like)
+        return pull_back(lambda *values: product(values), point)[1]
+
+
+class JacobianAdjoint(Operator):
+    """The adjoint of the Jacobian of ``function(xs, parameters)`` in ``xs``; its parameters are ``xs`` and the others."""
+
+    real = True
+
+    def __init__(self, function: Callable[[Values, Values], Values], count: int, symmetric: bool = False) -> None:
+        self.function, self.count = function, count
+        self.transposed = self if symmetric else Adjoint(self)
+
+    def at(self, parameters: Values, like: Values) -> Callable[[Values], Values]:
+        xs, rest = parameters[: self.count], parameters[self.count :]
+        return pull_back(lambda *values: self.function(values, rest), xs)[1]
+
+
+def matching(values: Values, like: Values) -> list[Tensor]:
+    """The values in the dtypes of other tensors."""
+    return [v if v.dtype == x.dtype else v.to(x.dtype) for v, x in zip(values, like)]
+
+
+def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
+    """The results of a function, and its vjp."""
+    results, pull = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
+
+    def vjp(cotangents: Values) -> Values:
+        found: Any = pull(tuple(matching(cotangents, results)))
+        return found
+
+    return results, vjp
+
+
+def push_forward(function: Callable[..., Values], primals: Values, tangents: Values) -> Values:
+    """The jvp, as the vjp of the vjp: it needs no operator to have a forward derivative."""
+    results, pull = pull_back(function, primals)
+    point = [torch.ones_like(r) for r in results]  # it does not matter, as the vjp is linear
+    return pull_back(lambda *cotangents: pull(cotangents), point)[1](matching(tangents, primals))

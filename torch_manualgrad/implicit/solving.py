@@ -1,0 +1,203 @@
+"""Which solver a linear system gets, and how well it has solved it."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import ArgumentError
+from . import krylov
+from .operators import Operator
+from .vectors import Layout
+
+__all__ = ["DIRECT_UP_TO", "NAMES", "ConvergenceError", "ConvergenceWarning", "Options", "Report", "known", "solved"]
+
+DIRECT_UP_TO = 256  # unknowns; a dense matrix of that order takes a few milliseconds
+
+#: The names of solvers; "auto" is direct for small systems, and gmres or minres for large ones.
+NAMES = ("auto", "direct", *krylov.SOLVERS, *[f"scipy.{name}" for name in ("cg", "minres", "gmres", "bicgstab")])
+
+
+class ConvergenceWarning(UserWarning):
+    """A solve did not converge. Its result, or a derivative, is inaccurate."""
+
+
+class ConvergenceError(RuntimeError):
+    """A solve did not converge, with ``on_failure="raise"``."""
+
+
+class Options(NamedTuple):
+    """How the systems of one call are solved.
+
+    Attributes:
+        solver: one of `NAMES`, or ``(matvec, b) -> x`` on lists of tensors.
+        rtol: relative tolerance; None: ``eps ** (2 / 3)`` of the dtype.
+        atol: absolute tolerance.
+        maxiter: the largest number of products; None: ten for each unknown, and at most 20,000.
+        on_failure: "warn", "raise" or "ignore".
+        preconditioner: an approximate inverse, or None.
+    """
+
+    solver: str | Callable[..., Any] = "auto"
+    rtol: float | None = None
+    atol: float = 0.0
+    maxiter: int | None = None
+    on_failure: str = "warn"
+    preconditioner: Operator | None = None
+
+    def relative(self, dtype: torch.dtype, power: float = 2 / 3) -> float:
+        """The relative tolerance for a dtype."""
+        if self.rtol is not None:
+            return self.rtol
+        if dtype not in (torch.float64, torch.complex128):
+            dtype = torch.float32 if torch.finfo(dtype).bits >= 32 else dtype
+        return torch.finfo(dtype).eps ** power
+
+
+class Report(NamedTuple):
+    """How well a solve went: tensors without dims, or with one for each batch.
+
+    Attributes:
+        residual: its norm.
+        bound: what it has to be at most.
+        singular: whether a direct solver found a zero pivot.
+    """
+
+    residual: Tensor
+    bound: Tensor
+    singular: Tensor
+
+    def failed(self) -> Tensor:
+        """Where the solve did not converge; nan has not."""
+        return ~(self.residual <= self.bound) | self.singular
+
+    def announce(self, name: str, on_failure: str, advice: str) -> None:
+        """Warn or raise if the solve failed."""
+        if on_failure == "ignore" or not bool((failed := self.failed()).any()):
+            return
+        residual, bound = (x.expand(failed.shape)[failed] for x in (self.residual, self.bound))
+        excess = residual / bound
+        worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
+        batch = f" for {int(failed.sum())} of {failed.numel()} samples" if failed.dim() else ""
+        singular = " The matrix is singular; this is a least-squares solution." if bool(self.singular.any()) else ""
+        text = (
+            f"torch_manualgrad.implicit: {name} did not converge{batch}: its residual has norm {float(residual[worst]):.3g}, "
+            f"and the tolerance is {float(bound[worst]):.3g}.{singular} {advice}"
+        )
+        if on_failure == "raise":
+            raise ConvergenceError(text)
+        warnings.warn(text, ConvergenceWarning, stacklevel=2)
+
+
+def known(solver: Any, argument: str) -> None:
+    """Raise if ``solver`` is the name of none.
+
+    Raises:
+        ArgumentError: another name.
+        ModuleNotFoundError: scipy is needed and not installed.
+    """
+    if not isinstance(solver, str):
+        return
+    if solver not in NAMES:
+        raise ArgumentError(f"{argument}: expected one of {', '.join(map(repr, NAMES))} or a function, got {solver!r}")
+    if solver.startswith("scipy.") and importlib.util.find_spec("scipy") is None:
+        raise ModuleNotFoundError(f"{argument}={solver!r} needs scipy, which is not installed")
+
+
+def solved(
+    product: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    b: Sequence[Tensor],
+    options: Options,
+    real: bool,
+    symmetric: bool,
+    preconditioner: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None,
+    readable: bool,
+) -> tuple[list[Tensor], Report]:
+    """Solve $A x = b$.
+
+    Args:
+        product: $x -> A x$, on lists of tensors.
+        b: the right-hand side.
+        options: the solver and its tolerances.
+        real: whether $A$ may be linear over the real numbers only.
+        symmetric: whether $A$ is Hermitian.
+        preconditioner: an approximate inverse of $A$.
+        readable: whether values can be read; under vmap they cannot, and only the direct solver works.
+
+    Returns:
+        The solution, and the report.
+    """
+    layout = Layout(b, real)
+
+    def on_vectors(function: Any) -> Callable[[Tensor], Tensor]:
+        return lambda vector: layout.vector(function(layout.tensors(vector)))
+
+    A, M = on_vectors(product), None if preconditioner is None else on_vectors(preconditioner)
+    vector, solver = layout.vector(b), options.solver
+    singular = torch.zeros((), dtype=torch.bool, device=vector.device)
+    rtol = options.relative(layout.dtype)
+    if solver == "auto":
+        solver = chosen(layout.size, symmetric)
+    if callable(solver):
+        x = layout.vector(solver(product, b))
+    elif layout.size == 0:
+        x = vector
+    elif solver == "direct":
+        x, singular = _direct(A, vector, readable)
+        rtol = max(rtol, torch.finfo(layout.dtype).eps ** 0.5 / 10)  # as large as in a nearly singular system
+    else:
+        maxiter = min(10 * layout.size, 20_000) if options.maxiter is None else options.maxiter
+        run = _scipy(solver) if solver.startswith("scipy.") else krylov.SOLVERS[solver]
+        x, _ = run(A, vector, M, rtol, options.atol, maxiter)
+    found = layout.tensors(x)
+    if options.on_failure == "ignore":
+        nothing = vector.new_zeros((), dtype=layout.dtype.to_real())
+        return found, Report(nothing, nothing, singular)
+    residual = torch.linalg.vector_norm(vector - layout.vector(product(found)))
+    # rounding of b - A x itself, at a large x, is no failure
+    rounding = 100 * torch.finfo(layout.dtype).eps * torch.linalg.vector_norm(x)
+    bound = (10 * rtol * torch.linalg.vector_norm(vector)).clamp(min=options.atol) + rounding
+    return found, Report(residual, bound, singular)
+
+
+def chosen(size: int, symmetric: bool) -> str:
+    """The solver that "auto" is."""
+    return "direct" if size <= DIRECT_UP_TO else "minres" if symmetric else "gmres"
+
+
+def _direct(A: Callable[[Tensor], Tensor], b: Tensor, readable: bool) -> tuple[Tensor, Tensor]:
+    columns = torch.vmap(A)(torch.eye(b.shape[0], dtype=b.dtype, device=b.device))
+    x, info = torch.linalg.solve_ex(columns.mT, b)
+    if readable and bool(info > 0) and bool(columns.isfinite().all()):  # the shortest of the least-squares solutions
+        x = torch.linalg.pinv(columns.mT) @ b
+    return x, info > 0
+
+
+def _scipy(name: str) -> Callable[..., tuple[Tensor, int]]:
+    def run(A: Any, b: Tensor, M: Any, rtol: float, atol: float, maxiter: int) -> tuple[Tensor, int]:
+        import scipy.sparse.linalg as linalg  # optional
+
+        if b.device.type != "cpu":
+            raise ArgumentError(f"solver='{name}' runs on the CPU, and the tensors are on {b.device}")
+        values = b.resolve_conj().numpy()
+
+        def operator(function: Any) -> Any:
+            products = lambda v: function(torch.from_numpy(v.astype(values.dtype))).numpy()  # noqa: E731
+            return linalg.LinearOperator((b.numel(), b.numel()), matvec=products, dtype=values.dtype)
+
+        options: dict[str, Any] = {"rtol": rtol, "maxiter": maxiter}
+        if not name.endswith("minres"):
+            options["atol"] = atol
+        if name.endswith("gmres"):
+            options["restart"] = min(krylov.RESTART, b.numel())
+            options["maxiter"] = -(-maxiter // options["restart"])
+        solve = getattr(linalg, name.partition(".")[2])
+        x, _ = solve(operator(A), values, M=None if M is None else operator(M), **options)
+        return torch.from_numpy(x).to(b.dtype), maxiter
+
+    return run
