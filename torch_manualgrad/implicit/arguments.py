@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.internals import in_functorch, levels_of, only_autograd, pytree
+from ..core.internals import in_functorch, levels_of, only_autograd, pytree, saved_tensors_unhooked
 from .vectors import Structure
 
 __all__ = ["HiddenTensorError", "Unknown", "check_function", "listed"]
@@ -92,7 +92,8 @@ def check_function(
     if not torch.is_grad_enabled() and only_autograd():
         return
     inputs = [x.detach() for x in (*xs, *tensors)]
-    results = function(inputs[: len(xs)], inputs[len(xs) :])
+    with saved_tensors_unhooked():  # under which the function could not call torch.func
+        results = function(inputs[: len(xs)], inputs[len(xs) :])
     found = [levels_of(r) for r in results]
     known = {level for x in inputs for level in levels_of(x)[0]} if in_functorch() else set()
     if not any(tracked or levels - known for levels, tracked in found):

@@ -17,8 +17,8 @@ from .vectors import Structure
 __all__ = ["linear_solve"]
 
 
-@breaks_graphs(GRAPH)
 @checked
+@breaks_graphs(GRAPH)
 def linear_solve(
     matvec: Callable,  # type: ignore[type-arg]
     b: Any,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
-from ..core.internals import pytree
+from ..core.internals import breaks_graphs, pytree
 from .arguments import Unknown
-from .equations import Equation, equation_solver, options_of
+from .equations import GRAPH, Equation, equation_solver, options_of
 from .operators import Values, pull_back
 from .vectors import Layout, Structure
 
@@ -19,6 +19,7 @@ __all__ = ["minimize"]
 
 
 @checked
+@breaks_graphs(GRAPH)
 def minimize(
     f: Callable,  # type: ignore[type-arg]
     solver: Callable,  # type: ignore[type-arg]

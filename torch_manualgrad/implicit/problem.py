@@ -31,6 +31,8 @@ from ..core.internals import (
     in_clean_state,
     in_functorch,
     innermost_is_jvp,
+    inside_of_batched_gradients,
+    outside_of_batched_gradients,
     saved_tensors_unhooked,
     skipped_by_dynamo,
     transforms_in_dual_level,
@@ -364,27 +366,36 @@ class _Rule(Derivative):
         full = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, xs)]
         found: list[Any] = [None] * len(needed)
         with saved_tensors_unhooked():
-            for i, g in zip(places, static.vjp(xs, given, places, full)):
+            for i, g in zip(places, _over_batches(lambda grads: static.vjp(xs, given, places, grads), full)):
                 found[i + 1] = g
         return found
 
     def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        given = tangents[1:]
-        places = [i for i, t in enumerate(given) if isinstance(t, Tensor)]
+        places = [i for i, t in enumerate(tangents[1:]) if isinstance(t, Tensor)]
         if in_functorch() and not innermost_is_jvp():
             raise RuntimeError(
                 "torch_manualgrad.implicit: a dual number that was made inside of torch.func.grad or vjp, with "
                 "forward_ad.make_dual, has no derivative here; use torch.func.jvp in place of it"
             )
-        problem, moving = _problems[inputs[0]], [given[i] for i in places]
+        problem, moving = _problems[inputs[0]], [tangents[i + 1] for i in places]
 
         def rule(xs: Values, tensors: Values, tangents: Values) -> Values:
-            return problem.jvp(xs, tensors, places, tangents)
+            return _over_batches(lambda tangents: problem.jvp(xs, tensors, places, tangents), tangents)
 
         with saved_tensors_unhooked():
             # the rule begins transforms, which this level, in the middle of the call, could not
             found: Sequence[Any] = at_next_level(rule, list(outputs), list(inputs[1:]), moving)
         return found
+
+
+def _over_batches(rule: Callable[[Values], Values], values: Values) -> Values:
+    """``rule(values)``; of gradients that PyTorch has batched, with ``is_grads_batched``, by torch.func.vmap."""
+    outside, dims, level = outside_of_batched_gradients(values)
+    if not level:
+        return rule(values)
+    return inside_of_batched_gradients(
+        torch.vmap(lambda *values: tuple(rule(values)), in_dims=tuple(dims))(*outside), level
+    )
 
 
 _rule = functools.cache(_Rule)

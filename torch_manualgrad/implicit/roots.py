@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ..arguments import checked
+from ..core.internals import breaks_graphs
 from .anderson import anderson
 from .arguments import Unknown, listed
-from .equations import Equation, equation_solver, options_of
+from .equations import GRAPH, Equation, equation_solver, options_of
 from .operators import Values
 from .vectors import Layout, Structure
 
@@ -16,6 +17,7 @@ __all__ = ["fixed_point", "root"]
 
 
 @checked
+@breaks_graphs(GRAPH)
 def root(
     f: Callable,  # type: ignore[type-arg]
     solver: Callable,  # type: ignore[type-arg]
@@ -76,6 +78,7 @@ def root(
 
 
 @checked
+@breaks_graphs(GRAPH)
 def fixed_point(
     f: Callable,  # type: ignore[type-arg]
     solver: Callable | None = None,  # type: ignore[type-arg]

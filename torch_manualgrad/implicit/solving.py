@@ -73,8 +73,8 @@ class Report(NamedTuple):
     singular: Tensor
 
     def failed(self) -> Tensor:
-        """Where the solve did not converge; nan has not."""
-        return ~(self.residual <= self.bound) | self.singular
+        """Where the solve did not converge; inf and nan have not."""
+        return ~(self.residual <= self.bound) | ~self.residual.isfinite() | self.singular
 
     def announce(self, name: str, on_failure: str, advice: str) -> None:
         """Warn or raise if the solve failed."""
@@ -84,10 +84,13 @@ class Report(NamedTuple):
         excess = residual / bound
         worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
         batch = f" for {int(failed.sum())} of {failed.numel()} samples" if failed.dim() else ""
-        singular = " The matrix is singular; this is a least-squares solution." if bool(self.singular.any()) else ""
+        if bool(self.singular.any()):
+            what, advice = "has a singular matrix", "This is a least-squares solution."
+        else:
+            what = "did not converge"
         text = (
-            f"torch_manualgrad.implicit: {name} did not converge{batch}: its residual has norm {float(residual[worst]):.3g}, "
-            f"and the tolerance is {float(bound[worst]):.3g}.{singular} {advice}"
+            f"torch_manualgrad.implicit: {name} {what}{batch}: the norm of the residual is {float(residual[worst]):.3g}, "
+            f"and the tolerance {float(bound[worst]):.3g}. {advice}"
         )
         if on_failure == "raise":
             raise ConvergenceError(text)
@@ -132,7 +135,7 @@ def solved(
     Returns:
         The solution, and the report.
     """
-    layout = Layout(b, real)
+    layout = Layout(b, real or options.solver == "scipy.minres")  # which is for real numbers only
 
     def on_vectors(function: Any) -> Callable[[Tensor], Tensor]:
         return lambda vector: layout.vector(function(layout.tensors(vector)))
@@ -159,9 +162,10 @@ def solved(
         nothing = vector.new_zeros((), dtype=layout.dtype.to_real())
         return found, Report(nothing, nothing, singular)
     residual = torch.linalg.vector_norm(vector - layout.vector(product(found)))
-    # rounding of b - A x itself, at a large x, is no failure
-    rounding = 100 * torch.finfo(layout.dtype).eps * torch.linalg.vector_norm(x)
-    bound = (10 * rtol * torch.linalg.vector_norm(vector)).clamp(min=options.atol) + rounding
+    size, eps = torch.linalg.vector_norm(vector), torch.finfo(layout.dtype).eps
+    # the rounding of b - A x itself, at a large x, is no failure; that of a nearly singular A is
+    rounding = torch.minimum(100 * eps * torch.linalg.vector_norm(x), eps**0.5 * size)
+    bound = torch.maximum((10 * rtol * size).clamp(min=options.atol), rounding)
     return found, Report(residual, bound, singular)
 
 

@@ -44,7 +44,7 @@ class Layout:
         made = []
         for part, shape, dtype in zip(vector.split(self.sizes), self.shapes, self.dtypes):
             if self.real and dtype.is_complex:
-                part = torch.view_as_complex(part.reshape(*shape, 2).contiguous())
+                part = torch.complex(*part.reshape(*shape, 2).unbind(-1))
             made.append(part.reshape(shape).to(dtype))
         return made
 

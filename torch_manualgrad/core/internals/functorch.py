@@ -37,10 +37,12 @@ __all__ = [
     "in_functorch",
     "is_followed_outside",
     "innermost_is_jvp",
+    "inside_of_batched_gradients",
     "is_functionalizing",
     "is_functorch_wrapped",
     "is_known_zero",
     "levels_of",
+    "outside_of_batched_gradients",
     "only_autograd",
     "primal",
     "saved_tensors_are_hooked",
@@ -138,6 +140,28 @@ def transforms_in_dual_level() -> Iterator[None]:
         yield
     finally:
         eager_transforms.JVP_NESTING -= 1
+
+
+def outside_of_batched_gradients(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None], int]:
+    """The tensors without the vmap of batched gradients (``is_grads_batched``), the dim of the batch in each, and its level.
+
+    The level is 0 where that vmap is not running.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    if level < 1:
+        return list(tensors), [None] * len(tensors), 0
+    made, dims = [], []
+    for x in tensors:
+        batched = torch._C._functorch.is_legacy_batchedtensor(x)
+        made.append(torch._remove_batch_dim(x, level, 1, 0) if batched else x)
+        dims.append(0 if batched else None)
+    return made, dims, level if 0 in dims else 0
+
+
+def inside_of_batched_gradients(tensors: Sequence[Tensor], level: int) -> list[Tensor]:
+    """Tensors with the batch first, as that vmap has them."""
+    return [torch._add_batch_dim(x, 0, level) for x in tensors]
 
 
 def levels_of(x: Tensor) -> tuple[set[int], bool]:
