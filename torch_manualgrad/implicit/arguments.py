@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.internals import in_functorch, levels_of, only_autograd, pytree, saved_tensors_unhooked
+from ..core.internals import in_functorch, is_batched, levels_of, only_autograd, pytree, saved_tensors_unhooked
 from .vectors import Structure
 
 __all__ = ["HiddenTensorError", "Unknown", "check_function", "listed"]
@@ -96,22 +96,27 @@ def check_function(
         results = function(inputs[: len(xs)], inputs[len(xs) :])
     found = [levels_of(r) for r in results]
     known = {level for x in inputs for level in levels_of(x)[0]} if in_functorch() else set()
-    if not any(tracked or levels - known for levels, tracked in found):
-        return
-    reached = [(what, name, x) for user, what in users for name, x in _reachable(user, what)]
-    names = sorted({name for _, name, x in reached if _depends(x, known)})
-    what = next((what for what, _, x in reached if _depends(x, known)), users[0][1])
-    named = f": {', '.join(names)}" if names else ""
-    raise HiddenTensorError(
-        f"{what} reads a tensor that requires grad, or that a transform follows, and that is not an argument{named}. Its "
+
+    def is_lost(x: Tensor) -> bool:
+        levels, tracked = levels_of(x)
+        return tracked or bool(levels - known)
+
+    if any(map(is_lost, results)):
+        raise _hidden(users, is_lost)
+    if in_functorch() and any(is_batched(x) for user, what in users for _, x in _reachable(user, what)):
+        raise _hidden(users, is_batched)
+
+
+def _hidden(users: Sequence[tuple[Callable[..., Any], str]], is_lost: Callable[[Tensor], bool]) -> HiddenTensorError:
+    """The error, with the names of what is lost as far as they can be found."""
+    reached = [(what, name) for user, what in users for name, x in _reachable(user, what) if is_lost(x)]
+    what = reached[0][0] if reached else users[0][1]
+    names = f": {', '.join(sorted({name for _, name in reached}))}" if reached else ""
+    return HiddenTensorError(
+        f"{what} reads a tensor that requires grad, or that a transform follows, and that is not an argument{names}. Its "
         f"derivative would be lost. Pass it as one of the parameters, {what}(x, *params); for an nn.Module, pass "
         "dict(module.named_parameters()) and call torch.func.functional_call"
     )
-
-
-def _depends(x: Tensor, known: set[int]) -> bool:
-    levels, tracked = levels_of(x)
-    return tracked or bool(levels - known)
 
 
 def _reachable(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import explain
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
 from ..core.internals import (
@@ -33,6 +34,7 @@ from ..core.internals import (
     innermost_is_jvp,
     inside_of_batched_gradients,
     outside_of_batched_gradients,
+    is_traced_to_graph,
     saved_tensors_unhooked,
     skipped_by_dynamo,
     transforms_in_dual_level,
@@ -46,6 +48,8 @@ __all__ = ["Linear", "Problem", "Root", "solution"]
 
 _numbers = itertools.count(1)
 _problems: weakref.WeakValueDictionary[int, Problem] = weakref.WeakValueDictionary()
+
+_traced: list[Problem] = []  # kept for graphs, which have the numbers of problems only
 
 _library = torch.library.Library("manualgrad_implicit", "FRAGMENT")
 _library.define("solve(int problem, Tensor[] tensors) -> Tensor[]")
@@ -95,6 +99,8 @@ class Problem:
 
 def solution(problem: Problem, tensors: Values) -> list[Tensor]:
     """The solution of a problem, tracked at every level."""
+    if is_traced_to_graph():
+        _traced.append(problem)
     return list(_solve(problem.number, list(tensors)))
 
 
@@ -287,8 +293,6 @@ class Batched(Problem):
             xs, report = run(*tensors)
             if not readable or not bool(Report(*report).singular.any()):
                 return list(xs), Report(*report)
-        if self.size == 0:
-            raise RuntimeError("torch_manualgrad.implicit: a batch of size 0 under vmap has no element to solve for")
         made = [
             self.one.attempt([self._element(x, d, k) for x, d in zip(tensors, self.dims)], readable)
             for k in range(self.size)
@@ -297,7 +301,7 @@ class Batched(Problem):
         return xs, Report(*[torch.stack(column) for column in zip(*[report for _, report in made])])
 
     def _all_direct(self, tensors: Values) -> bool:
-        if not self.batches or self.size == 0:
+        if not self.batches:
             return False
         values = [self._element(x, d, 0) for x, d in zip(tensors, self.dims)]
         return self.one._all_direct(values) if isinstance(self.one, Batched) else self.one.is_direct(self.one.like(values))  # type: ignore[attr-defined]
@@ -411,16 +415,29 @@ def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tenso
     return [found] if isinstance(found, Tensor) else list(found)
 
 
+_ESCAPED = (
+    "torch_manualgrad.implicit calls the solver and the functions outside of all transforms. One of them reads a tensor of a "
+    "transform that is not an argument: pass it as a parameter."
+)
+
+
 def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     problem = _problems[number]
     # whatever transforms and tangents there are, the solver runs outside of them, and nothing tracks it
     with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
-        xs, report = problem.attempt([x.detach() for x in tensors], True)
+        try:
+            xs, report = problem.attempt([x.detach() for x in tensors], True)
+        except RuntimeError as error:
+            if any(text in str(error) for text in ("INTERNAL ASSERT", "escaped")):
+                explain(error, _ESCAPED)
+            raise
         problem.announce(report)
     return xs
 
 
 def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:
+    if info.batch_size == 0:
+        raise RuntimeError("torch_manualgrad.implicit: a batch of size 0 under vmap has no element to solve for")
     batched = Batched(_problems[number], in_dims[1], info.batch_size, info.randomness)
     found = solution(batched, tensors)
     return found, [0] * len(found)

@@ -38,6 +38,7 @@ __all__ = [
     "is_followed_outside",
     "innermost_is_jvp",
     "inside_of_batched_gradients",
+    "is_batched",
     "is_functionalizing",
     "is_functorch_wrapped",
     "is_known_zero",
@@ -162,6 +163,16 @@ def outside_of_batched_gradients(tensors: Sequence[Tensor]) -> tuple[list[Tensor
 def inside_of_batched_gradients(tensors: Sequence[Tensor], level: int) -> list[Tensor]:
     """Tensors with the batch first, as that vmap has them."""
     return [torch._add_batch_dim(x, 0, level) for x in tensors]
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether a vmap that is running has batched ``x``, at any level."""
+    x = unwrap_if_dead(x)
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
 
 
 def levels_of(x: Tensor) -> tuple[set[int], bool]:
