@@ -20,13 +20,13 @@ __all__ = ["linear_solve"]
 @checked
 @breaks_graphs(GRAPH)
 def linear_solve(
-    matvec: Callable,  # type: ignore[type-arg]
+    matvec: Callable[..., Any],
     b: Any,
     *params: Any,
-    solver: str | Callable = "gmres",  # type: ignore[type-arg]
+    solver: str | Callable[..., Any] = "gmres",
     symmetric: bool = False,
-    preconditioner: Callable | None = None,  # type: ignore[type-arg]
-    tangent_solver: str | Callable | None = None,  # type: ignore[type-arg]
+    preconditioner: Callable[..., Any] | None = None,
+    tangent_solver: str | Callable[..., Any] | None = None,
     rtol: float | None = None,
     atol: float = 0.0,
     maxiter: int | None = None,

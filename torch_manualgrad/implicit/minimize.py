@@ -21,11 +21,11 @@ __all__ = ["minimize"]
 @checked
 @breaks_graphs(GRAPH)
 def minimize(
-    f: Callable,  # type: ignore[type-arg]
-    solver: Callable,  # type: ignore[type-arg]
-    equality: Callable | None = None,  # type: ignore[type-arg]
+    f: Callable[..., Any],
+    solver: Callable[..., Any],
+    equality: Callable[..., Any] | None = None,
     *,
-    tangent_solver: str | Callable = "auto",  # type: ignore[type-arg]
+    tangent_solver: str | Callable[..., Any] = "auto",
     rtol: float | None = None,
     atol: float = 0.0,
     maxiter: int | None = None,

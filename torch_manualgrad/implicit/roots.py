@@ -19,10 +19,10 @@ __all__ = ["fixed_point", "root"]
 @checked
 @breaks_graphs(GRAPH)
 def root(
-    f: Callable,  # type: ignore[type-arg]
-    solver: Callable,  # type: ignore[type-arg]
+    f: Callable[..., Any],
+    solver: Callable[..., Any],
     *,
-    tangent_solver: str | Callable = "auto",  # type: ignore[type-arg]
+    tangent_solver: str | Callable[..., Any] = "auto",
     rtol: float | None = None,
     atol: float = 0.0,
     maxiter: int | None = None,
@@ -80,10 +80,10 @@ def root(
 @checked
 @breaks_graphs(GRAPH)
 def fixed_point(
-    f: Callable,  # type: ignore[type-arg]
-    solver: Callable | None = None,  # type: ignore[type-arg]
+    f: Callable[..., Any],
+    solver: Callable[..., Any] | None = None,
     *,
-    tangent_solver: str | Callable = "auto",  # type: ignore[type-arg]
+    tangent_solver: str | Callable[..., Any] = "auto",
     rtol: float | None = None,
     atol: float = 0.0,
     maxiter: int | None = None,

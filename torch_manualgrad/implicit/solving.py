@@ -175,7 +175,13 @@ def chosen(size: int, symmetric: bool) -> str:
 
 
 def _direct(A: Callable[[Tensor], Tensor], b: Tensor, readable: bool) -> tuple[Tensor, Tensor]:
-    columns = torch.vmap(A)(torch.eye(b.shape[0], dtype=b.dtype, device=b.device))
+    unit = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
+    try:
+        columns = torch.vmap(A)(unit)
+    except RuntimeError:  # of a function that reads values, or has no batching rule: column by column
+        if not readable:
+            raise
+        columns = torch.stack([A(column) for column in unit])
     x, info = torch.linalg.solve_ex(columns.mT, b)
     if readable and bool(info > 0) and bool(columns.isfinite().all()):  # the shortest of the least-squares solutions
         x = torch.linalg.pinv(columns.mT) @ b

@@ -1,0 +1,259 @@
+"""Solves that do not converge, singular Jacobians, hidden tensors, and arguments that do not fit."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from helpers.tensors import close, random
+from torch.func import functional_call, grad, jvp, vmap
+
+import torch_manualgrad as mg
+from torch_manualgrad.arguments import ArgumentError
+from torch_manualgrad.implicit import (
+    ConvergenceError,
+    ConvergenceWarning,
+    HiddenTensorError,
+    fixed_point,
+    linear_solve,
+    minimize,
+    root,
+)
+
+F64 = torch.float64
+ONE = torch.ones((), dtype=F64)
+SINGULAR = torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=F64))
+heron = fixed_point(lambda x, a: (x + a / x) / 2)
+
+
+def test_an_iteration_that_does_not_converge_warns_with_its_residual():
+    with pytest.warns(ConvergenceWarning, match="fixed_point did not converge: the norm of the residual is 1, and"):
+        fixed_point(lambda x: x + 1, maxiter=20)(ONE)
+    with pytest.raises(ConvergenceError, match="fixed_point did not converge"):
+        fixed_point(lambda x, a: x * x + a, on_failure="raise", maxiter=20)(torch.ones(3), 2.0)
+    with pytest.raises(ConvergenceError, match="root did not converge"):
+        root(lambda x, a: x * x - a, lambda f, x, a: x, on_failure="raise")(ONE, torch.tensor(2.0))
+    with pytest.raises(ConvergenceError, match="minimize did not converge"):
+        minimize(lambda x: (x - 2) ** 2, lambda f, x: x, on_failure="raise")(ONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fixed_point(lambda x: x + 1, maxiter=20, on_failure="ignore")(ONE)
+
+
+def test_an_iteration_that_overflows_has_not_converged():
+    with pytest.raises(ConvergenceError, match="is inf"):
+        fixed_point(lambda x: x * x + 2, on_failure="raise")(torch.ones(3))
+
+
+def test_a_batch_says_how_many_did_not_converge():
+    f = fixed_point(lambda x, a: torch.where(a > 1.3, x + 1, x / 2 + a), maxiter=20)
+    with pytest.warns(ConvergenceWarning, match="for 2 of 4 samples"):
+        vmap(lambda a: f(torch.ones(()), a))(torch.tensor([1.0, 2.0, 1.1, 5.0]))
+
+
+@pytest.mark.parametrize("solver", ["gmres", "minres", "cg", "bicgstab", "direct", "auto"])
+def test_a_singular_system_fails_loudly(solver):
+    with pytest.raises(ConvergenceError):
+        linear_solve(lambda x, A: A @ x, torch.ones(3, dtype=F64), SINGULAR, solver=solver, on_failure="raise")
+    with pytest.raises(ConvergenceError):
+        linear_solve(lambda x: 0 * x, torch.ones(3, dtype=F64), solver=solver, on_failure="raise")
+    zero = linear_solve(lambda x, A: A @ x, torch.zeros(3, dtype=F64), 2 * SINGULAR.exp(), solver=solver)
+    assert zero.eq(0).all()
+
+
+@pytest.mark.parametrize("tangent_solver", ["auto", "gmres"])
+def test_a_singular_jacobian_fails_loudly(tangent_solver):
+    """x^2 = a at 0."""
+    a = torch.zeros((), dtype=F64, requires_grad=True)
+    f, solver = lambda x, a: x * x - a, lambda f, x, a: a.sqrt()
+    x = root(f, solver, tangent_solver=tangent_solver)(ONE, a)
+    with pytest.warns(ConvergenceWarning, match="the linear solve of root"):
+        assert torch.autograd.grad(x, a)[0].isfinite()
+    x = root(f, solver, tangent_solver=tangent_solver, on_failure="raise")(ONE, a)
+    with pytest.raises(ConvergenceError):
+        torch.autograd.grad(x, a)
+    with pytest.raises(ConvergenceError):
+        jvp(lambda a: root(f, solver, tangent_solver=tangent_solver, on_failure="raise")(ONE, a), (a,), (ONE,))
+
+
+def test_a_batch_with_one_singular_system():
+    matrices = torch.stack([torch.eye(3, dtype=F64), SINGULAR])
+    solve = lambda A: linear_solve(lambda x, A: A @ x, torch.ones(3, dtype=F64), A, solver="direct")  # noqa: E731
+    with pytest.warns(ConvergenceWarning, match="singular matrix for 1 of 2 samples"):
+        x = vmap(solve)(matrices)
+    close(x, torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.5, 0.0]], dtype=F64))
+
+
+def test_nan_is_a_failure():
+    with pytest.raises(ConvergenceError):
+        linear_solve(lambda x: x, torch.full((3,), torch.nan), on_failure="raise")
+
+
+# -- tensors that are not arguments -----------------------------------------------------------------------------------
+
+
+class Layer:
+    def __init__(self, a):
+        self.a = a
+
+    def __call__(self, x):
+        return (x + self.a / x) / 2
+
+
+WEIGHT = torch.tensor(2.0, dtype=F64, requires_grad=True)
+
+
+def test_tensors_that_are_not_arguments_raise_by_name():
+    hidden = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    nested = [{"here": hidden}]
+    module = torch.nn.Linear(2, 2)
+    calls = {
+        "hidden": lambda: fixed_point(lambda x: (x + hidden / x) / 2)(ONE),
+        "WEIGHT": lambda: fixed_point(lambda x: (x + WEIGHT / x) / 2)(ONE),
+        "nested": lambda: fixed_point(lambda x: (x + nested[0]["here"] / x) / 2)(ONE),
+        "f.a": lambda: fixed_point(Layer(hidden))(ONE),
+        "f.bias, f.weight": lambda: fixed_point(module)(torch.zeros(2)),
+        "module.bias, module.weight": lambda: fixed_point(lambda x: module(x).tanh())(torch.zeros(2)),
+    }
+    for names, call in calls.items():
+        with pytest.raises(HiddenTensorError, match=f"that is not an argument: {names}. Its derivative would be lost"):
+            call()
+    for call in (
+        lambda: linear_solve(lambda x: hidden * x, ONE),
+        lambda: minimize(lambda x: (x - hidden) ** 2, lambda f, x: x)(ONE),
+        lambda: minimize(lambda x: x.square().sum(), lambda f, x: x, lambda x: x.sum() - hidden)(torch.ones(2)),
+        lambda: root(lambda x: x - hidden, lambda f, x: x)(ONE),
+    ):
+        with pytest.raises(HiddenTensorError, match="hidden"):
+            call()
+    with torch.no_grad():
+        close(fixed_point(lambda x: (x + hidden / x) / 2)(ONE), hidden.sqrt())
+    hidden.requires_grad_(False)
+    close(fixed_point(lambda x: (x + hidden / x) / 2)(ONE), hidden.sqrt())
+
+
+@pytest.mark.parametrize("transform", [grad, lambda f: lambda a: jvp(f, (a,), (a,)), vmap])
+def test_tensors_of_a_transform_raise(transform):
+    at = torch.tensor([2.0, 3.0], dtype=F64) if transform is vmap else torch.tensor(2.0, dtype=F64)
+    with pytest.raises(HiddenTensorError, match="argument: a"):
+        transform(lambda a: fixed_point(lambda x: (x + a / x) / 2)(ONE))(at)
+    if transform is vmap:
+        with pytest.raises(HiddenTensorError, match="argument: a"):
+            vmap(lambda a, b: fixed_point(lambda x, b: (x + a / x) / 2 + 0 * b)(ONE, b))(at, at)
+
+
+def test_a_tensor_of_a_transform_that_cannot_be_found_says_what_to_do():
+    box = [[[[[[[[None]]]]]]]]
+
+    def solve(a, b):
+        box[0][0][0][0][0][0][0] = [Layer(a)]
+        return fixed_point(lambda x, b: box[0][0][0][0][0][0][0][0](x) + 0 * b)(ONE, b)
+
+    at = torch.tensor([2.0, 3.0], dtype=F64)
+    with pytest.raises(RuntimeError, match="a tensor of a transform that is not an argument"):
+        vmap(solve)(at, at)
+
+
+def test_a_module_by_functional_call():
+    module = torch.nn.Linear(3, 3, dtype=F64)
+    with torch.no_grad():
+        module.weight.mul_(0.5)
+    parameters, u = dict(module.named_parameters()), random(3)
+    layer = fixed_point(lambda x, p, u: torch.tanh(functional_call(module, p, (x,)) + u), rtol=1e-13)
+    loss = layer(torch.zeros(3, dtype=F64), parameters, u).square().sum()
+    loss.backward()
+    x = torch.zeros(3, dtype=F64)
+    for _ in range(200):
+        x = torch.tanh(functional_call(module, parameters, (x,)) + u)
+    expected = torch.autograd.grad(x.square().sum(), module.parameters())
+    close([p.grad for p in module.parameters()], list(expected), rtol=1e-8)
+
+
+# -- dtypes, gradients that are zero, and arguments -------------------------------------------------------------------
+
+
+def test_parameters_without_influence_have_a_gradient_of_zero():
+    a, c = torch.tensor(2.0, dtype=F64, requires_grad=True), torch.ones(2, 3, requires_grad=True)
+    x = fixed_point(lambda x, a, c: (x + a / x) / 2)(ONE, a, c)
+    close(torch.autograd.grad(x, (a, c)), (0.5 / a.detach().sqrt(), torch.zeros(2, 3)))
+    x = fixed_point(lambda x, c: x / 2 + 1)(ONE, c)
+    assert torch.autograd.grad(x, c)[0].eq(0).all()
+    assert jvp(lambda c: fixed_point(lambda x, c: x / 2 + 1)(ONE, c), (c,), (c,))[1] == 0
+
+
+def test_the_start_has_no_gradient():
+    start = torch.ones((), dtype=F64, requires_grad=True)
+    assert not heron(start, torch.tensor(2.0, dtype=F64)).requires_grad
+    a = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    assert torch.autograd.grad(heron(start, a), (a, start), allow_unused=True)[1] is None
+
+
+@pytest.mark.parametrize("start, of_a", [(torch.float32, F64), (F64, torch.float32), (torch.float32, torch.float32)])
+def test_dtypes(start, of_a):
+    a = torch.tensor([2.0, 3.0], dtype=of_a, requires_grad=True)
+    x = heron(torch.ones(2, dtype=start), a)
+    assert x.dtype == torch.promote_types(start, of_a)
+    (g,) = torch.autograd.grad(x.sum(), a)
+    assert g.dtype == of_a
+    close(g.double(), 0.5 / a.detach().double().sqrt(), rtol=1e-5)
+
+
+def test_half_precision():
+    a = torch.tensor([2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)
+    (g,) = torch.autograd.grad(heron(torch.ones_like(a), a).sum(), a)
+    close(g.float(), 0.5 / a.detach().float().sqrt(), rtol=0.02)
+
+
+def test_nothing_requires_grad():
+    assert not heron(ONE, torch.tensor(2.0)).requires_grad
+    a = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            x = heron(ONE, a)
+            assert not x.requires_grad
+            close(x, torch.tensor(2.0**0.5, dtype=F64))
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: heron(torch.ones(3, dtype=torch.int64), 2.0), TypeError, "x0: expected floating point or complex"),
+        (lambda: heron(1.0, 2.0), TypeError, "x0: expected .* got 1.0"),
+        (lambda: heron({}, 2.0), ArgumentError, "x0: expected a tensor, or a tree of tensors"),
+        (lambda: root(lambda x: x.sum(), lambda f, x: x)(torch.ones(3)), ArgumentError, r"f: expected .* \[3\]"),
+        (lambda: root(lambda x: [x], lambda f, x: x)(torch.ones(3)), ArgumentError, "f: expected a tree like"),
+        (lambda: root(lambda x: x, lambda f, x: x[1:])(torch.ones(3)), ArgumentError, r"solver: expected .* \[3\]"),
+        (lambda: root(lambda x: x, lambda f, x: x + 0j)(torch.ones(3)), ArgumentError, "solver: expected a real tensor"),
+        (lambda: minimize(lambda x: x, lambda f, x: x)(torch.ones(3)), ArgumentError, "f: expected a real tensor without"),
+        (lambda: minimize(lambda x: x.sum(), lambda f, x: x, lambda x: 1)(ONE), TypeError, "equality: expected a tree"),
+        (lambda: root(lambda x: x, lambda f, x: x, tangent_solver="lu"), ArgumentError, "tangent_solver: expected one"),
+        (lambda: linear_solve(lambda x: x, ONE, solver="lu"), ArgumentError, "solver: expected one of 'auto'"),
+        (lambda: root(lambda x: x, None), TypeError, "solver: expected a function, got None"),
+        (lambda: root(lambda x: x, lambda f, x: x, rtol=-1.0), ArgumentError, "rtol: expected at least 0, got -1.0"),
+        (lambda: root(lambda x: x, lambda f, x: x, maxiter=0), ArgumentError, "maxiter: expected at least 1, got 0"),
+        (lambda: root(lambda x: x, lambda f, x: x, on_failure="no"), ArgumentError, "on_failure: expected 'warn' or"),
+        (lambda: linear_solve(lambda x: x[:1], torch.ones(3)), ArgumentError, r"matvec: expected .* \[3\]"),
+    ],
+)
+def test_arguments_that_do_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_duals_made_inside_of_a_reverse_transform_raise():
+    def f(a):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+            return torch.autograd.forward_ad.unpack_dual(heron(ONE, dual)).tangent
+
+    with pytest.raises(RuntimeError, match="use torch.func.jvp"):
+        grad(f)(torch.tensor(2.0, dtype=F64))
+
+
+def test_levels_and_series_of_this_package_raise():
+    a = torch.tensor([2.0], dtype=F64)
+    with pytest.raises(NotImplementedError):
+        mg.forward_ad.laplacian(lambda a: heron(torch.ones_like(a), a).sum())(a)
+    with pytest.raises(NotImplementedError), mg.forward_ad.dual_level() as level:
+        heron(torch.ones_like(a), mg.forward_ad.make_dual(a, a, level=level))
