@@ -224,8 +224,16 @@ def test_nothing_requires_grad():
         (lambda: root(lambda x: x.sum(), lambda f, x: x)(torch.ones(3)), ArgumentError, r"f: expected .* \[3\]"),
         (lambda: root(lambda x: [x], lambda f, x: x)(torch.ones(3)), ArgumentError, "f: expected a tree like"),
         (lambda: root(lambda x: x, lambda f, x: x[1:])(torch.ones(3)), ArgumentError, r"solver: expected .* \[3\]"),
-        (lambda: root(lambda x: x, lambda f, x: x + 0j)(torch.ones(3)), ArgumentError, "solver: expected a real tensor"),
-        (lambda: minimize(lambda x: x, lambda f, x: x)(torch.ones(3)), ArgumentError, "f: expected a real tensor without"),
+        (
+            lambda: root(lambda x: x, lambda f, x: x + 0j)(torch.ones(3)),
+            ArgumentError,
+            "solver: expected a real tensor",
+        ),
+        (
+            lambda: minimize(lambda x: x, lambda f, x: x)(torch.ones(3)),
+            ArgumentError,
+            "f: expected a real tensor without",
+        ),
         (lambda: minimize(lambda x: x.sum(), lambda f, x: x, lambda x: 1)(ONE), TypeError, "equality: expected a tree"),
         (lambda: root(lambda x: x, lambda f, x: x, tangent_solver="lu"), ArgumentError, "tangent_solver: expected one"),
         (lambda: linear_solve(lambda x: x, ONE, solver="lu"), ArgumentError, "solver: expected one of 'auto'"),

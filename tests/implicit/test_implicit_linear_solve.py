@@ -44,7 +44,9 @@ def test_solvers(solver, dtype):
     close(solve(A, b), dense(A, b))
     inputs = [torch.view_as_real(x) if dtype.is_complex else x for x in (A, b)]
     for mode in ("rev", "fwd", "revrev", "fwdfwd", "fwdrev"):
-        found, expected = (derivatives(in_real_numbers(f) if dtype.is_complex else f, inputs, mode) for f in (solve, dense))
+        found, expected = (
+            derivatives(in_real_numbers(f) if dtype.is_complex else f, inputs, mode) for f in (solve, dense)
+        )
         close(found, expected)
 
 

@@ -94,7 +94,6 @@ def check_function(
     inputs = [x.detach() for x in (*xs, *tensors)]
     with saved_tensors_unhooked():  # under which the function could not call torch.func
         results = function(inputs[: len(xs)], inputs[len(xs) :])
-    found = [levels_of(r) for r in results]
     known = {level for x in inputs for level in levels_of(x)[0]} if in_functorch() else set()
 
     def is_lost(x: Tensor) -> bool:

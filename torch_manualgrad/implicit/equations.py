@@ -52,7 +52,9 @@ def _norm(values: Values) -> Tensor:
     return torch.linalg.vector_norm(Layout(values, True).vector(values))
 
 
-def _check(residual: Callable[[Values, Values], Values], options: Options) -> Callable[[Values, Values, Values], Report]:
+def _check(
+    residual: Callable[[Values, Values], Values], options: Options
+) -> Callable[[Values, Values, Values], Report]:
     """The report of a root: the norm of the residual, next to that at the start and to that of the root."""
 
     def check(xs: Values, x0: Values, parameters: Values) -> Report:

@@ -69,7 +69,6 @@ def minimize(
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
-
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
         n = len(xs)
 

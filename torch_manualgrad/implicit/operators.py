@@ -77,7 +77,8 @@ def matching(values: Values, like: Values) -> list[Tensor]:
 
 def pull_back(function: Callable[..., Values], primals: Values) -> tuple[Values, Callable[[Values], Values]]:
     """The results of a function, and its vjp."""
-    results, pull = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
+    pair: Any = torch.func.vjp(lambda *values: tuple(function(*values)), *primals)
+    results, pull = pair
 
     def vjp(cotangents: Values) -> Values:
         found: Any = pull(tuple(matching(cotangents, results)))

@@ -33,16 +33,17 @@ from ..core.internals import (
     in_functorch,
     innermost_is_jvp,
     inside_of_batched_gradients,
-    outside_of_batched_gradients,
     is_traced_to_graph,
+    outside_of_batched_gradients,
     saved_tensors_unhooked,
     skipped_by_dynamo,
     transforms_in_dual_level,
     unwrap_if_dead,
 )
-from ..core.schema import Signature, is_differentiable
+from ..core.schema import Signature
 from .operators import JacobianAdjoint, Operator, Values, pull_back, push_forward
 from .solving import Options, Report, chosen, solved
+from .vectors import Layout
 
 __all__ = ["Linear", "Problem", "Root", "solution"]
 
@@ -79,9 +80,8 @@ class Problem:
         """The solution, not tracked, and how good it is; ``readable`` unless it is called under vmap."""
         raise NotImplementedError
 
-    @property
-    def batches(self) -> bool:
-        """Whether `attempt` can be called under vmap."""
+    def is_direct(self, tensors: Values) -> bool:
+        """Whether the solver is the direct one, so that `attempt` can be called under vmap."""
         return False
 
     def announce(self, report: Report) -> None:
@@ -145,14 +145,9 @@ class Linear(Problem):
         precondition = None if condition is None else condition.at(parameters, b)
         return solved(product, b, self.options, self.operator.real, self.symmetric, precondition, readable)
 
-    @property
-    def batches(self) -> bool:
-        return self.options.solver in ("auto", "direct")
-
-    def is_direct(self, b: Values) -> bool:
-        """Whether a system of this size is solved directly."""
-        size = sum(x.numel() * (2 if self.operator.real and x.is_complex() else 1) for x in b)
-        return self.options.solver == "direct" or chosen(size, self.symmetric) == "direct"
+    def is_direct(self, tensors: Values) -> bool:
+        size = Layout(tensors[: self.count], self.operator.real).size
+        return self.options.solver == "direct" or self.options.solver == "auto" and chosen(size, True) == "direct"
 
     def announce(self, report: Report) -> None:
         advice = "Raise maxiter, or pass another solver or a preconditioner."
@@ -283,12 +278,11 @@ class Batched(Problem):
     def _map(self, function: Callable[..., Any], dims: Sequence[int | None], out_dims: Any = 0) -> Callable[..., Any]:
         return torch.vmap(function, in_dims=tuple(dims), out_dims=out_dims, randomness=self.randomness)
 
-    @property
-    def batches(self) -> bool:
-        return self.one.batches
+    def is_direct(self, tensors: Values) -> bool:
+        return self.one.is_direct([self._element(x, d, 0) for x, d in zip(tensors, self.dims)])
 
     def attempt(self, tensors: Values, readable: bool) -> tuple[list[Tensor], Report]:
-        if self.batches and not readable or self._all_direct(tensors):
+        if not readable or self.is_direct(tensors):
             run = self._map(lambda *values: _attempt_as_tuple(self.one, values), self.dims)
             xs, report = run(*tensors)
             if not readable or not bool(Report(*report).singular.any()):
@@ -299,12 +293,6 @@ class Batched(Problem):
         ]
         xs = [torch.stack(column) for column in zip(*[xs for xs, _ in made])]
         return xs, Report(*[torch.stack(column) for column in zip(*[report for _, report in made])])
-
-    def _all_direct(self, tensors: Values) -> bool:
-        if not self.batches:
-            return False
-        values = [self._element(x, d, 0) for x, d in zip(tensors, self.dims)]
-        return self.one._all_direct(values) if isinstance(self.one, Batched) else self.one.is_direct(self.one.like(values))  # type: ignore[attr-defined]
 
     def announce(self, report: Report) -> None:
         self.one.announce(report)

@@ -67,7 +67,6 @@ def root(
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
-
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
         def run(xs: Values, tensors: Values) -> Values:
             return x.values(solver(f, x.join(xs), *given.join(tensors)), "solver", xs)
@@ -117,7 +116,6 @@ def fixed_point(
         Blondel et al., NeurIPS 2022, section 2; Walker and Ni, SIAM J. Numer. Anal. 49 (2011) 1715.
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
-
 
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
         image = listed(f, x, given, "f")

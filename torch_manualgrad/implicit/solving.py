@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
@@ -190,8 +191,7 @@ def _direct(A: Callable[[Tensor], Tensor], b: Tensor, readable: bool) -> tuple[T
 
 def _scipy(name: str) -> Callable[..., tuple[Tensor, int]]:
     def run(A: Any, b: Tensor, M: Any, rtol: float, atol: float, maxiter: int) -> tuple[Tensor, int]:
-        import scipy.sparse.linalg as linalg  # optional
-
+        linalg = importlib.import_module("scipy.sparse.linalg")  # optional
         if b.device.type != "cpu":
             raise ArgumentError(f"solver='{name}' runs on the CPU, and the tensors are on {b.device}")
         values = b.resolve_conj().numpy()
