@@ -90,6 +90,17 @@ def test_nan_is_a_failure():
         linear_solve(lambda x: x, torch.full((3,), torch.nan), on_failure="raise")
 
 
+@pytest.mark.parametrize(
+    "options", [{"symmetric": True}, {"solver": "cg"}, {"solver": "minres"}, {"solver": "scipy.cg"}]
+)
+def test_a_matrix_that_is_not_hermitian_raises(options):
+    if "scipy" in options.get("solver", ""):
+        pytest.importorskip("scipy")
+    A = random(4, 4) + 9 * torch.eye(4, dtype=F64)
+    with pytest.raises(ArgumentError, match="matvec: expected a Hermitian matrix"):
+        linear_solve(lambda x, A: A @ x, torch.ones(4, dtype=F64), A, on_failure="warn", **options)
+
+
 # -- tensors that are not arguments -----------------------------------------------------------------------------------
 
 
@@ -153,6 +164,24 @@ def test_a_tensor_of_a_transform_that_cannot_be_found_says_what_to_do():
     at = torch.tensor([2.0, 3.0], dtype=F64)
     with pytest.raises(RuntimeError, match="a tensor of a transform that is not an argument"):
         vmap(solve)(at, at)
+
+
+def test_tensors_of_an_outer_transform_raise():
+    a, b = torch.tensor(2.0, dtype=F64), torch.tensor(3.0, dtype=F64)
+
+    def inner(b, a):
+        return fixed_point(lambda x, a: (x + a * b / x) / 2)(ONE, a)
+
+    for transform in (
+        lambda b: grad(lambda a: inner(b, a))(a),
+        lambda b: jvp(lambda a: inner(b, a), (a,), (a,))[1],
+        lambda b: vmap(lambda a: inner(b, a))(a[None]).sum(),
+    ):
+        for outer in (grad, lambda f: lambda b: jvp(f, (b,), (b,))):
+            with pytest.raises(HiddenTensorError, match="argument: b"):
+                outer(transform)(b)
+        with pytest.raises(HiddenTensorError, match="argument: b"):
+            transform(b.clone().requires_grad_())
 
 
 def test_a_module_by_functional_call():

@@ -88,6 +88,24 @@ def test_an_equilibrium_layer_has_the_gradient_of_the_unrolled_iteration():
     close(found, expected, rtol=1e-8)
 
 
+def test_autocast():
+    """The functions run under it, in the backward too; the solvers do not."""
+    weights = {"W": 0.1 * random(8, 8, dtype=torch.float32), "U": random(8, 4, dtype=torch.float32, seed=1)}
+    weights = {name: w.requires_grad_() for name, w in weights.items()}
+    u, z, gradients = random(40, 4, dtype=torch.float32, seed=2), torch.zeros(40, 8), []
+    for enabled in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            x = fixed_point(equilibrium, rtol=1e-2)(z, weights, u)
+        assert x.dtype == torch.float32
+        gradients.append(torch.autograd.grad(x.square().sum(), weights["W"])[0])
+    error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert 0 < error < 0.02
+    A, b = (weights["W"] @ weights["W"].mT + torch.eye(8)).detach(), torch.ones(8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = linear_solve(lambda x, A: (x[None] @ A)[0], b, A, solver="cg", rtol=1e-2, on_failure="raise")
+    assert (A @ x - b).norm() < 0.1
+
+
 def test_sinkhorn():
     """The potentials of entropic transport, a constant fixed by the sum, and its derivative in the cost."""
     cost = random(5, 5).abs().requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,18 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.internals import in_functorch, is_batched, levels_of, only_autograd, pytree, saved_tensors_unhooked
+from ..core.internals import (
+    in_functorch,
+    is_autocast_enabled,
+    is_batched,
+    levels_of,
+    only_autograd,
+    pytree,
+    saved_tensors_unhooked,
+)
 from .vectors import Structure
 
-__all__ = ["HiddenTensorError", "Unknown", "check_function", "listed"]
+__all__ = ["HiddenTensorError", "Unknown", "check_function", "in_this_autocast", "listed"]
 
 
 class HiddenTensorError(RuntimeError):
@@ -61,6 +70,23 @@ class Unknown(Structure):
                 kind = "complex" if x.is_complex() else "real"
                 raise ArgumentError(f"{what}: expected a {kind} tensor of shape {list(x.shape)}, got {described(leaf)}")
         return leaves
+
+
+def in_this_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under the autocast that is on now, also where it is called later; solvers run without."""
+    if not is_autocast_enabled():
+        return function
+    types = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
+    dtypes = {d: torch.get_autocast_dtype(d) for d in types}
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for device, dtype in dtypes.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            return function(*args)
+
+    return call
 
 
 def listed(function: Callable[..., Any], x: Unknown, parameters: Structure, what: str) -> Callable[..., list[Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..arguments import checked
 from ..core.internals import breaks_graphs
-from .arguments import Unknown, check_function, listed
+from .arguments import Unknown, check_function, in_this_autocast, listed
 from .equations import GRAPH, of_lists, options_of
 from .operators import Matvec
 from .problem import Linear, solution
@@ -72,11 +72,11 @@ def linear_solve(
     options = options_of("solver", solver, rtol, atol, maxiter, on_failure)
     x, given = Unknown(b, "b"), Structure(params)
     right, tensors = x.split(b), given.split(params)
-    product = listed(matvec, x, given, "matvec")
+    product = listed(in_this_autocast(matvec), x, given, "matvec")
     check_function(product, [(matvec, "matvec")], right, tensors)
     symmetric = symmetric or isinstance(solver, str) and solver.rpartition(".")[2] in ("cg", "minres")
     if preconditioner is not None:
-        condition = Matvec(listed(preconditioner, x, given, "preconditioner"), symmetric)
+        condition = Matvec(listed(in_this_autocast(preconditioner), x, given, "preconditioner"), symmetric)
         options = options._replace(preconditioner=condition)
     options = options._replace(solver=of_lists(solver, x, "solver"))
     tangents = options

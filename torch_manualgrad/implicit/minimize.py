@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
 from ..core.internals import breaks_graphs, pytree
-from .arguments import Unknown
+from .arguments import Unknown, in_this_autocast
 from .equations import GRAPH, Equation, equation_solver, options_of
 from .operators import Values, pull_back
 from .vectors import Layout, Structure
@@ -70,22 +70,24 @@ def minimize(
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        n = len(xs)
+        n, here = len(xs), in_this_autocast(f)
 
         def objective(xs: Values, values: Values) -> Tensor:
-            found = f(x.join(xs), *given.join(values))
+            found = here(x.join(xs), *given.join(values))
             if not isinstance(found, Tensor) or found.dim() or found.is_complex():
                 raise ArgumentError(f"f: expected a real tensor without dims, got {described(found)}")
             return found
 
         def run(xs: Values, values: Values) -> Values:
-            return x.values(solver(f, x.join(xs), *given.join(values)), "solver", xs)
+            return x.values(solver(here, x.join(xs), *given.join(values)), "solver", xs)
 
         if equality is None:
             return Equation(x, lambda xs, values: _gradient(objective, xs, values), run, symmetric=True)
 
+        held = in_this_autocast(equality)
+
         def constraint(xs: Values, values: Values) -> Values:
-            return _constraints(equality(x.join(xs), *given.join(values)))
+            return _constraints(held(x.join(xs), *given.join(values)))
 
         def lagrangian(xs: Values, multipliers: Values, values: Values) -> Tensor:
             found = objective(xs, values)

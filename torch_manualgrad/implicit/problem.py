@@ -412,7 +412,7 @@ _ESCAPED = (
 def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     problem = _problems[number]
     # whatever transforms and tangents there are, the solver runs outside of them, and nothing tracks it
-    with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
+    with in_clean_state(), transforms_in_dual_level(), torch.no_grad():
         try:
             xs, report = problem.attempt([x.detach() for x in tensors], True)
         except RuntimeError as error:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+
 from ..arguments import checked
 from ..core.internals import breaks_graphs
 from .anderson import anderson
-from .arguments import Unknown, listed
+from .arguments import Unknown, in_this_autocast, listed
 from .equations import GRAPH, Equation, equation_solver, options_of
 from .operators import Values
 from .vectors import Layout, Structure
@@ -68,10 +70,12 @@ def root(
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        def run(xs: Values, tensors: Values) -> Values:
-            return x.values(solver(f, x.join(xs), *given.join(tensors)), "solver", xs)
+        here = in_this_autocast(f)
 
-        return Equation(x, listed(f, x, given, "f"), run)
+        def run(xs: Values, tensors: Values) -> Values:
+            return x.values(solver(here, x.join(xs), *given.join(tensors)), "solver", xs)
+
+        return Equation(x, listed(here, x, given, "f"), run)
 
     return equation_solver("root", [(f, "f")], make, options)
 
@@ -118,15 +122,19 @@ def fixed_point(
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
     def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        image = listed(f, x, given, "f")
+        here = in_this_autocast(f)
+        image = listed(here, x, given, "f")
 
         def residual(xs: Values, tensors: Values) -> Values:
             return [new - old for new, old in zip(image(xs, tensors), xs)]
 
         def run(xs: Values, tensors: Values) -> Values:
             if solver is not None:
-                return x.values(solver(f, x.join(xs), *given.join(tensors)), "solver", xs)
-            layout = Layout(image(xs, tensors), False)  # which may be of a wider dtype than the start
+                return x.values(solver(here, x.join(xs), *given.join(tensors)), "solver", xs)
+            # the image may have a wider dtype than the start, or under autocast a narrower one
+            layout = Layout(
+                [x.to(torch.promote_types(x.dtype, y.dtype)) for x, y in zip(xs, image(xs, tensors))], False
+            )
             step = lambda v: layout.vector(image(layout.tensors(v), tensors))  # noqa: E731
             steps = 1000 if options.maxiter is None else options.maxiter
             found = anderson(step, layout.vector(xs), options.relative(layout.dtype), options.atol, steps)

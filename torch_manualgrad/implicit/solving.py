@@ -162,12 +162,29 @@ def solved(
     if options.on_failure == "ignore":
         nothing = vector.new_zeros((), dtype=layout.dtype.to_real())
         return found, Report(nothing, nothing, singular)
-    residual = torch.linalg.vector_norm(vector - layout.vector(product(found)))
+    image = layout.vector(product(found))
+    if symmetric and readable and not real:
+        _check_symmetry(A, layout.vector(found), image, rtol)
+    residual = torch.linalg.vector_norm(vector - image)
     size, eps = torch.linalg.vector_norm(vector), torch.finfo(layout.dtype).eps
     # the rounding of b - A x itself, at a large x, is no failure; that of a nearly singular A is
     rounding = torch.minimum(100 * eps * torch.linalg.vector_norm(x), eps**0.5 * size)
     bound = torch.maximum((10 * rtol * size).clamp(min=options.atol), rounding)
     return found, Report(residual, bound, singular)
+
+
+def _check_symmetry(A: Callable[[Tensor], Tensor], x: Tensor, image: Tensor, rtol: float) -> None:
+    """Raise if $<u, A x>$ and $<A u, x>$ differ for one $u$; without it a wrong ``symmetric`` makes a wrong gradient."""
+    u = torch.cos(torch.arange(len(x), device=x.device)).to(x.dtype)
+    other = A(u)
+    difference = (torch.vdot(u, image) - torch.vdot(other, x)).abs()
+    sizes = [torch.linalg.vector_norm(v) for v in (u, image, other, x)]
+    tolerance = max(torch.finfo(x.dtype).eps ** 0.5, rtol)
+    if bool(difference > tolerance * (sizes[0] * sizes[1] + sizes[2] * sizes[3])):
+        raise ArgumentError(
+            "matvec: expected a Hermitian matrix, for which <u, A x> = <A u, x>, as symmetric=True or the solver says; the "
+            f"two differ by {float(difference):.3g}"
+        )
 
 
 def chosen(size: int, symmetric: bool) -> str:
