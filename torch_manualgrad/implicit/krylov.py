@@ -116,7 +116,7 @@ def gmres(A: Map, b: Tensor, M: Map | None, rtol: float, atol: float, maxiter: i
 
 def _gmres_cycle(A: Map, r: Tensor, M: Map | None, goal: float, steps: int) -> tuple[Tensor, int]:
     size = _norm(r)
-    basis = r.new_zeros(steps + 1, r.numel())
+    basis = r.new_empty(steps + 1, r.numel())
     basis[0] = r / size
     # the triangular factor of the Hessenberg matrix, by Givens rotations, in Python's numbers
     columns: list[list[complex]] = []
@@ -126,12 +126,15 @@ def _gmres_cycle(A: Map, r: Tensor, M: Map | None, goal: float, steps: int) -> t
         w = A(basis[k] if M is None else M(basis[k]))
         before = _norm(w)
         h = torch.zeros_like(basis[: k + 1, 0])
-        for _ in range(2):  # Gram-Schmidt, twice
+        below = before
+        for _ in range(2):  # Gram-Schmidt, again where much has cancelled
             change = basis[: k + 1].conj() @ w
             w = w - change @ basis[: k + 1]
             h = h + change
+            above, below = below, _norm(w)
+            if below > 0.7 * above:
+                break
         column: list[complex] = h.tolist()
-        below = _norm(w)
         for i, (c, s) in enumerate(rotations):
             a, d = column[i], column[i + 1] if i + 1 < len(column) else 0
             column[i], column[i + 1 :] = c * a + s * d, [-s.conjugate() * a + c * d, *column[i + 2 :]]
