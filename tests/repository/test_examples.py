@@ -210,3 +210,13 @@ def test_whitening_in_two_processes_has_the_gradient_of_one():
     assert sorted(rows) == ["cholesky", "eigh"]
     for difference, first, last in rows.values():
         assert difference < 1e-12 and last < first - 0.1
+
+
+def test_an_equilibrium_network_learns_digits(capsys):
+    path = EXAMPLES / "equilibrium.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    run = runpy.run_path(str(path))["main"](steps=30)
+    assert run.losses[-1] < 0.3 * run.losses[0] and run.accuracy > 0.8
+    assert run.unrolled_bytes > 20 * run.implicit_bytes
+    assert "accuracy" in capsys.readouterr().out
