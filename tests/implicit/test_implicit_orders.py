@@ -8,7 +8,7 @@ from helpers.modes import MODES, derivatives
 from helpers.tensors import close, random
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from torch_manualgrad.implicit import fixed_point, linear_solve, minimize, root
+from torch_manualgrad.implicit import fixed_point, linear_solve, minimize, problem, root
 from torch_manualgrad.testing import check
 
 F64, C128 = torch.float64, torch.complex128
@@ -114,6 +114,14 @@ CHECKED = {
     "holomorphic": (complex_cube_root, (random(2, dtype=C128) + 2,)),
     "not holomorphic": (reflected, (random(2, dtype=C128), 0.5 * random(2, dtype=C128, seed=1))),
     "trees": (of_trees, (random(2), random(dtype=C128, seed=1))),
+    "a constraint on complex numbers": (
+        lambda c, r: minimize(
+            lambda x, c, r: (x * c.conj()).real.sum(),
+            lambda f, x, c, r: -c * (r / c.abs().square().sum()).sqrt(),
+            lambda x, c, r: (x * x.conj()).real.sum() - r,
+        )(torch.ones(2, dtype=C128), c, r),
+        (random(2, dtype=C128), torch.tensor(2.0, dtype=F64)),
+    ),
     "a constraint": (lowest, (random(3), torch.tensor(2.0, dtype=F64))),
 }
 
@@ -174,6 +182,13 @@ def test_a_batch_of_linear_systems():
             ours, theirs = (vmap(f, in_dims=dims) for f in (solve, solved))
             close(ours(*arguments), theirs(*arguments))
             close(hessian(total(ours), (0, 1))(*arguments), hessian(total(theirs), (0, 1))(*arguments))
+
+
+def test_a_large_batch_of_direct_solves_is_split(monkeypatch):
+    monkeypatch.setattr(problem, "_ENTRIES", 20)
+    matrices = random(7, 3, 3) + 3 * torch.eye(3, dtype=F64)
+    solve = lambda A: linear_solve(lambda x, A: A @ x, ONES, A, solver="direct")  # noqa: E731
+    close(vmap(solve)(matrices), torch.linalg.solve(matrices, ONES))
 
 
 def test_batched_gradients():

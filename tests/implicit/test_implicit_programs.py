@@ -55,6 +55,31 @@ def test_the_hyperparameters_of_logistic_regression():
     torch.autograd.gradgradcheck(loss, penalties.requires_grad_(), check_fwd_over_rev=True)
 
 
+def test_an_optimizer_as_the_solver():
+    def lbfgs(f, x, *params):
+        x = torch.nn.Parameter(x.clone())
+        optimizer = torch.optim.LBFGS(
+            [x], max_iter=100, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
+
+        def closure():
+            optimizer.zero_grad()
+            loss = f(x, *params)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return x
+
+    f = lambda x, a: ((x - a) ** 2 * (1 + a**2)).sum() + (x**4).sum()  # noqa: E731
+    solve = minimize(f, lbfgs, on_failure="raise")
+    by_newton = minimize(f, newton, on_failure="raise")
+    a, start = random(3), torch.zeros(3, dtype=F64)
+    close(
+        torch.func.jacrev(lambda a: solve(start, a))(a), torch.func.jacrev(lambda a: by_newton(start, a))(a), rtol=1e-6
+    )
+
+
 def equilibrium(z, weights, u):
     return torch.tanh(z @ weights["W"].mT + u @ weights["U"].mT)
 

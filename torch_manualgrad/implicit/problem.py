@@ -50,6 +50,8 @@ __all__ = ["Linear", "Problem", "Root", "solution"]
 _numbers = itertools.count(1)
 _problems: weakref.WeakValueDictionary[int, Problem] = weakref.WeakValueDictionary()
 
+_ENTRIES = 2**24  # of the dense matrices that are in memory at the same time
+
 _traced: list[Problem] = []  # kept for graphs, which have the numbers of problems only
 
 _library = torch.library.Library("manualgrad_implicit", "FRAGMENT")
@@ -80,9 +82,9 @@ class Problem:
         """The solution, not tracked, and how good it is; ``readable`` unless it is called under vmap."""
         raise NotImplementedError
 
-    def is_direct(self, tensors: Values) -> bool:
-        """Whether the solver is the direct one, so that `attempt` can be called under vmap."""
-        return False
+    def direct_size(self, tensors: Values) -> int:
+        """The order of the matrix if the solver is the direct one, so that `attempt` can be called under vmap; else 0."""
+        return 0
 
     def announce(self, report: Report) -> None:
         """Warn or raise if the attempt failed."""
@@ -145,9 +147,9 @@ class Linear(Problem):
         precondition = None if condition is None else condition.at(parameters, b)
         return solved(product, b, self.options, self.operator.real, self.symmetric, precondition, readable)
 
-    def is_direct(self, tensors: Values) -> bool:
-        size = Layout(tensors[: self.count], self.operator.real).size
-        return self.options.solver == "direct" or self.options.solver == "auto" and chosen(size, True) == "direct"
+    def direct_size(self, tensors: Values) -> int:
+        size, solver = Layout(tensors[: self.count], self.operator.real).size, self.options.solver
+        return size if solver == "direct" or solver == "auto" and chosen(size, self.symmetric) == "direct" else 0
 
     def announce(self, report: Report) -> None:
         advice = "Raise maxiter, or pass another solver or a preconditioner."
@@ -275,15 +277,17 @@ class Batched(Problem):
     def _element(x: Tensor, dim: int | None, k: int) -> Tensor:
         return x if dim is None else x.select(dim, k)
 
-    def _map(self, function: Callable[..., Any], dims: Sequence[int | None], out_dims: Any = 0) -> Callable[..., Any]:
-        return torch.vmap(function, in_dims=tuple(dims), out_dims=out_dims, randomness=self.randomness)
+    def _map(self, function: Callable[..., Any], dims: Sequence[int | None], **options: Any) -> Callable[..., Any]:
+        return torch.vmap(function, in_dims=tuple(dims), randomness=self.randomness, **options)
 
-    def is_direct(self, tensors: Values) -> bool:
-        return self.one.is_direct([self._element(x, d, 0) for x, d in zip(tensors, self.dims)])
+    def direct_size(self, tensors: Values) -> int:
+        return self.one.direct_size([self._element(x, d, 0) for x, d in zip(tensors, self.dims)])
 
     def attempt(self, tensors: Values, readable: bool) -> tuple[list[Tensor], Report]:
-        if not readable or self.is_direct(tensors):
-            run = self._map(lambda *values: _attempt_as_tuple(self.one, values), self.dims)
+        size = self.direct_size(tensors) if readable else 0
+        if not readable or size:
+            chunk = max(1, _ENTRIES // size**2) if size else None
+            run = self._map(lambda *values: _attempt_as_tuple(self.one, values), self.dims, chunk_size=chunk)
             xs, report = run(*tensors)
             if not readable or not bool(Report(*report).singular.any()):
                 return list(xs), Report(*report)
@@ -314,7 +318,7 @@ class Batched(Problem):
 
         dims = [self.dims[i] for i in places]
         out_dims = tuple(0 if d is None else d for d in dims)
-        found = self._map(rule, [*[0] * n, *self.dims, *[0] * n], out_dims)(*xs, *tensors, *grads)
+        found = self._map(rule, [*[0] * n, *self.dims, *[0] * n], out_dims=out_dims)(*xs, *tensors, *grads)
         return [g.sum(0) if d is None else g for g, d in zip(found, dims)]
 
 
