@@ -196,7 +196,12 @@ def test_batched_gradients():
     A = BATCH[0].clone().requires_grad_()
     torch.autograd.gradcheck(square_root, A, check_forward_ad=True, check_batched_grad=True)
     torch.autograd.gradgradcheck(square_root, A, check_fwd_over_rev=True, check_batched_grad=True)
-    close(torch.autograd.functional.jacobian(square_root, A, vectorize=True), jacrev(torch.sqrt)(A))
+    for strategy in ("reverse-mode", "forward-mode"):
+        found = torch.autograd.functional.jacobian(square_root, A, vectorize=True, strategy=strategy)
+        close(found, jacrev(torch.sqrt)(A))
+    f = lambda a: square_root(a).sum()  # noqa: E731
+    found = torch.autograd.functional.hessian(f, A, vectorize=True, outer_jacobian_strategy="forward-mode")
+    close(found.detach(), hessian(total(torch.sqrt))(A.detach()))
 
 
 def test_one_root_inside_of_another():
