@@ -213,6 +213,41 @@ def test_one_root_inside_of_another():
         close(derivatives(outer, [a], mode), derivatives(closed, [a], mode))
 
 
+def test_a_linear_system_inside_of_a_fixed_point():
+    def f(x, A, b):
+        return 0.3 * linear_solve(lambda v, A, x: A @ v + 0.1 * x * v, b, A, x, rtol=1e-14) + 0.1 * x
+
+    def unrolled(A, b):
+        x = torch.zeros(3, dtype=F64)
+        for _ in range(40):
+            x = 0.3 * solved(A + torch.diag(0.1 * x), b) + 0.1 * x
+        return (x**3).sum()
+
+    A, b = random(3, 3) + 4 * torch.eye(3, dtype=F64), random(3)
+    ours = lambda A, b: (fixed_point(f, rtol=1e-14)(torch.zeros(3, dtype=F64), A, b) ** 3).sum()  # noqa: E731
+    for transform in (grad, hessian, lambda g: jacfwd(jacfwd(g))):
+        close(transform(ours)(A, b), transform(unrolled)(A, b))
+
+
+def test_a_batch_of_hessians_is_that_of_its_elements():
+    """The functions use vmap themselves."""
+    X, signs = random(12, 3), random(12, seed=1).sign()
+
+    def f(w, p):
+        losses = vmap(lambda x, s: torch.nn.functional.softplus(-s * (x @ w)))(X, signs)
+        return losses.mean() + (p.exp() * w**2).sum()
+
+    def solver(f, w, p):
+        for _ in range(8):
+            w = w - torch.linalg.solve(hessian(f)(w, p), grad(f)(w, p))
+        return w
+
+    loss = lambda p: (minimize(f, solver)(torch.zeros(3, dtype=F64), p) ** 2).sum()  # noqa: E731
+    unrolled = lambda p: (solver(f, torch.zeros(3, dtype=F64), p) ** 2).sum()  # noqa: E731
+    batch = random(2, 3)
+    close(vmap(hessian(loss))(batch), torch.stack([hessian(unrolled)(p) for p in batch]))
+
+
 def test_gradients_through_an_implicit_gradient():
     """A root of the gradient of a function, itself differentiated with torch.func."""
     potential = lambda x, a: (x**4 / 4 - a * x).sum()  # noqa: E731
