@@ -191,6 +191,23 @@ def test_trees():
     check(solve, [(A, B, a, b)])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("solver", ["gmres", "direct", "cg"])
+def test_sparse_matrices(solver, layout):
+    """First and second order in b. torch.func cannot wrap a compressed one, and has no forward mode with the other."""
+    dense = 4 * torch.eye(5, dtype=F64) + torch.diag(torch.ones(4, dtype=F64), 1)
+    dense = dense + dense.mT if solver == "cg" else dense
+    A, b = dense.to_sparse(layout=layout), random(5).requires_grad_()
+    solve = lambda b: linear_solve(lambda x, A: (A @ x[:, None])[:, 0], b, A, solver=solver)  # noqa: E731
+    inverse = torch.linalg.inv(dense)
+    (g,) = torch.autograd.grad(solve(b).square().sum(), b, create_graph=True)
+    close(g, 2 * inverse.mT @ inverse @ b)
+    close(torch.autograd.grad(g.sum(), b)[0], 2 * inverse.mT @ inverse @ torch.ones(5, dtype=F64))
+    if layout is torch.sparse_coo:
+        close(torch.func.grad(lambda b: solve(b).square().sum())(b.detach()), g.detach())
+
+
 def test_another_solver_for_the_derivatives():
     solves = []
     A, b = random(4, 4) + 3 * torch.eye(4, dtype=F64), random(4).requires_grad_()
