@@ -312,7 +312,7 @@ def losses(x, y):
 
 @program((2, 4, 3), (3,), (3, 3), (3, 1))
 def normalizations(x, scale, v, g):
-    h = F.rms_norm(x, (3,), scale) @ torch._weight_norm(v, g, 0)
+    h = F.rms_norm(x, (3,), scale, eps=1e-6) @ torch._weight_norm(v, g, 0)
     return F.normalize(F.instance_norm(h), dim=1) + F.local_response_norm(h, 2)
 
 
