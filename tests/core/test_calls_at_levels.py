@@ -1,7 +1,6 @@
 """Calls at levels of torch.func without Python: every rule gives there what the general kernel, in Python, gives."""
 
 import threading
-import warnings
 from itertools import islice
 
 import pytest

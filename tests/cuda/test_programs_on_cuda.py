@@ -55,7 +55,9 @@ def test_programs(name, which):
     # were changed until the values differ as much.
     values = distance(*(pytree.tree_leaves(function(*given)) for given in (moved, inputs)))
     torch.manual_seed(0)
-    nudges = [tuple(x + 1e-9 * torch.randn_like(x) * x if x.is_floating_point() else x for x in inputs) for _ in range(8)]
+    nudges = [
+        tuple(x + 1e-9 * torch.randn_like(x) * x if x.is_floating_point() else x for x in inputs) for _ in range(8)
+    ]
     units = [distance(*(pytree.tree_leaves(function(*given)) for given in (nudged, inputs))) for nudged in nudges]
     for mode in modes.MODES:
         with mg.override(*which):

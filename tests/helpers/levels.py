@@ -17,7 +17,9 @@ def number_of(call):
         total = 0
         for k, y in enumerate(call(*inputs)):
             y = torch.view_as_real(y.resolve_conj()) if y.is_complex() else y
-            weights = torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=torch.float64, device=y.device)[: y.numel()].reshape(y.shape)
+            weights = torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=torch.float64, device=y.device)[
+                : y.numel()
+            ].reshape(y.shape)
             total = total + (y * (weights + k) + (y * weights).sin()).sum()
         return total
 
