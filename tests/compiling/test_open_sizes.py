@@ -208,6 +208,39 @@ def test_a_number_that_varies_and_cannot_be_a_tensor(lowered):
             same(torch.autograd.grad(g(x, k + 0.5).sum(), x), torch.autograd.grad(f(x, k + 0.5).sum(), x))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])  # with False, Dynamo takes 0.0 and -0.0 for one
+def test_zeros_of_both_signs_and_nan_are_numbers_of_their_own(dynamic, lowered):
+    def f(x, k):
+        return torch.atan2(x * k, -x.abs()) / (x.abs() + 1)
+
+    g, x = compiled(f, dynamic=dynamic), points(4).requires_grad_()
+    for k in (1.0, 2.0, 0.0, -0.0, 0.0, -0.0, float("nan")):
+        found, expected = ([call(x, k), *torch.autograd.grad(call(x, k).sum(), x)] for call in (g, f))
+        same(found, expected, equal_nan=True)
+    count = len(lowered)
+    g(x, float("nan"))
+    assert len(lowered) == count
+
+
+@pytest.mark.parametrize("f", [lambda x, k: F.leaky_relu(x, k), lambda x, k: torch.add(x.sin(), x, alpha=k)])
+def test_a_number_that_varies_and_has_to_be_a_number(f):
+    g = compiled(f, dynamic=True)
+    for k in range(12):
+        x = points(5 + k % 3).requires_grad_()
+        same(torch.autograd.grad(g(x, 0.1 * k + 0.1).sum(), x), torch.autograd.grad(f(x, 0.1 * k + 0.1).sum(), x))
+
+
+def test_comparisons_of_sizes_among_the_outputs():
+    def f(x):
+        return x * 2, x.shape[0] > 3, x.shape[0] / 2, x.shape[0] == 5
+
+    g = compiled(f, dynamic=True)
+    for n in (3, 5, 4, 3):
+        for x in (points(n), points(n).requires_grad_()):
+            assert g(x)[1:] == f(x)[1:] == (n > 3, n / 2, n == 5)
+            same(g(x)[0], f(x)[0])
+
+
 @pytest.mark.parametrize("name", ["distances", "softmax", "matrix product"])
 def test_transforms(name):
     function, inputs = FUNCTIONS[name]

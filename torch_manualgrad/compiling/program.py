@@ -172,7 +172,9 @@ class Program:
             number = x.meta["val"] if isinstance(x, fx.Node) else x
             return self.sizes.value(number, open_sizes) if is_symbol(number) else x
 
-        return lambda arguments: pytree.tree_map_only((fx.Node, torch.SymInt), close, arguments)
+        return lambda arguments: pytree.tree_map_only(
+            (fx.Node, torch.SymInt, torch.SymFloat, torch.SymBool), close, arguments
+        )
 
     def _finished(self, inputs: Sequence[Tensor], found: Sequence[Tensor], open_sizes: tuple[int, ...]) -> list[Any]:
         results, close = [], self._closing(open_sizes)

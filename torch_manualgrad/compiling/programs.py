@@ -31,7 +31,7 @@ class Programs:
         self.graph, self.options = graph, options
         inputs = graph.graph.find_nodes(op="placeholder")
         self._numbers = [i for i, n in enumerate(inputs) if is_number_in_tensor(n)]
-        self._seen: set[tuple[float, ...]] = set()
+        self._seen: set[tuple[Any, ...]] = set()
         self._symbols = [symbols_of(n.meta.get("example_value")) for n in inputs]
         free: dict[str, list[tuple[int, Any]]] = {}
         for i, symbols in enumerate(self._symbols):
@@ -46,13 +46,14 @@ class Programs:
         """The program for these inputs of the graph, None if it cannot be compiled, and the inputs of the program."""
         if not self._numbers:
             return self._find(values), values
-        numbers = tuple([values[i].item() for i in self._numbers])
-        if len(self._seen) == self.limit and numbers not in self._seen:
+        numbers = [values[i].item() for i in self._numbers]
+        seen = tuple(map(_constant, numbers))
+        if len(self._seen) == self.limit and seen not in self._seen:
             program = self._find(values, as_tensors=True)
             if program is not None:
                 return program, values
         else:
-            self._seen.add(numbers)
+            self._seen.add(seen)
         given = list(values)
         for i, n in zip(self._numbers, numbers):
             given[i] = n
@@ -64,7 +65,7 @@ class Programs:
             program = self._with_open_sizes(values, as_tensors)
             if program is not None:
                 return program
-        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in values)
+        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else _constant(v) for v in values)
         if key not in self._closed:
             with compiler_lock():
                 try:
@@ -108,5 +109,12 @@ class Programs:
             if isinstance(v, Tensor):
                 kind.append((v.dtype, v.device, *[n for n, symbol in zip(v.shape, symbols or ()) if symbol is None]))
             elif symbols is None or isinstance(v, float):
-                kind.append(v)
+                kind.append(_constant(v))
         return tuple(kind)
+
+
+def _constant(value: Any) -> Any:
+    """A key for a constant of a program: 0.0 and -0.0 differ, and so do 1, 1.0 and True; nan is itself."""
+    if isinstance(value, complex):
+        return complex, value.real.hex(), value.imag.hex()
+    return type(value), value.hex() if isinstance(value, float) else value

@@ -34,7 +34,8 @@ class Sizes:
             from torch._dynamo.source import LocalSource  # importing the compiler is slow
             from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # importing the compiler is slow
 
-            self._environment: Any = ShapeEnv()
+            # as in a trace without open sizes, what depends on values is refused
+            self._environment: Any = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
             self.mode = FakeTensorMode(shape_env=self._environment)
             made = []
             for i, n in enumerate(examples):
@@ -66,11 +67,12 @@ class Sizes:
             return True
         return False
 
-    def value(self, number: Any, values: tuple[int, ...]) -> int:
-        """An expression of the sizes, for these values."""
-        if isinstance(number, int):
+    def value(self, number: Any, values: tuple[int, ...]) -> Any:
+        """An expression of the sizes, for these values: a number, or a bool."""
+        if not is_symbol(number):
             return number
-        return int(self.computed(number, values))
+        found, kinds = self.computed(number, values), {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+        return kinds[type(number)](found)
 
     def computed(self, number: Any, values: Sequence[Any]) -> Any:
         """An expression of the sizes, computed from what stands for each size, such as nodes of a graph."""
@@ -96,8 +98,8 @@ def example_of(number: Any) -> int:
 
 
 def is_symbol(value: Any) -> bool:
-    """Whether a number of a trace is open."""
-    return isinstance(value, torch.SymInt)
+    """Whether a number or a bool of a trace is open."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def is_number_in_tensor(placeholder: torch.fx.Node) -> bool:
