@@ -150,10 +150,9 @@ def install(
             on whichever thread it runs. It needs the library of csrc/calls.
         memory: save less for the backward. The results of elementwise functions and normalizations are computed again
             in the backward, from tensors that the graph saves in any case; gradients stay bitwise identical. It acts on
-            calls of the thread that enters the block. It costs 2 to 4 percent of the time of a training step of a wide
-            network, and up to 15 percent of a narrow one. It has no effect inside of ``torch.utils.checkpoint`` and of
-            other hooks on saved tensors, inside of torch.func's transforms and in compiled graphs. docs/memory.md says
-            which operators it covers.
+            calls of the thread that enters the block. It costs 3 to 11 percent of the time of a training step. It has no
+            effect inside of ``torch.utils.checkpoint`` and of other hooks on saved tensors, inside of torch.func's
+            transforms and in compiled graphs. docs/memory.md says which operators it covers.
 
     Returns:
         The handle that removes them again.
