@@ -185,7 +185,8 @@ struct RuleNode : public Node {
     return vjp.declines > 1 && report_in_python(table);
   }
 
-  // Whether the gradient is to be differentiated again. Nothing is where the level of a vjp has ended, in grad mode.
+  // Whether the gradient is to be differentiated again. The function that torch.func.vjp returns runs in grad mode
+  // with tensors that nothing tracks: its gradients are not.
   static bool is_tracked(const variable_list& tensors) {
     return c10::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& x) {
              return x.defined() && x.requires_grad();

@@ -12,6 +12,7 @@ from torch import nn
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling import function as functions
+from torch_manualgrad.compiling.program import Program
 
 F64 = torch.float64
 
@@ -223,11 +224,15 @@ def test_zeros_of_both_signs_and_nan_are_numbers_of_their_own(dynamic, lowered):
 
 
 @pytest.mark.parametrize("f", [lambda x, k: F.leaky_relu(x, k), lambda x, k: torch.add(x.sin(), x, alpha=k)])
-def test_a_number_that_varies_and_has_to_be_a_number(f):
-    g = compiled(f, dynamic=True)
+def test_a_number_that_varies_and_has_to_be_a_number(f, monkeypatch):
+    g, made, init = compiled(f, dynamic=True), [], Program.__init__
+    monkeypatch.setattr(Program, "__init__", lambda *args, **kwargs: made.append(1) or init(*args, **kwargs))
     for k in range(12):
         x = points(5 + k % 3).requires_grad_()
         same(torch.autograd.grad(g(x, 0.1 * k + 0.1).sum(), x), torch.autograd.grad(f(x, 0.1 * k + 0.1).sum(), x))
+    count = len(made)
+    g(x, 0.1 * k + 0.1)
+    assert len(made) == count, "the last value has a program"
 
 
 def test_comparisons_of_sizes_among_the_outputs():
@@ -295,3 +300,38 @@ def _sizes_of_the_only_program():
     found = {id(f.sizes): f.sizes for f in functions._functions.values() if f.places}
     assert len(found) == 1
     return next(iter(found.values()))
+
+
+def test_a_derivative_that_is_another_one_for_short_tensors():
+    """A graph that is traced for one size is wrong for others: the first derivative's, and that of the second, which is
+    traced while calls of all sizes wait."""
+
+    def factor(x):
+        return 2.0 if x.shape[0] > 9 else 3.0
+
+    @mg.custom_op("open_sizes::square(Tensor x) -> Tensor")
+    def square(x):
+        return x * x  # without the factor, of which Dynamo would see that it depends on the size
+
+    @mg.custom_op("open_sizes::slope(Tensor g, Tensor x) -> Tensor")
+    def slope(g, x):
+        return 2 * g * x
+
+    for op in (square, slope):
+        op.impl_save_for_backward(lambda inputs, output: tuple(inputs))
+    square.impl_backward(lambda ctx, saved, grad: {"x": slope(grad, saved[0])})
+    slope.impl_backward(
+        lambda ctx, saved, grad: {"g": 2 * factor(grad) * grad * saved[1], "x": 2 * factor(grad) * grad * saved[0]}
+    )
+    f = lambda x: slope(x.sin(), square(x).cos())  # noqa: E731
+    for waits in (True, False):
+        torch.compiler.reset()
+        compiled_square, compiled_f = compiled(square, dynamic=True), compiled(f, dynamic=True)
+        compiled_f(points(SIZES[0]))
+        inputs = [points(n).requires_grad_() for n in SIZES]
+        calls = [(x, compiled_square(x), square(x)) for x in inputs] if waits else []
+        for x, found, expected in calls:
+            (g,), (h,) = (torch.autograd.grad(y.sum(), x, create_graph=True) for y in (found, expected))
+            same([g, *torch.autograd.grad(g.sin().sum(), x)], [h, *torch.autograd.grad(h.sin().sum(), x)])
+        for x in inputs:
+            same(torch.autograd.grad(compiled_f(x).sum(), x), torch.autograd.grad(f(x).sum(), x))

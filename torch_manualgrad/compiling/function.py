@@ -209,10 +209,12 @@ class Function:
 
     def _strides_for(self, open_sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The strides of the arguments."""
-        if self._last[0] != open_sizes:
+        last = self._last  # another thread may replace it
+        if last[0] != open_sizes:
             value = self.sizes.value
-            self._last = open_sizes, [tuple([value(n, open_sizes) for n in x.stride()]) for x in self.fakes]
-        return self._last[1]
+            last = open_sizes, [tuple([value(n, open_sizes) for n in x.stride()]) for x in self.fakes]
+            self._last = last
+        return last[1]
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

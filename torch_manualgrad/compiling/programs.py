@@ -32,6 +32,7 @@ class Programs:
         inputs = graph.graph.find_nodes(op="placeholder")
         self._numbers = [i for i, n in enumerate(inputs) if is_number_in_tensor(n)]
         self._seen: set[tuple[Any, ...]] = set()
+        self._always_constant = False  # numbers that vary
         self._symbols = [symbols_of(n.meta.get("example_value")) for n in inputs]
         free: dict[str, list[tuple[int, Any]]] = {}
         for i, symbols in enumerate(self._symbols):
@@ -48,12 +49,13 @@ class Programs:
             return self._find(values), values
         numbers = [values[i].item() for i in self._numbers]
         seen = tuple(map(_constant, numbers))
-        if len(self._seen) == self.limit and seen not in self._seen:
+        if len(self._seen) < self.limit:
+            self._seen.add(seen)
+        if not self._always_constant and seen not in self._seen:
             program = self._find(values, as_tensors=True)
             if program is not None:
                 return program, values
-        else:
-            self._seen.add(seen)
+            self._always_constant = True
         given = list(values)
         for i, n in zip(self._numbers, numbers):
             given[i] = n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,27 +44,25 @@ class Sizes:
                 symbol = self._environment.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
                 made.append((str(symbol), self._environment.create_symintnode(symbol, hint=n, source=source)))
             self._symbols, self.numbers = zip(*made)
-        self._allowed: set[tuple[int, ...]] = set()
-        self._assumptions = -1, -1  # how many they were when the condition was made
-        self._condition: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        self._lock = threading.Lock()
+        # how many assumptions there were, the condition that they make, and values for which it holds
+        self._known: tuple[Any, str | None, set[tuple[int, ...]]] = (None, None, set())
 
     def allow(self, values: tuple[int, ...]) -> bool:
         """Whether these values of the sizes are as has been assumed until now."""
         if self.refused or not self.numbers:
             return not self.refused
         environment = self._environment
-        assumptions = len(environment.guards), len(environment.replacements)
-        if assumptions != self._assumptions:
-            self._condition = environment.produce_guards_expression(self.numbers)
-            self._assumptions = len(environment.guards), len(environment.replacements)
-            self._allowed = set()
-        if values in self._allowed:
+        count, condition, allowed = self._known
+        if count != (len(environment.guards), len(environment.replacements)):
+            with self._lock:  # counted before: what another thread assumes meanwhile is seen at the next call
+                count = len(environment.guards), len(environment.replacements)
+                condition, allowed = environment.produce_guards_expression(self.numbers), set()
+                self._known = count, condition, allowed
+        if values in allowed:
             return True
-        if self._condition is None or environment.evaluate_guards_expression(self._condition, values):
-            self._allowed.add(values)
+        if condition is None or environment.evaluate_guards_expression(condition, values):
+            allowed.add(values)
             return True
         return False
 
