@@ -30,7 +30,7 @@ ALLOWED = {
     "linalg": "arguments core/internals core/op derivatives primal",
     "nested": "arguments core/internals core/engine core/rule core/override",
     "distributed": "core core/internals core/engine core/rule",
-    "implicit": "arguments core core/internals core/engine",
+    "implicit": "arguments core core/internals core/engine linalg",
     "compiling": "core core/internals core/engine core/override core/rule",
     "testing/numerics": "",
     "testing/inputs": "arguments core/internals core/rule",

@@ -1,17 +1,24 @@
-"""Derivatives of implicit functions: roots, fixed points, minima and solutions of linear systems, by one linear solve."""
+"""Derivatives of implicit functions: of roots, minima, and solutions of linear, eigenvalue and differential equations."""
 
 from .arguments import HiddenTensorError
+from .eigenpairs import Eigenpairs, SingularTriplets, eigsh, svds
 from .linear import linear_solve
 from .minimize import minimize
+from .odes import odeint
 from .roots import fixed_point, root
 from .solving import ConvergenceError, ConvergenceWarning
 
 __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
+    "Eigenpairs",
     "HiddenTensorError",
+    "SingularTriplets",
+    "eigsh",
     "fixed_point",
     "linear_solve",
     "minimize",
+    "odeint",
     "root",
+    "svds",
 ]

@@ -45,7 +45,7 @@ from .operators import JacobianAdjoint, Operator, Values, pull_back, push_forwar
 from .solving import Options, Report, chosen, solved
 from .vectors import Layout
 
-__all__ = ["Linear", "Problem", "Root", "solution"]
+__all__ = ["Linear", "Problem", "Root", "placed", "solution"]
 
 _numbers = itertools.count(1)
 _problems: weakref.WeakValueDictionary[int, Problem] = weakref.WeakValueDictionary()
@@ -106,7 +106,8 @@ def solution(problem: Problem, tensors: Values) -> list[Tensor]:
     return list(_solve(problem.number, list(tensors)))
 
 
-def _placed(values: Values, places: Sequence[int], changed: Values) -> list[Tensor]:
+def placed(values: Values, places: Sequence[int], changed: Values) -> list[Tensor]:
+    """The values, with those at ``places`` replaced."""
     made = list(values)
     for i, x in zip(places, changed):
         made[i] = x
@@ -166,7 +167,7 @@ class Linear(Problem):
             inner = [i for i, _ in moving]
 
             def product(*changed: Tensor) -> Values:
-                return self.operator.at(_placed(tensors, inner, changed)[n:], xs)(xs)
+                return self.operator.at(placed(tensors, inner, changed)[n:], xs)(xs)
 
             change = push_forward(product, [tensors[i] for i in inner], [t for _, t in moving])
             right = [r - c.to(r.dtype) for r, c in zip(right, change)]
@@ -180,7 +181,7 @@ class Linear(Problem):
         if inner:
 
             def product(*changed: Tensor) -> Values:
-                return self.operator.at(_placed(tensors, inner, changed)[n:], xs)(xs)
+                return self.operator.at(placed(tensors, inner, changed)[n:], xs)(xs)
 
             found.update(zip(inner, pull_back(product, [tensors[i] for i in inner])[1]([-x for x in u])))
         return [found[i] for i in places]
@@ -235,7 +236,7 @@ class Root(Problem):
             return [torch.zeros_like(x) for x in xs]
 
         def residual(*changed: Tensor) -> Values:
-            return self.function(xs, _placed(tensors, inner, changed)[n:])
+            return self.function(xs, placed(tensors, inner, changed)[n:])
 
         given = [t for i, t in zip(places, tangents) if i >= n]
         right = push_forward(residual, [tensors[i] for i in inner], given)
@@ -249,7 +250,7 @@ class Root(Problem):
             u = solution(self.adjoint, [*grads, *xs, *tensors[n:]])
 
             def residual(*changed: Tensor) -> Values:
-                return self.function(xs, _placed(tensors, inner, changed)[n:])
+                return self.function(xs, placed(tensors, inner, changed)[n:])
 
             found.update(zip(inner, pull_back(residual, [tensors[i] for i in inner])[1]([-x for x in u])))
         return [found[i] for i in places]
