@@ -135,7 +135,8 @@ def test_attention_to_nothing():
     "change, error, message",
     [
         ({"attn_mask": torch.ones(1)}, ValueError, "attn_mask"),
-        ({"dropout_p": 0.1}, ValueError, "dropout_p: expected 0, got 0.1"),
+        ({"dropout_p": 1.5}, ValueError, "dropout_p: expected 0 to 1, got 1.5"),
+        ({"attn_mask": torch.ones(3, 3), "is_causal": True}, ValueError, "attn_mask: expected None with is_causal"),
         ({"query": batch(None, 2, 4, lengths=(3, 2))}, ValueError, "query: expected shape"),
         ({"key": batch(2, None, 3, lengths=(3, 2))}, ValueError, "key: expected a last dim of 4"),
         ({"value": batch(2, None, 4, lengths=(2, 3))}, ValueError, "value: the offsets differ"),

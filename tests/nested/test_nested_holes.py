@@ -34,7 +34,7 @@ SHARED = {
     "mul.Tensor, number": (torch.mul, ()),
     "mul.Tensor, exchanged": (lambda x, p: p * x, (1, 1, 4)),
     "mul.Tensor, each": (torch.mul, (2, 1, 4)),
-    "mul.Tensor, padded": (torch.mul, (2, 5, 4)),
+    "mul.Tensor, padded": (torch.mul, (2, 3, 4)),
     "div.Tensor": (torch.div, (4,)),
     "div.Tensor, exchanged": (lambda x, p: p / x, (4,)),
     "div.Tensor_mode": (lambda x, p: torch.div(x, p, rounding_mode=None), (4,)),

@@ -119,7 +119,7 @@ def test_frozen_and_other_values():
         assert torch.equal(copied.values, r.values) and copied.shape == r.shape
     with pytest.raises(IndexError, match="dim: 3 is out of range"):
         r.wrapped(3)
-    assert repr(r) == "Ragged((3, 3, *), torch.float64)"
+    assert r.summary() == "Ragged((3, 3, *), torch.float64)"
 
 
 @pytest.mark.parametrize("name", ["middle", "two"])

@@ -4,6 +4,7 @@ from . import operators as operators, structure_formulas as structure_formulas, 
 from .activations import celu, elu, gelu, hardtanh, leaky_relu, mish, relu, selu, silu, softplus, threshold
 from .arithmetic import add, div, maximum, minimum, mul, pow, sub
 from .attention import scaled_dot_product_attention
+from .batching import collate
 from .extrema import amax, amin, max, min
 from .layer_normalization import layer_norm
 from .maps import cumsum, glu, log_softmax, softmax
@@ -21,6 +22,7 @@ __all__ = [
     "amin",
     "celu",
     "chunk",
+    "collate",
     "cumsum",
     "div",
     "dropout",

@@ -7,9 +7,8 @@ It may be
 - another nested tensor with the same components; dense dims broadcast;
 - a dense tensor that broadcasts to every component, (D,) or (1, D), or one entry per component, (B, 1, D), with size 1
   (or no dim) in the ragged dims;
-- a padded tensor, (B, L, D), in the layout of `Ragged.to_padded`: each component uses as many of the first entries as
-it
-  has.
+- a padded tensor, (B, L, D), as `Ragged.to_padded` returns it, with the length of the longest component: each component uses
+  as many of the first entries as it has.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .conversion import on_nested, require_same_structure
 from .packing import readable, strided_positions
 from .ragged import Ragged
 
-__all__ = ["add", "div", "elementwise", "maximum", "minimum", "mul", "pow", "sub"]
+__all__ = ["add", "aligned", "div", "elementwise", "maximum", "minimum", "mul", "of_entries", "pow", "sub", "together"]
 
 Operand = Ragged | Tensor | float | complex
 
@@ -45,10 +44,32 @@ def elementwise(function: Callable[..., Tensor], x: Operand, other: Operand, **o
         ValueError: nested arguments of different structure, or a dense one that does not broadcast.
         TypeError: neither argument is a Ragged.
     """
-    nested = x if isinstance(x, Ragged) else other
-    if not isinstance(nested, Ragged):
-        raise TypeError(f"expected a Ragged, got {type(x).__name__} and {type(other).__name__}")
-    values = function(_laid(nested, x, "x"), _laid(nested, other, "other"), **options)
+    return together(function, (x, other), ("x", "other"), **options)
+
+
+def together(
+    function: Callable[..., Tensor], operands: Sequence[Operand], names: Sequence[str], **options: Any
+) -> Ragged:
+    """`elementwise` of any number of arguments, with their names in errors."""
+    nested, values = aligned(operands, names)
+    return of_entries(nested, function(*values, **options))
+
+
+def aligned(operands: Sequence[Operand], names: Sequence[str]) -> tuple[Ragged, list[Any]]:
+    """The first Ragged among the arguments, and all of them in a form that broadcasts with its values.
+
+    Args:
+        operands: as in `elementwise`.
+        names: of these in errors.
+    """
+    nested = next((x for x in operands if isinstance(x, Ragged)), None)
+    if nested is None:
+        raise TypeError(f"expected a Ragged, got {' and '.join(type(x).__name__ for x in operands)}")
+    return nested, [_laid(nested, x, name) for x, name in zip(operands, names)]
+
+
+def of_entries(nested: Ragged, values: Tensor) -> Ragged:
+    """Results for the entries of a Ragged, whose dense dims may have been broadcast."""
     if nested.sizes is not None:
         return nested.like(values)
     return nested.like(
@@ -63,7 +84,7 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
     if isinstance(operand, Ragged):
         require_same_structure(nested, operand, name=name)
         if nested.shape != operand.shape and not (nested.sizes is None and _broadcasts(nested, operand.shape)):
-            raise ValueError(f"{name}: the dense sizes differ: {nested!r} and {operand!r}")
+            raise ValueError(f"{name}: the dense sizes differ: {nested.summary()} and {operand.summary()}")
         return operand.values
     if operand.dim() == 0:
         return operand
@@ -73,11 +94,11 @@ def _laid(nested: Ragged, operand: Operand, name: str) -> Any:
     padded = len(given) <= dims and any(sizes[d] != 1 for d in nested.ragged_dims)
     fits = len(given) <= dims and sizes[0] in (1, nested.batch)
     fits = fits and (nested.sizes is not None or _broadcasts(nested, sizes))
-    if not fits or padded and (len(given) < dims or not _long_enough(nested, sizes)):
+    if not fits or padded and (len(given) < dims or not _as_long(nested, sizes)):
         raise ValueError(
-            f"{name}: shape {given} does not broadcast to {nested!r}; expected at most {dims} dims, "
-            f"1 or {nested.batch} in the batch dim if it is there, and 1 in ragged dims, or with a batch dim no less "
-            "than the components there"
+            f"{name}: shape {given} does not broadcast to {nested.summary()}; expected at most {dims} dims, "
+            f"1 or {nested.batch} in the batch dim if it is there, and 1 in ragged dims, or with a batch dim as many as "
+            "the longest component has there"
         )
     if nested.sizes is not None:
         return _laid_flat(nested, full, name)
@@ -96,21 +117,21 @@ def _broadcasts(nested: Ragged, sizes: Sequence[int | None]) -> bool:
     return all(n is None or n == m or 1 in (n, m) for n, m in zip(nested.shape[1:], sizes[1:]))
 
 
-def _long_enough(nested: Ragged, sizes: Sequence[int]) -> bool:
-    """Whether a dense tensor of these sizes has an entry for every one of the components; True where none can be read.
+def _as_long(nested: Ragged, sizes: Sequence[int]) -> bool:
+    """Whether a dense tensor of these sizes has those of the longest components; True where none can be read.
 
-    Where they cannot be read, the last entry is repeated for the missing ones.
+    Where they cannot be read, further entries are not used, and the last is repeated for missing ones.
     """
     if not readable(nested.offsets):
         return True
     largest = nested.component_sizes().amax(0).tolist() if nested.batch else [0] * (nested.dim() - 1)
-    return all(sizes[d] == 1 or sizes[d] >= largest[d - 1] for d in nested.ragged_dims)
+    return all(sizes[d] in (1, largest[d - 1]) for d in nested.ragged_dims)
 
 
 def _laid_flat(nested: Ragged, full: Tensor, name: str) -> Tensor:
     for d, (n, given) in enumerate(zip(nested.shape[1:], full.shape[1:]), 1):
         if n is not None and given not in (1, n):
-            raise ValueError(f"{name}: size {given} in dim {d} does not broadcast to {nested!r}")
+            raise ValueError(f"{name}: size {given} in dim {d} does not broadcast to {nested.summary()}")
     contiguous = full.contiguous()
     step = [0 if n == 1 else s for n, s in zip(full.shape, contiguous.stride())]
     device = nested.offsets.device

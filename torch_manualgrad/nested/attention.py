@@ -11,20 +11,24 @@ derivatives are those of the formulas above, in terms of $q$, $k$ and $v$.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..arguments import described
 from ..core.rule import formula
 from .conversion import on_nested, require_same_structure
+from .maps import dense_softmax
 from .padded_groups import Group, Groups
 from .ragged import Ragged
 from .segments import wide
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["scaled_dot_product_attention", "weighted_values"]
 
 
 def _scores(group: Group, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -299,8 +303,10 @@ def scaled_dot_product_attention(
         query: (B, ..., *, d), the ragged dim the last but one: usually (B, heads, *, d). Floating point.
         key: (B, ..., *, d), with sequences of its own lengths; the dtype of ``query``.
         value: (B, ..., *, m), with the lengths of ``key``; the dtype of ``query``.
-        attn_mask: None; there is no mask.
-        dropout_p: 0; there is no dropout.
+        attn_mask: one for all sequences, (L, S) for the longest of the queries and of the keys: booleans, True where a query
+            attends to a key, or numbers that are added to the products; a shorter sequence has its first rows and
+            columns. None: no mask.
+        dropout_p: the probability with which a weight is dropped; in a graph 0.
         is_causal: whether query $i$ of a sequence attends to the keys 0 to $i$ only.
         scale: of the products; None for $d^(-1/2)$.
         enable_gqa: whether key and value may have fewer heads (the third dim from the end), each for as many heads of
@@ -310,7 +316,8 @@ def scaled_dot_product_attention(
         The components of ``query`` with $m$ instead of $d$; 0 for a sequence without keys.
 
     Raises:
-        ValueError: shapes that do not fit, a mask, or dropout.
+        ValueError: shapes that do not fit, a mask of other sizes, both a mask and ``is_causal``, or a probability out of
+            range.
         TypeError: a dtype that is not floating point, or more than one.
 
     Note:
@@ -319,10 +326,10 @@ def scaled_dot_product_attention(
     References:
         `nested_attention`.
     """
-    if attn_mask is not None:
-        raise ValueError("attn_mask: expected None; sequences of unequal lengths have no common mask")
-    if dropout_p != 0:
-        raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p: expected 0 to 1, got {dropout_p}")
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask: expected None with is_causal=True, as torch has it")
     query, key, value = (_sequences(x, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
     for name, x in (("key", key), ("value", value)):
         if x.dim() != query.dim():
@@ -344,8 +351,103 @@ def scaled_dot_product_attention(
         raise ValueError(f"key: expected a last dim of {q.shape[-1]}, as query, got {k.shape[-1]}")
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
-    y, _ = nested_attention.op(q, k, v, query.offsets, key.offsets, is_causal, scale)
+    if attn_mask is None and dropout_p == 0:
+        y, _ = nested_attention.op(q, k, v, query.offsets, key.offsets, is_causal, scale)
+    else:
+        y = _general(query, key, q, k, v, _added(attn_mask, query, key), dropout_p, is_causal, scale)
     return query.like(y, (*query.shape[:-1], value.shape[-1]))
+
+
+def _longest(x: Ragged) -> int:
+    at = x.read_offsets()
+    return max((b - a for a, b in itertools.pairwise(at)), default=0)
+
+
+def _added(mask: Tensor | None, query: Ragged, key: Ragged) -> Tensor | None:
+    """The mask as numbers to add, checked."""
+    if mask is None:
+        return None
+    sizes = [_longest(query), _longest(key)]
+    if list(mask.shape) != sizes:
+        raise ValueError(
+            f"attn_mask: expected {sizes}, the longest of the queries and of the keys, got {described(mask)}"
+        )
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(sizes, dtype=query.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+
+
+def _dropped_shares(S: Tensor, masked: Tensor | None, dropout_p: float) -> Tensor:
+    """$P$ of general products, 0 for a query that attends to no key."""
+    if masked is not None:
+        S = S.masked_fill(masked, -torch.inf)
+    none = (S == -torch.inf).all(-1, keepdim=True)
+    P = dense_softmax(S.masked_fill(none, 0), -1).masked_fill(none, 0)
+    return F.dropout(P, dropout_p) if dropout_p else P
+
+
+def _general(
+    query: Ragged,
+    key: Ragged,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """With a mask or dropout: torch's operators, which differentiate themselves."""
+    if torch.compiler.is_compiling():
+        raise ValueError("attn_mask, dropout_p: expected None and 0 in a graph, where no lengths can be read")
+
+    def forward(group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+        S, masked = _scores(group, q, k, scale)
+        if mask is not None:
+            S = S + mask[: S.shape[-2], : S.shape[-1]]
+        return (_dropped_shares(S, masked, dropout_p) @ wide(v),)
+
+    (y,) = _by_groups(forward, (q,), (k, v), (query.offsets, key.offsets, causal), (0,))
+    return y.to(q.dtype)
+
+
+def weighted_values(
+    query: Ragged,
+    key: Ragged,
+    value: Ragged,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    average: bool,
+) -> tuple[Ragged, Ragged]:
+    """Attention, sequence by sequence, and its weights.
+
+    Args:
+        query: (B, heads, *, d).
+        key: (B, heads, *, d).
+        value: (B, heads, *, m).
+        attn_mask: as in `scaled_dot_product_attention`.
+        dropout_p: as in `scaled_dot_product_attention`.
+        is_causal: as in `scaled_dot_product_attention`.
+        average: whether the weights are their mean over the heads.
+
+    Returns:
+        (B, heads, *, m), and (B, *, *) or (B, heads, *, *).
+    """
+    require_same_structure(key, value, name="value")
+    mask, rows, shares = None if is_causal else _added(attn_mask, query, key), [], []
+    for q, k, v in zip(query.components(), key.components(), value.components()):
+        S, masked = (wide(q) * q.shape[-1] ** -0.5) @ wide(k).mT, None
+        if mask is not None:
+            S = S + mask[: S.shape[-2], : S.shape[-1]]
+        if is_causal:
+            masked = torch.ones(S.shape[-2:], dtype=torch.bool, device=S.device).triu(1)
+        P = _dropped_shares(S, masked, dropout_p)
+        rows.append((P @ wide(v)).to(q.dtype))
+        shares.append((P.mean(0) if average else P).to(q.dtype))
+    ragged = [1, 2] if average else [2, 3]
+    heads = Ragged.from_components(rows, ragged_dims=[2])
+    return query.like(heads.values, heads.shape), Ragged.from_components(shares, ragged_dims=ragged)
 
 
 def _sequences(x: Ragged, name: str) -> Ragged:

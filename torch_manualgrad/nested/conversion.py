@@ -65,7 +65,7 @@ class _WithHoles(Ragged):
     def like(self, values: Tensor, shape: Sequence[int | None] | None = None) -> Ragged:
         made = _WithHoles(values, self.shape if shape is None else shape, self.structure)
         if values.shape[made.packed_dim] != self.values.shape[self.packed_dim]:
-            raise ValueError(f"values: shape {list(values.shape)} does not fit {self!r}")
+            raise ValueError(f"values: shape {list(values.shape)} does not fit {self.summary()}")
         return made
 
 

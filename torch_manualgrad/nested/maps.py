@@ -49,7 +49,7 @@ def cumsum(x: Ragged, dim: int) -> Ragged:
     return map_along(x, dim, torch.cumsum, along)
 
 
-def _dense_softmax(x: Tensor, dim: int, log: bool = False) -> Tensor:
+def dense_softmax(x: Tensor, dim: int, log: bool = False) -> Tensor:
     """torch.softmax, or log_softmax, without PyTorch's tangent, which overwrites tensors that its backward needs."""
     if torch.compiler.is_compiling() or only_autograd() or not x.numel():
         return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
@@ -85,7 +85,7 @@ def softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged:
     return map_along(
         x if dtype is None else x.like(x.values.to(dtype)),
         dim,
-        _dense_softmax,
+        dense_softmax,
         lambda s: softmaxes(s.values, s.offsets, s.packed),
     )
 
@@ -114,7 +114,7 @@ def log_softmax(x: Ragged, dim: int, dtype: torch.dtype | None = None) -> Ragged
     return map_along(
         x if dtype is None else x.like(x.values.to(dtype)),
         dim,
-        functools.partial(_dense_softmax, log=True),
+        functools.partial(dense_softmax, log=True),
         lambda s: log_softmaxes(s.values, s.offsets, s.packed),
     )
 

@@ -26,6 +26,8 @@ from .padding import filled, taken
 
 __all__ = ["Ragged", "check_values"]
 
+_SHOWN = 3  # components at each end of what is printed
+
 
 class Ragged:
     """A batch of components of unequal sizes, packed: ordinary tensors, and so differentiable in every mode.
@@ -82,6 +84,19 @@ class Ragged:
         return Ragged, (self.values, self.offsets, self.shape, self.sizes)
 
     def __repr__(self) -> str:
+        text = self.summary()
+        if not isinstance(self.values, Tensor) or not readable(self.values):
+            return text
+        shown = list(range(self.batch)) if self.batch <= 2 * _SHOWN else [*range(_SHOWN), *range(-_SHOWN, 0)]
+        with torch.no_grad():
+            rows = [str(self.component(i % self.batch)) for i in shown]
+        if self.batch > 2 * _SHOWN:
+            rows.insert(_SHOWN, "...")
+        rows = [row.replace("\n", "\n  ") for row in rows]
+        return f"{text[:-1]}, [\n  " + ",\n  ".join(rows) + "\n])" if rows else text
+
+    def summary(self) -> str:
+        """Shape, dtype, device and whether there are gradients, in one line: the star is a ragged dim."""
         shape = ", ".join("*" if s is None else str(s) for s in self.shape)
         if not isinstance(self.values, Tensor):
             return f"Ragged({shape})"
@@ -163,6 +178,11 @@ class Ragged:
     def device(self) -> torch.device:
         """The device of the values, the offsets and the sizes."""
         return self.values.device
+
+    @property
+    def is_nested(self) -> bool:
+        """False: it is no nested tensor of PyTorch."""
+        return False
 
     @property
     def requires_grad(self) -> bool:
@@ -545,7 +565,7 @@ def _check_structure(x: Ragged) -> None:
 def check_values(x: Ragged) -> None:
     values, expected = x.values, x.shape[1:] if x.sizes is None else (None,)
     if values.dim() != len(expected) or any(e is not None and e != n for e, n in zip(expected, values.shape)):
-        raise ValueError(f"values: shape {list(values.shape)} does not fit {x!r}, packed as {list(expected)}")
+        raise ValueError(f"values: shape {list(values.shape)} does not fit {x.summary()}, packed as {list(expected)}")
 
 
 def _check_contents(x: Ragged) -> None:

@@ -196,7 +196,7 @@ def to_padded_tensor(x: Ragged, padding: float, output_size: Sequence[int] | Non
     if output_size is None:
         return x.to_padded(padding)
     if len(output_size) != x.dim() or any(n not in (None, m) for n, m in zip(x.shape, output_size)):
-        raise ValueError(f"output_size: {list(output_size)} does not fit {x!r}")
+        raise ValueError(f"output_size: {list(output_size)} does not fit {x.summary()}")
     return x.to_padded(padding, [output_size[d] for d in x.ragged_dims])
 
 
@@ -235,5 +235,5 @@ def chunk_sizes(size: int, chunks: int) -> list[int]:
 def _dense_size(x: Ragged, dim: int, what: str) -> int:
     sizes = read_sizes(x, dim)
     if len(sizes) != 1:
-        raise ValueError(f"dim: cannot {what} along {dim}, a ragged dim of {x!r} with sizes {sorted(sizes)}")
+        raise ValueError(f"dim: cannot {what} along {dim}, a ragged dim of {x.summary()} with sizes {sorted(sizes)}")
     return sizes.pop()

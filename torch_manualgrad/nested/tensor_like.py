@@ -18,9 +18,24 @@ import torch
 from torch import Tensor
 
 from ..arguments import described
-from . import activations, arithmetic, attention, extrema, maps, matmul, reductions, selection, structure
+from . import (
+    activations,
+    arithmetic,
+    attention,
+    batching,
+    entries,
+    extrema,
+    losses,
+    maps,
+    matmul,
+    reductions,
+    reshaping,
+    selection,
+    structure,
+)
 from .conversion import on_nested, require_same_structure
 from .layer_normalization import layer_norm
+from .multi_head_attention import SequencesFirst
 from .ragged import Ragged
 from .rms_normalization import rms_norm
 
@@ -82,6 +97,19 @@ def _split(x: Ragged, split_size_or_sections: Any = None, dim: int = 0, *, split
     return structure.split(x, split_size if split_size_or_sections is None else split_size_or_sections, dim)
 
 
+def _transpose(x: Ragged, dim0: int, dim1: int) -> Ragged | SequencesFirst:
+    """Every component with two dims exchanged; `transpose`. Of (B, *, D) also the first two, for nn.MultiheadAttention."""
+    if x.ragged_dims == (1,) and x.dim() == 3 and {dim0 % 3, dim1 % 3} == {0, 1}:
+        return SequencesFirst(x)
+    found: Ragged = structure.transpose(x, dim0, dim1)
+    return found
+
+
+def _with_batch_second(query: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse what nn.MultiheadAttention calls unless it has batch_first=True."""
+    raise TypeError("MultiheadAttention: a Ragged has the batch in dim 0: make the module with batch_first=True")
+
+
 @on_nested
 def _masked_fill(x: Ragged, mask: Ragged | Tensor, value: Any) -> Ragged:
     """``value`` where ``mask`` is True, as ``Tensor.masked_fill``; the mask broadcasts as a dense operand of
@@ -110,7 +138,7 @@ def _agree(name: str) -> Function:
 _OF_ONE = """
     abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil clamp clip clone conj contiguous cos cosh
     detach empty_like erf erfc erfinv exp exp2 expm1 floor frac full_like imag isfinite isinf isnan isneginf isposinf
-    isreal lgamma log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like positive rand_like
+    isreal lgamma log log10 log1p log2 logical_not logit logsigmoid nan_to_num neg negative ones_like pin_memory positive rand_like
     randn_like real reciprocal relu6 round rsqrt sgn sigmoid sign signbit sin sinh softsign sqrt square tan tanh
     tanhshrink trunc zeros_like double float half bfloat16 long int bool cdouble cfloat
 """.split()
@@ -182,8 +210,13 @@ _TABLE: dict[str, Function] = {
     **{name: getattr(structure, name) for name in structure.__all__},
     **{name: getattr(selection, name) for name in ("select", "slice", "narrow")},
     "split": _split,
-    "swapaxes": structure.transpose,
-    "swapdims": structure.transpose,
+    **dict.fromkeys(("swapaxes", "swapdims", "transpose"), _transpose),
+    **{name: getattr(reshaping, name) for name in reshaping.__all__},
+    "view": reshaping.reshape,
+    **entries.ALONG,
+    **{name: getattr(entries, name) for name in ("embedding", "normalize", "one_hot", "positions", "where")},
+    **losses.LOSSES,
+    "to_packed": batching.to_packed,
     "matmul": matmul.matmul,
     "linear": matmul.linear,
     "layer_norm": layer_norm,
@@ -253,6 +286,8 @@ def _not_covered(name: str) -> TypeError:
 def _floor_divide(x: Any, other: Any) -> Any:
     return arithmetic.div(x, other, rounding_mode="floor")
 
+
+_FUNCTIONS_ONLY = {"cat", "embedding", "normalize", "one_hot", "stack", *losses.LOSSES}
 
 _OPERATORS: dict[str, Function] = {
     **{name: getattr(arithmetic, name) for name in ("add", "sub", "mul", "pow")},
@@ -362,13 +397,14 @@ for _name, _function in _OPERATORS.items():
 _BY_TORCH[Tensor.__rdiv__] = _exchanged(arithmetic.div)
 _BY_TORCH.update({getattr(Tensor, f"__{name}__"): _TABLE[name] for name in _COMPARISONS})
 _BY_TORCH[Tensor.__invert__] = _TABLE["bitwise_not"]
+_BY_TORCH[torch.nn.functional.multi_head_attention_forward] = _with_batch_second
 # by name: the compiler does not find Python functions among the keys of a dictionary
 _IN_PYTHON = {f.__name__: function for f, function in _BY_TORCH.items() if isinstance(f, types.FunctionType)}
 
 
 def _attach() -> None:
     for name, function in _TABLE.items():
-        if not hasattr(Ragged, name):
+        if not hasattr(Ragged, name) and name not in _FUNCTIONS_ONLY:
             setattr(Ragged, name, _as_method(name, function))
     for name, function in _OPERATORS.items():
         setattr(Ragged, f"__{name}__", _forward(function))
@@ -381,6 +417,7 @@ def _attach() -> None:
         "__getitem__": _getitem,
         "__torch_function__": classmethod(_torch_function),
         "mT": property(_mT),
+        "from_packed": staticmethod(batching.from_packed),
     }
     for name, method in others.items():
         setattr(Ragged, name, method)

@@ -1,0 +1,160 @@
+"""Functions of single entries of a `Ragged`, and along its regular dims: embedding, one_hot, where, argmax, topk, sort and the
+like.
+
+They are torch's own, on the values, with the derivatives that these have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .arithmetic import Operand, together
+from .ragged import Ragged
+from .reductions import vector_norm
+from .reshaping import _regular
+
+__all__ = ["ALONG", "embedding", "normalize", "one_hot", "positions", "where"]
+
+
+def _with_new_last_dim(x: Ragged, values: Tensor) -> Ragged:
+    return x.like(values, [*x.shape, values.shape[-1]])
+
+
+def _of_integers(x: Ragged, what: str) -> None:
+    if x.sizes is not None:
+        raise ValueError(f"input: {what} expected one ragged dim, got {x.summary()}")
+
+
+def embedding(input: Ragged, weight: Tensor, *args: Any, **kwargs: Any) -> Ragged:
+    """The rows of a matrix at the numbers of a batch, as ``torch.nn.functional.embedding``.
+
+    Args:
+        input: integers, with one ragged dim, (B, ..., *, ...).
+        weight: (rows, D).
+        args: as of torch's.
+        kwargs: as of torch's.
+
+    Returns:
+        (B, ..., *, ..., D).
+
+    Raises:
+        ValueError: several ragged dims.
+        IndexError: as torch's.
+    """
+    _of_integers(input, "embedding")
+    return _with_new_last_dim(input, F.embedding(input.values, weight, *args, **kwargs))
+
+
+def one_hot(input: Ragged, num_classes: int = -1) -> Ragged:
+    """Unit vectors, as ``torch.nn.functional.one_hot``.
+
+    Args:
+        input: integers, with one ragged dim.
+        num_classes: as of torch's.
+
+    Returns:
+        With one more dim.
+
+    Raises:
+        ValueError: several ragged dims.
+        RuntimeError: as torch's.
+    """
+    _of_integers(input, "one_hot")
+    return _with_new_last_dim(input, F.one_hot(input.values, num_classes))
+
+
+def positions(x: Ragged) -> Ragged:
+    """The place of each entry along the ragged dim of its component: 0, 1, ... in each, int64.
+
+    Args:
+        x: with one ragged dim.
+
+    Returns:
+        (B, *).
+
+    Raises:
+        ValueError: several ragged dims.
+    """
+    if x.sizes is not None:
+        raise ValueError(f"positions: expected one ragged dim, got {x.summary()}")
+    places = torch.arange(x.values.shape[x.packed_dim], device=x.offsets.device)
+    return Ragged.trusted(places - x.offsets[x.segment_ids()], x.offsets, (x.batch, None))
+
+
+def where(condition: Operand, input: Operand, other: Operand) -> Ragged:
+    """Entries of one where a condition holds, and of the other elsewhere, as `torch.where`.
+
+    Args:
+        condition: booleans; a `Ragged`, or dense as in `add`.
+        input: a `Ragged`, a dense tensor or a number, as in `add`.
+        other: a `Ragged`, a dense tensor or a number, as in `add`.
+
+    Returns:
+        A `Ragged`.
+
+    Raises:
+        ValueError: arguments that do not fit.
+        TypeError: none of them is a `Ragged`.
+    """
+    return together(torch.where, (condition, input, other), ("condition", "input", "other"))
+
+
+def normalize(input: Ragged, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Ragged:
+    """Vectors divided by their norms, as ``torch.nn.functional.normalize``.
+
+    Args:
+        input: the batch.
+        p: of the norm.
+        dim: of the vectors, which must not be the batch.
+        eps: the least that a norm counts as.
+        out: None.
+
+    Returns:
+        The kind and shape of ``input``.
+
+    Raises:
+        IndexError: no such dim.
+        ValueError: the batch.
+    """
+    norms = vector_norm(input, p, dim, True)
+    return input / (norms.clamp_min(eps) if isinstance(norms, Tensor) else norms.clamp(min=eps))
+
+
+def _along(name: str, keeps: bool = True) -> Callable[..., Any]:
+    """A function of torch along one regular dim; the results keep the dim or, with ``keepdim``, may lose it."""
+    function = getattr(torch, name)
+
+    def call(x: Ragged, *args: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Any:
+        given = list(args)
+        if dim is None and name == "topk":
+            dim = given.pop(1) if len(given) > 1 else -1
+        elif dim is None:
+            dim = given.pop(0) if given else None if name in ("any", "all", "argmax", "argmin") else -1
+        if not keeps and given:
+            keepdim = given.pop(0)
+        if dim is None:
+            return function(x.values)
+        at = _regular(x, dim, name)
+        options = kwargs if keeps else {"keepdim": keepdim}
+        found = function(x.values, *given, dim=at - 1, **options)
+
+        def batch(values: Tensor) -> Ragged:
+            size = [] if not keeps and not keepdim else [values.shape[at - 1]]
+            return x.like(values, [*x.shape[:at], *size, *x.shape[at + 1 :]])
+
+        if isinstance(found, Tensor):
+            return batch(found)
+        return type(found)(map(batch, found))
+
+    call.__name__ = name
+    call.__doc__ = f"``torch.{name}`` along a regular dim."
+    return call
+
+
+ALONG = {name: _along(name) for name in ("topk", "sort", "argsort")}
+ALONG |= {name: _along(name, keeps=False) for name in ("argmax", "argmin", "any", "all")}
