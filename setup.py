@@ -8,7 +8,8 @@ Environment:
                                      the system is not Linux
   MANUALGRAD_CUDA=1 | 0              insist on, or leave out, the CUDA library (default: built where torch itself has CUDA;
                                      nvcc alone is no reason, as compiling takes minutes)
-  MANUALGRAD_CUDA_ARCHS="80 90"      compute capabilities compiled ahead of time; the last one is kept as PTX too
+  MANUALGRAD_CUDA_ARCHS="80 90"      compute capabilities compiled ahead of time, "75 80 90 100 120" by default; the code of
+                                     the oldest from 80 on is kept as PTX, for all that are between and newer
   MANUALGRAD_SANITIZE=address,undefined
                                      instruments the CPU library. The interpreter is not instrumented, so preload:
                                      LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
@@ -192,9 +193,7 @@ class build_kernels(BuildExtension):
         stamp = max(os.path.getmtime(path) for path in [*ext.sources, *ext.depends, "setup.py"])
         if target.exists() and target.stat().st_mtime > stamp:  # `force` is always set where ninja decides
             return
-        archs = os.environ.get("MANUALGRAD_CUDA_ARCHS", "80 90").split()
-        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-        codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        codes = gencodes(os.environ.get("MANUALGRAD_CUDA_ARCHS", "75 80 90 100 120").split())
         flags = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-fmad=false", "-Werror=all-warnings", "-DUSE_CUDA"]
         host = ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Werror"]
         # The runtime is linked statically: the library then serves a torch built with another minor release of CUDA.
@@ -225,6 +224,16 @@ class build_kernels(BuildExtension):
         print(shlex.join(command), flush=True)
         if subprocess.run(command, check=False).returncode != 0:
             fail(f"{command[0]} failed; MANUALGRAD_CUDA=0 leaves the CUDA library out")
+
+
+def gencodes(archs: list[str]) -> list[str]:
+    """nvcc's flags for some compute capabilities. From 80 on all are assembled from one intermediate code: compiling to that
+    takes most of the time."""
+    ordered = sorted(archs, key=int)
+    base = next((a for a in ordered if int(a) >= 80), ordered[-1])
+    flags = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ordered[: ordered.index(base)]]
+    codes = ",".join([f"compute_{base}", *[f"sm_{a}" for a in ordered[ordered.index(base) :]]])
+    return [*flags, f"-gencode=arch=compute_{base},code=[{codes}]"]
 
 
 class wheel_for_any_python(bdist_wheel):

@@ -54,8 +54,13 @@ class Stream {
   void start(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared, int cooperative,
              const Arguments&... arguments) const {
     if (shared > kGivenShared) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-            "shared memory");
+      // always as much as there is: a smaller number could come between that of another thread and its launch
+      int most = 0;
+      cudaFuncAttributes of_kernel{};
+      check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_), "the device");
+      check(cudaFuncGetAttributes(&of_kernel, kernel), "the kernel");
+      most -= static_cast<int>(of_kernel.sharedSizeBytes);
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
     }
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeCooperative;

@@ -102,7 +102,10 @@ T __ldg(const T* at) {
 
 using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaLaunchAttributeID { cudaLaunchAttributeCooperative };
 struct cudaLaunchAttribute {
@@ -128,8 +131,15 @@ inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaSt
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = cuda_on_host::kProcessors;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  const bool of_shared = which == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+  *value = of_shared ? static_cast<int>(cuda_on_host::kSharedLargest) : cuda_on_host::kProcessors;
+  return cudaSuccess;
+}
+// The static memory is known only once a block runs, which then refuses too much of both.
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, Kernel*) {
+  of->sharedSizeBytes = 0;
   return cudaSuccess;
 }
 template <class Kernel>
@@ -153,7 +163,12 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
     cuda_on_host::refuse("more shared memory than there is");
     return cudaErrorInvalidValue;
   }
-  cuda_on_host::shared_asked_for(kernel) = static_cast<size_t>(bytes);
+  size_t& asked = cuda_on_host::shared_asked_for(kernel);
+  if (static_cast<size_t>(bytes) < asked) {
+    cuda_on_host::refuse("less shared memory than before, which another thread may be about to use");
+    return cudaErrorInvalidValue;
+  }
+  asked = static_cast<size_t>(bytes);
   return cudaSuccess;
 }
 
