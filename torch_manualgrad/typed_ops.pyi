@@ -30,6 +30,9 @@ class _aminmax_jvp(Formula):
 class _angle_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor) -> Tensor: ...
 
+class _as_strided_backward(Formula):
+    def __call__(_, grad: Tensor, self_sizes: Sequence[int], self_strides: Sequence[int], self_offset: int, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Tensor: ...
+
 class _as_strided_scatter_backward(Formula):
     def __call__(_, grad: Tensor, self_offset: int, src_sizes: Sequence[int], size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> tuple[Tensor, Tensor]: ...
 
@@ -98,6 +101,18 @@ class _binary_cross_entropy_with_logits_backward(Formula):
 
 class _binary_cross_entropy_with_logits_target_backward(Formula):
     def __call__(_, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int) -> Tensor: ...
+
+class _block_diag_backward(Formula):
+    def __call__(_, grad: Tensor, sizes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> list[Tensor]: ...
+
+class _block_diag_jvp(Formula):
+    def __call__(_, tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None]) -> Tensor: ...
+
+class _cat_jvp(Formula):
+    def __call__(_, tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None], dim: int) -> Tensor: ...
+
+class _cat_tensors_backward(Formula):
+    def __call__(_, grad: Tensor, sizes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], dim: int) -> list[Tensor]: ...
 
 class _cdist_backward(Formula):
     def __call__(_, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor: ...
@@ -654,6 +669,9 @@ class _pdist_double_backward(Formula):
 class _pdist_jvp(Formula):
     def __call__(_, self_p: Tensor, self_t: Tensor, p: float) -> Tensor: ...
 
+class _permute_backwards(Formula):
+    def __call__(_, grad: Tensor, fwd_dims: Sequence[int]) -> Tensor: ...
+
 class _pinv_backward(Formula):
     def __call__(_, grad: Tensor, result: Tensor, self: Tensor) -> Tensor: ...
 
@@ -855,6 +873,12 @@ class _split_backward(Formula):
 class _split_with_sizes_backward(Formula):
     def __call__(_, grads: Sequence[Tensor | None], split_sizes: Sequence[int], dim: int, sizes: Sequence[int]) -> Tensor: ...
 
+class _stack_jvp(Formula):
+    def __call__(_, tensors_p: Sequence[Tensor], tensors_t: Sequence[Tensor | None], dim: int) -> Tensor: ...
+
+class _stack_tensors_backward(Formula):
+    def __call__(_, grad: Tensor, dim: int, dtypes: Sequence[torch.dtype]) -> list[Tensor]: ...
+
 class _standard_gamma_grad(Formula):
     def __call__(_, a: Tensor, x: Tensor) -> Tensor: ...
 
@@ -885,11 +909,17 @@ class _take_backward(Formula):
 class _threshold_backwards_nested(Formula):
     def __call__(_, grad_output: Tensor, input: Tensor, threshold: float) -> Tensor: ...
 
+class _to_sparse_backward(Formula):
+    def __call__(_, grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor: ...
+
 class _triangular_solve_backward(Formula):
     def __call__(_, grad_solution: Tensor | None, grad_cloned_coefficient: Tensor | None, self: Tensor, A: Tensor, solution: Tensor, upper: bool, transpose: bool, unitriangular: bool) -> tuple[Tensor, Tensor]: ...
 
 class _triangular_solve_jvp(Formula):
     def __call__(_, solution: Tensor, A: Tensor, A_t: Tensor | None, self_t: Tensor | None, upper: bool, transpose: bool, unitriangular: bool) -> Tensor: ...
+
+class _unbind_backward(Formula):
+    def __call__(_, grads: Sequence[Tensor | None], dim: int) -> Tensor: ...
 
 class _unbind_backward_nested(Formula):
     def __call__(_, grads: Sequence[Tensor | None], nt_sizes: Tensor, dim: int, values: Tensor) -> Tensor: ...
@@ -899,6 +929,9 @@ class _unbind_backward_nested_jagged(Formula):
 
 class _value_selecting_reduction_backward(Formula):
     def __call__(_, grad: Tensor, dim: int, indices: Tensor, sizes: Sequence[int], keepdim: bool) -> Tensor: ...
+
+class _values_backward(Formula):
+    def __call__(_, grad: Tensor, self: Tensor) -> Tensor: ...
 
 class _var_backward(Formula):
     def __call__(_, grad: Tensor, self: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
@@ -929,6 +962,7 @@ class Ops(Registry[Formula]):
     aminmax_backward: _aminmax_backward
     aminmax_jvp: _aminmax_jvp
     angle_backward: _angle_backward
+    as_strided_backward: _as_strided_backward
     as_strided_scatter_backward: _as_strided_scatter_backward
     as_strided_scatter_jvp: _as_strided_scatter_jvp
     atan2_backward: _atan2_backward
@@ -952,6 +986,10 @@ class Ops(Registry[Formula]):
     binary_cross_entropy_target_backward: _binary_cross_entropy_target_backward
     binary_cross_entropy_with_logits_backward: _binary_cross_entropy_with_logits_backward
     binary_cross_entropy_with_logits_target_backward: _binary_cross_entropy_with_logits_target_backward
+    block_diag_backward: _block_diag_backward
+    block_diag_jvp: _block_diag_jvp
+    cat_jvp: _cat_jvp
+    cat_tensors_backward: _cat_tensors_backward
     cdist_backward: _cdist_backward
     cdist_backward_jvp: _cdist_backward_jvp
     cdist_double_backward: _cdist_double_backward
@@ -1137,6 +1175,7 @@ class Ops(Registry[Formula]):
     pdist_backward_jvp: _pdist_backward_jvp
     pdist_double_backward: _pdist_double_backward
     pdist_jvp: _pdist_jvp
+    permute_backwards: _permute_backwards
     pinv_backward: _pinv_backward
     pinv_differential: _pinv_differential
     pinv_jvp: _pinv_jvp
@@ -1204,6 +1243,8 @@ class Ops(Registry[Formula]):
     sparse_sparse_matmul_backward: _sparse_sparse_matmul_backward
     split_backward: _split_backward
     split_with_sizes_backward: _split_with_sizes_backward
+    stack_jvp: _stack_jvp
+    stack_tensors_backward: _stack_tensors_backward
     standard_gamma_grad: _standard_gamma_grad
     std_backward: _std_backward
     std_jvp: _std_jvp
@@ -1214,11 +1255,14 @@ class Ops(Registry[Formula]):
     svd_small: _svd_small
     take_backward: _take_backward
     threshold_backwards_nested: _threshold_backwards_nested
+    to_sparse_backward: _to_sparse_backward
     triangular_solve_backward: _triangular_solve_backward
     triangular_solve_jvp: _triangular_solve_jvp
+    unbind_backward: _unbind_backward
     unbind_backward_nested: _unbind_backward_nested
     unbind_backward_nested_jagged: _unbind_backward_nested_jagged
     value_selecting_reduction_backward: _value_selecting_reduction_backward
+    values_backward: _values_backward
     var_backward: _var_backward
     var_jvp: _var_jvp
     var_mean_backward: _var_mean_backward

@@ -1,13 +1,17 @@
 """What the registry says of PyTorch's operators, beside what PyTorch's schemas and its table of derivatives say."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
 from helpers.rules import has_history
 
 import torch_manualgrad as mg
 from torch_manualgrad.core.internals import is_composite, operators
-from torch_manualgrad.core.rule.catalogue import KINDS
+from torch_manualgrad.core.rule import formula, reached
+from torch_manualgrad.core.rule.catalogue import KINDS, not_a_formula
 from torch_manualgrad.testing.database import derivatives_yaml
 
 OPERATORS = {op.name().removesuffix(".default"): op for op in operators("aten")}
@@ -50,3 +54,50 @@ def test_every_entry_of_pytorchs_table_is_accounted_for():
     entries = derivatives_yaml.entries()
     print(f"\n{len(entries)} entries of derivatives.yaml: {dict(Counter(entry.kind for entry in entries))}")
     assert not [entry.name for entry in entries if not entry.kind]
+
+
+# -- FunctionsManual ---------------------------------------------------------------------------------------------------
+
+HEADER = Path(torch.__file__).parent / "include/torch/csrc/autograd/FunctionsManual.h"
+
+
+def declared_functions():
+    """The names that the header declares, without those inside of braces."""
+    text = re.sub(r"//[^\n]*|^#[^\n]*", "", HEADER.read_text(), flags=re.MULTILINE)
+    start, end = text.index("details {") + len("details {"), text.rindex("}")
+    text = text[start:end]
+    while "{" in text:
+        text = re.sub(r"\{[^{}]*\}", ";", text)
+    return {found[1] for statement in text.split(";") if (found := re.search(r"(\w+)\s*\(", statement))}
+
+
+@pytest.mark.skipif(not reached("2.13") or reached("2.14"), reason="the header of another release")
+def test_every_function_of_functions_manual_is_a_formula_or_has_a_reason():
+    declared = declared_functions()
+    assert len(declared) > 200 and {"norm_backward", "cat_jvp", "values_backward"} <= declared
+    assert not declared - {*mg.ops} - {*mg.ops.absent}
+    assert {*mg.ops.absent} - declared == {"batch_norm_backward"}  # of the table of derivatives
+
+
+def test_the_error_for_such_a_function_has_the_reason():
+    with pytest.raises(AttributeError, match="there is no formula 'warn_backwards': the identity with a warning"):
+        _ = mg.ops.warn_backwards
+    with pytest.raises(KeyError, match="logsumexp_jvp is 0 where all inputs are -inf"):
+        _ = mg.ops["safe_logsumexp_jvp"]
+
+
+def test_a_function_has_one_of_the_two():
+    with pytest.raises(ValueError, match="'norm_backward' exists already"):
+        not_a_formula("norm_backward", reason="none")
+    with pytest.raises(ValueError, match="'warn_backwards' exists already"):
+
+        @formula
+        def warn_backwards(grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+
+def test_names_of_operators_with_an_entry_instead():
+    """The reasons name operators and formulas that exist."""
+    for text in mg.ops.absent.values():
+        for name in re.findall(r"\b\w+_(?:backward|jvp|gradient)\b", text.split(": ", 1)[1]):
+            assert name in mg.ops or any(r.startswith(f"aten::{name}") for r in [*mg.rules, *mg.catalogue]), name

@@ -157,7 +157,8 @@ def signature_of(op: Any) -> Signature:
     return Signature(op._schema)
 
 
-# How ``torch.library.infer_schema`` writes the annotations that nearly all formulas have, and the names in these.
+# How ``torch.library.infer_schema`` writes the annotations that nearly all formulas have, and the names in these. It knows
+# neither lists of lists nor lists of dtypes nor layouts, which the dispatcher takes.
 _WRITTEN = {
     "Tensor": "Tensor",
     "Tensor | None": "Tensor?",
@@ -173,11 +174,15 @@ _WRITTEN = {
     "Number": "Scalar",
     "Number | None": "Scalar?",
     "str": "str",
+    "Sequence[Tensor]": "Tensor[]",
+    "Sequence[Sequence[int]]": "SymInt[][]",
+    "Sequence[torch.dtype]": "ScalarType[]",
+    "torch.layout": "Layout",
 }
-_NAMES = {"Tensor": Tensor, "Sequence": Sequence, "Number": Number}
+_NAMES = {"Tensor": Tensor, "Sequence": Sequence, "Number": Number, "torch": torch}
 
 
-_TENSORS = re.compile(r"Tensor|tuple\[(Tensor(?:, Tensor)*)\]")
+_TENSORS = re.compile(r"Tensor|(list)\[Tensor\]|tuple\[(Tensor(?:, Tensor)*)\]")
 
 
 def schema_of(function: Callable[..., Any]) -> str:
@@ -206,7 +211,8 @@ def _written(function: Any) -> str | None:
         return None
     values = [*[""] * (len(names) - len(defaults)), *[f"={d}" for d in defaults]]
     arguments = ", ".join(f"{type_} {name}{value}" for type_, name, value in zip(types, names, values))
-    return f"({arguments}) -> {f'({result[1]})' if result[1] else 'Tensor'}"
+    returned = "Tensor[]" if result[1] else f"({result[2]})" if result[2] else "Tensor"
+    return f"({arguments}) -> {returned}"
 
 
 def flatten(values: Iterable[Any], lists: Sequence[int]) -> tuple[list[Any], tuple[int | None, ...]]:

@@ -1,9 +1,10 @@
-"""Operators without a rule, and why: views, composites, and operators without a derivative.
+"""Operators without a rule, and why: views, composites, and operators without a derivative. PyTorch's functions that are
+not formulas, and why.
 
 ``tests/derivatives/test_catalogue.py`` compares with PyTorch's schemas and with its table of derivatives.
 """
 
-from torch_manualgrad.core.rule.catalogue import composite, gap, nondifferentiable, view
+from torch_manualgrad.core.rule.catalogue import composite, gap, nondifferentiable, not_a_formula, view
 
 view(
     "aten::_conj",
@@ -311,4 +312,64 @@ gap(
     "aten::linalg_polar",
     reason="PyTorch's derivatives are right in all six modes; torch_manualgrad.linalg has sqrtm and polar, which need no "
     "decomposition",
+)
+
+# Functions of FunctionsManual.h that are not in mg.ops.
+not_a_formula(
+    "batch_norm_backward",
+    reason="it is an operator of ATen, which has a rule; native_batch_norm_backward and batchnorm_double_backward are "
+    "its formulas",
+)
+not_a_formula(
+    "safe_logsumexp_jvp",
+    reason="logsumexp_jvp is 0 where all inputs are -inf, which is the difference between the two in PyTorch",
+)
+not_a_formula(
+    "_cudnn_ctc_loss_backward",
+    "_miopen_ctc_loss_backward",
+    reason="the product with a gradient that the operator of a GPU returns, a constant to every further derivative; "
+    "ctc_loss_gradient is differentiated again",
+)
+not_a_formula(
+    "error_for_max_pool2d_double_backward",
+    reason="in PyTorch it raises, as max_pool2d_backward of MPS has no second derivative; max_pool2d_with_indices has "
+    "all orders here",
+)
+not_a_formula(
+    "warn_backwards", reason="the identity with a warning, the derivative of an operator of PyTorch's own tests"
+)
+not_a_formula(
+    "fft_backward",
+    "sparse_constructor_values_backward",
+    reason="PyTorch declares it and has no definition; the functions in use are fft_r2c_backward and fft_c2r_backward, and "
+    "sparse_coo_tensor_values_backward here",
+)
+not_a_formula(
+    "not_implemented",
+    "not_implemented_list",
+    "strides_or_error",
+    reason="it raises an error of PyTorch's",
+)
+not_a_formula(
+    "any_variable_defined",
+    "copy_range",
+    "toNonOptFwGrad",
+    "toNonOptPrimal",
+    "toNonOptTensor",
+    "update_wrapped_number",
+    "wrap_opt_if",
+    reason="a helper of PyTorch's generated C++ code, and no derivative",
+)
+not_a_formula(
+    "_safe_size",
+    "apply_loss_reduction",
+    "handle_r_to_c",
+    "maybe_multiply",
+    "restore_reduced_dims",
+    "reverse_dim",
+    "reverse_list",
+    "reverse_list_symint",
+    "unsqueeze_multiple",
+    "unsqueeze_to",
+    reason="a part of derivatives, and none itself",
 )

@@ -402,3 +402,58 @@ def test_torch_func_raises_before_any_rule(name, transform):
             transform(sparse)(x)
     with pytest.raises(RuntimeError, match="Sparse CSR tensors do not have strides"):
         transform(sparse)(x)  # PyTorch alone
+
+
+# -- formulas called by themselves -------------------------------------------------------------------------------------
+
+EVERY_LAYOUT = [COO, CSR, CSC, torch.sparse_bsr, torch.sparse_bsc]
+
+
+def stored(layout, dtype):
+    """A sparse tensor of the pattern, and one dense dim if its layout has any."""
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    dense = torch.block_diag(random(2, 2, dtype=dtype), random(2, 2, dtype=dtype, seed=1))
+    return dense.to_sparse(layout=layout, blocksize=blocks).detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("layout", EVERY_LAYOUT, ids=str)
+def test_values_backward_next_to_stock(layout, dtype):
+    x = stored(layout, dtype).requires_grad_()
+    values = x.values()
+    g = random(*values.shape, dtype=dtype, seed=2)
+    (stock,) = torch.autograd.grad(values, x, g)
+    found = mg.ops.values_backward(g, x.detach())
+    assert found.layout is layout and found.shape == x.shape
+    torch.testing.assert_close(found.to_dense(), stock.to_dense(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_values_backward_is_differentiable_again(dtype):
+    x, weights = stored(COO, dtype), random(4, 4, dtype=dtype, seed=3)
+
+    def f(g):
+        return mg.ops.values_backward(g, x).to_dense() * weights
+
+    g = random(x._nnz(), dtype=dtype, seed=2)
+    no_tangent = "a sparse tensor has none"
+    with mg.override():
+        check(f, [(g,)], gaps=dict.fromkeys(("fwd", "fwd-rev", "fwd-fwd", "rev-fwd"), no_tangent), checks=())
+    of_nothing = torch.zeros(3, 3, dtype=dtype).to_sparse()
+    assert mg.ops.values_backward(torch.zeros(0, dtype=dtype), of_nothing)._nnz() == 0
+
+
+@pytest.mark.parametrize("layout", EVERY_LAYOUT, ids=str)
+def test_to_sparse_backward_next_to_stock(layout):
+    """Of a dense tensor that was made sparse, and of the same with a sparse cotangent of another layout."""
+    x = torch.block_diag(random(2, 2), random(2, 2, seed=1)).requires_grad_()
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    y = x.to_sparse(layout=layout, blocksize=blocks)
+    g = stored(layout, torch.float64)
+    (stock,) = torch.autograd.grad(y, x, g)
+    found = mg.ops.to_sparse_backward(g, torch.strided, None)
+    torch.testing.assert_close(found, stock, rtol=0, atol=0)
+    same = mg.ops.to_sparse_backward(g, layout, blocks)
+    assert same.layout is layout
+    torch.testing.assert_close(same.to_dense(), g.to_dense(), rtol=0, atol=0)
+    torch.testing.assert_close(mg.ops.to_sparse_backward(g, COO, None).to_dense(), g.to_dense(), rtol=0, atol=0)

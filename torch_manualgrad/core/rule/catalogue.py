@@ -11,8 +11,19 @@ from typing import NamedTuple
 
 from ..registry import Registry
 from .definition import rules
+from .formulas import ops
 
-__all__ = ["KINDS", "Entry", "catalogue", "composite", "gap", "nondifferentiable", "operators_of", "view"]
+__all__ = [
+    "KINDS",
+    "Entry",
+    "catalogue",
+    "composite",
+    "gap",
+    "nondifferentiable",
+    "not_a_formula",
+    "operators_of",
+    "view",
+]
 
 # kind -> what it says of an operator
 KINDS: dict[str, str] = {
@@ -94,6 +105,20 @@ def gap(*names: str, reason: str) -> None:
         ValueError: one has a rule, or another entry; or there is no reason.
     """
     _enter("gap", names, reason)
+
+
+def not_a_formula(*names: str, reason: str) -> None:
+    """Say why functions of PyTorch's FunctionsManual are not in ``mg.ops``. The error for an unknown formula repeats it.
+
+    Args:
+        names: functions, ``"warn_backwards"``.
+        reason: what is there instead, or why nothing is.
+
+    Raises:
+        ValueError: one is a formula, or has another reason.
+    """
+    for name in names:
+        ops.without(name, f"there is no formula {name!r}: {reason}")
 
 
 def _enter(kind: str, names: tuple[str, ...], reason: str = "") -> None:

@@ -16,7 +16,7 @@ from torch_manualgrad.core.rule import formula, linear_in, real, rule
 
 from .common import of_dtype
 
-__all__ = ["as_strided_scatter_backward", "as_strided_scatter_jvp"]
+__all__ = ["as_strided_backward", "as_strided_scatter_backward", "as_strided_scatter_jvp", "permute_backwards"]
 
 
 def _places(size: Sequence[int], stride: Sequence[int], storage_offset: int | None, start: int, like: Tensor) -> Tensor:
@@ -25,6 +25,82 @@ def _places(size: Sequence[int], stride: Sequence[int], storage_offset: int | No
     for n, step in zip(size, stride):
         found = found[..., None] + step * torch.arange(n, device=like.device)
     return found.reshape(-1)
+
+
+def _end(size: Sequence[int], stride: Sequence[int], storage_offset: int) -> int:
+    """One more than the last place of a strided view, or 0 if it has no entries."""
+    return storage_offset + 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(n > 0 for n in size) else 0
+
+
+def _may_overlap(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two entries may lie in one place: from the smallest stride on, one is no larger than the extent so far."""
+    extent = 0
+    for step, n in sorted((s, n) for s, n in zip(stride, size) if n > 1):
+        if step <= extent:
+            return True
+        extent += step * (n - 1)
+    return False
+
+
+@formula
+def as_strided_backward(
+    grad: Tensor,
+    self_sizes: Sequence[int],
+    self_strides: Sequence[int],
+    self_offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None,
+) -> Tensor:
+    """Cotangent of $x$, given that of a strided view of its storage: at each place, the sum over the entries shown there.
+
+    Args:
+        grad: cotangent of the view, of shape ``size``.
+        self_sizes, self_strides, self_offset: where $x$ lies in its storage.
+
+    Returns:
+        Of shape ``self_sizes``. Where several entries of $x$ lie in one place, they share its cotangent equally; what
+        lies outside of $x$ has none.
+
+    References:
+        ATen as_strided_backward.
+    """
+    offset = self_offset if storage_offset is None else storage_offset
+    start = min(offset, self_offset)
+    end = max(_end(size, stride, offset), _end(self_sizes, self_strides, self_offset), start)
+    shown = _places(size, stride, offset, start, grad)
+    own = _places(self_sizes, self_strides, self_offset, start, grad)
+    found = grad.new_zeros(end - start).index_add(0, shown, grad.reshape(-1))
+    if _may_overlap(self_sizes, self_strides):
+        count = torch.zeros_like(found).index_add(0, own, grad.new_ones(own.shape))
+        found = found / torch.where(count == 0, 1, count)
+    return found.index_select(0, own).reshape(self_sizes)
+
+
+def _is_permutation(grad: Tensor, fwd_dims: Sequence[int]) -> str:
+    n = grad.dim()
+    if sorted(d % n if -n <= d < n else d for d in fwd_dims) == list(range(n)):
+        return ""
+    return f"fwd_dims: expected each of {n} dims once, got {list(fwd_dims)}"
+
+
+@formula(requires=_is_permutation)
+def permute_backwards(grad: Tensor, fwd_dims: Sequence[int]) -> Tensor:
+    """Cotangent of $x$, given that of ``x.permute(fwd_dims)``: permuted back.
+
+    Args:
+        grad: cotangent of the result.
+        fwd_dims: the dims of $x$ in the order of the result's; negative ones count from the last.
+
+    Returns:
+        The shape of $x$.
+
+    References:
+        ATen permute_backwards.
+    """
+    n = len(fwd_dims)
+    place = {d % n: k for k, d in enumerate(fwd_dims)}
+    return grad.permute([place[d] for d in range(n)])
 
 
 @formula

@@ -16,6 +16,7 @@ from .entries import (
     compressed_entries,
     entries_at,
     no_tangent,
+    with_values,
 )
 
 
@@ -36,10 +37,48 @@ def sparse_coo_tensor_values_backward(grad: Tensor, indices: Tensor) -> Tensor:
     return entries_at(grad, tuple(indices.unbind(0)), indices.shape[1])
 
 
-def to_sparse_backward(grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor:
-    """Cotangent of a tensor, given that of the tensor in another layout (ATen to_sparse_backward).
+def _values_fit(grad: Tensor, self: Tensor) -> str:
+    """Why they do not fit, which PyTorch does not check; empty if they fit."""
+    if self.layout is torch.strided:
+        return "self: expected a sparse tensor, got a dense one"
+    sizes = list((self._values() if self.layout is torch.sparse_coo else self.values()).shape)
+    return (
+        "" if list(grad.shape) == sizes else f"grad: expected {sizes}, the shape of the values, got {list(grad.shape)}"
+    )
 
-    It is not a formula, as a schema has no type for a layout.
+
+@formula(requires=_values_fit)
+def values_backward(grad: Tensor, self: Tensor) -> Tensor:
+    """Cotangent of a sparse tensor, given that of its values: a sparse tensor with these values, and the same indices.
+
+    Args:
+        grad: cotangent of the values, their shape.
+        self: sparse (COO, coalesced), or compressed.
+
+    Returns:
+        The shape, layout and indices of ``self``.
+    """
+    if self.layout is torch.sparse_coo:
+        return with_values(self, grad)
+    rows = self.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (self.crow_indices(), self.col_indices()) if rows else (self.ccol_indices(), self.row_indices())
+    return torch.sparse_compressed_tensor(*indices, grad, self.shape, layout=self.layout, device=self.device)
+
+
+@formula
+def to_sparse_backward(grad: Tensor, self_layout: torch.layout, self_blocksize: Sequence[int] | None) -> Tensor:
+    """Cotangent of a tensor, given that of the tensor in another layout: in the tensor's own.
+
+    Args:
+        grad: cotangent, dense or sparse.
+        self_layout: the layout of the tensor.
+        self_blocksize: the size of its blocks, if it has any; else None.
+
+    Returns:
+        The shape of ``grad``.
+
+    References:
+        ATen to_sparse_backward.
     """
     if grad.layout is self_layout and blocksize(grad) == self_blocksize:
         return grad
