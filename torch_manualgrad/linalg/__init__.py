@@ -4,6 +4,7 @@ from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
 from torch_manualgrad.derivatives.linalg.gauge import GaugeError, GaugeWarning
 
 from .decompositions import SVD, Eigh, eigh, svd
+from .equations import solve_discrete_lyapunov, solve_lyapunov, solve_sylvester
 from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm
 from .lu import LU, lu
 from .norms import nuclear_norm, spectral_norm
@@ -29,6 +30,9 @@ __all__ = [
     "powm",
     "procrustes",
     "rsqrtm",
+    "solve_discrete_lyapunov",
+    "solve_lyapunov",
+    "solve_sylvester",
     "spectral_norm",
     "sqrtm",
     "svd",

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import ArgumentError
 from ..core.internals import in_functorch
 
-__all__ = ["DtypeError", "fits", "matrix", "positive_weights"]
+__all__ = ["DtypeError", "broadcasts", "fits", "matrix", "positive_weights", "same_kind"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -68,11 +68,46 @@ def fits(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
     """
     if B.shape[-2:] != A.shape[-2:]:
         raise ArgumentError(f"{name}: expected the size of {other}, {list(A.shape[-2:])}, got {list(B.shape[-2:])}")
+    same_kind(B, name, A, other)
+    broadcasts(B, name, A, other)
+    return B
+
+
+def same_kind(B: Tensor, name: str, A: Tensor, other: str) -> Tensor:
+    """Check that $B$ has the dtype and the device of $A$.
+
+    Args:
+        B: of any shape.
+        name: of $B$ in errors.
+        A: of any shape.
+        other: the name of $A$ in errors.
+
+    Returns:
+        $B$.
+
+    Raises:
+        ArgumentError: another device.
+        DtypeError: another dtype.
+    """
     if B.dtype != A.dtype:
         raise DtypeError(f"{name}: expected the dtype of {other}, {A.dtype}, got {B.dtype}")
     _on_one_device(B, name, A, other)
-    _broadcast(B.shape[:-2], name, A.shape[:-2], other)
     return B
+
+
+def broadcasts(B: Tensor, name: str, A: Tensor, other: str) -> None:
+    """Check that the batch of $B$, (*, m, n), broadcasts with that of $A$, (*, k, l).
+
+    Args:
+        B: (*, m, n).
+        name: of $B$ in errors.
+        A: (*, k, l).
+        other: the name of $A$ in errors.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    _broadcast(B.shape[:-2], name, A.shape[:-2], other)
 
 
 def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:

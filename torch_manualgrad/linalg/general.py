@@ -38,11 +38,11 @@ from torch import Tensor
 
 from ..derivatives.linalg.matrix_exp import linalg_matrix_exp_differential
 from ..derivatives.linalg.smooth import replaced, smooth, with_direction
+from .schur import complex_schur, fake_schur, no_derivative
 
 __all__ = ["exponential", "logarithm_or_power"]
 
 _EPS = torch.finfo(torch.float64).eps
-_STEPS = 40  # of the QR algorithm, for each row
 _NEAR = 0.25  # |X| up to which log(I + X), and its first derivatives, are the Pade approximant's to rounding
 _NODES = 10  # quadrature nodes of that approximant
 _OVERFLOW = 600.0  # the exponent from which on exp, or a function of it, may overflow
@@ -52,33 +52,9 @@ _TAYLOR = 16  # terms of exp for arguments up to 1/2
 # -- the Schur form -------------------------------------------------------------------------------------------------
 
 
-def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
-    """The eigenvalue of the block of order 2 that ends in row ``last``, the nearer to its last entry (Wilkinson)."""
-    n, before = T.shape[-1], (last - 1).clamp(min=0)
-    places = torch.stack((before * n + before, before * n + last, last * n + before, last * n + last), -1)
-    a, b, c, d = T.flatten(-2).take_along_dim(places, -1).unbind(-1)
-    half = (a - d) / 2
-    root = (half * half + b * c).sqrt()
-    far = half + torch.where((half.conj() * root).real < 0, -root, root)
-    shift = d - b * c / torch.where(far == 0, 1, far)
-    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # leaves a cycle
-
-
-def _no_derivative(*_: Any) -> dict[str, Tensor]:
-    return {}
-
-
-def _fake_schur(A: Tensor) -> tuple[Tensor, Tensor]:
-    T = A.new_empty(A.shape, dtype=torch.complex128)
-    return T, torch.empty_like(T)
-
-
-@smooth(vjp=_no_derivative, jvp=lambda *_: (None, None), fake=_fake_schur)
+@smooth(vjp=no_derivative, jvp=lambda *_: (None, None), fake=fake_schur)
 def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
     """$T$ and $Q$ with $A = Q T Q^H$, $T$ upper triangular and $Q$ unitary; for functions that are principal branches.
-
-    LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are close to dependent; then the QR
-    algorithm continues from there.
 
     Args:
         A: (*, n, n), real or complex.
@@ -97,31 +73,15 @@ def principal_schur(A: Tensor) -> tuple[Tensor, Tensor]:
     References:
         Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
     """
-    n, C = A.shape[-1], A.to(torch.complex128)
-    if not C.numel():
-        return C.clone(), C.clone()
-    values, vectors = torch.linalg.eig(C if A.is_complex() else A.double())
-    Q = torch.linalg.qr(vectors).Q
-    T = Q.mH @ C @ Q
-    rounding = n * _EPS * torch.linalg.matrix_norm(C)[..., None]
-    rows, identity = torch.arange(n, device=A.device), torch.eye(n, dtype=C.dtype, device=A.device)
-    for step in range(_STEPS * n):
-        last = torch.where(torch.linalg.vector_norm(T.tril(-1), dim=-1) > rounding, rows, 0).amax(-1)
-        if not last.any():
-            break
-        shift = _shift(T, last, step)[..., None, None] * identity
-        G, R = torch.linalg.qr(T - shift)
-        going = (last > 0)[..., None, None]
-        T, Q = torch.where(going, R @ G + shift, T), torch.where(going, Q @ G, Q)
-    else:
-        raise torch.linalg.LinAlgError("the Schur form did not converge")  # type: ignore[attr-defined]
-    T = T.triu()
-    if not A.is_complex():
+    T, Q, values = complex_schur(A)
+    if not A.is_complex() and A.numel():
+        n, diagonal = A.shape[-1], T.diagonal(dim1=-2, dim2=-1)
+        rounding = n * _EPS * torch.linalg.matrix_norm(A.double())[..., None]
         real_negative = ((values.imag == 0) & (values.real < -rounding)).any(-1)
-        vanishing = (T.diagonal(dim1=-2, dim2=-1).real < 0) & (T.diagonal(dim1=-2, dim2=-1).abs() <= rounding)
-        T = torch.where(vanishing[..., None] & (identity != 0), 0, T)
+        vanishing = (diagonal.real < 0) & (diagonal.abs() <= rounding)
+        T = torch.where(torch.diag_embed(vanishing), 0, T)
         T = torch.where(real_negative[..., None, None], torch.nan, T)
-    return T.contiguous(), Q.contiguous()
+    return T, Q
 
 
 # -- functions of a triangular matrix -------------------------------------------------------------------------------
