@@ -255,6 +255,19 @@ def test_singular_equations_raise(call, message):
         call()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eigenvalues_that_add_up_to_0_by_rounding_only(dtype):
+    for seed in range(10):
+        U, V = (torch.linalg.qr(random(k, k, dtype=dtype, seed=seed))[0] for k in (5, 3))
+        A = (U * torch.tensor([1.0, 2, 3, -1, 5], dtype=dtype)) @ U.mH
+        B = (V * torch.tensor([4.0, -3, 7], dtype=dtype)) @ V.mH
+        with pytest.raises(torch.linalg.LinAlgError, match=r"the eigenvalues 3\S* of A and -3\S* of B add up to 0"):
+            solve_sylvester(A, B, random(5, 3, dtype=dtype))
+        with pytest.raises(torch.linalg.LinAlgError, match="have the product 1"):
+            solve_discrete_lyapunov(A, A)
+        assert solve_sylvester(A, B + 1e-9 * torch.eye(3), random(5, 3, dtype=dtype)).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "call, error, message",
     [
