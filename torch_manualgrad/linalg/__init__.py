@@ -3,7 +3,7 @@
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
 from torch_manualgrad.derivatives.linalg.gauge import GaugeError, GaugeWarning
 
-from .decompositions import SVD, Eigh, eigh, svd
+from .decompositions import SVD, Eigh, eigh, eigh_generalized, svd
 from .equations import solve_discrete_lyapunov, solve_lyapunov, solve_sylvester
 from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm
 from .lu import LU, lu
@@ -20,6 +20,7 @@ __all__ = [
     "GaugeWarning",
     "Polar",
     "eigh",
+    "eigh_generalized",
     "expm",
     "funm_hermitian",
     "kabsch",

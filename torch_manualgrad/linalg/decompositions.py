@@ -1,9 +1,10 @@
-"""svd and eigh with a choice of what their derivative does at degenerate values."""
+"""svd, eigh and the generalized eigh, with a choice of what their derivative does at degenerate values."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torch_manualgrad.core.op.custom_op import CustomOp, custom_op
@@ -12,8 +13,9 @@ from torch_manualgrad.derivatives.linalg.eigh import linalg_eigh_backward, linal
 from torch_manualgrad.derivatives.linalg.svd import linalg_svd_jvp, svd_backward
 
 from ..arguments import ArgumentError, checked
+from ..derivatives.linalg.smooth import hermitian
 from ..primal import linalg_eigh, linalg_svd
-from .arguments import matrix
+from .arguments import fits, matrix
 
 
 class SVD(NamedTuple):
@@ -151,3 +153,51 @@ def eigh(A: Tensor, UPLO: Literal["L", "U"] = "L", *, degeneracy: Degeneracy = E
     """
     A = matrix(A, "A", square=True)
     return Eigh(*_eigh(A, UPLO, degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge))
+
+
+@checked
+def eigh_generalized(A: Tensor, B: Tensor, *, degeneracy: Degeneracy = EXACT, gauge: Gauge = "warn") -> Eigh:
+    """The eigenvalues $l$ and vectors $v$ with $A v = l B v$, for Hermitian $A$ and positive definite $B$.
+
+    With $B = L L^H$ (Cholesky), $l$ are the eigenvalues of $L^-1 A L^-H$, and $v = L^-H w$ for its eigenvectors $w$, so that
+    $V^H B V = I$. The derivative is that of `eigh`, also at degenerate eigenvalues; in closed form
+
+        dL = diag(V^H (dA - dB l_j) V),    dV = V K,    K_ij = [V^H (dA - dB l_j) V]_ij / (l_j - l_i),
+
+    with $K_ii = -(V^H dB V)_ii / 2$.
+
+    Args:
+        A: (*, n, n), real or complex; $(A + A^H) / 2$ is used, so gradients are Hermitian. Batch dims broadcast.
+        B: (*, n, n), in the dtype of $A$; likewise.
+        degeneracy: as in `svd`, for the eigenvalues $l$.
+        gauge: as in `svd`.
+
+    Returns:
+        `Eigh`: eigenvalues in ascending order, in the unit of $A$ over that of $B$, and eigenvectors; under autocast
+        float32 at least.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown gauge.
+        TypeError: neither floating point nor complex, or different dtypes.
+        GaugeError: as `svd`.
+        torch.linalg.LinAlgError: (a RuntimeError) $B$ is not positive definite; no convergence, nan in $A$.
+
+    Note:
+        Where not differentiable: at equal eigenvalues, as `eigh`. There the gradient is right for losses of $l$ that are
+        symmetric in the group, and of one function $V f(L) V^H$, such as $A^-1$, $B^-1$ or the density matrix of the states
+        below a gap. Errors grow with the condition number of $B$.
+
+    References:
+        Golub and Van Loan, Matrix Computations, 8.7.2; `scipy.linalg.eigh`.
+    """
+    A = matrix(A, "A", square=True)
+    B = fits(matrix(B, "B", square=True), "B", A, "A")
+    try:
+        L = torch.linalg.cholesky(hermitian(B))
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise torch.linalg.LinAlgError(f"B: expected positive definite matrices: {error}") from None  # type: ignore[attr-defined]
+    half = torch.linalg.solve_triangular(L, hermitian(A), upper=False)  # L^-1 A
+    reduced = torch.linalg.solve_triangular(L.mH, half, upper=True, left=False)
+    options = (degeneracy.rtol, degeneracy.atol, degeneracy.broadening, gauge)
+    eigenvalues, W = _eigh(hermitian(reduced), "L", *options)
+    return Eigh(eigenvalues, torch.linalg.solve_triangular(L.mH, W, upper=True))
