@@ -3,6 +3,7 @@
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
 from torch_manualgrad.derivatives.linalg.gauge import GaugeError, GaugeWarning
 
+from .action import expm_multiply
 from .decompositions import SVD, Eigh, eigh, eigh_generalized, svd
 from .equations import solve_discrete_lyapunov, solve_lyapunov, solve_sylvester
 from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm
@@ -22,6 +23,7 @@ __all__ = [
     "eigh",
     "eigh_generalized",
     "expm",
+    "expm_multiply",
     "funm_hermitian",
     "kabsch",
     "logm",

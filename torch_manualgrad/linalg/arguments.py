@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import ArgumentError
 from ..core.internals import in_functorch
 
-__all__ = ["DtypeError", "broadcasts", "fits", "matrix", "positive_weights", "same_kind"]
+__all__ = ["DtypeError", "broadcasts", "fits", "matrix", "positive_weights", "same_kind", "with_batch_dims"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -108,6 +108,12 @@ def broadcasts(B: Tensor, name: str, A: Tensor, other: str) -> None:
         ArgumentError: it does not.
     """
     _broadcast(B.shape[:-2], name, A.shape[:-2], other)
+
+
+def with_batch_dims(*tensors: Tensor) -> list[Tensor]:
+    """Matrices with the same number of batch dims: those that are missing have size 1."""
+    dims = max(x.dim() for x in tensors)
+    return [x[(None,) * (dims - x.dim())] for x in tensors]
 
 
 def positive_weights(weights: Tensor, name: str, points: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, checked
 from ..derivatives.linalg.smooth import smooth
-from .arguments import broadcasts, matrix, same_kind
+from .arguments import broadcasts, matrix, same_kind, with_batch_dims
 from .schur import schur_form
 
 __all__ = ["solve_discrete_lyapunov", "solve_lyapunov", "solve_sylvester"]
@@ -241,12 +241,6 @@ def stein_solution(
 # -- public functions ------------------------------------------------------------------------------------------------
 
 
-def _with_batch_dims(*tensors: Tensor) -> list[Tensor]:
-    """Tensors with the same number of dims."""
-    dims = max(x.dim() for x in tensors)
-    return [x[(None,) * (dims - x.dim())] for x in tensors]
-
-
 @checked
 def solve_sylvester(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """The solution $X$ of $A X + X B = C$, with exact derivatives of every order in $A$, $B$ and $C$.
@@ -280,7 +274,7 @@ def solve_sylvester(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     broadcasts(B, "B", A, "A")
     broadcasts(C, "C", A, "A")
     broadcasts(C, "C", B, "B")
-    A, B, C = _with_batch_dims(A, B, C)
+    A, B, C = with_batch_dims(A, B, C)
     return sylvester_solution(A, B, C, *schur_form(A.detach()), *schur_form(B.detach()), False)
 
 
@@ -291,7 +285,7 @@ def _with_its_adjoint(A: Tensor, Q: Tensor) -> tuple[list[Tensor], list[Tensor]]
     if Q.shape[-1] != A.shape[-1]:
         raise ArgumentError(f"Q: expected the size of A, {list(A.shape[-2:])}, got {list(Q.shape[-2:])}")
     broadcasts(Q, "Q", A, "A")
-    A, Q = _with_batch_dims(A, Q)
+    A, Q = with_batch_dims(A, Q)
     T, V = schur_form(A.detach())
     return [A, A.mH, Q], [T, V, _adjoint(T), V.flip(-1)]
 
