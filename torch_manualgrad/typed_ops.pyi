@@ -234,6 +234,12 @@ class _evenly_distribute_backward(Formula):
 class _evenly_read_jvp(Formula):
     def __call__(_, fw_grad: Tensor, input: Tensor, value: Tensor) -> Tensor: ...
 
+class _exponential_action(Formula):
+    def __call__(_, A: Tensor, B: Tensor) -> Tensor: ...
+
+class _exponential_action_backward(Formula):
+    def __call__(_, A: Tensor, B: Tensor, grad: Tensor) -> Tensor: ...
+
 class _exponential_function(Formula):
     def __call__(_, A: Tensor, E: Tensor) -> Tensor: ...
 
@@ -771,6 +777,9 @@ class _scatter_reduce_jvp(Formula):
 class _scatter_src_backward(Formula):
     def __call__(_, grad: Tensor, dim: int, index: Tensor, src_sizes: Sequence[int]) -> Tensor: ...
 
+class _schur_form(Formula):
+    def __call__(_, A: Tensor) -> tuple[Tensor, Tensor]: ...
+
 class _segment_amax(Formula):
     def __call__(_, values: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
 
@@ -891,6 +900,9 @@ class _std_jvp(Formula):
 class _std_mean_backward(Formula):
     def __call__(_, gstd: Tensor | None, gmean: Tensor | None, self: Tensor, std: Tensor, dim: Sequence[int] | None, correction: Number | None, keepdim: bool) -> Tensor: ...
 
+class _stein_solution(Formula):
+    def __call__(_, A: Tensor, B: Tensor, C: Tensor, T: Tensor, Q: Tensor, S: Tensor, P: Tensor, adjoint: bool) -> Tensor: ...
+
 class _sum_backward(Formula):
     def __call__(_, grad: Tensor, sizes: Sequence[int], dim: Sequence[int] | None, keepdim: bool) -> Tensor: ...
 
@@ -902,6 +914,9 @@ class _svd_jacobi(Formula):
 
 class _svd_small(Formula):
     def __call__(_, A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]: ...
+
+class _sylvester_solution(Formula):
+    def __call__(_, A: Tensor, B: Tensor, C: Tensor, T: Tensor, Q: Tensor, S: Tensor, P: Tensor, adjoint: bool) -> Tensor: ...
 
 class _take_backward(Formula):
     def __call__(_, grad: Tensor, self_sizes: Sequence[int], index: Tensor) -> Tensor: ...
@@ -1030,6 +1045,8 @@ class Ops(Registry[Formula]):
     embedding_dense_double_backward_symint: _embedding_dense_double_backward_symint
     evenly_distribute_backward: _evenly_distribute_backward
     evenly_read_jvp: _evenly_read_jvp
+    exponential_action: _exponential_action
+    exponential_action_backward: _exponential_action_backward
     exponential_function: _exponential_function
     fake_quantize_cachemask_backward: _fake_quantize_cachemask_backward
     fake_quantize_learnable_backward: _fake_quantize_learnable_backward
@@ -1209,6 +1226,7 @@ class Ops(Registry[Formula]):
     scatter_reduce_backward: _scatter_reduce_backward
     scatter_reduce_jvp: _scatter_reduce_jvp
     scatter_src_backward: _scatter_src_backward
+    schur_form: _schur_form
     segment_amax: _segment_amax
     segment_amax_backward: _segment_amax_backward
     segment_log_softmax: _segment_log_softmax
@@ -1249,10 +1267,12 @@ class Ops(Registry[Formula]):
     std_backward: _std_backward
     std_jvp: _std_jvp
     std_mean_backward: _std_mean_backward
+    stein_solution: _stein_solution
     sum_backward: _sum_backward
     svd_backward: _svd_backward
     svd_jacobi: _svd_jacobi
     svd_small: _svd_small
+    sylvester_solution: _sylvester_solution
     take_backward: _take_backward
     threshold_backwards_nested: _threshold_backwards_nested
     to_sparse_backward: _to_sparse_backward

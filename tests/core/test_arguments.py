@@ -28,6 +28,11 @@ def inputs():
     linalg = {
         "svd": dict(A=A, full_matrices=True, rank=1, degeneracy=mg.Degeneracy(), gauge="warn"),
         "eigh": dict(A=A, UPLO="L", degeneracy=mg.Degeneracy(), gauge="warn"),
+        "eigh_generalized": dict(A=A, B=A, degeneracy=mg.Degeneracy(), gauge="warn"),
+        "expm_multiply": dict(A=A, B=A, t=0.5),
+        "solve_sylvester": dict(A=A, B=A, C=A),
+        "solve_lyapunov": dict(A=A, Q=A),
+        "solve_discrete_lyapunov": dict(A=A / 2, Q=A),
         "lu": dict(A=A, pivot=True),
         "nuclear_norm": dict(A=A, keepdim=False),
         "spectral_norm": dict(A=A, keepdim=False),

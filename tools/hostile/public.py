@@ -122,6 +122,11 @@ def _linalg() -> list[Target]:
     kinds = ({}, {"assume": "hermitian"})
     return [
         _target("mg.linalg.eigh", m.eigh, [B], ([C, "U"], {"gauge": "ignore"}), [batch]),
+        _target("mg.linalg.eigh_generalized", m.eigh_generalized, [B, B], ([C, C], {"gauge": "ignore"}), [batch, batch]),
+        _target("mg.linalg.expm_multiply", m.expm_multiply, [B, A[:3]], [C, C, 0.5], [batch, batch, torch.ones(2).double()]),
+        _target("mg.linalg.solve_sylvester", m.solve_sylvester, [B, B, B], [C, C, C], [B, batch, points[:3, :2]]),
+        _target("mg.linalg.solve_lyapunov", m.solve_lyapunov, [B, B], [C, C], [batch, batch]),
+        _target("mg.linalg.solve_discrete_lyapunov", m.solve_discrete_lyapunov, [B, B], [C, C], [batch, batch]),
         _target("mg.linalg.svd", m.svd, [A], ([A, False], {"rank": 2}), ([B, True], {"gauge": "error"})),
         _target("mg.linalg.lu", m.lu, [A], ([B], {"pivot": False}), [batch]),
         *[_target(f"mg.linalg.{k}", getattr(m, k), *[([X], kind) for X in (B, C, batch) for kind in kinds]) for k in functions],

@@ -61,11 +61,9 @@ def _refuse(vanishing: Tensor, T: Tensor, S: Tensor, equation: str, relation: st
         relation: of the pair, in the error.
     """
     if vanishing.any():
-        *batch, i, j = vanishing.nonzero()[0].tolist()
-        t, s = (
-            x.diagonal(dim1=-2, dim2=-1).expand(*vanishing.shape[:-2], -1)[(*batch, k)].item()
-            for x, k in ((T, i), (S, j))
-        )
+        place = tuple(vanishing.nonzero()[0].tolist())
+        t = T.diagonal(dim1=-2, dim2=-1).unsqueeze(-1).expand(vanishing.shape)[place].item()
+        s = S.diagonal(dim1=-2, dim2=-1).unsqueeze(-2).expand(vanishing.shape)[place].item()
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             f"A, B: {equation} has no unique solution: the eigenvalues {t:.6g} of A and {s:.6g} of B {relation}"
         )
