@@ -777,8 +777,14 @@ class _scatter_reduce_jvp(Formula):
 class _scatter_src_backward(Formula):
     def __call__(_, grad: Tensor, dim: int, index: Tensor, src_sizes: Sequence[int]) -> Tensor: ...
 
+class _schur_backward(Formula):
+    def __call__(_, grad_T: Tensor | None, grad_Q: Tensor | None, T: Tensor, Q: Tensor, gauge: str = 'warn') -> Tensor: ...
+
 class _schur_form(Formula):
     def __call__(_, A: Tensor) -> tuple[Tensor, Tensor]: ...
+
+class _schur_jvp(Formula):
+    def __call__(_, A_t: Tensor, T: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]: ...
 
 class _segment_amax(Formula):
     def __call__(_, values: Tensor, offsets: Tensor, dim: int) -> Tensor: ...
@@ -1226,7 +1232,9 @@ class Ops(Registry[Formula]):
     scatter_reduce_backward: _scatter_reduce_backward
     scatter_reduce_jvp: _scatter_reduce_jvp
     scatter_src_backward: _scatter_src_backward
+    schur_backward: _schur_backward
     schur_form: _schur_form
+    schur_jvp: _schur_jvp
     segment_amax: _segment_amax
     segment_amax_backward: _segment_amax_backward
     segment_log_softmax: _segment_log_softmax

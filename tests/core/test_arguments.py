@@ -30,6 +30,7 @@ def inputs():
         "eigh": dict(A=A, UPLO="L", degeneracy=mg.Degeneracy(), gauge="warn"),
         "eigh_generalized": dict(A=A, B=A, degeneracy=mg.Degeneracy(), gauge="warn"),
         "expm_multiply": dict(A=A, B=A, t=0.5),
+        "schur": dict(A=A, order="real", gauge="warn"),
         "solve_sylvester": dict(A=A, B=A, C=A),
         "solve_lyapunov": dict(A=A, Q=A),
         "solve_discrete_lyapunov": dict(A=A / 2, Q=A),

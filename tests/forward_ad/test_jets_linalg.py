@@ -48,6 +48,7 @@ SQUARE = {
     "solve_lyapunov": lambda x: linalg.solve_lyapunov(x, x.cos()),
     "solve_discrete_lyapunov": lambda x: linalg.solve_discrete_lyapunov(0.1 * x, x.cos()),
     "expm_multiply": lambda x: linalg.expm_multiply(x, x.cos()[:, :2], 0.3),
+    "schur": lambda x: phases_apart(linalg.schur(x, order="real").Q, linalg.schur(x, order="real").T.diagonal()),
     "eigh_generalized": lambda x: phases_apart(*linalg.eigh_generalized(x + x.mH, x @ x.mH)[::-1]),
     "lu": lambda x: linalg.lu(x)[1:],
     "lu without pivots": lambda x: linalg.lu(x, pivot=False)[1:],

@@ -8,7 +8,7 @@ from helpers.tensors import random
 
 import torch_manualgrad as mg
 from torch_manualgrad.linalg import solve_discrete_lyapunov, solve_lyapunov, solve_sylvester
-from torch_manualgrad.linalg.schur import schur_form
+from torch_manualgrad.linalg.schur_form import schur_form
 from torch_manualgrad.testing import CHECKS, check
 
 F64, C128 = torch.float64, torch.complex128

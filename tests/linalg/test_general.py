@@ -249,7 +249,7 @@ def test_schur_form():
 
 
 def test_schur_form_that_does_not_converge(monkeypatch):
-    monkeypatch.setattr("torch_manualgrad.linalg.schur._STEPS", 0)
+    monkeypatch.setattr("torch_manualgrad.linalg.schur_form._STEPS", 0)
     with pytest.raises(torch.linalg.LinAlgError, match="did not converge"):
         sqrtm(jordan(3, 1.0))
 

@@ -124,6 +124,7 @@ def _linalg() -> list[Target]:
         _target("mg.linalg.eigh", m.eigh, [B], ([C, "U"], {"gauge": "ignore"}), [batch]),
         _target("mg.linalg.eigh_generalized", m.eigh_generalized, [B, B], ([C, C], {"gauge": "ignore"}), [batch, batch]),
         _target("mg.linalg.expm_multiply", m.expm_multiply, [B, A[:3]], [C, C, 0.5], [batch, batch, torch.ones(2).double()]),
+        _target("mg.linalg.schur", m.schur, [B], ([C], {"order": "real", "gauge": "ignore"}), ([batch], {"order": "modulus"})),
         _target("mg.linalg.solve_sylvester", m.solve_sylvester, [B, B, B], [C, C, C], [B, batch, points[:3, :2]]),
         _target("mg.linalg.solve_lyapunov", m.solve_lyapunov, [B, B], [C, C], [batch, batch]),
         _target("mg.linalg.solve_discrete_lyapunov", m.solve_discrete_lyapunov, [B, B], [C, C], [batch, batch]),

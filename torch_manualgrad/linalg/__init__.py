@@ -10,6 +10,7 @@ from .functions import expm, funm_hermitian, logm, powm, rsqrtm, sqrtm
 from .lu import LU, lu
 from .norms import nuclear_norm, spectral_norm
 from .polar import Alignment, Polar, kabsch, polar, procrustes
+from .schur import Schur, schur
 
 __all__ = [
     "LU",
@@ -20,6 +21,7 @@ __all__ = [
     "GaugeError",
     "GaugeWarning",
     "Polar",
+    "Schur",
     "eigh",
     "eigh_generalized",
     "expm",
@@ -33,6 +35,7 @@ __all__ = [
     "powm",
     "procrustes",
     "rsqrtm",
+    "schur",
     "solve_discrete_lyapunov",
     "solve_lyapunov",
     "solve_sylvester",

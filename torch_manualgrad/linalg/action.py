@@ -272,7 +272,7 @@ def exponential_action_backward(A: Tensor, B: Tensor, grad: Tensor) -> Tensor:
         (*, n, n).
 
     References:
-        Najfeld and Havel, Adv. Appl. Math. 16 (1995) 321, equation 4; the sum over Taylor polynomials is of this package.
+        Najfeld and Havel, Adv. Appl. Math. 16 (1995) 321; the sum over Taylor polynomials is of this package.
     """
     if not A.numel() or not B.numel() or not grad.numel():
         return _fake_backward(A, B, grad).zero_()

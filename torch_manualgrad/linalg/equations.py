@@ -6,8 +6,8 @@ of a triangular system (Bartels and Stewart), with $F = Q^H C P$:
     $A X + X B = C$:       $(T + s_jj I) y_j = f_j - sum_(i<j) s_ij y_i$,
     $A X B - X + C = 0$:   $(s_jj T - I) y_j = -f_j - T sum_(i<j) s_ij y_i$.
 
-It is backward stable, as eigenvectors of $A$ and $B$ would not be: only unitary matrices are used. It is done in double
-precision and in complex numbers for all dtypes. Differentiated, an equation is the same equation with another right-hand
+Only unitary matrices are used, and so the residual is rounding relative to $|A| |X| + |X| |B|$, which eigenvectors of $A$ and
+$B$ would not give. It is done in double precision and in complex numbers for all dtypes. Differentiated, an equation is the same equation with another right-hand
 side, and the adjoint of its solution solves that for $A^H$ and $B^H$, whose Schur forms are those of $A$ and $B$,
 transposed and in reversed order:
 
@@ -35,7 +35,7 @@ from torch import Tensor
 from ..arguments import ArgumentError, checked
 from ..derivatives.linalg.smooth import smooth
 from .arguments import broadcasts, matrix, same_kind, with_batch_dims
-from .schur import schur_form
+from .schur_form import schur_form
 
 __all__ = ["solve_discrete_lyapunov", "solve_lyapunov", "solve_sylvester"]
 

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ..derivatives.linalg.matrix_exp import linalg_matrix_exp_differential
 from ..derivatives.linalg.smooth import replaced, smooth, with_direction
-from .schur import complex_schur, fake_schur, no_derivative
+from .schur_form import complex_schur, fake_schur, no_derivative
 
 __all__ = ["exponential", "logarithm_or_power"]
 

@@ -1,103 +1,126 @@
-"""The complex Schur form of a batch of matrices, $A = Q T Q^H$, with $T$ upper triangular and $Q$ unitary.
-
-PyTorch has none. LAPACK's eigenvectors, orthonormalized, are the Schur vectors unless they are close to dependent; the QR
-algorithm continues from there.
-
-References:
-    Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
-"""
+"""The complex Schur form, with eigenvalues in a chosen order."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..derivatives.linalg.smooth import smooth
+from torch_manualgrad.core.op.custom_op import custom_op
+from torch_manualgrad.derivatives.linalg.schur import schur_backward, schur_jvp
 
-__all__ = ["complex_schur", "fake_schur", "no_derivative", "schur_form"]
+from ..arguments import checked
+from .arguments import matrix
+from .decompositions import Gauge
+from .schur_form import complex_schur
 
 _EPS = torch.finfo(torch.float64).eps
-_STEPS = 40  # of the QR algorithm, for each row
 
 
-def _shift(T: Tensor, last: Tensor, step: int) -> Tensor:
-    """The eigenvalue of the block of order 2 that ends in row ``last``, the nearer to its last entry (Wilkinson)."""
-    n, before = T.shape[-1], (last - 1).clamp(min=0)
-    places = torch.stack((before * n + before, before * n + last, last * n + before, last * n + last), -1)
-    a, b, c, d = T.flatten(-2).take_along_dim(places, -1).unbind(-1)
-    half = (a - d) / 2
-    root = (half * half + b * c).sqrt()
-    far = half + torch.where((half.conj() * root).real < 0, -root, root)
-    shift = d - b * c / torch.where(far == 0, 1, far)
-    return shift + (c.abs() + 1e-3 * d.abs()) * complex(0.6, 0.8) if step % 10 == 9 else shift  # leaves a cycle
+class Schur(NamedTuple):
+    """$T$ (*, n, n), upper triangular, and $Q$ (*, n, n), unitary, with $A = Q T Q^H$."""
+
+    T: Tensor
+    Q: Tensor
 
 
-def complex_schur(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """$T$, $Q$ and LAPACK's eigenvalues, in its order.
+# What eigenvalues are sorted by, ascending.
+_KEYS: dict[str, Callable[[Tensor], Tensor]] = {"real": lambda values: values.real, "modulus": torch.abs}
 
-    Args:
-        A: (*, n, n), real or complex.
 
-    Returns:
-        (*, n, n), (*, n, n) and (*, n), complex128. The eigenvalues of a real matrix come in conjugate pairs; the
-        diagonal of $T$ has them to rounding.
+def _ordered(T: Tensor, Q: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    """The same with the eigenvalues in order, by rotations of pairs of neighbours: those of even and odd places in turn.
 
-    Raises:
-        RuntimeError: inf or nan in $A$.
-        torch.linalg.LinAlgError: no convergence.
+    With $r = (t_12, t_22 - t_11)$ an eigenvector of $t_22$ in the plane of two neighbours, the rotation to $r / |r|$ and its
+    complement swaps them.
     """
-    n, C = A.shape[-1], A.to(torch.complex128)
-    if not C.numel():
-        return C.clone(), C.clone(), C.new_empty(C.shape[:-1])
-    values, vectors = torch.linalg.eig(C if A.is_complex() else A.double())
-    Q = torch.linalg.qr(vectors).Q
-    T = Q.mH @ C @ Q
-    rounding = n * _EPS * torch.linalg.matrix_norm(C)[..., None]
-    rows, identity = torch.arange(n, device=A.device), torch.eye(n, dtype=C.dtype, device=A.device)
-    for step in range(_STEPS * n):
-        last = torch.where(torch.linalg.vector_norm(T.tril(-1), dim=-1) > rounding, rows, 0).amax(-1)
-        if not last.any():
-            break
-        shift = _shift(T, last, step)[..., None, None] * identity
-        G, R = torch.linalg.qr(T - shift)
-        going = (last > 0)[..., None, None]
-        T, Q = torch.where(going, R @ G + shift, T), torch.where(going, Q @ G, Q)
-    else:
-        raise torch.linalg.LinAlgError("the Schur form did not converge")  # type: ignore[attr-defined]
-    return T.triu().contiguous(), Q.contiguous(), values
+    n, key = T.shape[-1], _KEYS[order]
+    tolerance = n * _EPS * torch.linalg.matrix_norm(T)[..., None]
+    for step in range(2 * n):
+        first = torch.arange(step % 2, n - 1, 2, device=T.device)
+        keys = key(T.diagonal(dim1=-2, dim2=-1))
+        swapped = keys[..., first] > keys[..., first + 1] + tolerance
+        if swapped.any():
+            c, d = T[..., first, first + 1], T[..., first + 1, first + 1] - T[..., first, first]
+            length = torch.sqrt(c.abs().square() + d.abs().square())
+            length = torch.where(length == 0, 1, length)
+            c, d = torch.where(swapped, c / length, 1), torch.where(swapped, d / length, 0)
+            G = torch.eye(n, dtype=T.dtype, device=T.device).expand(T.shape).clone()
+            G[..., first, first], G[..., first + 1, first] = c, d
+            G[..., first, first + 1], G[..., first + 1, first + 1] = -d.conj(), c.conj()
+            T, Q = (G.mH @ T @ G).triu(), Q @ G
+    return T, Q
 
 
-def no_derivative(*_: Any) -> dict[str, Tensor]:
-    """The vjp of an operator whose results are constants to every derivative."""
-    return {}
+@custom_op("manualgrad::schur(Tensor A, str order='none', str gauge='warn') -> (Tensor T, Tensor Q)")
+def _schur(A: Tensor, order: str = "none", gauge: str = "warn") -> tuple[Tensor, Tensor]:
+    T, Q, _ = complex_schur(A)
+    if order != "none" and A.numel() and A.shape[-1] > 1:
+        T, Q = _ordered(T, Q, order)
+    dtype = A.dtype.to_complex()
+    return T.to(dtype).contiguous(), Q.to(dtype).contiguous()
 
 
-def fake_schur(A: Tensor) -> tuple[Tensor, Tensor]:
-    """$T$ and $Q$ without values."""
-    T = A.new_empty(A.shape, dtype=torch.complex128)
+@_schur.impl_fake
+def _(A: Tensor, order: str = "none", gauge: str = "warn") -> tuple[Tensor, Tensor]:
+    T = A.new_empty(A.shape, dtype=A.dtype.to_complex())
     return T, torch.empty_like(T)
 
 
-@smooth(vjp=no_derivative, jvp=lambda *_: (None, None), fake=fake_schur)
-def schur_form(A: Tensor) -> tuple[Tensor, Tensor]:
-    """$T$ and $Q$ with $A = Q T Q^H$; constants to every derivative, for operators that take them next to $A$.
+@_schur.impl_save_for_backward
+def _(inputs: Any, output: Any) -> Any:
+    return *output, inputs.A.is_complex(), inputs.gauge
+
+
+@_schur.impl_backward
+def _(ctx: Any, saved: Any, grad_T: Tensor | None, grad_Q: Tensor | None) -> dict[str, Tensor]:
+    T, Q, is_complex, gauge = saved
+    found = schur_backward(grad_T, grad_Q, T, Q, gauge)
+    return {"A": found if is_complex else found.real}
+
+
+@_schur.impl_jvp
+def _(inputs: Any, output: Any, tangents: Any) -> Any:
+    return schur_jvp(tangents.A, *output)
+
+
+@_schur.impl_vmap
+def _(info: Any, in_dims: Any, A: Tensor, order: str, gauge: str) -> Any:
+    return _schur(A.movedim(in_dims.A, 0), order, gauge), (0, 0)
+
+
+@checked
+def schur(A: Tensor, *, order: Literal["none", "real", "modulus"] = "none", gauge: Gauge = "warn") -> Schur:
+    """The complex Schur form $A = Q T Q^H$, with derivatives where the eigenvalues differ; PyTorch has none.
 
     Args:
         A: (*, n, n), real or complex.
+        order: of the eigenvalues on the diagonal of $T$: "none" for any, "real" for ascending real parts, "modulus" for
+            ascending moduli. With "real", the first columns of $Q$ span the invariant subspace of the eigenvalues left of
+            the imaginary axis. Eigenvalues that are equal to rounding in this respect, such as the two of a conjugate pair,
+            are in any order.
+        gauge: what to do about a loss that depends on the phases of the columns of $Q$, and so has no derivative: "warn",
+            "error" or "ignore". Only "error" synchronizes with a GPU.
 
     Returns:
-        $T$ and $Q$, (*, n, n), complex128.
+        `Schur`: $T$, upper triangular, and $Q$, unitary, in the complex dtype of the precision of $A$, also for a real
+        $A$. They are computed in double precision.
 
     Raises:
+        ValueError: $A$ is not square, an unknown order or gauge.
+        TypeError: $A$ is neither floating point nor complex.
         RuntimeError: inf or nan in $A$.
+        GaugeError: with ``gauge="error"``, for such a loss.
         torch.linalg.LinAlgError: no convergence.
 
     Note:
-        Where not differentiable: it is a constant; the derivative is that of the function that uses it.
+        Where not differentiable: where two eigenvalues are equal, derivatives of any loss are inf or nan. Close ones give
+        large derivatives of $Q$, also for a loss that depends only on the subspace of both.
 
     References:
-        Golub and Van Loan, Matrix Computations, 7.1 and 7.5.
+        Golub and Van Loan, Matrix Computations, 7.1, 7.5 and 7.6.2; `scipy.linalg.schur`; for the derivative,
+        derivatives/linalg/schur.py.
     """
-    return complex_schur(A)[:2]
+    return Schur(*_schur(matrix(A, "A", square=True), order, gauge))

@@ -16,6 +16,7 @@ from . import (
     matrix_exp,
     pinv,
     qr,
+    schur,
     solve,
     svd,
     triangular,
