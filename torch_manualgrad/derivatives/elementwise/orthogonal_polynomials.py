@@ -29,7 +29,7 @@ from torch_manualgrad.core.rule import Sample, Sampler, elementwise, formula
 
 from .strong_times import strong_times
 
-MOST = 100_000  # the largest degree, whose recurrence takes a few seconds
+MOST = 100_000  # the largest degree, whose recurrence takes a few seconds, and the largest order
 
 
 class Family(NamedTuple):
@@ -69,8 +69,10 @@ def orthogonal_polynomial(x: Tensor, n: Tensor, family: str, order: int) -> Tens
         The broadcast shape; 0 where $n < 0$.
 
     Raises:
-        ValueError: a degree above 100,000.
+        ValueError: a degree or an order above 100,000, or a negative order.
     """
+    if not 0 <= order <= MOST:
+        raise ValueError(f"order: expected 0 to {MOST}, got {order}")
     if x.is_meta or n.is_meta:
         return x.new_empty(torch.broadcast_shapes(x.shape, n.shape))
     a, b, step, _ = FAMILIES[family]
