@@ -6,10 +6,10 @@ of a triangular system (Bartels and Stewart), with $F = Q^H C P$:
     $A X + X B = C$:       $(T + s_jj I) y_j = f_j - sum_(i<j) s_ij y_i$,
     $A X B - X + C = 0$:   $(s_jj T - I) y_j = -f_j - T sum_(i<j) s_ij y_i$.
 
-Only unitary matrices are used, and so the residual is rounding relative to $|A| |X| + |X| |B|$, which eigenvectors of $A$ and
-$B$ would not give. It is done in double precision and in complex numbers for all dtypes. Differentiated, an equation is the same equation with another right-hand
-side, and the adjoint of its solution solves that for $A^H$ and $B^H$, whose Schur forms are those of $A$ and $B$,
-transposed and in reversed order:
+Only unitary matrices are used, and so the residual is rounding relative to $|A| |X| + |X| |B|$, which eigenvectors of $A$
+and $B$ would not give. It is done in double precision and in complex numbers for all dtypes. Differentiated, an equation is
+the same equation with another right-hand side, and the adjoint of its solution solves that for $A^H$ and $B^H$, whose Schur
+forms are those of $A$ and $B$, transposed and in reversed order:
 
     $A X + X B = C$:       $dX$ for $dC - dA X - X dB$,     $gC = Z$ for $gX$,   $gA = -Z X^H$,       $gB = -X^H Z$,
     $A X B - X + C = 0$:   $dX$ for $dC + dA X B + A X dB$, $gC = Z$ for $gX$,   $gA = Z (X B)^H$,    $gB = (A X)^H Z$.
