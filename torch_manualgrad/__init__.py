@@ -20,8 +20,9 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import compiling, distributed, forward_ad, implicit, testing
+    from . import compiling, custom_rules, distributed, forward_ad, implicit, testing
     from .compiling import compile
+    from .custom_rules import custom_jvp, custom_vjp
     from .testing import audit
 
 __all__ = [
@@ -41,7 +42,10 @@ __all__ = [
     "compile",
     "compiling",
     "composite",
+    "custom_jvp",
     "custom_op",
+    "custom_rules",
+    "custom_vjp",
     "derivatives",
     "distributed",
     "elementwise",
@@ -64,7 +68,7 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
-_ON_USE = ("compiling", "distributed", "forward_ad", "implicit", "testing")  # packages that are imported on use
+_ON_USE = ("compiling", "custom_rules", "distributed", "forward_ad", "implicit", "testing")  # packages that are imported on use
 
 
 def __getattr__(name: str) -> Any:
@@ -76,6 +80,8 @@ def __getattr__(name: str) -> Any:
         from .compiling import compile
 
         return compile
+    if name in ("custom_jvp", "custom_vjp"):
+        return getattr(import_module(f"{__name__}.custom_rules"), name)
     if name == "audit":
         from .testing import audit
 

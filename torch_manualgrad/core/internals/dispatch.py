@@ -18,6 +18,7 @@ __all__ = [
     "current_node",
     "custom_op_overload",
     "custom_ops_with_backward",
+    "decomposes_by",
     "entry",
     "forget_dispatch",
     "in_function_mode",
@@ -27,6 +28,7 @@ __all__ = [
     "is_recorded_by_jit",
     "is_view",
     "library_backward",
+    "modes_are_active",
     "nothing_above_autograd",
     "operators",
     "own_kernel",
@@ -132,6 +134,11 @@ def custom_op_overload(given: Any) -> Any | None:
     return given if isinstance(given, torch._ops.OpOverload) else None
 
 
+def decomposes_by(op: Any, function: Callable[..., Any]) -> None:
+    """Let tracers, which see the operator below autograd, trace the function in its place."""
+    op.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(function)
+
+
 def entry(op: Any) -> Callable[..., Any]:
     """The function that an ``OpOverload`` calls: one Python frame less for a small operator."""
     return getattr(op, "_op", op)
@@ -204,6 +211,11 @@ def set_autocast_off() -> Iterator[None]:
     finally:
         for device in active:
             torch.set_autocast_enabled(device, True)
+
+
+def modes_are_active() -> bool:
+    """Whether a dispatch mode, such as a tracer, sees what this thread calls."""
+    return _modes() > 0
 
 
 def forget_dispatch(op: Any) -> None:

@@ -14,6 +14,7 @@ from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter,
+    temporarily_clear_interpreter_stack,
     temporarily_pop_interpreter_stack,
 )
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -25,6 +26,7 @@ from .dispatch import below_autograd
 __all__ = [
     "PLAIN",
     "SingleLevelFunction",
+    "above_the_call",
     "at_next_level",
     "dual",
     "enable_single_level_autograd_function",
@@ -42,8 +44,10 @@ __all__ = [
     "is_functionalizing",
     "is_functorch_wrapped",
     "is_known_zero",
+    "is_tracked_here",
     "levels_of",
     "only_autograd",
+    "own_levels_are_open",
     "outside_of_batched_gradients",
     "primal",
     "saved_tensors_are_hooked",
@@ -124,6 +128,17 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._wrap_for_grad(x, level), result)
 
 
+@contextmanager
+def above_the_call() -> Iterator[None]:
+    """Where calls from inside of a kernel pass through torch.func and autograd again, with the dispatch modes as they are."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (*_OFF_IN_CALLS, torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(included, excluded), temporarily_clear_interpreter_stack():
+        yield
+
+
 def innermost_is_jvp() -> bool:
     """Whether the innermost transform is ``torch.func.jvp``, at whose level nothing is tracked in reverse mode."""
     innermost = torch._C._functorch.peek_interpreter_stack()
@@ -190,6 +205,13 @@ def levels_of(x: Tensor) -> tuple[set[int], bool]:
     with temporarily_pop_interpreter_stack():
         outer, tracked = levels_of(x)
     return levels | outer, tracked
+
+
+def is_tracked_here(x: Tensor) -> bool:
+    """Whether reverse mode tracks ``x`` at the innermost level, and not only at one outside."""
+    if not x.requires_grad:
+        return False
+    return not in_functorch() or torch._C._functorch.maybe_get_level(x) == transform_depth()
 
 
 def saved_tensors_are_hooked() -> bool:
@@ -274,6 +296,11 @@ def count_own_levels(change: int) -> None:
     """Note that levels were opened or left."""
     global _own_levels
     _own_levels += change
+
+
+def own_levels_are_open() -> bool:
+    """Whether a level of `torch_manualgrad.forward_ad` is open in the process."""
+    return _own_levels > 0
 
 
 # Whether a transform has made the tensor, or had: it stays so when the transform has ended.

@@ -1,0 +1,7 @@
+"""Python functions with derivatives of their own, in all modes and at every order: ``custom_vjp`` and ``custom_jvp``."""
+
+from ..implicit.arguments import HiddenTensorError
+from .jvp import CustomJvp, custom_jvp
+from .vjp import CustomVjp, custom_vjp
+
+__all__ = ["CustomJvp", "CustomVjp", "HiddenTensorError", "custom_jvp", "custom_vjp"]

@@ -1,0 +1,219 @@
+"""Tensors that a function reads without receiving them as arguments: found by name, and refused when they are read."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..core.internals import has_tangent, is_functorch_wrapped, levels_of, only_autograd, transform_depth
+from ..implicit.arguments import HiddenTensorError
+
+__all__ = ["Watch", "is_followed", "reachable", "suspects"]
+
+_DEPTH = 6  # of attributes, containers and functions inside of each other
+
+
+def is_followed(x: Tensor) -> bool:
+    """Whether autograd or a transform, at any level, follows a tensor; vmap is a transform too."""
+    if only_autograd():
+        return x.requires_grad and torch.is_grad_enabled()
+    levels, tracked = levels_of(x)
+    return tracked or bool(levels)
+
+
+def suspects(functions: Sequence[tuple[Any, str]]) -> dict[int, tuple[Tensor, str]]:
+    """The tensors that functions can reach, and that are followed, by their ids, with names."""
+    found: dict[int, tuple[Tensor, str]] = {}
+    seen: set[int] = set()
+    for function, what in functions:
+        for name, x in reachable(function, what, seen):
+            if is_followed(x):
+                found.setdefault(id(x), (x, name))
+    return found
+
+
+def reachable(value: Any, name: str, seen: set[int] | None = None, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that are, or that can be reached from, a value: by closure, as globals, defaults, attributes and items."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    if depth > _DEPTH or isinstance(value, _PLAIN) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.nn.Module):
+        for key, x in (*value.named_parameters(), *value.named_buffers()):
+            yield f"{name}.{key}", x
+    if isinstance(value, Mapping):
+        for key, item in list(value.items()):
+            yield from reachable(item, f"{name}[{key!r}]", seen, depth + 1)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for i, item in enumerate(value):
+            yield from reachable(item, f"{name}[{i}]", seen, depth + 1)
+    elif isinstance(value, functools.partial):
+        yield from reachable(value.func, name, seen, depth + 1)
+        yield from reachable(value.args, name, seen, depth + 1)
+        yield from reachable(value.keywords, name, seen, depth + 1)
+    elif isinstance(value, types.MethodType):
+        yield from reachable(value.__func__, name, seen, depth + 1)
+        yield from reachable(value.__self__, _name_of(value.__self__), seen, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value, seen, depth)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        for key, item in list(vars(value).items()):
+            yield from reachable(item, f"{name}.{key}", seen, depth + 1)
+        call = getattr(type(value), "__call__", None)
+        if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
+            yield from reachable(call, name, seen, depth + 1)
+
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+
+
+def _name_of(value: Any) -> str:
+    return "self" if not inspect.ismodule(value) else str(value.__name__)
+
+
+def _of_function(function: types.FunctionType, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
+    if (function.__module__ or "").split(".")[0] in ("torch", "torch_manualgrad"):
+        for cell in function.__closure__ or ():
+            yield from _at_chain(_of_cell(cell), function.__name__, (), seen, depth)
+    else:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        for scope, variable, attributes in _loads(function.__code__):
+            if scope == "global" and variable in function.__globals__:
+                value = function.__globals__[variable]
+            elif scope == "cell" and variable in cells:
+                value = _of_cell(cells[variable])
+            else:
+                continue
+            yield from _at_chain(value, variable, attributes, seen, depth)
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield from reachable(value, f"a default of {function.__name__}", seen, depth + 1)
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        yield from reachable(wrapped, function.__name__, seen, depth + 1)
+
+
+def _of_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _at_chain(
+    value: Any, name: str, attributes: Sequence[str], seen: set[int], depth: int
+) -> Iterator[tuple[str, Tensor]]:
+    """What a variable reaches, by the attributes that are read of it as far as reading them runs no code."""
+    for attribute in attributes:
+        if isinstance(value, types.ModuleType):
+            if attribute not in vars(value):
+                return
+            value = vars(value)[attribute]
+        elif isinstance(value, torch.nn.Module):
+            held = [vars(value), value._parameters, value._buffers, value._modules]
+            found = next((h[attribute] for h in held if attribute in h), None)
+            if found is None:  # a method, which may read anything of its module
+                break
+            value = found
+        elif attribute in getattr(value, "__dict__", {}):
+            value = vars(value)[attribute]
+        else:
+            break
+        name = f"{name}.{attribute}"
+    yield from reachable(value, name, seen, depth + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _loads(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """The globals and variables of enclosing functions that code reads, with the attributes that follow."""
+    found: dict[tuple[str, str, tuple[str, ...]], None] = {}
+    instructions = list(dis.get_instructions(code))
+    for i, one in enumerate(instructions):
+        scope = {"LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_DEREF": "cell", "LOAD_CLASSDEREF": "cell"}.get(
+            one.opname
+        )
+        if scope is None:
+            continue
+        chain = []
+        for after in instructions[i + 1 :]:
+            if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            chain.append(str(after.argval))
+        found[scope, str(one.argval), tuple(chain)] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(_loads(constant)))
+    return tuple(found)
+
+
+class Watch(TorchFunctionMode):
+    """A context in which reading a tensor that is followed, and that is not an argument, raises.
+
+    The arguments have to be detached.
+
+    Args:
+        what: the function in errors.
+        known: the `suspects`.
+        advice: the end of the error.
+    """
+
+    def __init__(self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.what, self.known, self.advice = what, known, advice
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._grad_was_enabled = torch.is_grad_enabled()
+        self._outermost = transform_depth() == 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in _tensors((args, kwargs) if kwargs else args):
+            if id(x) in self.known and self.known[id(x)][0] is x:
+                raise self.error(self.known[id(x)][1])
+            if self._is_foreign(x):
+                raise self.error(f"a tensor of shape {list(x.shape)}, read by {getattr(func, '__name__', func)}")
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if torch.is_grad_enabled():
+            self._grad_was_enabled = True
+        if self._grad_was_enabled:
+            for x in _tensors(result):
+                if x.requires_grad:
+                    self._made[id(x)] = weakref.ref(x)
+        return result
+
+    def _is_foreign(self, x: Tensor) -> bool:
+        if is_functorch_wrapped(x):
+            return self._outermost and transform_depth() == 0
+        if x.requires_grad:
+            if self._grad_was_enabled and not x.is_leaf:  # an autograd.Function may have made it
+                return False
+            made = self._made.get(id(x))
+            return made is None or made() is not x
+        return not only_autograd() and self._outermost and transform_depth() == 0 and has_tangent(x)
+
+    def error(self, name: str) -> HiddenTensorError:
+        """The error for a tensor with this name."""
+        return HiddenTensorError(
+            f"{self.what} reads a tensor that requires grad, or that a transform follows, and that is not an argument: "
+            f"{name}. {self.advice}"
+        )
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _tensors(value)

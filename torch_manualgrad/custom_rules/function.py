@@ -1,0 +1,233 @@
+"""What `custom_vjp` and `custom_jvp` share: how a call becomes a program, and which calls need one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import ArgumentError, described
+from ..core.internals import breaks_graphs, only_autograd, own_levels_are_open, pytree
+from ..implicit.arguments import in_this_autocast
+from .captures import Watch, is_followed, suspects
+from .operator import Program, Values, call
+from .randomness import RandomState
+from .trees import Tree
+
+__all__ = ["Call", "CustomFunction", "argnums"]
+
+_GRAPH = "torch_manualgrad: a function with a custom rule runs outside of compiled graphs"
+
+
+def argnums(given: Any) -> tuple[int, ...]:
+    """``nondiff_argnums``, checked.
+
+    Raises:
+        TypeError: not a number, or numbers.
+        ArgumentError: a negative number, or one twice.
+    """
+    numbers = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(numbers, (tuple, list)) or not all(type(i) is int for i in numbers):
+        raise TypeError(f"nondiff_argnums: expected a number, or a tuple of numbers, got {given!r}")
+    if any(i < 0 for i in numbers) or len(set(numbers)) < len(numbers):
+        raise ArgumentError(f"nondiff_argnums: expected different numbers that are not negative, got {given!r}")
+    return tuple(numbers)
+
+
+class Call(Program):
+    """One call of a function with a custom rule.
+
+    Args:
+        function: called.
+        names: of its differentiable arguments.
+        args: all arguments.
+        known: tensors that are followed, and that the functions might read.
+    """
+
+    def __init__(
+        self,
+        function: CustomFunction,
+        names: Sequence[str],
+        args: Sequence[Any],
+        known: dict[int, tuple[Tensor, str]],
+    ) -> None:
+        super().__init__()
+        self.function, self.names, self._known = function, names, known
+        self.nondiff = [args[i] for i in function.nondiff_argnums]
+        diff = tuple(a for i, a in enumerate(args) if i not in function.nondiff_argnums)
+        self.arguments = Tree(diff)
+        self.arguments.release()
+        self.tensor_names = [name for name, a in zip(names, diff) for _ in Tree(a).tensors]
+        self.out: Tree | None = None
+        self.random: RandomState | None = None
+        self._count = len(args)
+
+    @property
+    def outputs(self) -> int:
+        assert self.out is not None
+        return sum(self.out.is_tensor)
+
+    @property
+    def result(self) -> Tree:
+        """The structure of the result."""
+        assert self.out is not None, "the function has not run"
+        return self.out
+
+    def at(self, tensors: Sequence[Any]) -> list[Any]:
+        """All arguments, with other tensors."""
+        given = iter(self.arguments.join(tensors))
+        fixed = dict(zip(self.function.nondiff_argnums, self.nondiff))
+        return [fixed[i] if i in fixed else next(given) for i in range(self._count)]
+
+    def forget(self) -> None:
+        """Keep the tensors that the functions must not read no longer; the call is over."""
+        self._known = {}
+
+    def watched(self, function: Callable[..., Any], what: str, *args: Any) -> Any:
+        """Call a function that may read no tensor that is followed, except for its arguments."""
+        with Watch(what, self._known, self.function.advice):
+            return function(*args)
+
+    def first(self, function: Callable[..., Any], what: str, tensors: Values) -> Any:
+        """Call the function with these tensors for the first time: later calls draw the same random numbers."""
+        random = RandomState(tensors)
+        result = self.watched(function, what, *self.at(tensors))
+        random.settle()
+        self.random = random
+        return result
+
+    def again(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function with the random numbers of the first call."""
+        assert self.random is not None
+        with self.random.restored():
+            return function(*args)
+
+
+class CustomFunction:
+    """A function with a rule for its derivative."""
+
+    kind: str
+
+    def __init__(self, fun: Callable[..., Any], nondiff_argnums: int | Sequence[int] = ()) -> None:
+        if not callable(fun):
+            raise TypeError(f"{self.kind}: expected a function, got {described(fun)}")
+        self.fun, self.nondiff_argnums = fun, argnums(nondiff_argnums)
+        functools.update_wrapper(self, fun)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.advice = (
+            f"A {self.kind} rule has no derivative for it. Pass it as an argument that is not in nondiff_argnums; for an "
+            "nn.Module, pass dict(module.named_parameters()) and call torch.func.functional_call"
+        )
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The value of the function, with the derivatives of its rule."""
+        if torch.compiler.is_exporting():  # a program has operators alone
+            return self.fun(*args, **kwargs)
+        return self._called(args, kwargs)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self.fun)
+        except (TypeError, ValueError):
+            return None
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[str]]:
+        """All arguments by position, and their names."""
+        if self._signature is None:
+            if kwargs:
+                raise TypeError(f"{self.name}: pass all arguments by position; its signature is not known")
+            return args, [f"argument {i}" for i in range(len(args))]
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(
+                f"{self.name}: rules receive arguments by position, and {', '.join(bound.kwargs)} can be passed by name only"
+            )
+        names = []
+        for p in self._signature.parameters.values():
+            if p.kind is p.VAR_POSITIONAL:
+                names += [f"{p.name}[{i}]" for i in range(len(bound.arguments[p.name]))]
+            else:
+                names.append(p.name)
+        return bound.args, names
+
+    @property
+    def rules(self) -> list[tuple[Callable[..., Any], str]]:
+        """The functions of the rule, with their names in errors.
+
+        Raises:
+            AttributeError: there is no rule yet.
+        """
+        raise NotImplementedError
+
+    def _made(
+        self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]
+    ) -> Call:  # pragma: no cover
+        raise NotImplementedError
+
+    @breaks_graphs(_GRAPH)
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rules = self.rules
+        values, names = self._bound(args, kwargs)
+        if any(i >= len(values) for i in self.nondiff_argnums):
+            raise ArgumentError(f"nondiff_argnums: {self.name} got {len(values)} arguments, and {self.nondiff_argnums}")
+        for leaf in pytree.tree_leaves(values):
+            if not isinstance(leaf, Tensor) and hasattr(type(leaf), "__torch_function__") or _is_series(leaf):
+                raise NotImplementedError(
+                    f"{self.name}: an argument is a {type(leaf).__name__}; no {self.kind} rule is known of it. Taylor "
+                    "series need a jvp that is registered for an operator: torch_manualgrad.custom_op"
+                )
+        plain = only_autograd()
+        known: dict[int, tuple[Tensor, str]] = {}
+        if not plain or torch.is_grad_enabled():
+            fixed = [(values[i], f"the argument {names[i]}") for i in self.nondiff_argnums]
+            inner = [
+                (leaf, f"the argument {n}")
+                for i, (v, n) in enumerate(zip(values, names))
+                if i not in self.nondiff_argnums
+                for leaf in pytree.tree_leaves(v)
+                if callable(leaf)
+            ]
+            known = suspects([(self.fun, self.name), *rules, *fixed, *inner])
+        diff = [n for i, n in enumerate(names) if i not in self.nondiff_argnums]
+        tensors = [
+            x
+            for i, v in enumerate(values)
+            if i not in self.nondiff_argnums
+            for x in pytree.tree_leaves(v)
+            if isinstance(x, Tensor)
+        ]
+        known = {key: pair for key, pair in known.items() if not any(pair[0] is x for x in tensors)}
+        for i in self.nondiff_argnums:
+            for x, name in known.values():
+                if any(x is leaf for leaf in pytree.tree_leaves(values[i])):
+                    raise Watch(self.name, known, self.advice).error(name)
+        if not own_levels_are_open() and not any(map(is_followed, tensors)):
+            if plain and not torch.is_grad_enabled():
+                return self.fun(*values)
+            with Watch(self.name, known, self.advice):
+                return self.fun(*values)
+        made = self._made(diff, values, known)
+        found = call(made, tensors)
+        made.forget()
+        return made.result.join(found)
+
+    def in_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under the autocast of this call, also where it is called later."""
+        return in_this_autocast(function)
+
+
+def _is_series(x: Any) -> bool:
+    return isinstance(x, Tensor) and type(x).__module__.startswith("torch_manualgrad.forward_ad")

@@ -1,0 +1,188 @@
+"""Functions with a jvp of their own; the vjp is its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import ArgumentError, described
+from ..core.internals import pytree
+from ..core.schema import is_differentiable
+from .function import Call, CustomFunction
+from .linear import transposed
+from .operator import Metadata, Values
+from .trees import Tree, check_leaf, distinct, matching_tree, of_structure
+
+__all__ = ["CustomJvp", "custom_jvp"]
+
+
+class _JvpCall(Call):
+    """A call of a function with a jvp."""
+
+    function: CustomJvp
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        ((rule, self._what),) = self.function.rules
+        self._fun, self._jvp = self.function.in_autocast(self.function.fun), self.function.in_autocast(rule)
+
+    def run(self, tensors: Values) -> list[Tensor]:
+        result = Tree(self.first(self._fun, self.function.name, tensors))
+        made = distinct(result.tensors, tensors)
+        result.release()
+        self.out = result
+        return made
+
+    def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
+        return (), range(inputs)
+
+    def _pushed(
+        self, tensors: Sequence[Any], like: Sequence[Any], moving: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """What the rule returns: a tangent for each result."""
+        primals, tangents = self.arguments.join(tensors), self.arguments.tangents(moving)
+        found = self.again(self._jvp, *self.nondiff, primals, tangents)
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise ArgumentError(f"{self._what}: expected a pair (out, tangent of out), got {described(found)}")
+        matching_tree(found[0], self.result, f"{self._what}: out")
+        leaves = of_structure(found[1], self.result.spec, f"{self._what}: the tangent of out")
+        picked = [leaf for leaf, yes in zip(leaves, self.result.is_tensor) if yes]
+        return [check_leaf(leaf, x, f"{self._what}: the tangent of out") for leaf, x in zip(picked, like)]
+
+    def jvp(
+        self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
+    ) -> Sequence[Tensor | None]:
+        moving = [torch.zeros_like(x) if is_differentiable(x) else None for x in tensors]
+        for i, t in zip(places, tangents):
+            moving[i] = t
+        return self.watched(lambda: self._pushed(tensors, xs, moving), self._what)
+
+    def vjp(
+        self,
+        xs: Sequence[Tensor | None],
+        like: Sequence[Metadata],
+        tensors: Sequence[Tensor | None],
+        inputs: Sequence[Metadata],
+        places: Sequence[int],
+        grads: Sequence[Tensor | None],
+    ) -> Sequence[Tensor | None]:
+        primals = [x for x in tensors if x is not None]
+
+        def pushed(tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+            moving = [m.zeros() if m.is_smooth else None for m in inputs]
+            for i, t in zip(places, tangents):
+                moving[i] = t
+            return self._pushed(primals, like, moving)
+
+        names = ["the result"] * len(like)
+        return transposed(pushed, [primals[i] for i in places], list(grads), self._what, names)
+
+
+class CustomJvp(CustomFunction):
+    """A function whose jvp is that of a rule; `custom_jvp` makes it."""
+
+    kind = "custom_jvp"
+    jvp: Callable[..., Any] | None = None
+
+    def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the rule. It can be a decorator.
+
+        Args:
+            jvp: ``(*nondiff_args, primals, tangents) -> (out, tangent of out)``, where primals is a tuple of the other
+                arguments, and tangents has the same structure. The tangent of a float or complex number is zero, that of
+                another leaf that is no tensor of floating point or complex numbers None. None in the tangent of out is
+                zero. For reverse mode jvp has to be linear in the tangents, and made of differentiable operations.
+
+        Returns:
+            The function.
+
+        Raises:
+            TypeError: it is not a function.
+        """
+        if not callable(jvp):
+            raise TypeError(f"defjvp: jvp: expected a function, got {described(jvp)}")
+        self.jvp = jvp
+        return jvp
+
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
+        """Define the rule by one function for each argument. The tangent of the result is their sum.
+
+        Args:
+            jvps: ``(tangent, out, *primals) -> tangent of out`` for each argument; None for zero.
+
+        Raises:
+            TypeError: one is not a function.
+            ArgumentError: the function has ``nondiff_argnums``.
+        """
+        if self.nondiff_argnums:
+            raise ArgumentError("defjvps: expected a function without nondiff_argnums; use defjvp")
+        for i, one in enumerate(jvps):
+            if one is not None and not callable(one):
+                raise TypeError(f"defjvps: expected functions or None, got {described(one)} for argument {i}")
+
+        def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+            if len(jvps) != len(primals):
+                raise ArgumentError(f"defjvps: {self.name} has {len(primals)} arguments, and {len(jvps)} functions")
+            out = self(*primals)
+            total: Any = None
+            for one, t in zip(jvps, tangents):
+                if one is None or all(x is None for x in pytree.tree_leaves(t)):
+                    continue
+                term = one(t, out, *primals)
+                total = term if total is None else pytree.tree_map(torch.add, total, term)
+            return out, total
+
+        jvp.__name__ = f"jvps of {self.name}"
+        self.jvp = jvp
+
+    @property
+    def rules(self) -> list[tuple[Callable[..., Any], str]]:
+        if self.jvp is None:
+            raise AttributeError(f"{self.name}: no rule is defined for this custom_jvp; call {self.name}.defjvp(jvp)")
+        return [(self.jvp, f"the jvp of {self.name}")]
+
+    def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
+        return _JvpCall(self, names, args, known)
+
+
+def custom_jvp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:
+    """Give a function of tensors a jvp of its own. All modes of differentiation use it, at every order.
+
+    The names are those of ``jax.custom_jvp``. The vjp is the transpose of the jvp.
+
+        @mg.custom_jvp
+        def f(x, y):
+            return torch.sin(x) * y
+
+        @f.defjvp
+        def f_jvp(primals, tangents):
+            x, y = primals
+            dx, dy = tangents
+            return f(x, y), torch.cos(x) * dx * y + torch.sin(x) * dy
+
+    Args:
+        fun: the function, of pytrees; tensors among its leaves are differentiated. Without it, a decorator is returned.
+        nondiff_argnums: positions of arguments that are not differentiated, such as functions. They are passed to the
+            rule before the primals, and must not contain tensors that are followed by autograd or by a transform.
+
+    Returns:
+        `CustomJvp`, which is called like the function. Its methods ``defjvp(jvp)`` and ``defjvps(*jvps)`` define the rule.
+
+    Raises:
+        HiddenTensorError: in a call: the function reads a tensor that is followed and that is not an argument.
+        ArgumentError: in a call or a backward: the rule returned a tree or tensor of another shape.
+        NotImplementedError: in a call: an argument is a Taylor series.
+
+    Note:
+        The value of the result is that of the function, and its derivative that of the rule at every order, as if the
+        rule called the function. A backward calls the rule again.
+
+    References:
+        ``jax.custom_jvp``.
+    """
+    if fun is None:
+        return lambda fun: CustomJvp(fun, nondiff_argnums)
+    return CustomJvp(fun, nondiff_argnums)

@@ -1,0 +1,336 @@
+"""The operator behind functions with rules of their own, and its derivatives in all modes.
+
+A program is a function of tensors with rules for its vjp and its jvp. The operator runs it once, outside of all
+transforms and under ``torch.no_grad()``, and has the rule at each level that differentiates. The rules run at tensors that
+are tracked at all other levels, so that derivatives of higher order are those of the rules.
+
+What a program keeps for its backward are further results of the operator. So they have derivatives too, which a second
+derivative reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.engine.derivative import Derivative, redispatch
+from ..core.engine.kernel import Mode, apply, differentiated
+from ..core.internals import (
+    above_the_call,
+    at_next_level,
+    decomposes_by,
+    in_clean_state,
+    in_functorch,
+    innermost_is_jvp,
+    inside_of_batched_gradients,
+    modes_are_active,
+    only_autograd,
+    outside_of_batched_gradients,
+    primal,
+    saved_tensors_unhooked,
+    skipped_by_dynamo,
+    transforms_in_dual_level,
+    unwrap_if_dead,
+)
+from ..core.schema import Signature, is_differentiable
+
+__all__ = ["Metadata", "Program", "Values", "call"]
+
+Values = Sequence[Tensor]
+
+_numbers = itertools.count(1)
+_programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
+
+_library = torch.library.Library("manualgrad_custom", "FRAGMENT")
+_library.define("call(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
+_call: Any = torch.ops.manualgrad_custom.call.default
+
+
+class Metadata(NamedTuple):
+    """Of an input or a result, which may not be kept itself."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor) -> Metadata:
+        """That of a tensor."""
+        return cls(x.shape, x.dtype, x.device)
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether it has floating point or complex numbers."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def zeros(self) -> Tensor:
+        """A tensor of zeros like it."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+
+class Program:
+    """A function of tensors with rules.
+
+    Attributes:
+        number: by which the operator finds the program.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        _programs[self.number] = self
+
+    def run(self, tensors: Values) -> list[Tensor]:
+        """The results, then what is kept for the backward. None shares memory with another, or is an argument."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> int:
+        """How many of what the last `run` returned are results."""
+        raise NotImplementedError
+
+    def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Which of the results and what is kept, ``count`` in all, and which of the inputs, the rule for the vjp reads."""
+        raise NotImplementedError
+
+    def vjp(
+        self,
+        xs: Sequence[Tensor | None],
+        like: Sequence[Metadata],
+        tensors: Sequence[Tensor | None],
+        inputs: Sequence[Metadata],
+        places: Sequence[int],
+        grads: Sequence[Tensor | None],
+    ) -> Sequence[Tensor | None]:
+        """The cotangents of the tensors at ``places``; None is zero.
+
+        Args:
+            xs: the results, then what was kept; None for those that the rule does not read.
+            like: the same, without their contents.
+            tensors: the inputs; None for those that the rule does not read.
+            inputs: the same, without their contents.
+            places: of the inputs whose cotangents are needed.
+            grads: of ``xs``; None is zero.
+        """
+        raise NotImplementedError
+
+    def jvp(
+        self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
+    ) -> Sequence[Tensor | None]:
+        """The tangents of the results, and those of what is kept if ``keeps``; None is zero."""
+        raise NotImplementedError
+
+
+def call(program: Program, tensors: Values) -> list[Tensor]:
+    """The results of a program, tracked at every level."""
+    return list(_call(program.number, list(tensors), False))[: program.outputs]
+
+
+class Batched(Program):
+    """A program for each element of a batch.
+
+    Args:
+        one: the program.
+        dims: of the batch in each tensor, or None.
+        size: of the batch.
+        randomness: as in ``torch.vmap``.
+    """
+
+    def __init__(self, one: Program, dims: Sequence[int | None], size: int, randomness: str) -> None:
+        super().__init__()
+        self.one, self.dims, self.size, self.randomness = one, tuple(dims), size, randomness
+
+    @property
+    def outputs(self) -> int:
+        return self.one.outputs
+
+    def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
+        return self.one.needed(count, inputs)
+
+    def _map(self, function: Callable[..., Any], dims: Sequence[int | None], **options: Any) -> Callable[..., Any]:
+        return torch.vmap(function, in_dims=tuple(dims), randomness=self.randomness, **options)
+
+    def run(self, tensors: Values) -> list[Tensor]:
+        return list(self._map(lambda *values: tuple(self.one.run(values)), self.dims)(*tensors))
+
+    def jvp(
+        self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
+    ) -> Sequence[Tensor | None]:
+        n, m, missing = len(xs), len(tensors), []
+
+        def rule(*values: Tensor) -> tuple[Tensor, ...]:
+            found = self.one.jvp(values[:n], values[n : n + m], places, values[n + m :], keeps)
+            missing[:] = [t is None for t in found]
+            return tuple(t for t in found if t is not None)
+
+        dims = [*[0] * n, *self.dims, *[self.dims[i] for i in places]]
+        found = iter(self._map(rule, dims)(*xs, *tensors, *tangents))
+        return [None if none else next(found) for none in missing]
+
+    def vjp(
+        self,
+        xs: Sequence[Tensor | None],
+        like: Sequence[Metadata],
+        tensors: Sequence[Tensor | None],
+        inputs: Sequence[Metadata],
+        places: Sequence[int],
+        grads: Sequence[Tensor | None],
+    ) -> Sequence[Tensor | None]:
+        inner = [_element(m, 0) for m in like]
+        inside = [_element(m, d) for m, d in zip(inputs, self.dims)]
+        given = [*xs, *tensors, *grads]
+        dims = [0 if i < len(xs) or i >= len(xs) + len(tensors) else self.dims[i - len(xs)] for i in range(len(given))]
+        present = [i for i, x in enumerate(given) if x is not None]
+        missing: list[bool] = []
+
+        def rule(*values: Tensor) -> tuple[Tensor, ...]:
+            full: list[Any] = [None] * len(given)
+            for i, x in zip(present, values):
+                full[i] = x
+            n, m = len(xs), len(xs) + len(tensors)
+            found = self.one.vjp(full[:n], inner, full[n:m], inside, places, full[m:])
+            missing[:] = [g is None for g in found]
+            return tuple(g for g in found if g is not None)
+
+        out = iter(self._map(rule, [dims[i] for i in present])(*[given[i] for i in present]))
+        made: list[Tensor | None] = []
+        for i, none in zip(places, missing):
+            g, d = None if none else next(out), self.dims[i]
+            made.append(g if g is None else g.sum(0) if d is None else g.movedim(0, d))
+        return made
+
+
+def _element(m: Metadata, dim: int | None) -> Metadata:
+    if dim is None:
+        return m
+    shape = list(m.shape)
+    del shape[dim]
+    return m._replace(shape=shape)
+
+
+# -- the operator -----------------------------------------------------------------------------------------------------
+
+
+class _Rule(Derivative):
+    """The derivative of the operator: of the list of tensors, for the list of results."""
+
+    pure = False
+
+    def __init__(self) -> None:
+        super().__init__(_call, Signature(_call._schema))
+
+    def run_below(self, values: Sequence[Any]) -> Any:
+        with torch.no_grad():
+            return _programs[values[0]].run([x.detach() for x in values[1]])
+
+    def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
+        return redispatch(_call, self.signature, keyset, [values[0], list(values[1]), True])
+
+    def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
+        program, results, tensors = _programs[inputs[0]], outputs[0], inputs[1]
+        xs, given = program.needed(len(results), len(tensors))
+        like, inputs_like = [Metadata.of(x) for x in results], [Metadata.of(x) for x in tensors]
+        return [*[results[i] for i in xs], *[tensors[i] for i in given]], (program, like, inputs_like, xs, given)
+
+    def vjp(
+        self, needed: Sequence[Any], tensors: Sequence[Tensor | None], static: Any, grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        program, like, inputs_like, kept, given = static
+        count = len(inputs_like)
+        saved = [None if x is None else unwrap_if_dead(x) for x in tensors]
+        if only_autograd() and not torch.is_grad_enabled():
+            saved = [None if x is None else x.detach() for x in saved]
+        xs: list[Tensor | None] = [None] * len(like)
+        inputs: list[Tensor | None] = [None] * count
+        for i, x in zip(kept, saved):
+            xs[i] = x
+        for i, x in zip(given, saved[len(kept) :]):
+            inputs[i] = x
+        places = [i for i, yes in enumerate(needed[1]) if yes]
+        received = [i for i, g in enumerate(grads[0]) if g is not None]
+
+        def rule(values: Values) -> Sequence[Tensor | None]:
+            full: list[Tensor | None] = [None] * len(like)
+            for i, g in zip(received, values):
+                full[i] = g
+            return program.vjp(xs, like, inputs, inputs_like, places, full)
+
+        found: list[Any] = [None] * count
+        with saved_tensors_unhooked():  # under which torch.func would refuse to run
+            for i, g in zip(places, _over_batches(rule, [grads[0][i] for i in received])):
+                found[i] = g
+        return [None, found, None]
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        program, tensors, moving = _programs[inputs[0]], inputs[1], tangents[1]
+        places = [i for i, t in enumerate(moving) if isinstance(t, Tensor)]
+        if in_functorch() and not innermost_is_jvp():
+            raise RuntimeError(
+                "torch_manualgrad: a dual number that was made inside of torch.func.grad or vjp, with "
+                "forward_ad.make_dual, has no derivative in a function with a custom rule; use torch.func.jvp"
+            )
+
+        def rule(xs: Values, tensors: Values, moving: Values) -> Sequence[Tensor | None]:
+            return _over_batches(lambda moving: program.jvp(xs, tensors, places, moving, inputs[2]), moving)
+
+        with saved_tensors_unhooked():
+            # the rule begins transforms, which this level, in the middle of the call, could not
+            found = at_next_level(rule, list(outputs[0]), list(tensors), [moving[i] for i in places])
+        return [[*found, *[None] * (len(outputs[0]) - len(found))]]
+
+
+def _over_batches(rule: Callable[[Values], Sequence[Tensor | None]], values: Values) -> Sequence[Tensor | None]:
+    """``rule(values)``; of gradients that PyTorch has batched, with ``is_grads_batched``, by torch.func.vmap."""
+    outside, dims, level = outside_of_batched_gradients(values)
+    if not level:
+        return rule(values)
+    missing: list[bool] = []
+
+    def filled(*values: Tensor) -> tuple[Tensor, ...]:
+        found = rule(values)
+        missing[:] = [g is None for g in found]
+        return tuple(g for g in found if g is not None)
+
+    found = torch.vmap(filled, in_dims=tuple(dims), randomness="different")(*outside)
+    made = iter(inside_of_batched_gradients(found, level))
+    return [None if none else next(made) for none in missing]
+
+
+_rule = _Rule()
+
+
+def _autograd(keyset: Any, number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+    values = [number, list(tensors), keeps]
+    mode = differentiated(_rule.signature, values)
+    if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
+        return redispatch(_call, _rule.signature, keyset, values)
+    if mode is Mode.DUAL:  # what is kept needs tangents if this level also differentiates in reverse mode
+        values[2] = keeps or any(x.requires_grad for x in tensors)
+    found = apply(_rule, keyset, mode, values)
+    return list(found)
+
+
+def _kernel(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+    program = _programs[number]
+    if modes_are_active():  # a tracer is to see what the program calls
+        with above_the_call(), torch.no_grad():
+            return program.run([x.detach() for x in tensors])
+    # whatever transforms and tangents there are, the function runs outside of them, and nothing tracks it
+    with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
+        return program.run([primal(x).detach() for x in tensors])
+
+
+def _batch(info: Any, in_dims: Any, number: int, tensors: Values, keeps: bool) -> Any:
+    batched = Batched(_programs[number], in_dims[1], info.batch_size, info.randomness)
+    found = list(_call(batched.number, list(tensors), keeps))
+    return found, [0] * len(found)
+
+
+_library.impl("call", skipped_by_dynamo(_autograd), "Autograd", with_keyset=True)
+_library.impl("call", skipped_by_dynamo(_kernel), "CompositeExplicitAutograd")
+decomposes_by(_call, skipped_by_dynamo(_kernel))
+torch.library.register_vmap("manualgrad_custom::call", _batch, lib=_library)

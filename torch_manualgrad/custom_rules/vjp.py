@@ -1,0 +1,229 @@
+"""Functions with a vjp of their own; the jvp is its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..arguments import ArgumentError, described
+from ..core.schema import is_differentiable
+from ..implicit.operators import pull_back, push_forward
+from .function import Call, CustomFunction
+from .linear import transposed
+from .operator import Metadata, Values
+from .trees import Kept, Tree, check_leaf, distinct, of_structure
+
+__all__ = ["CustomVjp", "custom_vjp"]
+
+
+class _VjpCall(Call):
+    """A call of a function with a vjp."""
+
+    function: CustomVjp
+    kept: Kept
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        fwd, bwd = self.function.rules
+        self._fwd, self._bwd = self.function.in_autocast(fwd[0]), self.function.in_autocast(bwd[0])
+        self._what = bwd[1]
+
+    def _pair(self, found: Any) -> tuple[Any, Any]:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ArgumentError(f"{self.function.rules[0][1]}: expected a pair (out, residuals), got {described(found)}")
+        return found
+
+    def run(self, tensors: Values) -> list[Tensor]:
+        out, residuals = self._pair(self.first(self._fwd, self.function.rules[0][1], tensors))
+        result = Tree(out)
+        results = result.tensors
+        self.kept = Kept(residuals, tensors, results)
+        own = [x.detach() for x in self.kept.own]
+        made = distinct(results, tensors)
+        result.release()
+        self.kept.release()
+        self.out = result
+        return [*made, *own]
+
+    def needed(self, count: int, inputs: int) -> tuple[Sequence[int], Sequence[int]]:
+        own = range(self.outputs, count)
+        # the residuals that fwd computes are differentiated again by calling fwd
+        given = range(inputs) if own else self.kept.read("input")
+        return [*self.kept.read("result"), *own], given
+
+    def _residuals(self, xs: Sequence[Any], tensors: Sequence[Any]) -> Any:
+        n = self.outputs
+        return self.kept.join(tensors, xs[:n], xs[n:])
+
+    def _pulled(
+        self, residuals: Any, grads: Sequence[Tensor | None], wanted: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """What bwd returns: a cotangent for each tensor among the arguments; ``wanted`` has None where it is not needed."""
+        cotangents = self.result.filled(grads, [None] * len(self.result.is_tensor))
+        found = self._bwd(*self.nondiff, residuals, cotangents)
+        count = len(self.names)
+        if not isinstance(found, (tuple, list)) or len(found) != count:
+            raise ArgumentError(
+                f"{self._what}: expected a tuple of {count} cotangents, of {', '.join(self.names)}, got {described(found)}"
+            )
+        leaves: list[Any] = []
+        names: list[str] = []
+        for value, spec, name in zip(found, self.arguments.spec.children(), self.names):
+            one = of_structure(value, spec, f"{self._what}: the cotangent of {name}")
+            leaves += one
+            names += [name] * len(one)
+        picked = [(leaf, name) for leaf, name, yes in zip(leaves, names, self.arguments.is_tensor) if yes]
+        return [
+            None if x is None else check_leaf(leaf, x, f"{self._what}: the cotangent of {name}")
+            for (leaf, name), x in zip(picked, wanted)
+        ]
+
+    def vjp(
+        self,
+        xs: Sequence[Tensor | None],
+        like: Sequence[Metadata],
+        tensors: Sequence[Tensor | None],
+        inputs: Sequence[Metadata],
+        places: Sequence[int],
+        grads: Sequence[Tensor | None],
+    ) -> Sequence[Tensor | None]:
+        n = self.outputs
+        found: dict[int, Tensor | None] = dict.fromkeys(places)
+        if any(g is not None for g in grads[:n]):
+            full = [m.zeros() if g is None and m.is_smooth else g for g, m in zip(grads[:n], like)]
+            wanted = [m if i in found else None for i, m in enumerate(inputs)]
+            pulled = self._pulled(self._residuals(xs, tensors), full, wanted)
+            found.update((i, pulled[i]) for i in places)
+        own = [i for i in range(n, len(like)) if grads[i] is not None]
+        if own:
+            read = self._recomputed(tensors, places, [i - n for i in own])
+            primals = [x for i in places if (x := tensors[i]) is not None]
+            for i, g in zip(places, pull_back(read, primals)[1]([g for i in own if (g := grads[i]) is not None])):
+                known = found[i]
+                found[i] = g if known is None else known + g
+        return [found[i] for i in places]
+
+    def _recomputed(
+        self, tensors: Sequence[Any], places: Sequence[int], wanted: Sequence[int]
+    ) -> Callable[..., list[Tensor]]:
+        """The residuals that fwd computes, as a function of the tensors at ``places``."""
+
+        def read(*changed: Tensor) -> list[Tensor]:
+            full = list(tensors)
+            for i, x in zip(places, changed):
+                full[i] = x
+            out, residuals = self._pair(self.again(self._fwd, *self.at(full)))
+            own = Kept(residuals, full, Tree(out).tensors).own
+            return [own[i] for i in wanted]
+
+        return read
+
+    def jvp(
+        self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
+    ) -> Sequence[Tensor | None]:
+        n = self.outputs
+        moving: list[Tensor | None] = [None] * len(tensors)
+        for i, t in zip(places, tangents):
+            moving[i] = t
+        smooth = [i for i in range(n) if is_differentiable(xs[i])]
+        residuals = self._residuals(xs, tensors)
+
+        def pulled(cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+            full: list[Tensor | None] = [None] * n
+            for i, c in zip(smooth, cotangents):
+                full[i] = c
+            wanted = [None if t is None else x for x, t in zip(tensors, moving)]
+            return self.watched(lambda: self._pulled(residuals, full, wanted), self._what)
+
+        names = self.tensor_names
+        found: list[Tensor | None] = [None] * len(xs)
+        for i, t in zip(smooth, transposed(pulled, [xs[i] for i in smooth], moving, self._what, names)):
+            found[i] = t
+        own = [i for i in range(n, len(xs)) if is_differentiable(xs[i])] if keeps else []
+        if own:
+            read = self._recomputed(tensors, places, [i - n for i in own])
+            found_own = push_forward(read, [tensors[i] for i in places], tangents)
+            found[n:] = [None] * (len(xs) - n)
+            for i, t in zip(own, found_own):
+                found[i] = t
+        return found if keeps else found[:n]
+
+
+class CustomVjp(CustomFunction):
+    """A function whose vjp is that of a rule; `custom_vjp` makes it."""
+
+    kind = "custom_vjp"
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Define the rule.
+
+        Args:
+            fwd: ``(*args) -> (out, residuals)``, with the arguments of the function. The residuals are any pytree.
+            bwd: ``(*nondiff_args, residuals, cotangents) -> cotangents of the other arguments``, a tuple. The cotangents
+                have the structure of the result, and None for what is not a tensor of floating point or complex
+                numbers. None in what is returned, for an argument or for a part of one, is zero. For forward mode bwd
+                has to be linear in the cotangents, and made of differentiable operations.
+
+        Raises:
+            TypeError: one is not a function.
+        """
+        for name, function in (("fwd", fwd), ("bwd", bwd)):
+            if not callable(function):
+                raise TypeError(f"defvjp: {name}: expected a function, got {described(function)}")
+        self.fwd, self.bwd = fwd, bwd
+
+    @property
+    def rules(self) -> list[tuple[Callable[..., Any], str]]:
+        if self.fwd is None or self.bwd is None:
+            raise AttributeError(f"{self.name}: no rule is defined for this custom_vjp; call {self.name}.defvjp(fwd, bwd)")
+        return [(self.fwd, f"the fwd of {self.name}"), (self.bwd, f"the bwd of {self.name}")]
+
+    def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
+        return _VjpCall(self, names, args, known)
+
+
+def custom_vjp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:
+    """Give a function of tensors a vjp of its own. All modes of differentiation use it, at every order.
+
+    The names are those of ``jax.custom_vjp``. Forward mode is supported too: the jvp is the transpose of the vjp.
+
+        @mg.custom_vjp
+        def f(x, y):
+            return torch.sin(x) * y
+
+        def fwd(x, y):
+            return f(x, y), (torch.cos(x), torch.sin(x), y)
+
+        def bwd(residuals, g):
+            cos_x, sin_x, y = residuals
+            return cos_x * g * y, sin_x * g
+
+        f.defvjp(fwd, bwd)
+
+    Args:
+        fun: the function, of pytrees; tensors among its leaves are differentiated. Without it, a decorator is returned.
+        nondiff_argnums: positions of arguments that are not differentiated, such as functions. They are passed to bwd
+            before the residuals, and must not contain tensors that are followed by autograd or by a transform.
+
+    Returns:
+        `CustomVjp`, which is called like the function. Its method ``defvjp(fwd, bwd)`` defines the rule.
+
+    Raises:
+        HiddenTensorError: in a call: the function, or fwd, reads a tensor that is followed and that is not an argument.
+        ArgumentError: in a call or a backward: fwd or bwd returned a tree or tensor of another shape.
+        NotImplementedError: in a call: an argument is a Taylor series.
+
+    Note:
+        The result has the derivative of the rule at every order, as if fwd called the function. Residuals that fwd
+        computes have the derivatives of fwd's operations. A complex cotangent is the conjugate of JAX's, as in PyTorch.
+
+    References:
+        ``jax.custom_vjp``.
+    """
+    if fun is None:
+        return lambda fun: CustomVjp(fun, nondiff_argnums)
+    return CustomVjp(fun, nondiff_argnums)
