@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..core.internals import has_tangent, is_functorch_wrapped, levels_of, only_autograd, transform_depth
+from ..core.internals import has_tangent, is_functorch_wrapped, layers, levels_of, only_autograd, transform_depth
 from ..implicit.arguments import HiddenTensorError
 
-__all__ = ["Watch", "is_followed", "reachable", "suspects"]
+__all__ = ["Watch", "is_differentiated", "is_followed", "reachable", "suspects"]
 
 _DEPTH = 6  # of attributes, containers and functions inside of each other
 
@@ -28,6 +28,13 @@ def is_followed(x: Tensor) -> bool:
         return x.requires_grad and torch.is_grad_enabled()
     levels, tracked = levels_of(x)
     return tracked or bool(levels)
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether autograd or a transform that differentiates, at any level, follows a tensor."""
+    if only_autograd():
+        return x.requires_grad and torch.is_grad_enabled()
+    return levels_of(x)[1]
 
 
 def suspects(functions: Sequence[tuple[Any, str]]) -> dict[int, tuple[Tensor, str]]:
@@ -157,31 +164,39 @@ def _loads(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]
     return tuple(found)
 
 
+_CUTS = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
 class Watch(TorchFunctionMode):
     """A context in which reading a tensor that is followed, and that is not an argument, raises.
-
-    The arguments have to be detached.
 
     Args:
         what: the function in errors.
         known: the `suspects`.
         advice: the end of the error.
+        detached: whether the arguments are not followed, so that any other tensor that is can be told.
     """
 
-    def __init__(self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str) -> None:
+    def __init__(
+        self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str, detached: bool = True
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.what, self.known, self.advice = what, known, advice
+        self.what, self.known, self.advice, self.detached = what, known, advice, detached
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._grad_was_enabled = torch.is_grad_enabled()
         self._outermost = transform_depth() == 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for x in _tensors((args, kwargs) if kwargs else args):
-            if id(x) in self.known and self.known[id(x)][0] is x:
-                raise self.error(self.known[id(x)][1])
-            if self._is_foreign(x):
-                raise self.error(f"a tensor of shape {list(x.shape)}, read by {getattr(func, '__name__', func)}")
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        foreign = self._foreign(func, (args, kwargs) if kwargs else args)
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception as error:
+            if foreign is None:
+                raise
+            raise self.error(foreign) from error
+        # its size, its numbers and a detached copy have no derivative in any function
+        if foreign is not None and func not in _CUTS and next(_tensors(result), None) is not None:
+            raise self.error(foreign)
         if torch.is_grad_enabled():
             self._grad_was_enabled = True
         if self._grad_was_enabled:
@@ -189,6 +204,16 @@ class Watch(TorchFunctionMode):
                 if x.requires_grad:
                     self._made[id(x)] = weakref.ref(x)
         return result
+
+    def _foreign(self, func: Any, values: Any) -> str | None:
+        for x in _tensors(values):
+            inside = layers(x) if self.detached else (x,)
+            for y in inside:
+                if id(y) in self.known and self.known[id(y)][0] is y:
+                    return self.known[id(y)][1]
+            if self.detached and (self._is_foreign(x) or x is not inside[-1] and self._is_foreign(inside[-1])):
+                return f"a tensor of shape {list(x.shape)}, read by {getattr(func, '__name__', func)}"
+        return None
 
     def _is_foreign(self, x: Tensor) -> bool:
         if is_functorch_wrapped(x):

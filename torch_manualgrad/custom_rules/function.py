@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arguments import ArgumentError, described
 from ..core.internals import breaks_graphs, only_autograd, own_levels_are_open, pytree
 from ..implicit.arguments import in_this_autocast
-from .captures import Watch, is_followed, suspects
+from .captures import Watch, is_differentiated, suspects
 from .operator import Program, Values, call
 from .randomness import RandomState
 from .trees import Tree
@@ -88,15 +88,18 @@ class Call(Program):
         """Keep the tensors that the functions must not read no longer; the call is over."""
         self._known = {}
 
-    def watched(self, function: Callable[..., Any], what: str, *args: Any) -> Any:
-        """Call a function that may read no tensor that is followed, except for its arguments."""
-        with Watch(what, self._known, self.function.advice):
-            return function(*args)
+    def watched(self, function: Callable[..., Any], what: str) -> Any:
+        """Call a rule, which may read no tensor that is followed, except for its arguments."""
+        if not self._known:
+            return function()
+        with Watch(what, self._known, self.function.advice, detached=False):
+            return function()
 
     def first(self, function: Callable[..., Any], what: str, tensors: Values) -> Any:
         """Call the function with these tensors for the first time: later calls draw the same random numbers."""
         random = RandomState(tensors)
-        result = self.watched(function, what, *self.at(tensors))
+        with Watch(what, self._known, self.function.advice):
+            result = function(*self.at(tensors))
         random.settle()
         self.random = random
         return result
@@ -150,13 +153,15 @@ class CustomFunction:
                 raise TypeError(f"{self.name}: pass all arguments by position; its signature is not known")
             return args, [f"argument {i}" for i in range(len(args))]
         bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
         if bound.kwargs:
             raise TypeError(
                 f"{self.name}: rules receive arguments by position, and {', '.join(bound.kwargs)} can be passed by name only"
             )
+        bound.apply_defaults()
         names = []
         for p in self._signature.parameters.values():
+            if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
+                continue
             if p.kind is p.VAR_POSITIONAL:
                 names += [f"{p.name}[{i}]" for i in range(len(bound.arguments[p.name]))]
             else:
@@ -209,14 +214,14 @@ class CustomFunction:
             for x in pytree.tree_leaves(v)
             if isinstance(x, Tensor)
         ]
-        known = {key: pair for key, pair in known.items() if not any(pair[0] is x for x in tensors)}
         for i in self.nondiff_argnums:
             for x, name in known.values():
                 if any(x is leaf for leaf in pytree.tree_leaves(values[i])):
                     raise Watch(self.name, known, self.advice).error(name)
-        if not own_levels_are_open() and not any(map(is_followed, tensors)):
+        if not own_levels_are_open() and not any(map(is_differentiated, tensors)):
             if plain and not torch.is_grad_enabled():
                 return self.fun(*values)
+            known = {key: pair for key, pair in known.items() if is_differentiated(pair[0])}
             with Watch(self.name, known, self.advice):
                 return self.fun(*values)
         made = self._made(diff, values, known)

@@ -61,7 +61,7 @@ class Metadata(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> Metadata:
         """That of a tensor."""
-        return cls(x.shape, x.dtype, x.device)
+        return cls(tuple(x.shape), x.dtype, x.device)
 
     @property
     def is_smooth(self) -> bool:
@@ -209,7 +209,7 @@ def _element(m: Metadata, dim: int | None) -> Metadata:
         return m
     shape = list(m.shape)
     del shape[dim]
-    return m._replace(shape=shape)
+    return m._replace(shape=tuple(shape))
 
 
 # -- the operator -----------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def check_leaf(leaf: Any, like: Any, what: str) -> Tensor | None:
         return None
     if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool) and leaf == 0:
         return None
-    if not isinstance(leaf, Tensor) or leaf.shape != like.shape:
+    if not isinstance(leaf, Tensor) or tuple(leaf.shape) != tuple(like.shape):
         raise ArgumentError(f"{what}: expected None or a tensor of shape {list(like.shape)}, got {described(leaf)}")
     if not is_differentiable(leaf):
         raise ArgumentError(f"{what}: expected a floating point or complex tensor, got {described(leaf)}")

@@ -172,7 +172,7 @@ from .tracing import (
     tensor_without_memory,
     value_of_constant,
 )
-from .values import DispatchMode, are_finite, decompositions, memory_of, value_of, values_readable
+from .values import DispatchMode, are_finite, decompositions, layers, memory_of, value_of, values_readable
 
 __all__ = [
     "DERIVATIVES_TABLE",
@@ -267,6 +267,7 @@ __all__ = [
     "jagged_structure",
     "jagged_view",
     "known_lengths",
+    "layers",
     "levels_of",
     "library_backward",
     "longest_known",

@@ -15,7 +15,7 @@ from .dispatch import below_autograd, values_hidden
 from .dynamo import skipped_by_dynamo
 from .functorch import PLAIN
 
-__all__ = ["DispatchMode", "are_finite", "decompositions", "memory_of", "value_of", "values_readable"]
+__all__ = ["DispatchMode", "are_finite", "decompositions", "layers", "memory_of", "value_of", "values_readable"]
 
 # Of a fused operator, what computes the same in operators that are none.
 decompositions: dict[Any, Callable[..., Any]] = decomposition_table
@@ -41,6 +41,15 @@ def value_of(x: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
+
+
+def layers(x: Tensor) -> list[Tensor]:
+    """The tensor, and what is inside of each wrapper of torch.func, the innermost last."""
+    found = [x]
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        found.append(x)
+    return found
 
 
 def memory_of(x: Tensor) -> int | None:
