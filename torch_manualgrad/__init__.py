@@ -68,7 +68,14 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
-_ON_USE = ("compiling", "custom_rules", "distributed", "forward_ad", "implicit", "testing")  # packages that are imported on use
+_ON_USE = (
+    "compiling",
+    "custom_rules",
+    "distributed",
+    "forward_ad",
+    "implicit",
+    "testing",
+)  # packages that are imported on use
 
 
 def __getattr__(name: str) -> Any:

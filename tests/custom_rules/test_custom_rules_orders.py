@@ -306,7 +306,9 @@ def test_residuals_are_computed_again_with_the_same_random_numbers(randomness):
     (second,) = torch.autograd.grad(first.sum(), x)
     close([first, second], [2 * x * noise, 2 * noise])
     before = torch.get_rng_state()
-    close(grad(lambda x: grad(lambda x: noisy(x).sum())(x).sum())(X) / 2, grad(lambda x: x.sum())(X) * 0 + 0.5, rtol=0.6)
+    close(
+        grad(lambda x: grad(lambda x: noisy(x).sum())(x).sum())(X) / 2, grad(lambda x: x.sum())(X) * 0 + 0.5, rtol=0.6
+    )
     assert not torch.equal(before, torch.get_rng_state())
 
     def both(x):

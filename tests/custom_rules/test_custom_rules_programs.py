@@ -296,6 +296,24 @@ def test_tensors_of_transforms_that_are_no_arguments_are_refused(kind):
         through(X, torch.autograd.forward_ad.make_dual(Y, X))
 
 
+def test_a_bwd_that_reads_a_tensor_which_is_no_argument():
+    """The second derivative has it in reverse mode; in forward mode it would be lost, and is refused."""
+
+    def call(x, w):
+        f = mg.custom_vjp(lambda x: x * 1)
+        f.defvjp(lambda x: (x * 1, None), lambda _, g: (g * w**2,))
+        return f(x)
+
+    x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    (first,) = torch.autograd.grad(call(x, w).sum(), x, create_graph=True)
+    close([first, torch.autograd.grad(first.sum(), w)[0]], [w**2, 2 * w])
+    slope = lambda w: grad(lambda x: call(x, w).sum())(X)  # noqa: E731
+    close([grad(lambda w: slope(w).sum())(Y), jvp(slope, (Y,), (X,))[1]], [2 * Y, 2 * Y * X])
+    close(vmap(grad(lambda x, w: call(x, w).sum()))(random(4, 3), random(4, 3, seed=1)), random(4, 3, seed=1) ** 2)
+    with pytest.raises(mg.custom_rules.HiddenTensorError, match="the bwd of <lambda> reads .* argument: w"):
+        jvp(lambda x: call(x, w), (X,), (Y,))
+
+
 def test_tensors_that_are_only_near_are_not_refused():
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -331,7 +349,9 @@ def test_errors_name_the_function_the_argument_and_what_came_back():
     for text, f in {
         r"the fwd of <lambda>: expected a pair \(out, residuals\), got": broken(lambda x, y: x, lambda r, g: (g, g)),
         "the bwd of <lambda>: expected a tuple of 2 cotangents, of x, y, got": broken(bwd=lambda r, g: (g["a"],)),
-        r"the bwd of <lambda>: expected a tuple of 2 cotangents, of x, y, got a Tensor": broken(bwd=lambda r, g: g["a"]),
+        r"the bwd of <lambda>: expected a tuple of 2 cotangents, of x, y, got a Tensor": broken(
+            bwd=lambda r, g: g["a"]
+        ),
         r"cotangent of y: expected None or a tensor of shape \[3\], got a Tensor of shape \[2\]": broken(
             bwd=lambda r, g: (g["a"], g["a"][:2])
         ),
@@ -340,7 +360,9 @@ def test_errors_name_the_function_the_argument_and_what_came_back():
         "cotangent of y: expected a floating point or complex": broken(bwd=lambda r, g: (None, g["a"].long())),
         "cotangent of x: expected None or a tensor of shape": broken(bwd=lambda r, g: ({"b": g["a"]}, None)),
         "the jvp of <lambda>: expected a pair": broken(jvp=lambda p, t: t[0]),
-        r"the jvp of <lambda>: out: expected the structure \{'a': \*\}, got \*": broken(jvp=lambda p, t: (p[0], {"a": t[0]})),
+        r"the jvp of <lambda>: out: expected the structure \{'a': \*\}, got \*": broken(
+            jvp=lambda p, t: (p[0], {"a": t[0]})
+        ),
         r"the tangent of out: expected the structure \{'a': \*\}, got": broken(
             jvp=lambda p, t: ({"a": p[0]}, {"b": t[0]})
         ),
@@ -415,9 +437,9 @@ def test_under_every_rule_of_the_package(f, options):
 def test_in_a_checkpoint(f, reentrant):
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
     out = checkpoint(lambda x, y: f(x, y) * f(y, x), x, y, use_reentrant=reentrant)
-    close(torch.autograd.grad(out.sum(), (x, y)), torch.autograd.grad((ordinary(x, y) * ordinary(y, x)).sum(), (x, y))) if (
-        not reentrant
-    ) else out.sum().backward()
+    close(
+        torch.autograd.grad(out.sum(), (x, y)), torch.autograd.grad((ordinary(x, y) * ordinary(y, x)).sum(), (x, y))
+    ) if (not reentrant) else out.sum().backward()
     if reentrant:
         close((x.grad, y.grad), torch.autograd.grad((ordinary(x, y) * ordinary(y, x)).sum(), (x, y)))
 
@@ -425,7 +447,9 @@ def test_in_a_checkpoint(f, reentrant):
 @BOTH
 def test_hooks_on_saved_tensors(f):
     packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x.shape) or x.numpy(force=True), torch.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: packed.append(x.shape) or x.numpy(force=True), torch.tensor
+    ):
         x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
         out = f(x, y).sum()
     assert packed

@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def reachable(value: Any, name: str, seen: set[int] | None = None, depth: int = 
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         for key, item in list(vars(value).items()):
             yield from reachable(item, f"{name}.{key}", seen, depth + 1)
-        call = getattr(type(value), "__call__", None)
+        call = inspect.getattr_static(type(value), "__call__", None)
         if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
             yield from reachable(call, name, seen, depth + 1)
 
@@ -164,7 +164,8 @@ def _loads(code: types.CodeType) -> tuple[tuple[str, str, tuple[str, ...]], ...]
     return tuple(found)
 
 
-_CUTS = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+_data: Any = Tensor.data
+_CUTS = (Tensor.detach, _data.__get__)
 
 
 class Watch(TorchFunctionMode):
@@ -177,10 +178,8 @@ class Watch(TorchFunctionMode):
         detached: whether the arguments are not followed, so that any other tensor that is can be told.
     """
 
-    def __init__(
-        self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str, detached: bool = True
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, what: str, known: Mapping[int, tuple[Tensor, str]], advice: str, detached: bool = True) -> None:
+        super().__init__()
         self.what, self.known, self.advice, self.detached = what, known, advice, detached
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._grad_was_enabled = torch.is_grad_enabled()

@@ -37,7 +37,7 @@ from ..core.internals import (
     transforms_in_dual_level,
     unwrap_if_dead,
 )
-from ..core.schema import Signature, is_differentiable
+from ..core.schema import Signature
 
 __all__ = ["Metadata", "Program", "Values", "call"]
 
@@ -160,7 +160,8 @@ class Batched(Program):
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
     ) -> Sequence[Tensor | None]:
-        n, m, missing = len(xs), len(tensors), []
+        n, m = len(xs), len(tensors)
+        missing: list[bool] = []
 
         def rule(*values: Tensor) -> tuple[Tensor, ...]:
             found = self.one.jvp(values[:n], values[n : n + m], places, values[n + m :], keeps)

@@ -33,7 +33,6 @@ class RandomState:
             module = torch.get_device_module(self._kind)
             same = all(torch.equal(s, module.get_rng_state(d)) for d, s in zip(self._devices, self._states))
         self._used = not same
-        self._tensors = []
 
     @contextmanager
     def restored(self) -> Iterator[None]:

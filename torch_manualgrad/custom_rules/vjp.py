@@ -32,7 +32,9 @@ class _VjpCall(Call):
 
     def _pair(self, found: Any) -> tuple[Any, Any]:
         if not isinstance(found, tuple) or len(found) != 2:
-            raise ArgumentError(f"{self.function.rules[0][1]}: expected a pair (out, residuals), got {described(found)}")
+            raise ArgumentError(
+                f"{self.function.rules[0][1]}: expected a pair (out, residuals), got {described(found)}"
+            )
         return found
 
     def run(self, tensors: Values) -> list[Tensor]:
@@ -57,9 +59,7 @@ class _VjpCall(Call):
         n = self.outputs
         return self.kept.join(tensors, xs[:n], xs[n:])
 
-    def _pulled(
-        self, residuals: Any, grads: Sequence[Tensor | None], wanted: Sequence[Any]
-    ) -> list[Tensor | None]:
+    def _pulled(self, residuals: Any, grads: Sequence[Tensor | None], wanted: Sequence[Any]) -> list[Tensor | None]:
         """What bwd returns: a cotangent for each tensor among the arguments; ``wanted`` has None where it is not needed."""
         cotangents = self.result.filled(grads, [None] * len(self.result.is_tensor))
         found = self._bwd(*self.nondiff, residuals, cotangents)
@@ -179,7 +179,9 @@ class CustomVjp(CustomFunction):
     @property
     def rules(self) -> list[tuple[Callable[..., Any], str]]:
         if self.fwd is None or self.bwd is None:
-            raise AttributeError(f"{self.name}: no rule is defined for this custom_vjp; call {self.name}.defvjp(fwd, bwd)")
+            raise AttributeError(
+                f"{self.name}: no rule is defined for this custom_vjp; call {self.name}.defvjp(fwd, bwd)"
+            )
         return [(self.fwd, f"the fwd of {self.name}"), (self.bwd, f"the bwd of {self.name}")]
 
     def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
