@@ -20,7 +20,8 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import compiling, custom_rules, distributed, forward_ad, implicit, testing
+    from . import checkpointing, compiling, custom_rules, distributed, forward_ad, implicit, testing
+    from .checkpointing import checkpoint
     from .compiling import compile
     from .custom_rules import custom_jvp, custom_vjp
     from .testing import audit
@@ -39,6 +40,8 @@ __all__ = [
     "active",
     "audit",
     "catalogue",
+    "checkpoint",
+    "checkpointing",
     "compile",
     "compiling",
     "composite",
@@ -68,14 +71,15 @@ __all__ = [
     "view",
 ]
 __version__ = "0.1.0"
-_ON_USE = (
+_ON_USE = (  # packages that are imported on use
+    "checkpointing",
     "compiling",
     "custom_rules",
     "distributed",
     "forward_ad",
     "implicit",
     "testing",
-)  # packages that are imported on use
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -87,6 +91,8 @@ def __getattr__(name: str) -> Any:
         from .compiling import compile
 
         return compile
+    if name == "checkpoint":
+        return import_module(f"{__name__}.checkpointing").checkpoint
     if name in ("custom_jvp", "custom_vjp"):
         return getattr(import_module(f"{__name__}.custom_rules"), name)
     if name == "audit":

@@ -71,3 +71,13 @@ def test_own_levels_are_open():
     assert not internals.own_levels_are_open()
     with mg.forward_ad.dual_level():
         assert internals.own_levels_are_open()
+
+
+def test_needs_reverse():
+    found = []
+    see = lambda *xs: [found.append(internals.needs_reverse(x)) for x in xs]  # noqa: E731
+    see(X, X.clone().requires_grad_())
+    jvp(lambda x: (see(x), x.sin())[1], (X,), (X,))
+    grad(lambda x: jvp(lambda y: (see(x, y, X), y * x)[1], (X,), (x,))[1].sum())(X)
+    grad(lambda x: vmap(lambda y: (see(y), y)[1])(x).sum())(X)
+    assert found == [False, True, False, True, True, False, True]

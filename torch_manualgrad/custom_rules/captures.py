@@ -37,10 +37,17 @@ def is_differentiated(x: Tensor) -> bool:
     return levels_of(x)[1]
 
 
-def suspects(functions: Sequence[tuple[Any, str]]) -> dict[int, tuple[Tensor, str]]:
-    """The tensors that functions can reach, and that are followed, by their ids, with names."""
+def suspects(
+    functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None = None
+) -> dict[int, tuple[Tensor, str]]:
+    """The tensors that functions can reach, and that are followed, by their ids, with names.
+
+    Args:
+        functions: with their names.
+        seen: receives all objects that the functions can reach, such as modules, by their ids.
+    """
     found: dict[int, tuple[Tensor, str]] = {}
-    seen: set[int] = set()
+    seen = {} if seen is None else seen
     for function, what in functions:
         for name, x in reachable(function, what, seen):
             if is_followed(x):
@@ -48,15 +55,15 @@ def suspects(functions: Sequence[tuple[Any, str]]) -> dict[int, tuple[Tensor, st
     return found
 
 
-def reachable(value: Any, name: str, seen: set[int] | None = None, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def reachable(value: Any, name: str, seen: dict[int, Any] | None = None, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors that are, or that can be reached from, a value: by closure, as globals, defaults, attributes and items."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         yield name, value
         return
     if depth > _DEPTH or isinstance(value, _PLAIN) or id(value) in seen:
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # which keeps the id from being used again
     if isinstance(value, torch.nn.Module):
         for key, x in (*value.named_parameters(), *value.named_buffers()):
             yield f"{name}.{key}", x
@@ -90,7 +97,7 @@ def _name_of(value: Any) -> str:
     return "self" if not inspect.ismodule(value) else str(value.__name__)
 
 
-def _of_function(function: types.FunctionType, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
+def _of_function(function: types.FunctionType, seen: dict[int, Any], depth: int) -> Iterator[tuple[str, Tensor]]:
     if (function.__module__ or "").split(".")[0] in ("torch", "torch_manualgrad"):
         for cell in function.__closure__ or ():
             yield from _at_chain(_of_cell(cell), function.__name__, (), seen, depth)
@@ -119,7 +126,7 @@ def _of_cell(cell: Any) -> Any:
 
 
 def _at_chain(
-    value: Any, name: str, attributes: Sequence[str], seen: set[int], depth: int
+    value: Any, name: str, attributes: Sequence[str], seen: dict[int, Any], depth: int
 ) -> Iterator[tuple[str, Tensor]]:
     """What a variable reaches, by the attributes that are read of it as far as reading them runs no code."""
     for attribute in attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "forward_mode_outside",
     "fresh_alias",
     "fresh_variable",
+    "function_arguments_replaced",
     "has_tangent",
     "has_tangent_below_autograd",
     "in_functorch",
@@ -46,6 +48,7 @@ __all__ = [
     "is_known_zero",
     "is_tracked_here",
     "levels_of",
+    "needs_reverse",
     "only_autograd",
     "outside_of_batched_gradients",
     "own_levels_are_open",
@@ -126,6 +129,44 @@ def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
     with guard, temporarily_pop_interpreter_stack():
         result = function(*values)
     return pytree.tree_map_only(Tensor, lambda x: torch._C._functorch._wrap_for_grad(x, level), result)
+
+
+class _Replaced(threading.local):
+    """What replaces arguments of ``torch.autograd.Function.apply`` on this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.functions: list[Callable[[Any], Any]] = []
+
+
+_replaced = _Replaced()
+_replacing = 0  # how many contexts there are in the process
+_replacing_lock = threading.Lock()
+_apply: Any = torch.autograd.Function.__dict__["apply"]
+
+
+def _apply_replaced(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    for function in reversed(_replaced.functions):
+        args = tuple([function(x) for x in args])
+    return _apply.__func__(cls, *args, **kwargs)
+
+
+@contextmanager
+def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None]:
+    """In the context ``torch.autograd.Function.apply``, which no mode sees, gets ``function(x)`` for each argument."""
+    global _replacing
+    with _replacing_lock:
+        _replacing += 1
+        if _replacing == 1:
+            torch.autograd.Function.apply = classmethod(_apply_replaced)  # type: ignore[assignment]
+    _replaced.functions.append(function)
+    try:
+        yield
+    finally:
+        _replaced.functions.pop()
+        with _replacing_lock:
+            _replacing -= 1
+            if not _replacing:
+                torch.autograd.Function.apply = _apply
 
 
 @contextmanager
@@ -212,6 +253,24 @@ def is_tracked_here(x: Tensor) -> bool:
     if not x.requires_grad:
         return False
     return not in_functorch() or torch._C._functorch.maybe_get_level(x) == transform_depth()
+
+
+def needs_reverse(x: Tensor) -> bool:
+    """Whether reverse mode tracks ``x``, or a tangent of it, at any level."""
+    x = unwrap_if_dead(x)
+    parts = [x]
+    if not torch._C._functorch.is_batchedtensor(x):
+        if x.requires_grad:
+            return True
+        parts += [t for t in [tangent(x)] if t is not None]
+        if any(t.requires_grad for t in parts):
+            return True
+    if not in_functorch():
+        return False
+    level = retrieve_current_functorch_interpreter().level()
+    inside = [torch._C._functorch.get_unwrapped(t) if torch._C._functorch.maybe_get_level(t) == level else t for t in parts]
+    with temporarily_pop_interpreter_stack():
+        return any(map(needs_reverse, inside))
 
 
 def saved_tensors_are_hooked() -> bool:

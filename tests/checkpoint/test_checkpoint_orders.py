@@ -1,0 +1,279 @@
+"""Functions that are computed again in the backward: the same numbers as without, in all modes and at every order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.modes import MODES, derivatives
+from helpers.tensors import close, random
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.nn import functional as F
+
+import torch_manualgrad as mg
+from torch_manualgrad.checkpointing import checkpoint_name, save_budget, save_names, save_products
+from torch_manualgrad.testing import check
+
+F64, C128 = torch.float64, torch.complex128
+X, Y = random(3), random(3, seed=1)
+W = random(3, 3, seed=2)
+
+
+def cell(x, y):
+    return torch.tanh(x @ W + y) * x.exp()
+
+
+def nested(x, y):
+    return mg.checkpoint(cell)(mg.checkpoint(lambda x: x.sin() * y)(x), y) + x
+
+
+def of_trees(x, y):
+    out = mg.checkpoint(lambda p, n, scale=1.0: {"a": cell(p["x"], p["y"]) * n, "k": p["k"] + 1, "b": [p["y"] * scale]})(
+        {"x": x, "y": y, "k": torch.tensor(1)}, 3, scale=2.0
+    )
+    assert out["k"] == 2 and not out["k"].requires_grad
+    return out["a"] * out["b"][0]
+
+
+def in_closure(x, y):
+    z = x * y
+    return mg.checkpoint(lambda x: cell(x, z) + y)(x)
+
+
+CASES = {
+    "a function": (mg.checkpoint(cell), cell, (X, Y)),
+    "nested": (nested, lambda x, y: cell(x.sin() * y, y) + x, (X, Y)),
+    "trees": (of_trees, lambda x, y: cell(x, y) * 3 * y * 2, (X, Y)),
+    "tensors in a closure": (in_closure, lambda x, y: cell(x, x * y) + y, (X, Y)),
+    "an argument in a closure too": (
+        lambda x, y: mg.checkpoint(lambda a: cell(a, y) * x)(x), lambda x, y: cell(x, y) * x, (X, Y)
+    ),
+    "chained": (
+        lambda x, y: mg.checkpoint(cell)(mg.checkpoint(cell)(x, y), y), lambda x, y: cell(cell(x, y), y), (X, Y)
+    ),
+    "its argument as the result": (lambda x: mg.checkpoint(lambda x: (x, x * x))(x)[0] * x, lambda x: x * x, (X,)),
+    "with a rule of its own": (
+        lambda x: mg.checkpoint(doubled_sine)(x) * x, lambda x: (2 * x.sin() - x.sin().detach()) * x, (X,)
+    ),
+}  # fmt: skip
+
+
+@mg.custom_jvp
+def doubled_sine(x):
+    return x.sin()
+
+
+doubled_sine.defjvps(lambda t, out, x: 2 * x.cos() * t)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_mode(name, mode):
+    ours, plain, inputs = CASES[name]
+    assert torch.equal(ours(*inputs), plain(*inputs))
+    close(derivatives(ours, inputs, mode), derivatives(plain, inputs, mode))
+
+
+def test_by_finite_differences():
+    """And vmap, fake tensors, checkpoints of PyTorch and more; complex numbers too."""
+    f = mg.checkpoint(lambda z, w: torch.sin(z) * w.conj() + z.abs())
+    check(f, [(random(2, dtype=C128), random(2, dtype=C128, seed=1))])
+    check(mg.checkpoint(cell), [(X, Y)])
+
+
+# -- transforms -------------------------------------------------------------------------------------------------------
+
+
+def total(f):
+    return lambda *args: f(*args).sum()
+
+
+def test_transforms():
+    ours, plain = mg.checkpoint(cell), cell
+    for transform in (
+        lambda f: grad(total(f), (0, 1)),
+        lambda f: lambda x, y: vjp(f, x, y)[1](y),
+        lambda f: lambda x, y: jvp(f, (x, y), (y, x)),
+        lambda f: jacrev(f, (0, 1)),
+        lambda f: jacfwd(f, (0, 1)),
+        lambda f: hessian(total(f), (0, 1)),
+        lambda f: jacrev(jacfwd(jacrev(f))),
+        lambda f: lambda x, y: torch.func.linearize(f, x, y)[1](y, x),
+    ):
+        close(transform(ours)(X, Y), transform(plain)(X, Y), rtol=1e-12)
+
+
+def test_vmap():
+    A, B = random(4, 3), random(3, 4, seed=1)
+    for dims, arguments in (((0, 1), (A, B)), ((0, None), (A, Y)), ((None, 1), (X, B))):
+        for transform in (lambda f: f, lambda f: jacrev(f, (0, 1)), lambda f: jacfwd(f, (0, 1)), hessian_of):
+            found, expected = (vmap(transform(f), dims)(*arguments) for f in (mg.checkpoint(cell), cell))
+            close(found, expected, rtol=1e-12)
+        f, g = (lambda x, y, f=f: vmap(f, dims)(x, y).sin().sum() for f in (mg.checkpoint(cell), cell))
+        close(hessian(f, (0, 1))(*arguments), hessian(g, (0, 1))(*arguments), rtol=1e-12)
+    f, g = (lambda x, y, f=f: vmap(lambda x: f(lambda z: cell(z, y) * y)(x))(x).sum() for f in (mg.checkpoint, lambda f: f))
+    close(grad(f, (0, 1))(A, Y), grad(g, (0, 1))(A, Y), rtol=1e-12)
+    f, g = (lambda x, y, f=f: vmap(lambda y: f(lambda z: cell(z, y) * y)(x))(y).sum() for f in (mg.checkpoint, lambda f: f))
+    close(hessian(f, (0, 1))(X, A), hessian(g, (0, 1))(X, A), rtol=1e-12)
+
+
+def hessian_of(f):
+    return hessian(total(f), (0, 1))
+
+
+def test_batched_gradients():
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    found = torch.autograd.functional.jacobian(mg.checkpoint(cell), (x, y), vectorize=True)
+    close(found, torch.autograd.functional.jacobian(cell, (x, y)))
+    f = lambda x, y: mg.checkpoint(cell)(x, y).sin().sum()  # noqa: E731
+    found = torch.autograd.functional.hessian(f, (x, y), vectorize=True)
+    close(found, hessian(lambda x, y: cell(x, y).sin().sum(), (0, 1))(X, Y))
+
+
+# -- modules, random numbers ------------------------------------------------------------------------------------------
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(width, 2, dropout, batch_first=True)
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)])
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, x):
+        y = self.norms[0](x)
+        x = x + self.dropout(self.attention(y, y, y, need_weights=False)[0])
+        return x + self.dropout(self.down(F.gelu(self.up(self.norms[1](x)))))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, depth, width, wrap, dropout=0.0):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(width, dropout) for _ in range(depth)])
+        self.wrap = wrap
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.wrap(block)(x)
+        return x
+
+
+def nets(wrap, depth=2, width=8, dropout=0.0, **options):
+    made = []
+    for one in (wrap, lambda f: f):
+        torch.manual_seed(0)
+        made.append(Net(depth, width, one, dropout).to(**options))
+    return made
+
+
+POLICIES = {
+    "none": None,
+    "products": save_products,
+    "budget": save_budget(2000),
+    "names": save_names("hidden"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_of_a_transformer_have_the_same_bits(policy, dropout):
+    x, found = torch.randn(2, 5, 8), []
+    for net in nets(lambda f: mg.checkpoint(f, POLICIES[policy]), dropout=dropout):
+        torch.manual_seed(1)
+        a = x.clone().requires_grad_()
+        net(a).square().sum().backward()
+        found.append([a.grad, torch.rand(3), *[p.grad for p in net.parameters()]])
+    for ours, plain in zip(*found):
+        assert torch.equal(ours, plain)
+
+
+def test_second_derivatives_of_a_transformer():
+    found = []
+    for net in nets(mg.checkpoint, dropout=0.3, dtype=F64):
+        x = random(2, 5, 8).requires_grad_()
+        torch.manual_seed(1)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            (first,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+            second = torch.autograd.grad(first.square().sum(), [x, *net.parameters()], allow_unused=True)
+        found.append([first, *[g for g in second if g is not None]])
+    close(*found, rtol=1e-10)
+
+
+def test_parameters_by_functional_call():
+    ours, plain = nets(mg.checkpoint, dtype=F64)
+    x, parameters = random(2, 5, 8), {n: p.detach() for n, p in plain.named_parameters()}
+    loss = lambda net: lambda p, x: functional_call(net, p, (x,)).square().sum()  # noqa: E731
+    close(grad(loss(ours))(parameters, x), grad(loss(plain))(parameters, x), rtol=1e-12)
+    per_example = lambda net: vmap(grad(loss(net)), (None, 0))  # noqa: E731
+    close(per_example(ours)(parameters, x[:, None]), per_example(plain)(parameters, x[:, None]), rtol=1e-12)
+    tangents = {n: p.sin() for n, p in parameters.items()}
+    second = lambda net: jvp(grad(loss(net)), (parameters, x), (tangents, x.cos()))[1]  # noqa: E731
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        close(second(ours), second(plain), rtol=1e-10)
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_dropout_under_vmap(randomness):
+    found = []
+    for wrap in (mg.checkpoint, lambda f: f):
+        f = lambda x: wrap(lambda x: F.dropout(x.sin(), 0.5) * F.dropout(x, 0.5))(x).sum()  # noqa: B023, E731
+        for transform in (grad, lambda f: grad(lambda x: grad(f)(x).sin().sum())):
+            torch.manual_seed(0)
+            found.append(vmap(transform(f), randomness=randomness)(random(4, 10)))
+    assert torch.equal(found[0], found[2])
+    close(found[1], found[3])
+
+
+def test_dropout_in_every_mode_has_the_mask_of_the_call():
+    f = lambda x: F.dropout(x.sin(), 0.5) * F.dropout(x, 0.5)  # noqa: E731
+    for mode in MODES:
+        found = []
+        for g in (mg.checkpoint(f), f):
+            torch.manual_seed(0)
+            found.append([*derivatives(g, [random(20)], mode), torch.rand(2)])
+        if mode.endswith("fwdfwd") or "fwd" not in mode or mode == "fwd" or mode.count("fwd") < 2:
+            close(found[0][0], found[1][0])
+
+
+def test_autocast_is_that_of_the_call():
+    found = []
+    for net in nets(mg.checkpoint):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = net(torch.ones(2, 5, 8))
+        out.sum().backward()
+        found.append([out, *[p.grad for p in net.parameters()]])
+    for ours, plain in zip(*found):
+        assert torch.equal(ours, plain)
+
+
+def test_an_autograd_function_that_reads_a_tensor_in_a_closure():
+    class Scale(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, w):
+            return x * w
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return g * w, g * x
+
+    for policy in POLICIES.values():
+        x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
+        out = mg.checkpoint(lambda x: Scale.apply(x, w) * w.sin(), policy)(x)  # noqa: B023
+        found = torch.autograd.grad(out.sum(), (x, w), create_graph=True)
+        close(found, torch.autograd.grad((x * w * w.sin()).sum(), (x, w), create_graph=True))
+        second = torch.autograd.grad(sum((g**2).sum() for g in found), (x, w))
+        first = torch.autograd.grad((x * w * w.sin()).sum(), (x, w), create_graph=True)
+        close(second, torch.autograd.grad(sum((g**2).sum() for g in first), (x, w)))
+    f = lambda w: mg.checkpoint(lambda x: Scale.apply(x, w) * w.sin())(X).sum()  # noqa: E731
+    close(hessian_of_one(f)(Y), hessian_of_one(lambda w: (X * w * w.sin()).sum())(Y))
+
+
+def hessian_of_one(f):
+    return lambda w: grad(lambda w: grad(f)(w).sin().sum())(w)

@@ -1,0 +1,292 @@
+"""`checkpoint`, and its calls: with arguments, tensors that the function reads, random numbers and a policy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from ..arguments import described
+from ..core.internals import breaks_graphs, function_arguments_replaced, needs_reverse, only_autograd, own_levels_are_open
+from ..custom_rules.captures import Watch, suspects
+from ..custom_rules.operator import Values, call
+from ..custom_rules.randomness import RandomState
+from ..custom_rules.trees import Tree, distinct
+from ..implicit.arguments import in_this_autocast
+from .policies import Log, Policy, Replay
+from .program import Recomputed
+
+__all__ = ["checkpoint"]
+
+_GRAPH = "torch_manualgrad.checkpoint runs outside of compiled graphs"
+
+
+class _Reading(Watch):
+    """A context in which a function reads other tensors in place of those that it can reach.
+
+    Args:
+        what: the function in errors.
+        values: the tensor for each original, by the id of this.
+        known: tensors that are followed, by their ids, with names.
+        detached: as in `Watch`.
+    """
+
+    def __init__(
+        self, what: str, values: Mapping[int, Tensor], known: Mapping[int, tuple[Tensor, str]], detached: bool
+    ) -> None:
+        advice = "Pass it as an argument, so that it is differentiated."
+        super().__init__(what, known, advice, detached)
+        self.values = values
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.values:
+            args = tuple([self.replaced(x) for x in args])
+            kwargs = {name: self.replaced(x) for name, x in kwargs.items()} if kwargs else kwargs
+        if not self.detached:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def replaced(self, x: Any) -> Any:
+        """What is read in place of ``x``."""
+        if isinstance(x, Tensor):
+            return self.values.get(id(x), x)
+        if type(x) in (list, tuple):
+            return type(x)([self.replaced(y) for y in x])
+        return x
+
+
+class _Call(Recomputed):
+    """A call of a function of trees.
+
+    Args:
+        function: called.
+        tree: all arguments, as ``(args, kwargs)``.
+        known: the tensors that the function can reach and that are followed, with their places among the inputs.
+        needs: for each input whether autograd tracks it.
+        policy: what to save, or None.
+        name: of the function, in errors.
+        held: the tensors of the modules that the function can reach.
+        plain: whether no transform and no dual level is near the call.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        tree: Tree,
+        known: Mapping[int, tuple[Tensor, str]],
+        places: Sequence[int],
+        needs: Sequence[bool],
+        policy: Policy | None,
+        name: str,
+        held: Sequence[tuple[dict[str, Any], str, Any]],
+        plain: bool,
+    ) -> None:
+        self.tree, self.policy, self.name, self._needs = tree, policy, name, needs
+        self._count = sum(tree.is_tensor)
+        self._first, self._later = in_this_autocast(function), in_this_autocast(_as_of_now(function))
+        self._held, self._plain = held, plain
+        self._known = dict(known)
+        super().__init__(self._computed)
+        self._read = list(zip(places, [x for x, _ in known.values()]))
+        self.out: Tree | None = None
+        self._random: RandomState | None = None
+        self._saved: list[tuple[int, Any, Any, int]] = []
+
+    @property
+    def result(self) -> Tree:
+        """The structure of the result."""
+        assert self.out is not None, "the function has not run"
+        return self.out
+
+    def _called(self, function: Callable[..., Any], values: Sequence[Any], detached: bool) -> Any:
+        """The result of the user's function, at these arguments and at these values of what it reads."""
+        args, kwargs = self.tree.join(values[: self._count])
+        read = {id(x): values[i] for i, x in self._read}
+        reading = _Reading(self.name, read, self._known, detached)
+        with reading, function_argumentsreplaced(reading.replaced) if read else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    def run(self, tensors: Values) -> list[Tensor]:
+        self._random = RandomState(tensors)
+        kept: list[Tensor] = []
+        if self._plain:
+            # with a graph, as in the backward: PyTorch may call other operators without one
+            read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
+            log = Log(self.policy) if self.policy is not None else contextlib.nullcontext()
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _drop), log:
+                out = self._called(self._first, read, False)
+            self._check_graph(Tree(out).tensors, read)
+            if isinstance(log, Log):
+                kept, self._saved = log.chosen()
+        else:
+            out = self._called(self._first, tensors, True)
+        self._random.settle()
+        self.out = Tree(out)
+        results = distinct(self.out.tensors, tensors)
+        self.out.release()
+        self._outputs = len(results)
+        return [*results, *kept]
+
+    def again(self, values: Sequence[Any], kept: Values) -> Sequence[Tensor]:
+        assert self._random is not None
+        replay = Replay(kept, self._saved, self.name) if kept else None
+        with self._random.restored(), _put_back(self._held), replay or contextlib.nullcontext():
+            found = self._called(self._later, values, False)
+        if replay is not None:
+            replay.check()
+        return Tree(found).tensors
+
+    def _check_graph(self, results: Values, read: Values) -> None:
+        """Raise if the results depend on a tensor that is no input, by the graph that the function has made."""
+        inputs = {id(x) for x in read}
+        nodes = [x.grad_fn for x in results]
+        seen = set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            x = getattr(node, "variable", None)
+            if isinstance(x, Tensor) and id(x) not in inputs:
+                reading = _Reading(self.name, {}, {}, False)
+                raise reading.error(f"a tensor of shape {list(x.shape)}, or one that is computed from it")
+            nodes += [after for after, _ in node.next_functions]
+
+    def _computed(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        return self.again(values, [])
+
+
+def _drop(x: Tensor) -> None:
+    """A hook that saves nothing: the graph of the first call has no backward."""
+
+
+def _as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the variables that it reads by closure as they are now, such as that of a loop."""
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            cells.append(types.CellType(cell.cell_contents))
+        except ValueError:  # not assigned yet
+            cells.append(cell)
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _held_by(objects: Iterable[Any]) -> list[tuple[dict[str, Any], str, Any]]:
+    """The parameters and buffers of the modules among some objects: the dictionaries that have them, and their keys."""
+    found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    for thing in objects:
+        if isinstance(thing, torch.nn.Module):
+            for module in thing.modules():
+                for tensors in (module._parameters, module._buffers):
+                    found.update({(id(tensors), key): (tensors, key, x) for key, x in tensors.items()})
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _put_back(held: Sequence[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """In the context modules have these tensors again, which ``torch.func.functional_call`` may have taken away."""
+    before = [(tensors, key, tensors.get(key)) for tensors, key, _ in held]
+    _set(held)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(held: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+    for tensors, key, x in held:
+        if tensors.get(key) is not x:
+            tensors[key] = x
+
+
+def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[..., Any]:
+    """The same function, with less memory: the graph keeps its arguments, and a backward computes the rest again.
+
+    It works in all modes, at every order, under torch.func and ``vmap``, and nested. A derivative is a function of the same kind,
+    so that second derivatives save memory too. Without reverse mode, the function is called as it is.
+
+        block = mg.checkpoint(net.block)
+        loss(block(x)).backward()
+
+    Args:
+        f: a function or module of pytrees. Tensors that it reads by closure, as globals or as attributes, such as the
+            parameters of a module, are differentiated. It must do the same each time for the same arguments. Random numbers are drawn
+            again as in the first call.
+        policy: which results are saved and not computed again: `checkpointing.save_products`, `checkpointing.save_names`
+            or `checkpointing.save_budget`. None saves nothing. Policies act in the first backward of ``torch.autograd``;
+            elsewhere everything is computed again.
+
+    Returns:
+        The function.
+
+    Raises:
+        TypeError: f is no function, or policy no policy.
+        HiddenTensorError: in a call: f reads a tensor that is followed, and that is not found. Pass it as an argument.
+        RuntimeError: in a backward with a policy: f called other operators than before.
+
+    References:
+        ``jax.checkpoint``; Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
+    """
+    if not callable(f):
+        raise TypeError(f"checkpoint: f: expected a function, got {described(f)}")
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"checkpoint: policy: expected None or a policy of mg.checkpointing, got {described(policy)}")
+    name = getattr(f, "__name__", type(f).__name__)
+
+    @functools.wraps(f)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():  # a program has operators alone
+            return f(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # whose graphs have a node for it
+            return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
+        return _checkpointed(f, policy, name, args, kwargs)
+
+    return checkpointed
+
+
+@breaks_graphs(_GRAPH)
+def _checkpointed(
+    f: Callable[..., Any], policy: Policy | None, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    plain = only_autograd()
+    if plain and not torch.is_grad_enabled() or own_levels_are_open():
+        return f(*args, **kwargs)
+    tree = Tree((args, kwargs))
+    tensors = tree.tensors
+    if any(_is_series(x) for x in tree.leaves):
+        return f(*args, **kwargs)
+    others = [(x, "an argument") for x in tree.leaves if not isinstance(x, Tensor)]
+    reached: dict[int, Any] = {}
+    known = suspects([(f, name), *others], reached)
+    inputs, places = list(tensors), []
+    for x, _ in known.values():
+        place = next((i for i, y in enumerate(tensors) if y is x), len(inputs))
+        places.append(place)
+        if place == len(inputs):
+            inputs.append(x)
+    tree.release()
+    if not any(map(needs_reverse, inputs)):
+        return f(*args, **kwargs)
+    needs = [x.requires_grad for x in inputs]
+    made = _Call(f, tree, known, places, needs, policy if plain else None, name, _held_by(reached.values()), plain)
+    found = call(made, inputs)
+    return made.result.join(found)
+
+
+def _is_series(x: Any) -> bool:
+    foreign = not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
+    return foreign or isinstance(x, Tensor) and type(x).__module__.startswith("torch_manualgrad.forward_ad")
+
+

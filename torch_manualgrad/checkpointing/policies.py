@@ -1,0 +1,251 @@
+"""Which results of a function are saved in the forward, so that the backward does not compute them again."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from ..arguments import ArgumentError
+from ..core.internals import DispatchMode, pytree, version_of
+
+__all__ = ["Log", "Policy", "Replay", "checkpoint_name", "save_budget", "save_names", "save_products"]
+
+Choice = Callable[["Sequence[Event]"], "Sequence[Event]"]
+
+
+class Policy:
+    """Which results are saved; `save_products`, `save_names` and `save_budget` are policies.
+
+    Args:
+        name: in ``repr``.
+        choose: selects among the events of a call.
+        considers: whether the result of an operator may be chosen; others are not held until the end of the call.
+    """
+
+    def __init__(self, name: str, choose: Choice, considers: Callable[[Any], bool] = lambda op: True) -> None:
+        self._name, self.choose, self.considers = name, choose, considers
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _flops(op: Any) -> Callable[..., int] | None:
+    return flop_registry.get(op._overloadpacket)
+
+
+def _is_product(op: Any) -> bool:
+    return _flops(op) is not None
+
+
+#: Saves what costs most to compute again: matrix products, convolutions and attention.
+save_products = Policy("save_products", lambda events: events, _is_product)
+
+
+def save_names(*names: str) -> Policy:
+    """A policy that saves the tensors that the function has named with `checkpoint_name`.
+
+    Args:
+        names: those of the tensors to save.
+
+    Raises:
+        TypeError: one is no string.
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names: expected strings, got {name!r}")
+    chosen = frozenset(names)
+    return Policy(f"save_names{tuple(names)!r}", lambda events: [e for e in events if e.names & chosen])
+
+
+def save_budget(limit: int) -> Policy:
+    """A policy that saves matrix products, convolutions and attention, at most so many bytes in each call.
+
+    Those with most floating point operations for each byte come first. The operations are those that
+    ``torch.utils.flop_counter`` counts in the call.
+
+    Args:
+        limit: of the bytes.
+
+    Raises:
+        ArgumentError: a negative number.
+    """
+    if limit < 0:
+        raise ArgumentError(f"limit: expected a number of bytes that is not negative, got {limit}")
+
+    def choose(events: Sequence[Event]) -> Sequence[Event]:
+        chosen, left = [], limit
+        for event in sorted(events, key=lambda e: -e.flops / max(e.bytes, 1)):
+            if event.bytes <= left:
+                chosen.append(event)
+                left -= event.bytes
+        return chosen
+
+    return Policy(f"save_budget({limit})", choose, _is_product)
+
+
+_names = threading.local()
+
+
+def checkpoint_name(x: Tensor, name: str) -> Tensor:
+    """Give a tensor a name, for `save_names`. Elsewhere this is the identity, and returns its argument.
+
+    Args:
+        x: any tensor.
+        name: several tensors may have the same.
+
+    Raises:
+        TypeError: the name is no string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a string, got {name!r}")
+    log = getattr(_names, "log", None)
+    if log is not None and isinstance(x, Tensor):
+        log.named(x, name)
+    return x
+
+
+class Event:
+    """A call of an operator that returned new tensors.
+
+    Attributes:
+        index: among all calls.
+        op: the operator.
+        names: of the result.
+        flops: those that the call took.
+        bytes: of the result.
+    """
+
+    def __init__(self, index: int, op: Any, tensors: Sequence[Tensor], spec: Any, flops: int) -> None:
+        self.index, self.op, self.spec, self.flops = index, op, spec, flops
+        self.names: set[str] = set()
+        self._tensors: list[Any] = [weakref.ref(x) for x in tensors]
+        self._versions = [version_of(x) for x in tensors]
+        self._held: Sequence[Tensor] | None = None
+        self.bytes = sum(x.nbytes for x in tensors)
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Keep the tensors until the call is over."""
+        self._held = tensors
+
+    def result(self) -> list[Tensor] | None:
+        """The tensors as they were returned; None if they are gone or were written to."""
+        found = [x() for x in self._tensors]
+        for x, version in zip(found, self._versions):
+            if x is None or version_of(x) != version:
+                return None
+        return found
+
+
+def _makes_tensors(op: Any) -> bool:
+    """Whether an operator returns new tensors, and the same ones for the same arguments."""
+    if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    return all(r.alias_info is None for r in op._schema.returns)
+
+
+class Log(DispatchMode):
+    """Sees the calls of operators in a function, and chooses whose results are saved.
+
+    Args:
+        policy: that chooses.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy, self.count = policy, 0
+        self.events: list[Event] = []
+        self._of: dict[int, Event] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _makes_tensors(func):  # such as detach, which autograd calls or not
+            return result
+        index, self.count = self.count, self.count + 1
+        if self.policy.considers(func):
+            leaves, spec = pytree.tree_flatten(result)
+            tensors = [x for x in leaves if isinstance(x, Tensor)]
+            if tensors and len(tensors) == len(leaves):
+                count = _flops(func)
+                flops = count(*args, **(kwargs or {}), out_val=result) if count is not None else 0
+                event = Event(index, func, tensors, spec, flops)
+                if count is not None:
+                    event.hold(tensors)
+                self.events.append(event)
+                self._of.update((id(x), event) for x in tensors)
+        return result
+
+    def named(self, x: Tensor, name: str) -> None:
+        """Note that a tensor has a name."""
+        event = self._of.get(id(x))
+        if event is not None and any(y is x for y in event.result() or ()):
+            event.names.add(name)
+            event.hold(event.result() or ())
+
+    def __enter__(self) -> Any:
+        self._before, _names.log = getattr(_names, "log", None), self
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        _names.log = self._before
+        super().__exit__(*exception)
+
+    def chosen(self) -> tuple[list[Tensor], list[tuple[int, Any, Any, int]]]:
+        """The tensors to save, and for each call its index, the operator, the structure and the number of tensors."""
+        tensors: list[Tensor] = []
+        calls = []
+        for event in sorted(self.policy.choose(self.events), key=lambda e: e.index):
+            found = event.result()
+            if found is not None:
+                tensors += [x.detach() for x in found]
+                calls.append((event.index, event.op, event.spec, len(found)))
+        return tensors, calls
+
+
+class Replay(DispatchMode):
+    """Returns saved results in place of calling the operators again.
+
+    Args:
+        tensors: the saved ones.
+        calls: as `Log.chosen` returns them.
+        what: the function, in errors.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], calls: Sequence[tuple[int, Any, Any, int]], what: str) -> None:
+        super().__init__()
+        given = iter(tensors)
+        self._saved = {i: (op, spec, [next(given) for _ in range(n)]) for i, op, spec, n in calls}
+        self.what, self._count = what, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _makes_tensors(func):
+            return func(*args, **(kwargs or {}))
+        index, self._count = self._count, self._count + 1
+        saved = self._saved.pop(index, None)
+        if saved is None:
+            return func(*args, **(kwargs or {}))
+        op, spec, tensors = saved
+        if op is not func:
+            raise self.error(f"{func} in place of {op}")
+        return pytree.tree_unflatten([x.detach() for x in tensors], spec)
+
+    def check(self) -> None:
+        """Raise if not all calls came again.
+
+        Raises:
+            RuntimeError: some did not.
+        """
+        if self._saved:
+            raise self.error("fewer operators")
+
+    def error(self, found: str) -> RuntimeError:
+        """The error for a function that called something else."""
+        return RuntimeError(
+            f"checkpoint: {self.what} was called again in the backward, and called {found}. It has to do the same for the same "
+            "arguments; without a policy this is not checked"
+        )
