@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
 from ..arguments import described
-from ..core.internals import breaks_graphs, function_arguments_replaced, needs_reverse, only_autograd, own_levels_are_open
+from ..core.internals import breaks_graphs, function_arguments_replaced, needs_reverse, only_autograd, own_levels_are_open, saved_tensors_unhooked
 from ..custom_rules.captures import Watch, suspects
 from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
@@ -109,7 +108,7 @@ class _Call(Recomputed):
         args, kwargs = self.tree.join(values[: self._count])
         read = {id(x): values[i] for i, x in self._read}
         reading = _Reading(self.name, read, self._known, detached)
-        with reading, function_argumentsreplaced(reading.replaced) if read else contextlib.nullcontext():
+        with reading, function_arguments_replaced(reading.replaced) if read else contextlib.nullcontext():
             return function(*args, **kwargs)
 
     def run(self, tensors: Values) -> list[Tensor]:
@@ -119,7 +118,7 @@ class _Call(Recomputed):
             # with a graph, as in the backward: PyTorch may call other operators without one
             read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
             log = Log(self.policy) if self.policy is not None else contextlib.nullcontext()
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _drop), log:
+            with torch.enable_grad(), saved_tensors_unhooked(), log:
                 out = self._called(self._first, read, False)
             self._check_graph(Tree(out).tensors, read)
             if isinstance(log, Log):
@@ -154,16 +153,13 @@ class _Call(Recomputed):
             seen.add(node)
             x = getattr(node, "variable", None)
             if isinstance(x, Tensor) and id(x) not in inputs:
-                reading = _Reading(self.name, {}, {}, False)
-                raise reading.error(f"a tensor of shape {list(x.shape)}, or one that is computed from it")
+                named = self._known.get(id(x))
+                name = named[1] if named is not None else f"a tensor of shape {list(x.shape)}, or one computed from it"
+                raise _Reading(self.name, {}, {}, False).error(name)
             nodes += [after for after, _ in node.next_functions]
 
     def _computed(self, values: Sequence[Any]) -> Sequence[Tensor]:
         return self.again(values, [])
-
-
-def _drop(x: Tensor) -> None:
-    """A hook that saves nothing: the graph of the first call has no backward."""
 
 
 def _as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,8 +245,6 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():  # a program has operators alone
             return f(*args, **kwargs)
-        if torch.compiler.is_dynamo_compiling():  # whose graphs have a node for it
-            return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
         return _checkpointed(f, policy, name, args, kwargs)
 
     return checkpointed

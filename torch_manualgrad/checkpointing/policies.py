@@ -60,7 +60,7 @@ def save_names(*names: str) -> Policy:
         if not isinstance(name, str):
             raise TypeError(f"names: expected strings, got {name!r}")
     chosen = frozenset(names)
-    return Policy(f"save_names{tuple(names)!r}", lambda events: [e for e in events if e.names & chosen])
+    return Policy(f"save_names({', '.join(map(repr, names))})", lambda events: [e for e in events if e.names & chosen])
 
 
 def save_budget(limit: int) -> Policy:

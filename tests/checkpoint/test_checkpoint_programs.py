@@ -1,0 +1,399 @@
+"""Programs with checkpoints: memory, policies, compilers, overrides, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from helpers.tensors import close, random
+from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.nn import functional as F
+
+import torch_manualgrad as mg
+from torch_manualgrad.checkpointing import checkpoint_name, save_budget, save_names, save_products
+
+F64 = torch.float64
+X, Y = random(3), random(3, seed=1)
+W = random(3, 3, seed=2)
+
+
+def cell(x, y):
+    return torch.tanh(x @ W + y) * x.exp()
+
+
+def gradients(f):
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    first = torch.autograd.grad(f(x, y).sin().sum(), (x, y), create_graph=True)
+    return [*first, *torch.autograd.grad(sum(g.sin().sum() for g in first), (x, y))]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def saved_bytes(f):
+    """What autograd saves in a call: the storages, each once."""
+    saved = {}
+
+    def pack(x):
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = f()
+    assert out.requires_grad
+    return sum(saved.values())
+
+
+def deep(wrap, count=16):
+    """A chain of blocks, each a chain of functions."""
+    w = random(64, 64) / 8
+
+    def block(x):
+        for _ in range(4):
+            x = torch.tanh(x @ w).exp().sin()
+        return x
+
+    def net(x):
+        for _ in range(count):
+            x = wrap(block)(x)
+        return x
+
+    return net
+
+
+def test_a_graph_keeps_one_tensor_for_each_block():
+    x = random(8, 64).requires_grad_()
+    plain, ours = (saved_bytes(lambda: deep(wrap)(x)) for wrap in (lambda f: f, mg.checkpoint))  # noqa: B023
+    weights = 64 * 64 * 8
+    assert ours <= 17 * x.nbytes < plain / 7
+    theirs = saved_bytes(lambda: deep(lambda f: lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False))(x))
+    assert ours <= theirs + weights
+
+
+def test_a_second_derivative_saves_memory_too():
+    x = random(8, 64).requires_grad_()
+
+    def first(wrap):
+        out = deep(wrap)(x)
+        return lambda: torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+
+    plain, ours = (saved_bytes(first(wrap)) for wrap in (lambda f: f, mg.checkpoint))
+    assert ours <= 50 * x.nbytes < plain / 5
+
+
+def counted(policy, compute=None):
+    """How many products there are in the forward and in the backward, and what is saved."""
+    calls = []
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    w = [random(8, 8, seed=k).requires_grad_() for k in range(3)]
+
+    def f(x):
+        x = torch.tanh(x @ w[0])
+        x = checkpoint_name(x @ w[1], "middle").sin()
+        return torch.tanh(x @ w[2])
+
+    f = compute or f
+    x = random(4, 8).requires_grad_()
+    out = []
+    memory = saved_bytes(lambda: out.append(mg.checkpoint(f, policy)(x)) or out[0])
+    with Count():
+        out[0].sum().backward()
+    found = [x.grad, *[p.grad for p in w]]
+    x.grad = None
+    for p in w:
+        p.grad = None
+    f(x).sum().backward()
+    assert all(map(torch.equal, found, [x.grad, *[p.grad for p in w]]))
+    return sum("mm" in c for c in calls), memory // x.nbytes
+
+
+def test_what_policies_save():
+    bare, few = counted(None)
+    assert counted(save_products) == (bare - 3, few + 3)
+    assert counted(save_names("middle")) == (bare - 1, few + 1)
+    assert counted(save_names("another")) == (bare, few)
+    size = random(4, 8).nbytes
+    assert counted(save_budget(0)) == (bare, few)
+    assert counted(save_budget(2 * size)) == (bare - 2, few + 2)
+    assert repr(save_names("a", "b")) == "save_names('a', 'b')" and repr(save_budget(3)) == "save_budget(3)"
+
+
+def test_what_is_written_to_is_not_saved():
+    for f in (lambda x: torch.relu_(x @ W) * 2, lambda x: (x @ W).mul_(x).add_(1).sin()):
+        x = random(4, 3).requires_grad_()
+        for policy in (None, save_products):
+            found = torch.autograd.grad(mg.checkpoint(f, policy)(x).sum(), x)
+            close(found, torch.autograd.grad(f(x).sum(), x))
+
+
+def test_a_function_that_does_something_else_is_found_with_a_policy():
+    for first, later in ((lambda x: x @ W, lambda x: x.sin()), (lambda x: (x @ W) @ x, lambda x: (x @ W).sin() @ x)):
+        steps = {"now": first}
+        x = random(3, 3).requires_grad_()
+        out = mg.checkpoint(lambda x: steps["now"](x), save_products)(x)  # noqa: B023
+        steps["now"] = later
+        with pytest.raises(RuntimeError, match="<lambda> was called again in the backward, and called"):
+            out.sum().backward()
+
+
+def test_nothing_is_kept_after_the_graph():
+    x, w = X.clone().requires_grad_(), Y.clone().requires_grad_() * 1
+    holder = weakref.ref(w)
+    out = mg.checkpoint(lambda x, w=w: cell(x, w), save_products)(x)
+    del w
+    out.sum().backward()
+    del out
+    gc.collect()
+    assert holder() is None
+
+
+# -- what a function reads --------------------------------------------------------------------------------------------
+
+
+def test_a_function_in_a_loop_has_the_variables_of_its_call():
+    x, blocks = X.clone().requires_grad_(), [torch.sin, torch.exp, torch.tanh]
+    out = plain = x
+    for k, block in enumerate(blocks):
+        out, plain = mg.checkpoint(lambda x: block(x) * (k + 1))(out), block(plain) * (k + 1)  # noqa: B023
+    close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(plain.sum(), x))
+
+
+def test_tensors_that_are_not_found_are_refused():
+    class Slotted:
+        __slots__ = ("w",)
+
+    for make in (lambda: Y.clone().requires_grad_(), lambda: Y.clone().requires_grad_() * 1):
+        hidden = Slotted()
+        hidden.w = make()
+        x = X.clone().requires_grad_()
+        for policy in (None, save_products):
+            with pytest.raises(mg.implicit.HiddenTensorError, match="a tensor of shape .3."):
+                mg.checkpoint(lambda x: x * hidden.w, policy)(x)  # noqa: B023
+    hidden = Slotted()
+
+    def transformed(w):
+        hidden.w = w
+        return mg.checkpoint(lambda x: x * hidden.w)(X * w.sum()).sum()
+
+    with pytest.raises(mg.implicit.HiddenTensorError, match="a tensor of shape .3."):
+        grad(transformed)(Y)
+
+
+def test_a_transform_inside():
+    """It cannot read a tensor in a closure, which has to be an argument."""
+    f = lambda x, w: vmap(lambda a, b: a * b.sin())(x, w) + grad(lambda w: (w**3 * x).sum())(w)  # noqa: E731
+    x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    found, expected = (torch.autograd.grad(g(x, w).sum(), (x, w)) for g in (mg.checkpoint(f), f))
+    close(found, expected)
+    close(hessian(lambda x, w: mg.checkpoint(f)(x, w).sum(), (0, 1))(X, Y), hessian(lambda *a: f(*a).sum(), (0, 1))(X, Y))
+    for call in (lambda: mg.checkpoint(lambda x: f(x, w))(x), lambda: grad(lambda w: mg.checkpoint(lambda x: f(x, w))(X).sum())(Y)):
+        with pytest.raises(mg.implicit.HiddenTensorError, match="argument: w. Pass it as an argument"):
+            call()
+
+
+def test_a_gradient_of_autograd_inside():
+    """As forces are."""
+
+    def forces(x, w):
+        x = x.requires_grad_() if x.is_leaf else x
+        (g,) = torch.autograd.grad((w * x**4).sum(), x, create_graph=True)
+        return g * w
+
+    x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    found, expected = (torch.autograd.grad(g(x, w).sin().sum(), (x, w)) for g in (mg.checkpoint(forces), forces))
+    close(found, expected)
+    close(torch.autograd.grad(mg.checkpoint(lambda x: forces(x, w))(x).sin().sum(), (x, w)), expected)
+
+
+def test_tensors_in_objects():
+    class Config:
+        def __init__(self):
+            self.layers = {"a": [torch.nn.Linear(3, 3, dtype=F64)], "scale": (Y.clone().requires_grad_(),)}
+
+        def apply(self, x):
+            return self.layers["a"][0](x) * self.layers["scale"][0]
+
+        def __call__(self, x):
+            return self.apply(x)
+
+    config = Config()
+    inputs = [*config.layers["a"][0].parameters(), config.layers["scale"][0]]
+    for f in (config, config.apply, lambda x: config.apply(x)):
+        found = torch.autograd.grad(mg.checkpoint(f)(X).sum(), inputs)
+        close(found, torch.autograd.grad(config.apply(X).sum(), inputs))
+    found = torch.autograd.grad(mg.checkpoint(lambda c, x, k: c(x) * k)(config, X, k=2).sum(), inputs)
+    close(found, torch.autograd.grad(2 * config.apply(X).sum(), inputs))
+
+
+def test_buffers_and_state():
+    norm = torch.nn.BatchNorm1d(3, dtype=F64)
+    norm.register_buffer("steps", torch.zeros((), dtype=F64))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x):
+            norm.steps = norm.steps + 1
+            return self.norm(x) * norm.steps
+
+    x = random(5, 3).requires_grad_()
+    out = mg.checkpoint(Net())(x)
+    (found,) = torch.autograd.grad(out.square().sum(), x)
+    assert norm.steps == 1
+    close(found, torch.autograd.grad((torch.nn.functional.batch_norm(x, None, None, training=True)).square().sum(), x)[0])
+
+
+def test_a_changed_parameter_is_refused():
+    linear = torch.nn.Linear(3, 3, dtype=F64)
+    out = mg.checkpoint(lambda x: linear(x).sin())(X)
+    with torch.no_grad():
+        linear.weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_parameters_that_functional_call_takes_away():
+    """Also those that no transform follows: the backward runs after they are gone."""
+    linear = torch.nn.Linear(3, 3, dtype=F64)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return mg.checkpoint(self.linear)(x).sin()
+
+    weights = {"linear.weight": random(3, 3, seed=5), "linear.bias": Y.clone()}
+    plain = lambda p, x: F.linear(x, p["linear.weight"], p["linear.bias"]).sin().sum()  # noqa: E731
+    ours = lambda p, x: functional_call(Net(), p, (x,)).sum()  # noqa: E731
+    close(grad(ours, (0, 1))(weights, X), grad(plain, (0, 1))(weights, X))
+    close(grad(ours, 1)(weights, X), grad(plain, 1)(weights, X))
+    x = X.clone().requires_grad_()
+    close(torch.autograd.grad(ours(weights, x), x), torch.autograd.grad(plain(weights, x), x))
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"strong_zero": True}])
+def test_under_every_rule_of_the_package(options):
+    with mg.override("*", **options):
+        found, expected = gradients(mg.checkpoint(cell, save_products)), gradients(cell)
+        close([*found, hessian_of(mg.checkpoint(cell))], [*expected, hessian_of(cell)])
+
+
+def hessian_of(f):
+    return hessian(lambda x, y: f(x, y).sum(), (0, 1))(X, Y)
+
+
+def test_hooks_on_saved_tensors():
+    packed = []
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x.shape) or x.numpy(force=True), torch.tensor):
+        out = mg.checkpoint(cell)(x, y).sum()
+    assert packed == [(3,), (3,)]
+    close(torch.autograd.grad(out, (x, y)), torch.autograd.grad(cell(x, y).sum(), (x, y)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_inside_of_a_checkpoint_of_pytorch(reentrant):
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    out = torch.utils.checkpoint.checkpoint(lambda x, y: mg.checkpoint(cell)(x, y) * x, x, y, use_reentrant=reentrant)
+    out.sum().backward()
+    close((x.grad, y.grad), torch.autograd.grad((cell(x, y) * x).sum(), (x, y)))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "manualgrad"])
+def test_compiled_programs(backend):
+    torch._dynamo.reset()
+    linear = torch.nn.Linear(3, 3, dtype=F64)
+    f = lambda x: mg.checkpoint(lambda x: F.dropout(linear(x).sin(), 0.0) * x, save_products)(x * 1) * 2  # noqa: E731
+    plain = lambda x: linear(x).sin() * x * 2  # noqa: E731
+    x = X.clone().requires_grad_()
+    compiled = torch.compile(f, backend=backend)
+    close(torch.autograd.grad(compiled(x).sum(), [x, linear.weight]), torch.autograd.grad(plain(x).sum(), [x, linear.weight]))
+    torch._dynamo.reset()
+    slopes = torch.compile(grad(lambda x: mg.checkpoint(lambda x: linear(x).sin() * x)(x).sum()), backend=backend)
+    close(slopes(X), grad(lambda x: (linear(x).sin() * x).sum())(X))
+    with pytest.raises(Exception, match="runs outside of compiled graphs"):
+        torch.compile(f, backend=backend, fullgraph=True)(x)
+    torch._dynamo.reset()
+
+
+def test_export():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3, dtype=F64)
+
+        def forward(self, x):
+            return mg.checkpoint(self.linear)(x).sin()
+
+    model = Model()
+    for strict in (False, True):
+        program = torch.export.export(model, (X,), strict=strict)
+        assert "manualgrad_custom" not in str(program.graph)
+        close(program.module()(Y), model(Y))
+
+
+def test_levels_and_series():
+    f = lambda x: mg.checkpoint(lambda x: cell(x, Y))(x)  # noqa: E731
+    ours = mg.forward_ad.jet(f, (X,), ([Y, None, None],))
+    close(ours, mg.forward_ad.jet(lambda x: cell(x, Y), (X,), ([Y, None, None],)))
+    close(mg.forward_ad.laplacian(f)(X), mg.forward_ad.laplacian(lambda x: cell(x, Y))(X))
+    with mg.forward_ad.dual_level():
+        out = mg.forward_ad.unpack_dual(f(mg.forward_ad.make_dual(X, Y)))
+    close(out.tangent, jvp(lambda x: cell(x, Y), (X,), (Y,))[1])
+
+
+def test_without_reverse_mode_the_function_is_called_as_it_is():
+    calls = []
+    f = mg.checkpoint(lambda x: (calls.append(1), x.sin())[1])
+    f(X), vmap(f)(X), jvp(f, (X,), (Y,)), jvp(lambda x: jvp(f, (x,), (Y,))[1], (X,), (Y,))
+    with torch.no_grad():
+        f(X.clone().requires_grad_())
+    assert len(calls) == 5
+    grad(lambda x: f(x).sum())(X)
+    assert len(calls) == 7
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="checkpoint: f: expected a function"):
+        mg.checkpoint(3)
+    with pytest.raises(TypeError, match="policy: expected None or a policy"):
+        mg.checkpoint(torch.sin, "products")
+    with pytest.raises(TypeError, match="name: expected a string"):
+        checkpoint_name(X, 3)
+    with pytest.raises(TypeError, match="names: expected strings"):
+        save_names(3)
+    with pytest.raises(ValueError, match="limit: expected a number of bytes"):
+        save_budget(-1)
+    assert checkpoint_name(X, "a") is X
+
+
+def test_training_is_the_same_to_the_bit():
+    losses = []
+    for wrap in (mg.checkpoint, lambda f: mg.checkpoint(f, save_products), lambda f: f):
+        torch.manual_seed(0)
+        net = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Dropout(0.2)) for _ in range(3)])
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        for _ in range(5):
+            x = torch.randn(8, 4)
+            for block in net:
+                x = wrap(block)(x)
+            optimizer.zero_grad()
+            x.square().sum().backward()
+            optimizer.step()
+        losses.append(torch.cat([p.flatten() for p in net.parameters()]))
+    assert torch.equal(losses[0], losses[2]) and torch.equal(losses[1], losses[2])
