@@ -69,7 +69,9 @@ def test_a_graph_keeps_one_tensor_for_each_block():
     plain, ours = (saved_bytes(lambda: deep(wrap)(x)) for wrap in (lambda f: f, mg.checkpoint))  # noqa: B023
     weights = 64 * 64 * 8
     assert ours <= 17 * x.nbytes < plain / 7
-    theirs = saved_bytes(lambda: deep(lambda f: lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False))(x))
+    theirs = saved_bytes(
+        lambda: deep(lambda f: lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False))(x)
+    )
     assert ours <= theirs + weights
 
 
@@ -193,8 +195,13 @@ def test_a_transform_inside():
     x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
     found, expected = (torch.autograd.grad(g(x, w).sum(), (x, w)) for g in (mg.checkpoint(f), f))
     close(found, expected)
-    close(hessian(lambda x, w: mg.checkpoint(f)(x, w).sum(), (0, 1))(X, Y), hessian(lambda *a: f(*a).sum(), (0, 1))(X, Y))
-    for call in (lambda: mg.checkpoint(lambda x: f(x, w))(x), lambda: grad(lambda w: mg.checkpoint(lambda x: f(x, w))(X).sum())(Y)):
+    close(
+        hessian(lambda x, w: mg.checkpoint(f)(x, w).sum(), (0, 1))(X, Y), hessian(lambda *a: f(*a).sum(), (0, 1))(X, Y)
+    )
+    for call in (
+        lambda: mg.checkpoint(lambda x: f(x, w))(x),
+        lambda: grad(lambda w: mg.checkpoint(lambda x: f(x, w))(X).sum())(Y),
+    ):
         with pytest.raises(mg.implicit.HiddenTensorError, match="argument: w. Pass it as an argument"):
             call()
 
@@ -250,7 +257,9 @@ def test_buffers_and_state():
     out = mg.checkpoint(Net())(x)
     (found,) = torch.autograd.grad(out.square().sum(), x)
     assert norm.steps == 1
-    close(found, torch.autograd.grad((torch.nn.functional.batch_norm(x, None, None, training=True)).square().sum(), x)[0])
+    close(
+        found, torch.autograd.grad((torch.nn.functional.batch_norm(x, None, None, training=True)).square().sum(), x)[0]
+    )
 
 
 def test_a_changed_parameter_is_refused():
@@ -300,7 +309,9 @@ def hessian_of(f):
 def test_hooks_on_saved_tensors():
     packed = []
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x.shape) or x.numpy(force=True), torch.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: packed.append(x.shape) or x.numpy(force=True), torch.tensor
+    ):
         out = mg.checkpoint(cell)(x, y).sum()
     assert packed == [(3,), (3,)]
     close(torch.autograd.grad(out, (x, y)), torch.autograd.grad(cell(x, y).sum(), (x, y)))
@@ -322,7 +333,10 @@ def test_compiled_programs(backend):
     plain = lambda x: linear(x).sin() * x * 2  # noqa: E731
     x = X.clone().requires_grad_()
     compiled = torch.compile(f, backend=backend)
-    close(torch.autograd.grad(compiled(x).sum(), [x, linear.weight]), torch.autograd.grad(plain(x).sum(), [x, linear.weight]))
+    close(
+        torch.autograd.grad(compiled(x).sum(), [x, linear.weight]),
+        torch.autograd.grad(plain(x).sum(), [x, linear.weight]),
+    )
     torch._dynamo.reset()
     slopes = torch.compile(grad(lambda x: mg.checkpoint(lambda x: linear(x).sin() * x)(x).sum()), backend=backend)
     close(slopes(X), grad(lambda x: (linear(x).sin() * x).sum())(X))
@@ -386,7 +400,9 @@ def test_training_is_the_same_to_the_bit():
     losses = []
     for wrap in (mg.checkpoint, lambda f: mg.checkpoint(f, save_products), lambda f: f):
         torch.manual_seed(0)
-        net = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Dropout(0.2)) for _ in range(3)])
+        net = torch.nn.ModuleList(
+            [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Dropout(0.2)) for _ in range(3)]
+        )
         optimizer = torch.optim.Adam(net.parameters(), 0.01)
         for _ in range(5):
             x = torch.randn(8, 4)

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from ..arguments import described
-from ..core.internals import breaks_graphs, function_arguments_replaced, needs_reverse, only_autograd, own_levels_are_open, saved_tensors_unhooked
-from ..custom_rules.captures import Watch, suspects
+from ..core.internals import (
+    breaks_graphs,
+    function_arguments_replaced,
+    needs_reverse,
+    only_autograd,
+    own_levels_are_open,
+    saved_tensors_unhooked,
+)
+from ..custom_rules.captures import Watch, substituted, substituting, suspects
 from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct
@@ -108,7 +115,11 @@ class _Call(Recomputed):
         args, kwargs = self.tree.join(values[: self._count])
         read = {id(x): values[i] for i, x in self._read}
         reading = _Reading(self.name, read, self._known, detached)
-        with reading, function_arguments_replaced(reading.replaced) if read else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(reading)
+            if read:
+                stack.enter_context(substituting(reading.replaced))
+                stack.enter_context(function_arguments_replaced(reading.replaced))
             return function(*args, **kwargs)
 
     def run(self, tensors: Values) -> list[Tensor]:
@@ -264,9 +275,10 @@ def _checkpointed(
     others = [(x, "an argument") for x in tree.leaves if not isinstance(x, Tensor)]
     reached: dict[int, Any] = {}
     known = suspects([(f, name), *others], reached)
-    inputs, places = list(tensors), []
-    for x, _ in known.values():
-        place = next((i for i, y in enumerate(tensors) if y is x), len(inputs))
+    inputs, places = [substituted(x) for x in tensors], []
+    for original, _ in known.values():
+        x = substituted(original)
+        place = next((i for i, y in enumerate(inputs) if y is x), len(inputs))
         places.append(place)
         if place == len(inputs):
             inputs.append(x)
@@ -282,5 +294,3 @@ def _checkpointed(
 def _is_series(x: Any) -> bool:
     foreign = not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
     return foreign or isinstance(x, Tensor) and type(x).__module__.startswith("torch_manualgrad.forward_ad")
-
-

@@ -157,7 +157,7 @@ class Log(DispatchMode):
     """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.policy, self.count = policy, 0
         self.events: list[Event] = []
         self._of: dict[int, Event] = {}
@@ -189,11 +189,11 @@ class Log(DispatchMode):
 
     def __enter__(self) -> Any:
         self._before, _names.log = getattr(_names, "log", None), self
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
         _names.log = self._before
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def chosen(self) -> tuple[list[Tensor], list[tuple[int, Any, Any, int]]]:
         """The tensors to save, and for each call its index, the operator, the structure and the number of tensors."""
@@ -217,7 +217,7 @@ class Replay(DispatchMode):
     """
 
     def __init__(self, tensors: Sequence[Tensor], calls: Sequence[tuple[int, Any, Any, int]], what: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         given = iter(tensors)
         self._saved = {i: (op, spec, [next(given) for _ in range(n)]) for i, op, spec, n in calls}
         self.what, self._count = what, 0

@@ -94,7 +94,8 @@ class Recomputed(Program):
             primals = tuple(values[i] for i in places)
             with transforms_in_dual_level():
                 pair: Any = torch.func.jvp(function, primals, tuple(matching(values[m:], primals)))
-            return pair[1]  # type: ignore[no-any-return]
+            found: Sequence[Tensor] = pair[1]
+            return found
 
         found: list[Tensor | None] = [None] * n
         if smooth:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
+import threading
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..core.internals import has_tangent, is_functorch_wrapped, layers, levels_of, only_autograd, transform_depth
+from ..core.internals import (
+    has_tangent,
+    is_escaped,
+    is_functorch_wrapped,
+    layers,
+    levels_of,
+    only_autograd,
+    transform_depth,
+    unwrap_if_dead,
+)
 from ..implicit.arguments import HiddenTensorError
 
-__all__ = ["Watch", "is_differentiated", "is_followed", "reachable", "suspects"]
+__all__ = ["Watch", "is_differentiated", "is_followed", "reachable", "substituted", "substituting", "suspects"]
 
 _DEPTH = 6  # of attributes, containers and functions inside of each other
 
@@ -26,6 +37,8 @@ def is_followed(x: Tensor) -> bool:
     """Whether autograd or a transform, at any level, follows a tensor; vmap is a transform too."""
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
+    if is_escaped(x):
+        return True
     levels, tracked = levels_of(x)
     return tracked or bool(levels)
 
@@ -34,12 +47,37 @@ def is_differentiated(x: Tensor) -> bool:
     """Whether autograd or a transform that differentiates, at any level, follows a tensor."""
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
-    return levels_of(x)[1]
+    return is_escaped(x) or levels_of(x)[1]
 
 
-def suspects(
-    functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None = None
-) -> dict[int, tuple[Tensor, str]]:
+class _Substitutions(threading.local):
+    """What functions read in place of tensors, in the contexts that are open on this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.functions: list[Callable[[Any], Any]] = []
+
+
+_substitutions = _Substitutions()
+
+
+@contextlib.contextmanager
+def substituting(function: Callable[[Any], Any]) -> Iterator[None]:
+    """In the context functions read ``function(x)`` in place of ``x``."""
+    _substitutions.functions.append(function)
+    try:
+        yield
+    finally:
+        _substitutions.functions.pop()
+
+
+def substituted(x: Tensor) -> Tensor:
+    """What a function reads in place of a tensor, where it is called now."""
+    for function in reversed(_substitutions.functions):
+        x = function(x)
+    return x
+
+
+def suspects(functions: Sequence[tuple[Any, str]], seen: dict[int, Any] | None = None) -> dict[int, tuple[Tensor, str]]:
     """The tensors that functions can reach, and that are followed, by their ids, with names.
 
     Args:
@@ -50,12 +88,14 @@ def suspects(
     seen = {} if seen is None else seen
     for function, what in functions:
         for name, x in reachable(function, what, seen):
-            if is_followed(x):
+            if is_followed(substituted(x)):
                 found.setdefault(id(x), (x, name))
     return found
 
 
-def reachable(value: Any, name: str, seen: dict[int, Any] | None = None, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def reachable(
+    value: Any, name: str, seen: dict[int, Any] | None = None, depth: int = 0
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors that are, or that can be reached from, a value: by closure, as globals, defaults, attributes and items."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
@@ -212,7 +252,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _foreign(self, func: Any, values: Any) -> str | None:
-        for x in _tensors(values):
+        for x in map(unwrap_if_dead, _tensors(values)):
             inside = layers(x) if self.detached else (x,)
             for y in inside:
                 if id(y) in self.known and self.known[id(y)][0] is y:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arguments import ArgumentError, described
 from ..core.internals import breaks_graphs, only_autograd, own_levels_are_open, pytree
 from ..implicit.arguments import in_this_autocast
-from .captures import Watch, is_differentiated, suspects
+from .captures import Watch, is_differentiated, substituted, suspects
 from .operator import Program, Values, call
 from .randomness import RandomState
 from .trees import Tree
@@ -208,7 +208,7 @@ class CustomFunction:
             known = suspects([(self.fun, self.name), *rules, *fixed, *inner])
         diff = [n for i, n in enumerate(names) if i not in self.nondiff_argnums]
         tensors = [
-            x
+            substituted(x)
             for i, v in enumerate(values)
             if i not in self.nondiff_argnums
             for x in pytree.tree_leaves(v)
@@ -221,7 +221,7 @@ class CustomFunction:
         if not own_levels_are_open() and not any(map(is_differentiated, tensors)):
             if plain and not torch.is_grad_enabled():
                 return self.fun(*values)
-            known = {key: pair for key, pair in known.items() if is_differentiated(pair[0])}
+            known = {key: pair for key, pair in known.items() if is_differentiated(substituted(pair[0]))}
             with Watch(self.name, known, self.advice):
                 return self.fun(*values)
         made = self._made(diff, values, known)

@@ -42,6 +42,7 @@ __all__ = [
     "innermost_is_jvp",
     "inside_of_batched_gradients",
     "is_batched",
+    "is_escaped",
     "is_followed_outside",
     "is_functionalizing",
     "is_functorch_wrapped",
@@ -157,7 +158,7 @@ def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None
     with _replacing_lock:
         _replacing += 1
         if _replacing == 1:
-            torch.autograd.Function.apply = classmethod(_apply_replaced)  # type: ignore[assignment]
+            torch.autograd.Function.apply = classmethod(_apply_replaced)  # type: ignore[assignment, method-assign]
     _replaced.functions.append(function)
     try:
         yield
@@ -166,7 +167,7 @@ def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None
         with _replacing_lock:
             _replacing -= 1
             if not _replacing:
-                torch.autograd.Function.apply = _apply
+                torch.autograd.Function.apply = _apply  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -255,6 +256,12 @@ def is_tracked_here(x: Tensor) -> bool:
     return not in_functorch() or torch._C._functorch.maybe_get_level(x) == transform_depth()
 
 
+def is_escaped(x: Tensor) -> bool:
+    """Whether a transform has made ``x`` that does not run here, as outside of all transforms; operators refuse it."""
+    level = torch._C._functorch.maybe_get_level(unwrap_if_dead(x))
+    return level is not None and level > transform_depth()
+
+
 def needs_reverse(x: Tensor) -> bool:
     """Whether reverse mode tracks ``x``, or a tangent of it, at any level."""
     x = unwrap_if_dead(x)
@@ -268,7 +275,9 @@ def needs_reverse(x: Tensor) -> bool:
     if not in_functorch():
         return False
     level = retrieve_current_functorch_interpreter().level()
-    inside = [torch._C._functorch.get_unwrapped(t) if torch._C._functorch.maybe_get_level(t) == level else t for t in parts]
+    inside = [
+        torch._C._functorch.get_unwrapped(t) if torch._C._functorch.maybe_get_level(t) == level else t for t in parts
+    ]
     with temporarily_pop_interpreter_stack():
         return any(map(needs_reverse, inside))
 
