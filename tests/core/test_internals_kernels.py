@@ -81,3 +81,33 @@ def test_needs_reverse():
     grad(lambda x: jvp(lambda y: (see(x, y, X), y * x)[1], (X,), (x,))[1].sum())(X)
     grad(lambda x: vmap(lambda y: (see(y), y)[1])(x).sum())(X)
     assert found == [False, True, False, True, True, False, True]
+
+
+def test_is_escaped():
+    found = []
+
+    def inside(x):
+        found.append(internals.is_escaped(x))
+        with internals.in_clean_state():
+            found.append(internals.is_escaped(x))
+        return x.sum()
+
+    grad(inside)(X)
+    assert found == [False, True] and not internals.is_escaped(X)
+
+
+def test_function_arguments_replaced():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    before = torch.autograd.Function.__dict__["apply"]
+    with internals.function_arguments_replaced(lambda x: x + 1), internals.function_arguments_replaced(lambda x: x * 3):
+        close(Twice.apply(X), (3 * X + 1) * 2)
+    close(Twice.apply(X), X * 2)
+    assert torch.autograd.Function.__dict__["apply"] is before
