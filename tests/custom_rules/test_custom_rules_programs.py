@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -591,3 +592,36 @@ def test_training_and_copies_of_a_model():
         model(X).square().sum().backward()
         optimizer.step()
     assert model(X).square().sum().item() < before == other(X).square().sum().item()
+
+
+def test_a_function_is_copied_and_pickled_as_a_function():
+    assert copy.deepcopy({"f": sine})["f"] is sine
+    assert pickle.loads(pickle.dumps(sine_forward)) is sine_forward
+
+
+def test_a_fwd_that_is_called_again_has_the_variables_of_its_call():
+    x, total, expected = X.clone().requires_grad_(), 0, 0
+    for k in (1, 2, 3):
+        f = mg.custom_vjp(lambda x: x.sin() * k)  # noqa: B023
+        f.defvjp(lambda x: (x.sin() * k, x.cos() * k), lambda cos, g: (g * cos,))  # noqa: B023
+        total, expected = total + f(x), expected + x.sin() * k
+    found, wanted = (torch.autograd.grad(y.sum(), x, create_graph=True)[0] for y in (total, expected))
+    close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(wanted.sum(), x)[0])
+
+
+def test_random_numbers_in_a_traced_graph():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    f = mg.custom_vjp(lambda x: x * torch.rand_like(x))
+
+    def fwd(x):
+        noise = torch.rand_like(x)
+        return x * noise, noise
+
+    f.defvjp(fwd, lambda noise, g: (g * noise,))
+    graph = make_fx(grad(lambda x: f(x).sum()))(X)
+    assert "rand_like" in graph.code
+    with pytest.raises(RuntimeError, match="the fwd of <lambda> draws random numbers"):
+        make_fx(grad(lambda x: grad(lambda x: f(x).sin().sum())(x).sum()))(X)
+    with pytest.raises(RuntimeError, match="<lambda> draws random numbers"):
+        make_fx(grad(lambda x: mg.checkpoint(lambda x: x * torch.rand_like(x))(x).sum()))(X)

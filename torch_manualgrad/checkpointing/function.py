@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..core.internals import (
     own_levels_are_open,
     saved_tensors_unhooked,
 )
-from ..custom_rules.captures import Watch, substituted, substituting, suspects
+from ..custom_rules.captures import Watch, as_of_now, substituted, substituting, suspects
 from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
 from ..custom_rules.trees import Tree, distinct
@@ -95,7 +94,7 @@ class _Call(Recomputed):
     ) -> None:
         self.tree, self.policy, self.name, self._needs = tree, policy, name, needs
         self._count = sum(tree.is_tensor)
-        self._first, self._later = in_this_autocast(function), in_this_autocast(_as_of_now(function))
+        self._first, self._later = in_this_autocast(function), in_this_autocast(as_of_now(function))
         self._held, self._plain = held, plain
         self._known = dict(known)
         super().__init__(self._computed)
@@ -123,20 +122,20 @@ class _Call(Recomputed):
             return function(*args, **kwargs)
 
     def run(self, tensors: Values) -> list[Tensor]:
-        self._random = RandomState(tensors)
+        self._random = RandomState(tensors, self.name)
         kept: list[Tensor] = []
         if self._plain:
             # with a graph, as in the backward: PyTorch may call other operators without one
             read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
             log = Log(self.policy) if self.policy is not None else contextlib.nullcontext()
-            with torch.enable_grad(), saved_tensors_unhooked(), log:
+            with torch.enable_grad(), saved_tensors_unhooked(), log, self._random.seen():
                 out = self._called(self._first, read, False)
             self._check_graph(Tree(out).tensors, read)
             if isinstance(log, Log):
                 kept, self._saved = log.chosen()
         else:
-            out = self._called(self._first, tensors, True)
-        self._random.settle()
+            with self._random.seen():
+                out = self._called(self._first, tensors, True)
         self.out = Tree(out)
         results = distinct(self.out.tensors, tensors)
         self.out.release()
@@ -171,23 +170,6 @@ class _Call(Recomputed):
 
     def _computed(self, values: Sequence[Any]) -> Sequence[Tensor]:
         return self.again(values, [])
-
-
-def _as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the variables that it reads by closure as they are now, such as that of a loop."""
-    if not isinstance(function, types.FunctionType) or not function.__closure__:
-        return function
-    cells = []
-    for cell in function.__closure__:
-        try:
-            cells.append(types.CellType(cell.cell_contents))
-        except ValueError:  # not assigned yet
-            cells.append(cell)
-    made = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
 
 
 def _held_by(objects: Iterable[Any]) -> list[tuple[dict[str, Any], str, Any]]:

@@ -28,7 +28,16 @@ from ..core.internals import (
 )
 from ..implicit.arguments import HiddenTensorError
 
-__all__ = ["Watch", "is_differentiated", "is_followed", "reachable", "substituted", "substituting", "suspects"]
+__all__ = [
+    "Watch",
+    "as_of_now",
+    "is_differentiated",
+    "is_followed",
+    "reachable",
+    "substituted",
+    "substituting",
+    "suspects",
+]
 
 _DEPTH = 6  # of attributes, containers and functions inside of each other
 
@@ -48,6 +57,23 @@ def is_differentiated(x: Tensor) -> bool:
     if only_autograd():
         return x.requires_grad and torch.is_grad_enabled()
     return is_escaped(x) or levels_of(x)[1]
+
+
+def as_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the variables that it reads by closure as they are now, such as that of a loop."""
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            cells.append(types.CellType(cell.cell_contents))
+        except ValueError:  # not assigned yet
+            cells.append(cell)
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 class _Substitutions(threading.local):

@@ -97,10 +97,9 @@ class Call(Program):
 
     def first(self, function: Callable[..., Any], what: str, tensors: Values) -> Any:
         """Call the function with these tensors for the first time: later calls draw the same random numbers."""
-        random = RandomState(tensors)
-        with Watch(what, self._known, self.function.advice):
+        random = RandomState(tensors, what)
+        with random.seen(), Watch(what, self._known, self.function.advice):
             result = function(*self.at(tensors))
-        random.settle()
         self.random = random
         return result
 
@@ -129,6 +128,9 @@ class CustomFunction:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(getattr(self.fun, "__qualname__", self.name))  # as a function: copies are the function itself
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"

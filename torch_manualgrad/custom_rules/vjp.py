@@ -10,6 +10,7 @@ from torch import Tensor
 from ..arguments import ArgumentError, described
 from ..core.schema import is_differentiable
 from ..implicit.operators import pull_back, push_forward
+from .captures import as_of_now
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
@@ -27,6 +28,7 @@ class _VjpCall(Call):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         fwd, bwd = self.function.rules
+        self._fwd_again = self.function.in_autocast(as_of_now(fwd[0]))
         self._fwd, self._bwd = self.function.in_autocast(fwd[0]), self.function.in_autocast(bwd[0])
         self._what = bwd[1]
 
@@ -114,7 +116,7 @@ class _VjpCall(Call):
             full = list(tensors)
             for i, x in zip(places, changed):
                 full[i] = x
-            out, residuals = self._pair(self.again(self._fwd, *self.at(full)))
+            out, residuals = self._pair(self.again(self._fwd_again, *self.at(full)))
             own = Kept(residuals, full, Tree(out).tensors).own
             return [own[i] for i in wanted]
 
