@@ -234,7 +234,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
         raise TypeError(f"checkpoint: policy: expected None or a policy of mg.checkpointing, got {described(policy)}")
     name = getattr(f, "__name__", type(f).__name__)
 
-    @functools.wraps(f)
+    @functools.wraps(f, updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():  # a program has operators alone
             return f(*args, **kwargs)

@@ -119,7 +119,7 @@ class CustomFunction:
         if not callable(fun):
             raise TypeError(f"{self.kind}: expected a function, got {described(fun)}")
         self.fun, self.nondiff_argnums = fun, argnums(nondiff_argnums)
-        functools.update_wrapper(self, fun)
+        functools.update_wrapper(self, fun, updated=())
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.advice = (
             f"A {self.kind} rule has no derivative for it. Pass it as an argument that is not in nondiff_argnums; for an "
