@@ -20,10 +20,11 @@ with _defining():
 from .linalg import Degeneracy
 
 if TYPE_CHECKING:
-    from . import checkpointing, compiling, custom_rules, distributed, forward_ad, implicit, testing
+    from . import checkpointing, compiling, custom_rules, distributed, forward_ad, implicit, sparsity, testing
     from .checkpointing import checkpoint
     from .compiling import compile
     from .custom_rules import custom_jvp, custom_vjp
+    from .sparsity import hessian_blocks, sparse_hessian, sparse_jacobian
     from .testing import audit
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "formula",
     "forward_ad",
     "gap",
+    "hessian_blocks",
     "implicit",
     "install",
     "linalg",
@@ -65,6 +67,9 @@ __all__ = [
     "override",
     "rule",
     "rules",
+    "sparse_hessian",
+    "sparse_jacobian",
+    "sparsity",
     "testing",
     "uninstall",
     "unregister",
@@ -78,6 +83,7 @@ _ON_USE = (  # packages that are imported on use
     "distributed",
     "forward_ad",
     "implicit",
+    "sparsity",
     "testing",
 )
 
@@ -95,6 +101,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.checkpointing").checkpoint
     if name in ("custom_jvp", "custom_vjp"):
         return getattr(import_module(f"{__name__}.custom_rules"), name)
+    if name in ("hessian_blocks", "sparse_hessian", "sparse_jacobian"):
+        return getattr(import_module(f"{__name__}.sparsity"), name)
     if name == "audit":
         from .testing import audit
 

@@ -509,3 +509,18 @@ def test_what_dynamo_leaves_open():
     assert isinstance(n, str) and [is_number for _, is_number in seen[0]].count(True) == 1
     (shape,) = [s for s, is_number in seen[0] if isinstance(s, tuple) and not is_number]
     assert isinstance(shape[0], str) and shape[1] is None and internals.symbols_of(3) is None
+
+
+def test_function_of_a_node():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    y = Twice.apply(torch.ones(2, requires_grad=True))
+    assert internals.function_of(y.grad_fn) is Twice
+    assert internals.function_of(y.exp().grad_fn) is None

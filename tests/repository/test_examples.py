@@ -220,3 +220,13 @@ def test_an_equilibrium_network_learns_digits(capsys):
     assert run.losses[-1] < 0.3 * run.losses[0] and run.accuracy > 0.8
     assert run.unrolled_bytes > 20 * run.implicit_bytes
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_implicit_steps_of_the_brusselator(capsys):
+    pytest.importorskip("scipy")
+    path = EXAMPLES / "brusselator.py"
+    if not path.exists():
+        pytest.skip("not a source tree")
+    run = runpy.run_path(str(path))["main"](steps=3, size=16)
+    assert run.residual < 1e-10 and 3 <= run.iterations <= 30
+    assert "colors" in capsys.readouterr().out

@@ -33,6 +33,7 @@ ALLOWED = {
     "implicit": "arguments core core/internals core/engine linalg",
     "custom_rules": "arguments core core/internals core/engine implicit",
     "checkpointing": "arguments core core/internals implicit custom_rules",
+    "sparsity": "arguments core/internals core/engine",
     "compiling": "core core/internals core/engine core/override core/rule",
     "testing/numerics": "",
     "testing/inputs": "arguments core/internals core/rule",
@@ -51,7 +52,7 @@ ALLOWED = {
     "forward_ad": "forward_ad/jets forward_ad/levels forward_ad/decomposition",
     "command_line": ". compiling core core/rule core/override testing testing/inputs testing/comparison testing/checks testing/database",
     "typed_ops": "core/rule",
-    ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed implicit custom_rules checkpointing compiling testing forward_ad typed_ops",
+    ".": "core core/engine core/op core/rule core/override derivatives linalg nested distributed implicit sparsity custom_rules checkpointing compiling testing forward_ad typed_ops",
 }
 
 

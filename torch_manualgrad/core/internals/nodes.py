@@ -22,6 +22,7 @@ __all__ = [
     "address",
     "base_class",
     "followed",
+    "function_of",
     "node_names",
     "register_class",
     "rename",
@@ -150,3 +151,8 @@ def rename(function: Any, name: str) -> type:
     made.__name__ = made.__qualname__ = name
     made.__module__ = "builtins"  # so that it is printed as PyTorch's are
     return made
+
+
+def function_of(node: Any) -> type | None:
+    """The class of the autograd function, in Python, that a node is of; None for a node of C++."""
+    return getattr(node, "_forward_cls", None)
