@@ -1,6 +1,9 @@
 """Taylor series through functions of torch, beside mpmath, nested forward mode and what is known."""
 
 import math
+import os
+import subprocess
+import sys
 
 import mpmath
 import pytest
@@ -171,6 +174,24 @@ def test_compiled_functions():
             lambda x, v: directional(f, x, v, 2), backend="aot_eager", fullgraph=True, dynamic=False
         )
         torch.testing.assert_close(compiled(x, v), directional(f, x, v, 2))
+
+
+BEGINS = """
+import torch
+from torch_manualgrad.forward_ad import directional
+
+f = lambda x: torch.linalg.norm(x @ x.mT).exp() * x.softmax(-1)
+x = torch.linspace(-1, 1, 6).reshape(2, 3)
+run = torch.compile(lambda x: directional(f, x, x.cos(), 2), backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(run(x), directional(f, x, x.cos(), 2))
+"""
+
+
+def test_a_process_may_begin_with_a_compiled_function():
+    """What is made on use cannot be made in a graph."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run([sys.executable, "-c", BEGINS], capture_output=True, text=True, env=environment)
+    assert not run.returncode, run.stderr
 
 
 # -- what raises -----------------------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ class DispatchMode(TorchDispatchMode):
 
 
 def value_of(x: Tensor) -> Tensor:
-    """The tensor inside of the wrappers of torch.func: for a batch, the whole of it."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+    """The tensor inside of the wrappers of torch.func: for a batch, the whole of it. Dynamo, which cannot ask, sees no wrapper."""
+    while not torch.compiler.is_dynamo_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
 

@@ -146,6 +146,7 @@ def _zeros_for_none(primal: Any, term: Any) -> Any:
 
 def by_tangents(rule: Rule) -> Callable[..., Any]:
     """The rule of an operator that is linear around the value: its jvp, of each coefficient."""
+    derivative = derivative_of(rule)  # made here: a graph that is compiled cannot make one
 
     def run(space: Space, *args: Any, **kwargs: Any) -> Any:
         values = rule.signature.bind(args, kwargs)
@@ -159,25 +160,25 @@ def by_tangents(rule: Rule) -> Callable[..., Any]:
             terms: Sequence[Any] = [None] * len(outputs)
             if any(t is not None for t in tangents):
                 batched = space.directions is not None and k < space.order
-                terms = _mapped(lambda ts: _filled(rule, primals, outputs, ts), tangents, batched)
+                terms = _mapped(lambda ts: _filled(derivative, primals, outputs, ts), tangents, batched)
             for series, term in zip(found, terms):
                 series.append(term)
-        return packed(space, rule.name, rule.signature.output_names, derivative_of(rule).differentiable, found)
+        return packed(space, rule.name, rule.signature.output_names, derivative.differentiable, found)
 
     return run
 
 
-def _filled(rule: Rule, primals: Any, outputs: Any, tangents: Any) -> list[Any]:
+def _filled(derivative: Any, primals: Any, outputs: Any, tangents: Any) -> list[Any]:
     """The rule's jvp; zeros where it has none for an output that has a derivative, as vmap returns no None."""
     full = [_zero_list(p, t) for p, t in zip(primals, tangents)]
-    found = derivative_of(rule).jvp(primals, outputs, full)
+    found = derivative.jvp(primals, outputs, full)
     return [
         torch.zeros_like(o)
         if f is None and differentiable and not isinstance(o, (list, tuple))
         else o
         if f is None
         else f
-        for f, o, differentiable in zip(found, outputs, derivative_of(rule).differentiable)
+        for f, o, differentiable in zip(found, outputs, derivative.differentiable)
     ]
 
 
