@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from helpers.tensors import close, random
+from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 from torch.nn import functional as F
 
 import torch_manualgrad as mg
+from torch_manualgrad import checkpoint
 from torch_manualgrad.checkpointing import checkpoint_name, save_budget, save_names, save_products
+from torch_manualgrad.implicit import HiddenTensorError
 
 F64 = torch.float64
 X, Y = random(3), random(3, seed=1)
@@ -431,3 +435,94 @@ def test_training_is_the_same_to_the_bit():
             optimizer.step()
         losses.append(torch.cat([p.flatten() for p in net.parameters()]))
     assert torch.equal(losses[0], losses[2]) and torch.equal(losses[1], losses[2])
+
+
+# -- what a recomputation cannot give back ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    """Which PyTorch's pytrees take for a leaf."""
+
+    logits: Tensor
+    loss: Tensor
+
+
+def test_a_result_that_is_no_pytree_is_refused():
+    x = random(3).requires_grad_()
+    for f in (lambda x: Output(x.sin(), x.sum()), lambda x: torch.distributions.Normal(x, 1.0)):
+        with pytest.raises(TypeError, match="would lose its derivative"):
+            checkpoint(f)(x)
+        with pytest.raises(TypeError, match="would lose its derivative"):
+            torch.func.grad(lambda x, f=f: vars(checkpoint(f)(x)) and x.sum())(x)
+
+
+class WithAuxiliary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.aux = y.square().mean()
+        return y
+
+
+def test_a_gradient_through_a_tensor_that_was_left_elsewhere_raises():
+    net = WithAuxiliary()
+    y = checkpoint(net)(random(2, 3))
+    y.sum().backward()  # of the result alone it is right
+    close(net.aux, y.square().mean())
+    y = checkpoint(net)(random(2, 3))
+    with pytest.raises(HiddenTensorError, match="left in another place than its result"):
+        (y.sum() + net.aux).backward()
+
+
+def test_buffers_and_modes_are_those_of_the_call():
+    x = random(5, 4)
+    for training in (True, False):
+        found = []
+        for wrap in (lambda f: f, checkpoint):
+            net = nn.BatchNorm1d(4, dtype=torch.float64).train(training)
+            a = x.clone().requires_grad_()
+            g = torch.autograd.grad(wrap(net)(a).pow(3).sum(), a, create_graph=True)[0]
+            (h,) = torch.autograd.grad(g.sin().sum(), a)
+            found.append((g, h, dict(net.named_buffers())))
+        close(found[0], found[1])
+    net, a = nn.BatchNorm1d(4, dtype=torch.float64).eval(), x.clone().requires_grad_()
+    y = checkpoint(net)(a)
+    net.train()(10 * x)
+    close(torch.autograd.grad(y.sum(), a)[0], torch.full_like(x, (1 + net.eps) ** -0.5))
+
+
+def test_a_large_buffer_that_has_changed_raises():
+    net = nn.Module()
+    net.register_buffer("table", random(200, 200))
+    net.forward = lambda x: (x @ net.table).sin()
+    x = random(2, 200).requires_grad_()
+    y = checkpoint(net)(x)
+    net.table.add_(1)
+    with pytest.raises(RuntimeError, match="the buffer table, .* was written to after the call"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_a_write_to_an_argument_raises():
+    x, b = random(3).requires_grad_(), torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="writes to tensor 1 of its arguments"):
+        checkpoint(lambda x, b: x * b.add_(1))(x, b)
+
+
+def test_a_leaf_that_the_function_makes():
+    """As a force field does."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def force(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
+
+    weights = list(net.parameters())
+    found, expected = (
+        torch.autograd.grad(f(random(5, 3)).square().sum(), weights, allow_unused=True) for f in (checkpoint(force), force)
+    )
+    assert [g is None or bool((g == 0).all()) for g in found] == [g is None for g in expected]
+    close([g for g, e in zip(found, expected) if e is not None], [e for e in expected if e is not None])

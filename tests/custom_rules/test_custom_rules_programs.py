@@ -625,3 +625,33 @@ def test_random_numbers_in_a_traced_graph():
         make_fx(grad(lambda x: grad(lambda x: f(x).sin().sum())(x).sum()))(X)
     with pytest.raises(RuntimeError, match="<lambda> draws random numbers"):
         make_fx(grad(lambda x: mg.checkpoint(lambda x: x * torch.rand_like(x))(x).sum()))(X)
+
+
+# -- rules that are not linear, and results that are no pytrees --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda g: g.clamp(-0.1, 0.1), torch.sign, lambda g: g**2, lambda g: g / g.norm(), lambda g: g + 1]
+)
+def test_a_rule_that_is_not_linear_has_no_transpose(rule):
+    x, t = random(3), random(3, seed=1)
+    by_vjp = mg.custom_vjp(lambda x: x * 1)
+    by_vjp.defvjp(lambda x: (x * 1, None), lambda _, g: (rule(g),))
+    close(torch.func.vjp(by_vjp, x)[1](t)[0], rule(t))
+    by_jvp = mg.custom_jvp(lambda x: x * 1)
+    by_jvp.defjvp(lambda primals, tangents: (primals[0] * 1, rule(tangents[0])))
+    close(torch.func.jvp(by_jvp, (x,), (t,))[1], rule(t))
+    for call in (
+        lambda: torch.func.jvp(by_vjp, (x,), (t,)),
+        lambda: torch.vmap(lambda t: torch.func.jvp(by_vjp, (x,), (t,))[1])(torch.stack([t, t])),
+        lambda: torch.func.vjp(by_jvp, x)[1](t),
+    ):
+        with pytest.raises(RuntimeError, match="is not linear in its last argument"):
+            call()
+
+
+def test_a_result_with_tensors_that_is_no_pytree_is_refused():
+    f = mg.custom_vjp(lambda x: torch.distributions.Normal(x, 1.0))
+    f.defvjp(lambda x: (torch.distributions.Normal(x, 1.0), None), lambda _, g: (None,))
+    with pytest.raises(TypeError, match="the result of .* would lose its derivative"):
+        f(random(3).requires_grad_())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,16 +20,19 @@ from ..core.internals import (
     only_autograd,
     own_levels_are_open,
     saved_tensors_unhooked,
+    version_of,
 )
 from ..custom_rules.captures import Watch, as_of_now, substituted, substituting, suspects
 from ..custom_rules.operator import Values, call
 from ..custom_rules.randomness import RandomState
-from ..custom_rules.trees import Tree, distinct
-from ..implicit.arguments import in_this_autocast
+from ..custom_rules.trees import Tree, distinct, result_tree
+from ..implicit.arguments import HiddenTensorError, in_this_autocast
 from .policies import Log, Policy, Replay
 from .program import Recomputed
 
 __all__ = ["checkpoint"]
+
+_SMALL = 16384  # elements of a buffer that is copied in each call
 
 _GRAPH = "torch_manualgrad.checkpoint runs outside of compiled graphs"
 
@@ -40,26 +45,41 @@ class _Reading(Watch):
         values: the tensor for each original, by the id of this.
         known: tensors that are followed, by their ids, with names.
         detached: as in `Watch`.
+        changed: the names of buffers that have changed since the call, by their ids: reading one raises.
     """
 
     def __init__(
-        self, what: str, values: Mapping[int, Tensor], known: Mapping[int, tuple[Tensor, str]], detached: bool
+        self,
+        what: str,
+        values: Mapping[int, Tensor],
+        known: Mapping[int, tuple[Tensor, str]],
+        detached: bool,
+        changed: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         advice = "Pass it as an argument, so that it is differentiated."
         super().__init__(what, known, advice, detached)
-        self.values = values
+        self.values, self.changed = values, changed
+        self.leaves: dict[int, weakref.ref[Tensor]] = {}  # that the function has made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.values:
+        if self.values or self.changed:
             args = tuple([self.replaced(x) for x in args])
             kwargs = {name: self.replaced(x) for name, x in kwargs.items()} if kwargs else kwargs
         if not self.detached:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            found = func(*args, **kwargs) if kwargs else func(*args)
+            if isinstance(found, Tensor) and found.requires_grad and found.is_leaf:
+                self.leaves[id(found)] = weakref.ref(found)
+            return found
         return super().__torch_function__(func, types, args, kwargs)
 
     def replaced(self, x: Any) -> Any:
         """What is read in place of ``x``."""
         if isinstance(x, Tensor):
+            if id(x) in self.changed:
+                raise RuntimeError(
+                    f"checkpoint: the buffer {self.changed[id(x)]}, which {self.what} reads, was written to after the call, so "
+                    "that the backward cannot compute the same again"
+                )
             return self.values.get(id(x), x)
         if type(x) in (list, tuple):
             return type(x)([self.replaced(y) for y in x])
@@ -77,6 +97,7 @@ class _Call(Recomputed):
         policy: what to save, or None.
         name: of the function, in errors.
         held: the tensors of the modules that the function can reach.
+        modes: these modules, and whether each is in training.
         plain: whether no transform and no dual level is near the call.
     """
 
@@ -90,12 +111,18 @@ class _Call(Recomputed):
         policy: Policy | None,
         name: str,
         held: Sequence[tuple[dict[str, Any], str, Any]],
+        modes: Sequence[tuple[torch.nn.Module, bool]],
         plain: bool,
     ) -> None:
         self.tree, self.policy, self.name, self._needs = tree, policy, name, needs
         self._count = sum(tree.is_tensor)
         self._first, self._later = in_this_autocast(function), in_this_autocast(as_of_now(function))
-        self._held, self._plain = held, plain
+        self._held, self._plain, self._modes = held, plain, modes
+        # batch norm writes to its buffers without autograd's notice
+        buffers = {id(x): x for x in _buffers_of(modes) if id(x) not in known and not x.requires_grad}
+        self._copies = {i: x.detach().clone() for i, x in buffers.items() if x.numel() <= _SMALL}
+        self._versions = [(x, _version(x)) for i, x in buffers.items() if i not in self._copies]
+        self._written: set[int] = set()  # the ids of the other buffers that the call writes to
         self._known = dict(known)
         super().__init__(self._computed)
         self._read = list(zip(places, [x for x, _ in known.values()]))
@@ -109,14 +136,16 @@ class _Call(Recomputed):
         assert self.out is not None, "the function has not run"
         return self.out
 
-    def _called(self, function: Callable[..., Any], values: Sequence[Any], detached: bool) -> Any:
+    def _reading(self, values: Sequence[Any], detached: bool, changed: Mapping[int, str]) -> _Reading:
+        read = {id(x): values[i] for i, x in self._read}
+        return _Reading(self.name, read, self._known, detached, changed)
+
+    def _called(self, function: Callable[..., Any], values: Sequence[Any], reading: _Reading) -> Any:
         """The result of the user's function, at these arguments and at these values of what it reads."""
         args, kwargs = self.tree.join(values[: self._count])
-        read = {id(x): values[i] for i, x in self._read}
-        reading = _Reading(self.name, read, self._known, detached)
         with contextlib.ExitStack() as stack:
             stack.enter_context(reading)
-            if read:
+            if reading.values:
                 stack.enter_context(substituting(reading.replaced))
                 stack.enter_context(function_arguments_replaced(reading.replaced))
             return function(*args, **kwargs)
@@ -127,16 +156,28 @@ class _Call(Recomputed):
         if self._plain:
             # with a graph, as in the backward: PyTorch may call other operators without one
             read = [x.detach().requires_grad_(yes) for x, yes in zip(tensors, self._needs)]
+            versions = [_version(x) for x in read[: self._count]]
+            reading = self._reading(read, False, {})
             log = Log(self.policy) if self.policy is not None else contextlib.nullcontext()
             with torch.enable_grad(), saved_tensors_unhooked(), log, self._random.seen():
-                out = self._called(self._first, read, False)
-            self._check_graph(Tree(out).tensors, read)
+                out = self._called(self._first, read, reading)
+            for i, (x, version) in enumerate(zip(read, versions)):
+                if _version(x) != version:
+                    raise RuntimeError(
+                        f"checkpoint: {self.name} writes to tensor {i} of its arguments, of shape {list(x.shape)}, so that the "
+                        "backward cannot compute the same again"
+                    )
+            self._check_graph(result_tree(out, self.name).tensors, read, reading)
+            self._written = {id(x) for x, version in self._versions if _version(x) != version}
+            for x in read:  # the graph is of this call alone: the backward makes its own
+                if x.requires_grad:
+                    x.register_hook(self._refuse_gradient)
             if isinstance(log, Log):
                 kept, self._saved = log.chosen()
         else:
             with self._random.seen():
-                out = self._called(self._first, tensors, True)
-        self.out = Tree(out)
+                out = self._called(self._first, tensors, self._reading(tensors, True, {}))
+        self.out = result_tree(out, self.name)
         results = distinct(self.out.tensors, tensors)
         self.out.release()
         self._outputs = len(results)
@@ -145,15 +186,29 @@ class _Call(Recomputed):
     def again(self, values: Sequence[Any], kept: Values) -> Sequence[Tensor]:
         assert self._random is not None
         replay = Replay(kept, self._saved, self.name) if kept else None
-        with self._random.restored(), _put_back(self._held), replay or contextlib.nullcontext():
-            found = self._called(self._later, values, False)
+        # the recomputation writes to copies
+        copies = {id(x): self._copies.get(id(x), x) for _, _, x in self._held}
+        held = [
+            (t, key, copies[id(x)].clone() if id(x) in self._copies or id(x) in self._written else x)
+            for t, key, x in self._held
+        ]
+        before = {id(x): version for x, version in self._versions if id(x) not in self._written}
+        changed = {id(x): key for _, key, x in self._held if id(x) in before and _version(x) != before[id(x)]}
+        with self._random.restored(), _put_back(held, self._modes), replay or contextlib.nullcontext():
+            found = self._called(self._later, values, self._reading(values, False, changed))
         if replay is not None:
             replay.check()
         return Tree(found).tensors
 
-    def _check_graph(self, results: Values, read: Values) -> None:
-        """Raise if the results depend on a tensor that is no input, by the graph that the function has made."""
-        inputs = {id(x) for x in read}
+    def _refuse_gradient(self, grad: Tensor) -> None:
+        raise HiddenTensorError(
+            f"checkpoint: a gradient goes through a tensor that {self.name} has left in another place than its result, such as "
+            "an attribute or a list, where it would be lost; return the tensor"
+        )
+
+    def _check_graph(self, results: Values, read: Values, reading: _Reading) -> None:
+        """Raise if the results depend on a tensor that is no input and was not made in the call, by its graph."""
+        inputs = {id(x) for x in read} | {i for i, leaf in reading.leaves.items() if leaf() is not None}
         nodes = [x.grad_fn for x in results]
         seen = set()
         while nodes:
@@ -165,7 +220,7 @@ class _Call(Recomputed):
             if isinstance(x, Tensor) and id(x) not in inputs:
                 named = self._known.get(id(x))
                 name = named[1] if named is not None else f"a tensor of shape {list(x.shape)}, or one computed from it"
-                raise _Reading(self.name, {}, {}, False).error(name)
+                raise reading.error(name)
             nodes += [after for after, _ in node.next_functions]
 
     def _computed(self, values: Sequence[Any]) -> Sequence[Tensor]:
@@ -183,15 +238,39 @@ def _held_by(objects: Iterable[Any]) -> list[tuple[dict[str, Any], str, Any]]:
     return list(found.values())
 
 
+def _modes_of(objects: Iterable[Any]) -> list[tuple[torch.nn.Module, bool]]:
+    """The modules among some objects, and whether each is in training."""
+    return [(m, m.training) for thing in objects if isinstance(thing, torch.nn.Module) for m in thing.modules()]
+
+
+def _buffers_of(modes: Sequence[tuple[torch.nn.Module, bool]]) -> list[Tensor]:
+    return [x for module, _ in modes for x in module._buffers.values() if x is not None]
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else version_of(x)
+
+
 @contextlib.contextmanager
-def _put_back(held: Sequence[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """In the context modules have these tensors again, which ``torch.func.functional_call`` may have taken away."""
+def _put_back(
+    held: Sequence[tuple[dict[str, Any], str, Any]], modes: Sequence[tuple[torch.nn.Module, bool]]
+) -> Iterator[None]:
+    """In the context modules have these tensors again, which ``torch.func.functional_call`` may have taken away, and modes."""
     before = [(tensors, key, tensors.get(key)) for tensors, key, _ in held]
+    now = [(module, module.training) for module, _ in modes]
     _set(held)
+    _set_modes(modes)
     try:
         yield
     finally:
         _set(before)
+        _set_modes(now)
+
+
+def _set_modes(modes: Sequence[tuple[torch.nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if module.training is not training:
+            module.training = training
 
 
 def _set(held: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
@@ -268,7 +347,8 @@ def _checkpointed(
     if not any(map(needs_reverse, inputs)):
         return f(*args, **kwargs)
     needs = [x.requires_grad for x in inputs]
-    made = _Call(f, tree, known, places, needs, policy if plain else None, name, _held_by(reached.values()), plain)
+    held, modes = _held_by(reached.values()), _modes_of(reached.values())
+    made = _Call(f, tree, known, places, needs, policy if plain else None, name, held, modes, plain)
     found = call(made, inputs)
     return made.result.join(found)
 

@@ -127,7 +127,7 @@ def reachable(
     if isinstance(value, Tensor):
         yield name, value
         return
-    if depth > _DEPTH or isinstance(value, _PLAIN) or id(value) in seen:
+    if depth > _DEPTH or isinstance(value, PLAIN) or id(value) in seen:
         return
     seen[id(value)] = value  # which keeps the id from being used again
     if isinstance(value, torch.nn.Module):
@@ -156,7 +156,7 @@ def reachable(
             yield from reachable(call, name, seen, depth + 1)
 
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
 
 
 def _name_of(value: Any) -> str:

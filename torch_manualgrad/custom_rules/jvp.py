@@ -14,7 +14,7 @@ from ..core.schema import is_differentiable
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
-from .trees import Tree, check_leaf, distinct, matching_tree, of_structure
+from .trees import Tree, check_leaf, distinct, matching_tree, of_structure, result_tree
 
 __all__ = ["CustomJvp", "custom_jvp"]
 
@@ -30,7 +30,7 @@ class _JvpCall(Call):
         self._fun, self._jvp = self.function.in_autocast(self.function.fun), self.function.in_autocast(rule)
 
     def run(self, tensors: Values) -> list[Tensor]:
-        result = Tree(self.first(self._fun, self.function.name, tensors))
+        result = result_tree(self.first(self._fun, self.function.name, tensors), self.function.name)
         made = distinct(result.tensors, tensors)
         result.release()
         self.out = result

@@ -63,5 +63,31 @@ def transposed(
     results, pull = pull_back(probed, point)
     if not used:
         return [torch.zeros_like(x) for x in like]
-    given = [values[i] for i in used]
-    return list(pull(matching([g for g in given if g is not None], results)))
+    given = matching([g for i in used if (g := values[i]) is not None], results)
+    found = list(pull(given))
+    _check_linearity(point, found, results, given, what)
+    return found
+
+
+def _check_linearity(
+    point: Sequence[Tensor], found: Sequence[Tensor], results: Sequence[Tensor], given: Sequence[Tensor], what: str
+) -> None:
+    """Raise if <A 1, v> and <1, A^T v> differ, where the values can be read: the map is then not linear.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    pairs = [*zip(results, given)], [*zip(point, found)]
+    if not values_readable([x for side in pairs for pair in side for x in pair]):
+        return
+    tolerance = max(torch.finfo(x.dtype).eps for x in (*point, *results)) ** 0.5
+    with torch.no_grad():
+        products = [[(a.conj() * b).real.double() for a, b in side] for side in pairs]
+        left, right = (torch.stack([x.sum() for x in side]).sum() for side in products)
+        scale = torch.stack([x.abs().sum() for side in products for x in side]).sum()
+        wrong = value_of((left - right).abs() > tolerance * scale)
+    if bool(wrong.any()):
+        raise RuntimeError(
+            f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives "
+            "needs: <A 1, v> and <1, A^T v> differ"
+        )

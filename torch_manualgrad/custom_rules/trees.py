@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from ..arguments import ArgumentError, described
 from ..core.internals import memory_of, pytree, value_of
 from ..core.schema import is_differentiable
+from .captures import PLAIN, reachable
 
-__all__ = ["Kept", "Tree", "check_leaf", "distinct", "matching_tree", "of_structure"]
+__all__ = ["Kept", "Tree", "check_leaf", "distinct", "matching_tree", "of_structure", "result_tree"]
 
 
 class Tree:
@@ -81,6 +83,30 @@ class Kept:
         """The residuals, from tensors at their places."""
         found = {"input": inputs, "result": results, "own": own}
         return self._tree.join([found[kind][i] for kind, i in self._where])
+
+
+def result_tree(out: Any, what: str) -> Tree:
+    """The pytree that a function of the user returned.
+
+    Args:
+        out: the result.
+        what: the function in errors.
+
+    Raises:
+        TypeError: a leaf is no tensor, and has one as an attribute or item, whose derivative would be lost.
+    """
+    tree = Tree(out)
+    for leaf, yes in zip(tree.leaves, tree.is_tensor):
+        if yes or isinstance(leaf, PLAIN) or isinstance(leaf, Module):
+            continue
+        name, x = next(reachable(leaf, type(leaf).__name__), ("", None))
+        if x is not None:
+            raise TypeError(
+                f"the result of {what}: expected tensors, and tuples, lists and dictionaries of these, got {described(leaf)}, "
+                f"whose {name} would lose its derivative; return the tensors, or register {type(leaf).__name__} with "
+                "torch.utils._pytree.register_pytree_node, or register_dataclass"
+            )
+    return tree
 
 
 def distinct(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -14,7 +14,7 @@ from .captures import as_of_now
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
-from .trees import Kept, Tree, check_leaf, distinct, of_structure
+from .trees import Kept, Tree, check_leaf, distinct, of_structure, result_tree
 
 __all__ = ["CustomVjp", "custom_vjp"]
 
@@ -41,7 +41,7 @@ class _VjpCall(Call):
 
     def run(self, tensors: Values) -> list[Tensor]:
         out, residuals = self._pair(self.first(self._fwd, self.function.rules[0][1], tensors))
-        result = Tree(out)
+        result = result_tree(out, self.function.name)
         results = result.tensors
         self.kept = Kept(residuals, tensors, results)
         own = [x.detach() for x in self.kept.own]
