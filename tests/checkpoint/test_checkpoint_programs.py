@@ -522,7 +522,8 @@ def test_a_leaf_that_the_function_makes():
 
     weights = list(net.parameters())
     found, expected = (
-        torch.autograd.grad(f(random(5, 3)).square().sum(), weights, allow_unused=True) for f in (checkpoint(force), force)
+        torch.autograd.grad(f(random(5, 3)).square().sum(), weights, allow_unused=True)
+        for f in (checkpoint(force), force)
     )
     assert [g is None or bool((g == 0).all()) for g in found] == [g is None for g in expected]
     close([g for g, e in zip(found, expected) if e is not None], [e for e in expected if e is not None])

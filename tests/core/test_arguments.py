@@ -62,6 +62,7 @@ def inputs():
         "softplus": dict(input=r, beta=1.0, threshold=20.0),
         "threshold": dict(input=r, threshold=0.0, value=1.0),
         "chunk": dict(x=r, chunks=2, dim=0),
+        "collate": dict(samples=[torch.ones(2), torch.ones(3)], ragged=None),
         "dropout": dict(x=r, p=0.5, training=True),
         "narrow": dict(x=r, dim=2, start=0, length=1),
         "select": dict(x=r, dim=2, index=0),
@@ -110,6 +111,7 @@ BY_TORCH = {
     **{(name, "correction", "True"): "Subtraction" for name in ("var", "std")},
     **{(name, a, "complex"): "complex" for name in ("maximum", "minimum") for a in ("x", "other")},
     ("dropout", "p", "nan"): "got nan",
+    ("collate", "samples", "Nones"): "default_collate",
 }
 CASES = [(package, name) for package, functions in inputs().items() for name in functions]
 

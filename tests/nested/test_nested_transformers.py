@@ -204,6 +204,17 @@ def test_a_loader(workers):
         collate([])
 
 
+def test_which_tensors_of_a_batch_are_ragged():
+    samples = [(torch.ones(2), torch.ones(3)), (torch.zeros(2), torch.zeros(3))]
+    kinds = lambda **options: [isinstance(x, Ragged) for x in collate(samples, **options)]  # noqa: E731
+    assert kinds() == [False, False] and kinds(ragged=True) == [True, True] and kinds(ragged={1}) == [False, True]
+    named = collate([{"a": x, "n": 1} for x, _ in samples], ragged=["a"])
+    assert isinstance(named["a"], Ragged) and named["n"].tolist() == [1, 1]
+    assert len(collate([torch.ones(4)], ragged=True)) == 1
+    with pytest.raises(RuntimeError):  # of torch, as the other entries have one shape
+        collate([(torch.ones(2), torch.ones(3)), (torch.ones(1), torch.ones(3))], ragged={1})
+
+
 LOSSES = {
     "mse_loss": {},
     "l1_loss": {},

@@ -309,3 +309,44 @@ def test_too_dense_a_pattern_raises(monkeypatch):
 def test_a_tensor_of_another_library_is_refused():
     with pytest.raises(PatternError):
         detect(lambda x: Tensor.to_sparse_csr(x.reshape(2, 2)).to_dense(), example(4), ())
+
+
+def straight_through():
+    f = mg.custom_jvp(torch.round)
+    f.defjvps(lambda t, out, x: t)
+    return f
+
+
+def flipped():
+    f = mg.custom_vjp(lambda x: x * 1)
+    f.defvjp(lambda x: (x * 1, None), lambda _, g: (g.flip(0),))
+    return f
+
+
+@pytest.mark.parametrize("make", [straight_through, flipped])
+def test_a_function_with_a_rule_of_its_own_depends_on_everything(make):
+    rule = make()
+    f = lambda x: rule(2 * x) ** 2 + x  # noqa: E731
+    x = torch.tensor([0.3, 1.2, 2.0], dtype=torch.float64)
+    plan = mg.sparse_jacobian.prepare(f, x)
+    assert any("custom_" in name for name in plan.conservative)
+    torch.testing.assert_close(plan.matrix(x).to_dense(), torch.func.jacrev(f)(x))
+    h = lambda x: f(x).sum()  # noqa: E731
+    torch.testing.assert_close(mg.sparse_hessian(h)(x).to_dense(), torch.func.hessian(h)(x))
+
+
+def test_a_checkpoint_has_the_pattern_of_its_function():
+    f = lambda x: x.sin() * x.roll(1)  # noqa: E731
+    x = torch.linspace(0, 1, 6, dtype=torch.float64)
+    plan, plain = (mg.sparse_jacobian.prepare(g, x) for g in (mg.checkpoint(f), f))
+    assert plan.nnz == plain.nnz == 12 and not plan.conservative
+    torch.testing.assert_close(plan.matrix(x).to_dense(), torch.func.jacrev(f)(x))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_a_recurrent_layer_of_one_sequence(kind):
+    torch.manual_seed(0)
+    net = kind(4, 3).double()
+    for x in (torch.randn(3, 1, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)):
+        f = lambda x: net(x)[0]  # noqa: E731
+        torch.testing.assert_close(mg.sparse_jacobian(f)(x).to_dense(), torch.func.jacrev(f)(x))

@@ -58,6 +58,7 @@ class Call(Program):
     ) -> None:
         super().__init__()
         self.function, self.names, self._known = function, names, known
+        self.rule_of_its_own = f"{function.kind} {function.name}"
         self.nondiff = [args[i] for i in function.nondiff_argnums]
         diff = tuple(a for i, a in enumerate(args) if i not in function.nondiff_argnums)
         self.arguments = Tree(diff)

@@ -78,7 +78,10 @@ class Program:
 
     Attributes:
         number: by which the operator finds the program.
+        rule_of_its_own: the name of a rule that may differ from the derivative of what `run` computes; "" if none does.
     """
+
+    rule_of_its_own = ""
 
     def __init__(self) -> None:
         self.number = next(_numbers)

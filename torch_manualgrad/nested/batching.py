@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,39 +10,53 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils.data import default_collate
 
+from ..arguments import ArgumentError, described
 from .ragged import Ragged
 
 __all__ = ["collate", "from_packed", "to_packed"]
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Sequence[Any], ragged: bool | Collection[Any] | None = None) -> Any:
     """A batch of samples, for ``DataLoader(dataset, collate_fn=mg.nested.collate)``.
 
     Args:
         samples: of one structure: tensors, numbers, strings, NumPy arrays, and dictionaries, tuples and lists of these.
+        ragged: which tensors become a `Ragged`, whatever their sizes: the keys of a dictionary, or the positions in a tuple or
+            list; the other tensors have one shape. True: all that have dims. None: those whose sizes differ in this
+            batch.
 
     Returns:
-        The structure of a sample. Tensors of one shape are stacked; tensors that differ in some sizes are a `Ragged`;
-        everything else is as ``torch.utils.data.default_collate`` has it.
+        The structure of a sample, with a `Ragged` or a stacked tensor for tensors. Everything else is as
+        ``torch.utils.data.default_collate`` has it.
 
     Raises:
-        ValueError: no samples, or tensors with different numbers of dims.
+        TypeError: an argument is not of its type.
+        ValueError: no samples, samples of different structures, or tensors with different numbers of dims.
     """
-    if not len(samples):
-        raise ValueError("samples: expected at least one, got none")
+    if not isinstance(samples, Sequence) or isinstance(samples, (str, bytes)):
+        raise TypeError(f"samples: expected a list, got {described(samples)}")
+    if not (ragged is None or isinstance(ragged, (bool, Collection))) or isinstance(ragged, (str, Tensor)):
+        raise TypeError(f"ragged: expected a bool, keys or positions, got {described(ragged)}")
+    if not samples:
+        raise ArgumentError("samples: expected at least one, got none")
     first = samples[0]
+
+    def part(key: Any, values: Sequence[Any]) -> Any:
+        return collate(values, key in ragged if isinstance(ragged, Collection) else ragged)
+
     if isinstance(first, Mapping):
-        return {key: collate([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(collate, zip(*samples)))
+        return {key: part(key, [sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
         if len({len(sample) for sample in samples}) > 1:
-            raise ValueError(f"samples: expected as many entries in each, got {[len(s) for s in samples]}")
-        return type(first)(collate(list(column)) for column in zip(*samples))
+            raise ArgumentError(f"samples: expected as many entries in each, got {[len(s) for s in samples]}")
+        parts = [part(i, list(column)) for i, column in enumerate(zip(*samples))]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if type(first).__module__ == "numpy" and hasattr(first, "shape") and first.shape:
-        return collate([torch.from_numpy(sample) for sample in samples])
-    if isinstance(first, Tensor) and len({sample.shape for sample in samples}) > 1:
-        return Ragged.from_components(samples)
+        return collate([torch.from_numpy(sample) for sample in samples], ragged)
+    if isinstance(first, Tensor) and first.dim() and ragged is not False:
+        differ = len({sample.shape for sample in samples}) > 1
+        if differ or ragged is True:
+            return Ragged.from_components(list(samples), ragged_dims=None if differ else [1])
     return default_collate(list(samples))
 
 

@@ -120,7 +120,7 @@ def _is_differentiable(x: Tensor) -> bool:
 
 
 def _autograd_functions(y: Tensor) -> list[str]:
-    """The classes of autograd.Function in the graph of a tensor, without those that implement rules of operators."""
+    """The classes of autograd.Function and the rules of functions in the graph of a tensor, without rules of operators."""
     found, seen, waiting = set(), set(), [y.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -128,6 +128,10 @@ def _autograd_functions(y: Tensor) -> list[str]:
             continue
         seen.add(node)
         function = function_of(node)
+        static = getattr(node, "static", ())
+        for kept in static if isinstance(static, tuple) else (static,):
+            if rule := getattr(kept, "rule_of_its_own", ""):
+                found.add(rule)
         if function is not None and function.__module__.partition(".")[0] != __name__.partition(".")[0]:
             found.add(f"autograd.Function {function.__name__}")
         waiting += [below for below, _ in node.next_functions]

@@ -177,7 +177,7 @@ class Trace(DispatchMode):
         for k in range(ratio):
             written = memory.ids.as_strided(x.shape, strides, x.storage_offset() * ratio + k)
             if not _may_overlap(x):
-                written.copy_(ids)
+                written.copy_(ids.clone())  # which may lie in the same memory
                 continue
             # several elements in one place: it depends on all of them
             places = torch.arange(len(memory.ids), device="cpu").as_strided(
