@@ -14,7 +14,7 @@ from ..core.schema import is_differentiable
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
-from .trees import Tree, check_leaf, distinct, matching_tree, of_structure, result_tree
+from .trees import check_leaf, distinct, matching_tree, of_structure, result_tree
 
 __all__ = ["CustomJvp", "custom_jvp"]
 
