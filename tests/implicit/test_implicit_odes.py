@@ -10,7 +10,7 @@ from helpers.modes import MODES, derivatives
 from helpers.tensors import close, random
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 
-from torch_manualgrad.implicit import ConvergenceError, ConvergenceWarning, HiddenTensorError, odeint
+from torch_manualgrad.implicit import ConvergenceError, ConvergenceWarning, HiddenTensorError, odeint, odes
 from torch_manualgrad.implicit.odes import METHODS, Ode
 from torch_manualgrad.testing import check
 
@@ -195,17 +195,31 @@ def test_a_neural_equation_in_single_precision():
     close([g.double() for g in found], list(expected), rtol=2e-3)
 
 
-def test_the_graph_does_not_grow_with_the_steps(monkeypatch):
-    steps, kept = [], []
-    path = Ode._path
-    monkeypatch.setattr(Ode, "_path", lambda self, *args: steps.append(path(self, *args)) or steps[-1])
-    for rtol in (1e-3, 1e-11):
+def test_memory_does_not_grow_with_the_steps(monkeypatch):
+    """Neither that of the graph, nor that of the states of a path."""
+    knots, kept, calls = [], [], []
+    integrated = Ode._integrated
+
+    def counted(self, *args):
+        path = integrated(self, *args)
+        knots.append(len(path.knots))
+        return path
+
+    def f(t, y, rate):
+        calls[-1] += 1
+        return relaxing(t, y, rate)
+
+    monkeypatch.setattr(Ode, "_integrated", counted)
+    monkeypatch.setattr(odes, "KNOTS", 8)
+    for rtol in (1e-3, 1e-12):
         saved = []
+        calls.append(0)
         rate = RATE.clone().requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-            odeint(relaxing, random(2), TIMES, rate, rtol=rtol)
+            y = odeint(f, random(2), TIMES, rate, rtol=rtol, atol=rtol)
         kept.append(sum(x.numel() for x in saved))
-    assert kept[0] == kept[1] and len(steps[1][0].knots) > 5 * len(steps[0][0].knots)
+        torch.autograd.grad(y.sum(), rate)
+    assert kept[0] == kept[1] and calls[1] > 10 * calls[0] and 8 <= max(knots) <= 16
 
 
 def test_one_time_and_states_of_no_elements():

@@ -41,7 +41,7 @@ __all__ = ["METHODS", "Ode", "odeint"]
 
 METHODS = ("dopri5", *[f"scipy.{name}" for name in SCIPY])
 
-KNOTS = 128  # states that a backward integration keeps
+KNOTS = 128  # states that a backward integration keeps, up to twice as many
 _OFF = 1000  # times the tolerance, by which it may miss them
 _FADED = 1e-6  # of the largest tangent or cotangent at the start: below, accuracy is absolute
 
@@ -104,9 +104,9 @@ class Ode(Problem):
         return xs, Report(*[torch.as_tensor(x, device=t.device) for x in report])
 
     def _path(
-        self, times: Sequence[float], ys: Values, ends: Values, ps: Values, dtype: torch.dtype
+        self, times: Sequence[float], ys: Values, ends: Values, ps: Values, dtype: torch.dtype, keep: int = 0
     ) -> tuple[Path, float]:
-        """The solution, and how far what is known was off, in units of the tolerance."""
+        """The solution with ``keep`` knots or more, and how far what is known was off, in units of the tolerance."""
         layout = Layout(ys, True)
 
         def slope(t: Any, y: Tensor) -> Tensor:
@@ -115,30 +115,32 @@ class Ode(Problem):
 
         y = layout.vector(ys)
         if self.inner is None:
-            return self._integrated(slope, y, times, layout, self._sizes(y, layout), 0.0), 0.0
+            return self._integrated(slope, y, times, layout, self._sizes(y, layout), 0.0, keep), 0.0
         starts = [ys[i] for i in self.known]
-        other, off = self.inner._path(times[::-1], ends, [starts[i] for i in self.inner.known], ps, dtype)
+        other, off = self.inner._path(times[::-1], ends, [starts[i] for i in self.inner.known], ps, dtype, KNOTS)
         if other.failed:
             return Path([torch.full_like(y, torch.nan)] * len(times), [], 0.0, True), off
         part = Layout(starts, True)
         sizes, part_sizes = self._sizes(y, layout), self._sizes(part.vector(starts), part)
-        largest = torch.stack([state.abs() for _, state in other.knots]).amax(0)
+        taken = other.knots[:: -(-len(other.knots) // (2 * KNOTS))]  # scipy's methods show all
+        largest = torch.stack([state.abs() for _, state in taken]).amax(0)
         knots, step = [(times[0], y)], 0.0
-        for time, state in [*other.knots[-2::-1][:: -(-len(other.knots) // KNOTS)], other.knots[0]]:
+        for time, state in reversed(taken):
             if time == knots[-1][0]:
                 continue
-            path = self._integrated(slope, y, [knots[-1][0], time], layout, sizes, step)
+            path = self._integrated(slope, y, [knots[-1][0], time], layout, sizes, step, min(keep, 2))
             if path.failed:
                 return path, off
             step, found = path.step, layout.tensors(path.states[-1])
             here = part.vector([found[i] for i in self.known])
             off = max(off, part_sizes(here - state, largest, largest))
             y = layout.vector(placed(found, self.known, part.tensors(state)))
-            knots += [*path.knots[1:-1], (time, y)]
+            between = [(s, x) for s, x in path.knots[1:] if s != time]
+            knots = [*knots, *between, (time, y)] if keep else [knots[0], (time, y)]
         return Path([knots[0][1], y], knots, step, False), off
 
     def _integrated(
-        self, slope: Any, y: Tensor, times: Sequence[float], layout: Layout, sizes: Any, step: float
+        self, slope: Any, y: Tensor, times: Sequence[float], layout: Layout, sizes: Any, step: float, keep: int
     ) -> Path:
         method, rtol = self.options.solver, self.options.relative(layout.dtype, 1 / 2)
         if callable(method):
@@ -151,7 +153,7 @@ class Ode(Problem):
             return Path([y, *states.to(y.dtype)[1:]], list(zip(times, states.to(y.dtype))), 0.0, failed)
         if method == "dopri5":
             maxiter = 10_000 if self.options.maxiter is None else self.options.maxiter
-            return dormand_prince(slope, y, times, sizes, maxiter, step)
+            return dormand_prince(slope, y, times, sizes, maxiter, step, keep)
         absolute, own = torch.full_like(y, self.options.atol), sum(layout.sizes[: self.plain])
         if y[own:].count_nonzero():
             absolute[own:] = rtol * y[own:].abs().max()

@@ -34,7 +34,7 @@ class Path(NamedTuple):
 
     Attributes:
         states: at the times that were asked for.
-        knots: the times that the method stepped to, and the states there.
+        knots: some of the times that the method stepped to, the first among them, and the states there.
         step: the size of the step it would take next; 0 if unknown.
         failed: whether it gave up; the states are then nan from there on.
     """
@@ -52,6 +52,7 @@ def dormand_prince(
     size: Callable[[Tensor, Tensor, Tensor], float],
     maxiter: int,
     step: float = 0.0,
+    keep: int = 0,
 ) -> Path:
     """The method of Dormand and Prince, of order 5. It steps onto each of the times.
 
@@ -62,12 +63,13 @@ def dormand_prince(
         size: ``(error, before, after)``: how large the error of a step is; at most 1 is accepted.
         maxiter: the most steps from one time to the next.
         step: the size of the first step; 0: chosen.
+        keep: how many knots there are at least, if there are as many steps; at most twice as many.
 
     References:
         Dormand and Prince, J. Comput. Appl. Math. 6 (1980) 19; Hairer, Norsett and Wanner, Solving Ordinary Differential
         Equations I (1993), section II.4.
     """
-    states, knots, t = [y], [(times[0], y)], times[0]
+    states, knots, t, taken, every = [y], [(times[0], y)], times[0], 0, 1
     slope = f(t, y) if len(times) > 1 else y
     for end in times[1:]:
         sign, count = math.copysign(1.0, end - t), 0
@@ -83,7 +85,11 @@ def dormand_prince(
             factor = min(10.0, max(0.2, 0.9 * error**-0.2)) if error > 0 else 10.0 if error == 0 else 0.2
             if error <= 1:
                 y, slope, t = after, slopes[-1], end if h == left else t + sign * h
-                knots.append((t, y))
+                taken += 1
+                if keep and taken % every == 0:
+                    knots.append((t, y))
+                    if len(knots) > 2 * keep:
+                        knots, every = knots[::2], 2 * every
                 step = max(step, h * factor) if h < step else h * factor  # a step cut short says little
             else:
                 step = h * factor
