@@ -527,3 +527,13 @@ def test_a_leaf_that_the_function_makes():
     )
     assert [g is None or bool((g == 0).all()) for g in found] == [g is None for g in expected]
     close([g for g, e in zip(found, expected) if e is not None], [e for e in expected if e is not None])
+
+
+def test_a_module_that_makes_its_parameters_in_the_first_call():
+    net = nn.LazyLinear(4)
+    wrapped = checkpoint(net)
+    x = torch.randn(2, 3)
+    for _ in range(2):
+        net.zero_grad()
+        wrapped(x).sum().backward()
+        close(net.weight.grad, x.sum(0).expand(4, 3), rtol=1e-5)

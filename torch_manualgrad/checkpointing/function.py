@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..arguments import described
 from ..core.internals import (
@@ -335,6 +336,8 @@ def _checkpointed(
         return f(*args, **kwargs)
     others = [(x, "an argument") for x in tree.leaves if not isinstance(x, Tensor)]
     reached: dict[int, Any] = {}
+    if isinstance(f, torch.nn.Module) and any(map(is_lazy, f.parameters())):
+        return f(*args, **kwargs)  # whose first call makes its parameters
     known = suspects([(f, name), *others], reached)
     inputs, places = [substituted(x) for x in tensors], []
     for original, _ in known.values():
