@@ -631,7 +631,15 @@ def test_random_numbers_in_a_traced_graph():
 
 
 @pytest.mark.parametrize(
-    "rule", [lambda g: g.clamp(-0.1, 0.1), torch.sign, lambda g: g**2, lambda g: g / g.norm(), lambda g: g + 1]
+    "rule",
+    [
+        lambda g: g.clamp(-0.1, 0.1),
+        lambda g: g.clamp(-1, 1),
+        torch.sign,
+        lambda g: g**2,
+        lambda g: g / g.norm(),
+        lambda g: g + 1,
+    ],
 )
 def test_a_rule_that_is_not_linear_has_no_transpose(rule):
     x, t = random(3), random(3, seed=1)

@@ -56,8 +56,9 @@ def transposed(
             made.append(x)
         return made or [arguments[0].sum()]  # torch.func.vjp refuses a function without results
 
-    # the point does not matter, as the map is linear; at zeros a value that does not depend on it could not be told
-    point = [torch.ones_like(x) for x in like]
+    # The point does not matter, as the map is linear. At zeros a value that does not depend on it could not be told; large and
+    # small numbers tell a map that is linear near 0 only, such as a clamp.
+    point = [_mixed(x) for x in like]
     if not point:
         return []
     results, pull = pull_back(probed, point)
@@ -69,10 +70,15 @@ def transposed(
     return found
 
 
+def _mixed(x: Tensor) -> Tensor:
+    numbers = 1 + 63 * (torch.arange(x.numel(), device=x.device) % 2 == 0).reshape(x.shape).to(x.dtype)
+    return torch.ones_like(x) * numbers
+
+
 def _check_linearity(
     point: Sequence[Tensor], found: Sequence[Tensor], results: Sequence[Tensor], given: Sequence[Tensor], what: str
 ) -> None:
-    """Raise if <A 1, v> and <1, A^T v> differ, where the values can be read: the map is then not linear.
+    """Raise if <A u, v> and <u, A^T v> differ, where the values can be read: the map is then not linear.
 
     Raises:
         RuntimeError: it is not.
@@ -89,5 +95,5 @@ def _check_linearity(
     if bool(wrong.any()):
         raise RuntimeError(
             f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives "
-            "needs: <A 1, v> and <1, A^T v> differ"
+            "needs: <A u, v> and <u, A^T v> differ"
         )

@@ -139,7 +139,7 @@ def _hidden(users: Sequence[tuple[Callable[..., Any], str]], is_lost: Callable[[
     names = f": {', '.join(sorted({name for _, name in reached}))}" if reached else ""
     return HiddenTensorError(
         f"{what} reads a tensor that requires grad, or that a transform follows, and that is not an argument{names}. Its "
-        f"derivative would be lost. Pass it as one of the parameters, {what}(x, *params); for an nn.Module, pass "
+        f"derivative would be lost. Pass it as one of the parameters, the last arguments of {what}; for an nn.Module, pass "
         "dict(module.named_parameters()) and call torch.func.functional_call"
     )
 
