@@ -537,3 +537,14 @@ def test_a_module_that_makes_its_parameters_in_the_first_call():
         net.zero_grad()
         wrapped(x).sum().backward()
         close(net.weight.grad, x.sum(0).expand(4, 3), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "through", [lambda w: w, lambda w: w.contiguous(), lambda w: w.to(w.dtype), lambda w: w.requires_grad_()]
+)
+def test_a_hidden_leaf_that_passes_through_a_function_is_refused(through):
+    """Some functions return their argument, which is then not a tensor that they made."""
+    w = random(3).requires_grad_()
+    hidden = weakref.ref(w)  # which no search finds
+    with pytest.raises(HiddenTensorError):
+        checkpoint(lambda x: x * through(hidden()))(random(3).requires_grad_())

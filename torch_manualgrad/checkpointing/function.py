@@ -67,9 +67,15 @@ class _Reading(Watch):
             args = tuple([self.replaced(x) for x in args])
             kwargs = {name: self.replaced(x) for name, x in kwargs.items()} if kwargs else kwargs
         if not self.detached:
+            given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)]
+            tracked = {id(x) for x in given if x.requires_grad}
             found = func(*args, **kwargs) if kwargs else func(*args)
-            if isinstance(found, Tensor) and found.requires_grad and found.is_leaf:
-                self.leaves[id(found)] = weakref.ref(found)
+            for x in (
+                *given,
+                found,
+            ):  # also one that begins to require grad; not one that passes through, as contiguous
+                if isinstance(x, Tensor) and x.requires_grad and x.is_leaf and id(x) not in tracked:
+                    self.leaves[id(x)] = weakref.ref(x)
             return found
         return super().__torch_function__(func, types, args, kwargs)
 

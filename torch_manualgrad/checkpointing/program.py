@@ -17,6 +17,7 @@ from ..custom_rules.captures import is_differentiated
 from ..custom_rules.operator import Metadata, Program, Values, call
 from ..custom_rules.trees import distinct
 from ..implicit.operators import matching
+from ..implicit.problem import placed
 
 __all__ = ["Recomputed"]
 
@@ -88,7 +89,7 @@ class Recomputed(Program):
 
         def pushed(values: Sequence[Any]) -> Sequence[Tensor]:
             def function(*changed: Tensor) -> tuple[Tensor, ...]:
-                found = self.again(_placed(values[:m], places, changed), [])
+                found = self.again(placed(values[:m], places, changed), [])
                 return tuple(found[i] for i in smooth)
 
             primals = tuple(values[i] for i in places)
@@ -112,7 +113,7 @@ class Recomputed(Program):
         """The cotangents of the values at ``places``; None if a result does not depend on them."""
 
         def function(*changed: Tensor) -> tuple[Tensor, ...]:
-            found = self.again(_placed(values, places, changed), kept)
+            found = self.again(placed(values, places, changed), kept)
             return tuple(found[i] for i in received)
 
         primals = [values[i] for i in places]
@@ -130,10 +131,3 @@ class Recomputed(Program):
         return torch.autograd.grad(
             [r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=create, allow_unused=True
         )
-
-
-def _placed(values: Sequence[Any], places: Sequence[int], changed: Sequence[Any]) -> list[Any]:
-    made = list(values)
-    for i, x in zip(places, changed):
-        made[i] = x
-    return made

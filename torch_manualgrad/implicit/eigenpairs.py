@@ -7,7 +7,8 @@ $X$ of the invariant subspace that begins at $X_0$ is a root of
 
 with $X_0^H X = 1$. At $X_0$ its Jacobian has the columns $A - l_i$ outside of the subspace and a constant $s_i - l_i$ in it: it is
 Hermitian, and singular only where a wanted eigenvalue equals one that is not. Within the subspace the eigenpairs are those
-of the small matrix $X^H A X$ next to $X^H X$, by `mg.linalg.eigh`, with its treatment of eigenvalues that repeat.
+of the small matrix $X^H A X$ next to $X^H X$, by `mg.linalg.eigh_generalized`, with its treatment of eigenvalues that
+repeat.
 
 The singular values of $A$ are the positive eigenvalues of $(0, A; A^H, 0)$, with $(u, v) / sqrt(2)$ as the eigenvectors.
 
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from ..arguments import ArgumentError, checked, described
 from ..core.internals import breaks_graphs
-from ..linalg import Degeneracy, eigh
+from ..linalg import Degeneracy, eigh_generalized
 from ..linalg.decompositions import EXACT, Gauge
 from .arguments import Unknown, check_function, in_this_autocast
 from .equations import GRAPH, of_lists, options_of
@@ -181,11 +182,9 @@ def _eigenpairs(
     # the Jacobian is Hermitian at X0 alone, and a third derivative depends on how it changes: not symmetric
     root = Root(residual, 1, lambda xs, _: xs, nothing, lambda report: None, options, False, subspace.name)
     (X,) = solution(root, [X0, X0, *tensors])
-    H, G = X.mH @ subspace.product(X, tensors), X.mH @ X
-    C = torch.linalg.cholesky(G)  # G is 1 at this point; its second derivatives are not 0
-    half = torch.linalg.solve_triangular(C, (H + H.mH) / 2, upper=False)
-    L, Q = eigh(torch.linalg.solve_triangular(C, half.mH, upper=False), degeneracy=degeneracy, gauge=gauge)
-    return Eigenpairs(L, X @ torch.linalg.solve_triangular(C.mH, Q, upper=True))
+    # X^H X is 1 at this point; its second derivatives are not 0
+    L, W = eigh_generalized(X.mH @ subspace.product(X, tensors), X.mH @ X, degeneracy=degeneracy, gauge=gauge)
+    return Eigenpairs(L, X @ W)
 
 
 def _example(n: int, tensors: Values, dtype: torch.dtype | None, device: Any) -> Tensor:

@@ -16,18 +16,13 @@ from torch import Tensor
 from .arithmetic import Operand, together
 from .ragged import Ragged
 from .reductions import vector_norm
-from .reshaping import _regular
+from .reshaping import one_ragged_dim, regular_dim
 
 __all__ = ["ALONG", "embedding", "normalize", "one_hot", "positions", "where"]
 
 
 def _with_new_last_dim(x: Ragged, values: Tensor) -> Ragged:
     return x.like(values, [*x.shape, values.shape[-1]])
-
-
-def _of_integers(x: Ragged, what: str) -> None:
-    if x.sizes is not None:
-        raise ValueError(f"input: {what} expected one ragged dim, got {x.summary()}")
 
 
 def embedding(input: Ragged, weight: Tensor, *args: Any, **kwargs: Any) -> Ragged:
@@ -46,7 +41,7 @@ def embedding(input: Ragged, weight: Tensor, *args: Any, **kwargs: Any) -> Ragge
         ValueError: several ragged dims.
         IndexError: as torch's.
     """
-    _of_integers(input, "embedding")
+    one_ragged_dim(input, "embedding")
     return _with_new_last_dim(input, F.embedding(input.values, weight, *args, **kwargs))
 
 
@@ -64,7 +59,7 @@ def one_hot(input: Ragged, num_classes: int = -1) -> Ragged:
         ValueError: several ragged dims.
         RuntimeError: as torch's.
     """
-    _of_integers(input, "one_hot")
+    one_ragged_dim(input, "one_hot")
     return _with_new_last_dim(input, F.one_hot(input.values, num_classes))
 
 
@@ -80,8 +75,7 @@ def positions(x: Ragged) -> Ragged:
     Raises:
         ValueError: several ragged dims.
     """
-    if x.sizes is not None:
-        raise ValueError(f"positions: expected one ragged dim, got {x.summary()}")
+    one_ragged_dim(x, "positions")
     places = torch.arange(x.values.shape[x.packed_dim], device=x.offsets.device)
     return Ragged.trusted(places - x.offsets[x.segment_ids()], x.offsets, (x.batch, None))
 
@@ -139,7 +133,7 @@ def _along(name: str, keeps: bool = True) -> Callable[..., Any]:
             keepdim = given.pop(0)
         if dim is None:
             return function(x.values)
-        at = _regular(x, dim, name)
+        at = regular_dim(x, dim, name)
         options = kwargs if keeps else {"keepdim": keepdim}
         found = function(x.values, *given, dim=at - 1, **options)
 

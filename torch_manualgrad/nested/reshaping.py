@@ -17,18 +17,22 @@ from torch import Tensor
 from .conversion import require_same_structure
 from .ragged import Ragged
 
-__all__ = ["cat", "expand", "flatten", "permute", "reshape", "squeeze", "stack", "unflatten", "unsqueeze"]
+__all__ = ["SHAPES", "one_ragged_dim", "regular_dim"]
+
+# the functions that a Ragged has by the names of torch
+SHAPES = ("cat", "expand", "flatten", "permute", "reshape", "squeeze", "stack", "unflatten", "unsqueeze")
 
 
-def _one_ragged_dim(x: Ragged, what: str) -> int:
+def one_ragged_dim(x: Ragged, what: str) -> int:
+    """The only ragged dim; ``what`` is the function in errors."""
     if x.sizes is not None:
         raise ValueError(f"{what}: expected one ragged dim, got {x.summary()}")
     return x.ragged_dims[0]
 
 
-def _regular(x: Ragged, dim: int, what: str, name: str = "dim") -> int:
+def regular_dim(x: Ragged, dim: int, what: str, name: str = "dim") -> int:
     """A dim that is neither the batch nor ragged, from 0."""
-    dim, ragged = x.wrapped(dim, name=name), _one_ragged_dim(x, what)
+    dim, ragged = x.wrapped(dim, name=name), one_ragged_dim(x, what)
     if dim in (0, ragged):
         kind = "the batch" if dim == 0 else "ragged"
         raise ValueError(f"{name}: {what} takes a regular dim; dim {dim} of {x.summary()} is {kind}")
@@ -58,7 +62,7 @@ def reshape(x: Ragged, *shape: Any) -> Ragged | Tensor:
         ValueError: a shape that does not fit, or several ragged dims.
         TypeError: sizes that are not numbers or None.
     """
-    ragged, given = _one_ragged_dim(x, "reshape"), _as_sizes(shape)
+    ragged, given = one_ragged_dim(x, "reshape"), _as_sizes(shape)
     front, back = x.values.shape[: ragged - 1], x.values.shape[ragged:]
     total = x.values.shape[ragged - 1]
     for i in range(1, len(given)):
@@ -106,7 +110,7 @@ def flatten(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged | Tensor
         IndexError: no such dim.
         ValueError: a ragged dim among others, or several ragged dims.
     """
-    ragged = _one_ragged_dim(x, "flatten")
+    ragged = one_ragged_dim(x, "flatten")
     start, end = x.wrapped(start_dim, name="start_dim"), x.wrapped(end_dim, name="end_dim")
     if start > end:
         raise ValueError(f"start_dim, end_dim: expected the first and the last dim, got {start_dim} and {end_dim}")
@@ -136,7 +140,7 @@ def unflatten(x: Ragged, dim: int, sizes: Sequence[int]) -> Ragged:
         ValueError: the batch, a ragged dim, or several of these.
         RuntimeError: sizes that do not fit.
     """
-    dim = _regular(x, dim, "unflatten")
+    dim = regular_dim(x, dim, "unflatten")
     values = x.values.unflatten(dim - 1, tuple(sizes))
     return x.like(values, [*x.shape[:dim], *values.shape[dim - 1 : dim - 1 + len(sizes)], *x.shape[dim + 1 :]])
 
@@ -155,7 +159,7 @@ def unsqueeze(x: Ragged, dim: int) -> Ragged:
         IndexError: no such dim.
         ValueError: dim 0, or several ragged dims.
     """
-    _one_ragged_dim(x, "unsqueeze")
+    one_ragged_dim(x, "unsqueeze")
     if not -x.dim() - 1 <= dim <= x.dim():
         raise IndexError(f"dim: {dim} is out of range for a new dim of a nested tensor of {x.dim()} dims")
     dim %= x.dim() + 1
@@ -178,9 +182,9 @@ def squeeze(x: Ragged, dim: int | Sequence[int] | None = None) -> Ragged:
         IndexError: no such dim.
         ValueError: the batch, a ragged dim, or several of these.
     """
-    _one_ragged_dim(x, "squeeze")
+    one_ragged_dim(x, "squeeze")
     named = range(1, x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    chosen = [d if dim is None else _regular(x, d, "squeeze") for d in named]
+    chosen = [d if dim is None else regular_dim(x, d, "squeeze") for d in named]
     gone = [d for d in chosen if x.shape[d] == 1]
     if not gone:
         return x
@@ -201,7 +205,7 @@ def permute(x: Ragged, *dims: Any) -> Ragged:
         IndexError: no such dim.
         ValueError: not every dim once, dim 0 in another place, or several ragged dims.
     """
-    _one_ragged_dim(x, "permute")
+    one_ragged_dim(x, "permute")
     given = list(dims[0]) if len(dims) == 1 and isinstance(dims[0], (list, tuple)) else list(dims)
     order = [x.wrapped(d, name="dims") for d in given]
     if sorted(order) != list(range(x.dim())) or order[0] != 0:
@@ -223,7 +227,7 @@ def expand(x: Ragged, *sizes: Any) -> Ragged:
         ValueError: another number of sizes, another batch, a size for the ragged dim, or several ragged dims.
         RuntimeError: a size that does not fit.
     """
-    ragged, given = _one_ragged_dim(x, "expand"), _as_sizes(sizes)
+    ragged, given = one_ragged_dim(x, "expand"), _as_sizes(sizes)
     if len(given) != x.dim() or given[0] not in (-1, None, x.batch) or given[ragged] not in (-1, None):
         raise ValueError(f"sizes: {tuple(given)} does not fit {x.summary()}, whose batch and ragged dim stay")
     values = x.values.expand([-1 if n is None else n for n in given[1:]])
@@ -235,7 +239,7 @@ def _batches(tensors: Any, what: str) -> list[Ragged]:
     if not given or not all(isinstance(x, Ragged) for x in given):
         raise TypeError(f"tensors: {what} expected a list of Ragged, got {[type(x).__name__ for x in given]}")
     for x in given:
-        _one_ragged_dim(x, what)
+        one_ragged_dim(x, what)
     return given
 
 

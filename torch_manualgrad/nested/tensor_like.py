@@ -211,7 +211,7 @@ _TABLE: dict[str, Function] = {
     **{name: getattr(selection, name) for name in ("select", "slice", "narrow")},
     "split": _split,
     **dict.fromkeys(("swapaxes", "swapdims", "transpose"), _transpose),
-    **{name: getattr(reshaping, name) for name in reshaping.__all__},
+    **{name: getattr(reshaping, name) for name in reshaping.SHAPES},
     "view": reshaping.reshape,
     **entries.ALONG,
     **{name: getattr(entries, name) for name in ("embedding", "normalize", "one_hot", "positions", "where")},
