@@ -325,7 +325,7 @@ def hessian_of_one(f):
 
 
 def test_memory_of_twelve_layers():
-    """What is saved, and one layer that is computed again, are less than 2 sqrt(12) layers."""
+    """Saved tensors and one recomputed layer together stay below 2 sqrt(12) layers."""
     x, found = torch.randn(2, 16, 32), {}
     for name, net in zip(("ours", "plain"), nets(mg.checkpoint, depth=12, width=32)):
         parameters = {p.data_ptr() for p in net.parameters()}

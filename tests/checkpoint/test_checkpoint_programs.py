@@ -38,7 +38,7 @@ def gradients(f):
 
 
 def saved_bytes(f):
-    """What autograd saves in a call: the storages, each once."""
+    """The storages that autograd saves in a call, each once."""
     saved = {}
 
     def pack(x):
@@ -105,7 +105,7 @@ def test_second_derivatives_save_memory_too(mode):
 
 
 def counted(policy, compute=None):
-    """How many products there are in the forward and in the backward, and what is saved."""
+    """The number of products in the forward and in the backward, and the saved tensors."""
     calls = []
 
     class Count(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What core/internals relies on for operators whose kernels call functions of Python."""
+"""The private names of torch that operators with Python kernels rely on."""
 
 import torch
 from helpers.ops import inside_kernel

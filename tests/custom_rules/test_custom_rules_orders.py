@@ -87,7 +87,7 @@ reversal.defvjp(lambda x: (x, None), lambda _, g: (-g,))
 
 @mg.custom_vjp
 def trees(p, n):
-    """Trees, two results of which one is an integer, and a residual that is an argument."""
+    """Pytrees, two results (one an integer), and an argument as a residual."""
     return {"a": p["x"] * p["y"] ** n, "k": p["k"] + 1, "b": (p["y"].cos(),)}
 
 

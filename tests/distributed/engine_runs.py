@@ -155,7 +155,7 @@ def _tensor_and_data_parallel() -> list[float]:
 
 
 def _between(parts: list[nn.Module]) -> list[torch.Tensor]:
-    """What goes into each part and comes out of the last for one microbatch.
+    """The input of each part, and the output of the last, for one microbatch.
 
     A stage that is not told runs its part once on uninitialised memory to see, and eigh raises where that holds nan.
     """
