@@ -7,7 +7,8 @@ from .core.once import defining as _defining, refuse_reload as _refuse_reload  #
 from .core import compile_cache as _compile_cache, libraries as _libraries
 from .core.engine.sharding import register_with as _register_sharding_with
 from .core.engine.node import SingleLevelFunction
-from .core.op.custom_op import CustomOp, custom_op
+from .core.op.custom_op import CustomOp
+from .core.op.define import custom_op
 from .core.op.implementation import BackwardContext
 from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, rule, rules
 from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, view

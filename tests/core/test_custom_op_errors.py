@@ -43,14 +43,14 @@ class TestDefinition(expecttest.TestCase):
 
     def test_mutating(self):
         self.check(
-            "mgtest::bad(Tensor(a!) x) -> Tensor",
-            """mgtest::bad: argument 'x' of the schema mutates memory (mgtest::bad(Tensor(a!) x) -> Tensor). A custom op must be functional: return new tensors, and write in place outside of it.""",
+            "mgtest::bad(Tensor(a!) x) -> Tensor(b!)",
+            """mgtest::bad: result 0 of the schema aliases no argument (mgtest::bad(Tensor(a!) x) -> Tensor(b!))""",
         )
 
     def test_aliasing(self):
         self.check(
             "mgtest::bad(Tensor x, Tensor(a) y) -> Tensor(a)",
-            """mgtest::bad: argument 'y' of the schema aliases memory (mgtest::bad(Tensor x, Tensor(a) y) -> Tensor(a)). A custom op must be functional: return new tensors, and write in place outside of it.""",
+            """mgtest::bad: argument 'y' of the schema aliases memory (mgtest::bad(Tensor x, Tensor(a) y) -> Tensor(a)). Expected an operator that returns new tensors, and no view of an argument.""",
         )
 
     def test_unreadable(self):
@@ -69,7 +69,10 @@ mgtest::bad(Tensr x) -> Tensor
         )
 
     def test_duplicate(self):
-        self.check("aten::sin(Tensor x) -> Tensor", """aten::sin is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)""")
+        self.check(
+            "aten::sin(Tensor x) -> Tensor",
+            """aten::sin is already defined; a duplicate name is an error (custom_op(..., redefine=True) replaces it)""",
+        )
 
     def test_no_annotations(self):
         self.check(
@@ -221,10 +224,18 @@ mgtest::op has no fake implementation, and its reference cannot run on tensors w
 @pytest.mark.parametrize(
     "kind, function, expected",
     [
-        ("backward", lambda ctx, grad: {}, "4 arguments, (ctx, saved, grad_result0, grad_result1), but its parameters are (ctx, grad)"),
+        (
+            "backward",
+            lambda ctx, grad: {},
+            "4 arguments, (ctx, saved, grad_result0, grad_result1), but its parameters are (ctx, grad)",
+        ),
         ("backward", lambda ctx, saved, a, b, c: {}, "4 arguments"),
         ("save_for_backward", lambda inputs: None, "2 arguments, (inputs, output), but its parameters are (inputs)"),
-        ("jvp", lambda inputs, tangents: None, "3 arguments, (inputs, output, tangents), but its parameters are (inputs, tangents)"),
+        (
+            "jvp",
+            lambda inputs, tangents: None,
+            "3 arguments, (inputs, output, tangents), but its parameters are (inputs, tangents)",
+        ),
     ],
 )
 def test_the_wrong_number_of_parameters(kind, function, expected):

@@ -46,6 +46,9 @@ class Argument(NamedTuple):
     kwarg_only: bool
     has_default: bool
     default: Any
+    optional: bool = False
+    written: bool = False  # an argument that the operator writes to
+    alias: int | None = None  # of a result: the position of the argument that it is
 
     @property
     def is_tensor_like(self) -> bool:
@@ -57,6 +60,23 @@ def _kind(type_: str) -> tuple[bool, bool]:
     """(is a tensor, is a list of tensors), optional or not, of a type as a schema prints it: ``"Optional[Tensor]"``."""
     inner = type_.replace("Optional[", "").rstrip("]")
     return inner == "Tensor", inner == "List[Tensor"
+
+
+def _is_optional(entry: Any) -> bool:
+    return str(entry.type).startswith("Optional[")
+
+
+def _is_written(entry: Any) -> bool:
+    return entry.alias_info is not None and entry.alias_info.is_write
+
+
+def _aliased_by(result: Any, arguments: Sequence[Any]) -> int | None:
+    """The position of the argument that a result aliases; None for a new value."""
+    if result.alias_info is None:
+        return None
+    marks = result.alias_info.before_set
+    places = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.before_set & marks]
+    return places[0] if places else None
 
 
 class Signature:
@@ -81,15 +101,32 @@ class Signature:
         self.name: str = schema.name  # with the namespace, without the overload
         self.full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else self.name
         if functional:
-            self._refuse_aliases()
+            self.refuse_aliases()
         self.arguments = [
-            Argument(a.name, *_kind(str(a.type)), a.kwarg_only, a.has_default_value(), a.default_value)
+            Argument(
+                a.name,
+                *_kind(str(a.type)),
+                a.kwarg_only,
+                a.has_default_value(),
+                a.default_value,
+                _is_optional(a),
+                _is_written(a),
+            )
             for a in schema.arguments
         ]
+        self.written = [i for i, a in enumerate(self.arguments) if a.written]
         returns = schema.returns
         several = len(returns) > 1
         self.returns = [
-            Argument(r.name or (f"result{i}" if several else "result"), *_kind(str(r.type)), False, False, None)
+            Argument(
+                r.name or (f"result{i}" if several else "result"),
+                *_kind(str(r.type)),
+                False,
+                False,
+                None,
+                _is_optional(r),
+                alias=_aliased_by(r, schema.arguments),
+            )
             for i, r in enumerate(returns)
         ]
         self.names = [a.name for a in self.arguments]
@@ -118,14 +155,15 @@ class Signature:
         """The type of several outputs."""
         return namedtuple("Outputs", self.output_names, rename=True)
 
-    def _refuse_aliases(self) -> None:
+    def refuse_aliases(self, *, but_writes: bool = False) -> None:
+        """Raise a ValueError if an argument or result aliases memory; with ``but_writes`` only if it is a view."""
         for what, entries in (("argument", self.schema.arguments), ("output", self.schema.returns)):
             for i, entry in enumerate(entries):
-                if entry.alias_info is not None:
+                if entry.alias_info is not None and not (but_writes and entry.alias_info.is_write):
                     does = "mutates" if entry.alias_info.is_write else "aliases"
                     raise ValueError(
                         f"{self.name}: {what} {entry.name or i!r} of the schema {does} memory ({self.schema}). "
-                        "A custom op must be functional: return new tensors, and write in place outside of it."
+                        "Expected an operator that returns new tensors, and no view of an argument."
                     )
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.op.custom_op import CustomOp, custom_op
+from torch_manualgrad.core.op.custom_op import CustomOp
+from torch_manualgrad.core.op.define import custom_op
 from torch_manualgrad.derivatives.linalg.degeneracy import Degeneracy
 from torch_manualgrad.derivatives.linalg.eigh import linalg_eigh_backward, linalg_eigh_jvp
 from torch_manualgrad.derivatives.linalg.svd import linalg_svd_jvp, svd_backward

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.op.custom_op import custom_op
+from torch_manualgrad.core.op.define import custom_op
 from torch_manualgrad.derivatives.linalg.lu import linalg_lu_backward, linalg_lu_jvp, unpacked
 
 from ..arguments import checked

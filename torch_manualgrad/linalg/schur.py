@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_manualgrad.core.op.custom_op import custom_op
+from torch_manualgrad.core.op.define import custom_op
 from torch_manualgrad.derivatives.linalg.schur import schur_backward, schur_jvp
 
 from ..arguments import checked

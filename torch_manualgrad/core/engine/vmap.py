@@ -42,6 +42,10 @@ def loop(
     dims: list[Any] = []
     for column in zip(*results):
         first = column[0]
+        if len({v is None for v in column}) > 1:
+            raise RuntimeError(
+                f"{name} has no vmap implementation, and an output is None for some elements of the batch and not for others"
+            )
         if isinstance(first, Tensor):
             outputs.append(torch.stack(column))
             dims.append(0)

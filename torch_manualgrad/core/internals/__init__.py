@@ -7,6 +7,7 @@ so.
 from .dispatch import (
     below_autograd,
     below_autograd_keys,
+    below_in_place_keys,
     bits_unread,
     current_node,
     custom_op_overload,
@@ -202,6 +203,7 @@ __all__ = [
     "base_class",
     "below_autograd",
     "below_autograd_keys",
+    "below_in_place_keys",
     "below_levels",
     "bits_unread",
     "break_at_autograd_functions",

@@ -14,6 +14,7 @@ from torch._library.autograd import make_autograd_impl  # their kernel at the ke
 __all__ = [
     "below_autograd",
     "below_autograd_keys",
+    "below_in_place_keys",
     "bits_unread",
     "current_node",
     "custom_op_overload",
@@ -47,6 +48,7 @@ __all__ = [
 # Keys below autograd, for a redispatch; and the guard under which nested aten calls skip autograd too, and what keeps
 # track of views: what a kernel returns as a view of its own temporary is a tensor of its own outside.
 below_autograd_keys = torch._C._after_autograd_keyset
+below_in_place_keys = torch._C._after_ADInplaceOrView_keyset  # and below what counts writes and tracks views
 below_autograd: Any = torch._C._AutoDispatchBelowADInplaceOrView
 
 # True if autocast is on for any device type.

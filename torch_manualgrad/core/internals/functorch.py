@@ -19,6 +19,7 @@ from torch._functorch.pyfunctorch import (
     temporarily_pop_interpreter_stack,
 )
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as pytree
 
@@ -348,7 +349,11 @@ def has_tangent(x: Tensor) -> bool:
     global _tangents_in_graphs
     if x.is_nested or x.layout is not torch.strided:  # such a tensor cannot carry a tangent, and unpacking one raises
         return False
-    found = torch._VF._unpack_dual(x, level=0)[1] is not None
+    if type(x) is FakeTensor:  # a tracer would record the view of it that this makes
+        with torch._C._DisableTorchDispatch():
+            found = torch._VF._unpack_dual(x, level=0)[1] is not None
+    else:
+        found = torch._VF._unpack_dual(x, level=0)[1] is not None
     if found and type(x) not in PLAIN:
         _tangents_in_graphs = True
     return found

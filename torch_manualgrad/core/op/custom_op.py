@@ -1,4 +1,4 @@
-"""Custom ops whose every implementation, the autograd kernel included, can be replaced later or swapped for a while."""
+"""Operators whose every implementation, the autograd kernel included, can be replaced later or swapped for a while."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from ..once import imported_again
 from ..registry import defined, defined_ops
 from ..schema import Signature, tensors_in, with_tensors
 from .derivatives import ReferenceDerivative, SavedBackward, Selected, select
+from .calls import CallRules
 from .implementation import (
     DEVICE_KEYS,
     BackwardContext,
@@ -54,7 +55,6 @@ __all__ = [
     "CustomOp",
     "Swap",
     "current_derivative",
-    "custom_op",
 ]
 
 
@@ -79,10 +79,12 @@ class CustomOp:
         may_be_overload: bool = False,
         calls: FormulaCalls | None = None,
         batched: bool = False,
+        rules: CallRules | None = None,
+        tags: Sequence[torch.Tag] = (),
     ) -> None:
         if not callable(reference):
             raise TypeError(f"a custom op is defined by a function, got {type(reference).__name__}")
-        self.signature = Signature(schema, functional=True)
+        self.signature = self._read(schema)
         namespace, _, packet = self.signature.name.partition("::")
         if not packet or not namespace:
             raise ValueError(f"schema {schema!r} has no namespace: expected 'namespace::name(...) -> ...'")
@@ -101,7 +103,7 @@ class CustomOp:
             )
         check_reference(self.name, self.signature, reference)
         returns = self.signature.returns
-        self._one_tensor = len(returns) == 1 and returns[0].is_tensor
+        self._one_tensor = len(returns) == 1 and returns[0].is_tensor and returns[0].alias is None
         self.reference = reference
         self.__doc__ = reference.__doc__ or type(self).__doc__
         self.__name__ = short
@@ -110,8 +112,9 @@ class CustomOp:
         self._differentiable = differentiable
         self._batched = batched
         self._calls = calls
+        self._rules = rules
         self._library = torch.library.Library(namespace, "FRAGMENT")
-        self._library.define(str(self.signature.schema).partition("::")[2])
+        self._library.define(str(self.signature.schema).partition("::")[2], tags=tags)
         self._base: dict[str, Implementation] = {"default": Implementation(reference)}
         self._first = {"default": self._base["default"].identity}
         self._layers: list[dict[str, Implementation | None]] = []
@@ -125,7 +128,8 @@ class CustomOp:
             self._library.impl(short, transparent, "CompositeImplicitAutograd")
         else:
             self._register(short)
-            self._in_library = CallsInLibrary(self.op, self.signature, only_recorded=differentiable)
+            if not self.signature.written:
+                self._in_library = CallsInLibrary(self.op, self.signature, only_recorded=differentiable)
             self._resolve()
         compile_cache.remember(self.name, reference)
         defined_ops[self.name] = self
@@ -145,6 +149,9 @@ class CustomOp:
 
     def __repr__(self) -> str:
         return f"<CustomOp {self.signature.schema}>"
+
+    def _read(self, schema: str) -> Signature:
+        return Signature(schema, functional=True)
 
     def _register(self, short: str) -> None:
         """The indirections, once: each looks up what is registered when it is called."""
@@ -257,7 +264,7 @@ class CustomOp:
         Raises:
             TypeError: no such kind of implementation, or not a function.
         """
-        return Swap(self, exchange(self.name, self.signature, self._base, implementations))
+        return Swap([(self, exchange(self.name, self.signature, self._base, implementations))])
 
     def below_autograd(self, *args: Any, **kwargs: Any) -> Any:
         """The op without its autograd kernel at this level, for use inside an `impl_autograd`."""
@@ -368,9 +375,13 @@ class CustomOp:
     def _kernel_of(self, device: str) -> Callable[..., Any]:
         """The kernel below autograd for one type of device, or "default"."""
 
+        rules = self._rules
+
         def run(*args: Any, **kwargs: Any) -> Any:
             current = self._current
             chosen = current.get(device) or current.get("default", self._base["default"])
+            if rules is not None:
+                rules.check(self.signature, self.signature.bind(args, kwargs), current)
             if bits_unread():  # under a mode or in a subclass: the function would read A.mH as A.mT
                 with reading_bits():
                     result = chosen.function(*args, **kwargs)
@@ -385,6 +396,8 @@ class CustomOp:
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         fake = self._current.get("fake")
+        if self._rules is not None:
+            self._rules.check(self.signature, self.signature.bind(args, kwargs), self._current, fake=True)
         if fake is not None:
             return fake.function(*args, **kwargs)
         try:
@@ -424,62 +437,28 @@ class Swap:
     that are then left active end with this object.
     """
 
-    def __init__(self, op: CustomOp, implementations: dict[str, Implementation | None]) -> None:
-        self._op = op
-        self._implementations = implementations
-        self._entered: list[dict[str, Implementation | None]] = []
+    def __init__(self, parts: Sequence[tuple[CustomOp, dict[str, Implementation | None]]]) -> None:
+        self._parts = parts
+        self._entered: list[list[tuple[CustomOp, dict[str, Implementation | None]]]] = []
 
     def __enter__(self) -> CustomOp:
-        layer = dict(self._implementations)
-        self._entered.append(layer)
-        self._op._push(layer)
-        return self._op
+        layers = [(op, dict(layer)) for op, layer in self._parts]
+        self._entered.append(layers)
+        for op, layer in layers:
+            op._push(layer)
+        return layers[0][0]
 
     def __exit__(self, *exception: object) -> None:
-        self._op._pop(self._entered[-1])
+        self._pop(self._entered[-1])
         del self._entered[-1]
 
     def __del__(self) -> None:
-        for layer in self.__dict__.get("_entered", ()):
-            self._op._pop(layer)
+        for layers in self.__dict__.get("_entered", ()):
+            self._pop(layers)
 
-
-def custom_op(schema: str, *, redefine: bool = False) -> Callable[[Callable[..., Any]], CustomOp]:
-    """Define an operator whose reference implementation is the decorated function.
-
-    Args:
-        schema: ``"namespace::name(Tensor x, Tensor? bias=None, *, float scale=1.0) -> (Tensor, Tensor)"``, in PyTorch's
-            schema language; or ``"namespace::name"`` alone, with the types read from the function's annotations.
-            Tensors, optional tensors and lists of tensors may stand anywhere, results may be tensors, lists of
-            tensors or numbers. It must be functional: no argument is written to or returned.
-        redefine: replace the custom op of that name, if there is one, with everything registered for it; the schema may
-            be another. For notebooks, whose cells run again. No call of it may be in flight. The new op is at
-            ``torch.ops``; the old `CustomOp` must not be used any more.
-
-    Returns:
-        A decorator that makes a `CustomOp`; the function is its implementation on every device until another is
-        registered.
-
-    Raises:
-        ValueError: the schema cannot be read, mutates or aliases an argument, has no namespace, or the name is taken.
-        TypeError: no schema is given, or what is decorated is not a function.
-    """
-    if not isinstance(schema, str):
-        raise TypeError(f"custom_op takes a schema, 'namespace::name(...) -> ...', got {type(schema).__name__}")
-
-    def define(function: Callable[..., Any]) -> CustomOp:
-        text = schema
-        if "(" not in schema:
-            if not hasattr(function, "__globals__"):
-                raise TypeError(
-                    f"schema {schema!r} has no arguments, and reference: expected a Python function that has annotations, got {function!r}"
-                )
-            text = schema + torch.library.infer_schema(function, mutates_args=())
-        if redefine and (old := defined_ops.get(text.partition("(")[0].strip())) is not None:
-            old.undefine()
-        return CustomOp(text, function)
-
-    return define
+    def _pop(self, layers: Sequence[tuple[CustomOp, dict[str, Implementation | None]]]) -> None:
+        for op, layer in layers:
+            op._pop(layer)
 
 
 def current_derivative(name: str) -> Derivative | None:
