@@ -51,6 +51,91 @@ def _first(x: Tensor, dim: int | None) -> Tensor:
     return x if dim is None else x.movedim(dim, 0)
 
 
+# The other kinds of custom ops, each by torch.library with what its interface takes, and by ours. No vmap rules.
+
+
+def _sine_grads(grad: Tensor | None, x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if grad is None else (grad * x.cos() * y, grad * x.sin())
+
+
+@torch.library.custom_op("composition::stock_mutable", mutates_args=("y",))
+def stock_mutable(x: Tensor, y: Tensor) -> None:
+    y.copy_(sine(x, y))
+
+
+@mg.custom_op("composition::mutable(Tensor x, Tensor(a!) y) -> ()")
+def our_mutable(x: Tensor, y: Tensor) -> None:
+    y.copy_(sine(x, y))
+
+
+our_mutable.impl_save_for_backward(lambda inputs, output: (inputs.x, inputs.y))
+our_mutable.impl_backward(lambda ctx, saved, grad: dict(zip("xy", _sine_grads(grad, *saved), strict=True)))
+
+
+@torch.library.custom_op("composition::stock_out", mutates_args=("out",))  # which takes no tensors by keyword only
+def stock_out(x: Tensor, y: Tensor, out: Tensor) -> None:
+    out.copy_(sine(x, y))
+
+
+@mg.custom_op("composition::out(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)")
+def our_out(x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
+    return out.copy_(sine(x, y))
+
+
+our_out.impl_save_for_backward(lambda inputs, output: (inputs.x, inputs.y))
+our_out.impl_backward(lambda ctx, saved, grad: {**dict(zip("xy", _sine_grads(grad, *saved), strict=True)), "out": None})
+
+
+def optional_sine(x: Tensor, y: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    return sine(x, y), None if z is None else z.sin()
+
+
+stock_optional = torch.library.custom_op(
+    "composition::stock_optional",
+    optional_sine,
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor? z=None) -> (Tensor, Tensor?)",
+)
+stock_optional.register_fake(optional_sine)
+stock_optional.register_autograd(
+    lambda ctx, grad, grad_z: (
+        *_sine_grads(grad, *ctx.saved_tensors[:2]),
+        None if len(ctx.saved_tensors) < 3 or grad_z is None else grad_z * ctx.saved_tensors[2].cos(),
+    ),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*[x for x in inputs if x is not None]),
+)
+
+our_optional = mg.custom_op("composition::optional")(optional_sine)
+our_optional.impl_save_for_backward(lambda inputs, output: tuple(inputs))
+our_optional.impl_backward(
+    lambda ctx, saved, grad, grad_z: {
+        **dict(zip("xy", _sine_grads(grad, *saved[:2]), strict=True)),
+        "z": None if saved[2] is None or grad_z is None else grad_z * saved[2].cos(),
+    }
+)
+
+
+def list_sine(xs: list[Tensor]) -> list[Tensor]:
+    return [sine(*xs), xs[0] * xs[1]]
+
+
+def _list_grads(grads: list[Tensor | None], x: Tensor, y: Tensor) -> list[Tensor | None]:
+    sums = [_sine_grads(grads[0], x, y), (None, None) if grads[1] is None else (grads[1] * y, grads[1] * x)]
+    return [a if b is None else b if a is None else a + b for a, b in zip(*sums, strict=True)]
+
+
+stock_list = torch.library.custom_op("composition::stock_list", list_sine, mutates_args=())
+stock_list.register_fake(list_sine)
+stock_list.register_autograd(
+    lambda ctx, grads: _list_grads(grads, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[0]),
+)
+
+our_list = mg.custom_op("composition::list")(list_sine)
+our_list.impl_save_for_backward(lambda inputs, output: inputs.xs)
+our_list.impl_backward(lambda ctx, saved, grads: {"xs": _list_grads(grads, *saved)})
+
+
 @dataclass
 class Column:
     """One operator by one of the two."""
@@ -58,7 +143,7 @@ class Column:
     title: str
     fn: Callable[..., Any]
     reference: Callable[..., Any]
-    sample: tuple[Any, ...]
+    sample: Any
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -85,17 +170,49 @@ def columns() -> list[Column]:
     ]
 
 
-def page(compile: bool = True) -> str:
-    """The text of the page."""
+def kinds() -> list[Column]:
+    """The other kinds of custom ops, each by torch.library and by ours."""
+    x, y = columns()[0].sample
+    out = torch.zeros_like(x)
+    by_keyword = mg.Sample(x, y, out=out)
+
+    def written(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        return sine(x, y)
+
+    ops = torch.ops.composition
+    return [
+        Column("mutable, torch.library", ops.stock_mutable.default, sine, (x, y)),
+        Column("mutable, ours", our_mutable.op, sine, (x, y)),
+        Column("out, torch.library", ops.stock_out.default, written, (x, y, out)),
+        Column("out, ours", our_out.op, written, by_keyword),
+        Column("optional result, torch.library", ops.stock_optional.default, optional_sine, (x, y, None)),
+        Column("optional result, ours", our_optional.op, optional_sine, (x, y, None)),
+        Column("lists, torch.library", ops.stock_list.default, list_sine, ([x, y],)),
+        Column("lists, ours", our_list.op, list_sine, ([x, y],)),
+    ]
+
+
+def measured(columns: list[Column], compile: bool) -> list[tuple[Column, list[Any]]]:
+    """The rows of each column."""
     found = []
-    for column in columns():
+    for column in columns:
         with column.context():
             rows = mg.testing.composition(column.fn, column.reference, column.sample, compile=compile)
         found.append((column, list(rows)))
+    return found
+
+
+def lines_of(found: list[tuple[Column, list[Any]]]) -> list[list[str]]:
+    """The lines of a table."""
     lines = [["through", *(column.title for column, _ in found)]]
     for same in zip(*(rows for _, rows in found), strict=True):
         lines.append([same[0].name, *(row.outcome for row in same)])
-    lines.append(["**right**", *(f"**{sum(r.outcome == 'ok' for r in rows)}**" for _, rows in found)])
+    return [*lines, ["**right**", *(f"**{sum(r.outcome == 'ok' for r in rows)}**" for _, rows in found)]]
+
+
+def page(compile: bool = True) -> str:
+    """The text of the page."""
+    found, others = measured(columns(), compile), measured(kinds(), compile)
     text = f"""# Composition
 
 One operator, by PyTorch and by this package, through every engine and transform. Each number is compared with a plain
@@ -108,11 +225,20 @@ implementation of the same function, differentiated in reverse mode only.
 
 Measured on torch {torch.__version__.partition("+")[0]}, CPU. Written by `python tools/composition.py` (`make measure`).
 
-{table(lines)}
+{table(lines_of(found))}
+
+## Kinds of custom ops
+
+The same function as an op that writes to its argument (mutable), that writes to an argument whose old value it does not
+read (out), with an optional argument and result that are None, and with a list of tensors as argument and result. None
+has a vmap rule. `torch.library` takes no derivative of an op that writes. Such an op is called with a copy of the
+argument, and the new value is its result.
+
+{table(lines_of(others))}
 
 ## Failures
 """
-    for column, rows in found:
+    for column, rows in [*found, *others]:
         reasons: dict[str, list[str]] = {}
         for row in rows:
             if row.outcome in ("wrong", "raises"):

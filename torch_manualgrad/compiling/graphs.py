@@ -124,6 +124,19 @@ def writes(node: Any) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
+def returned_argument(node: Any) -> Any:
+    """The argument that an operator writes to and returns; None if it returns none, or writes to none."""
+    if not writes(node) or not (returns := node.target._schema.returns) or returns[0].alias_info is None:
+        return None
+    arguments = node.target._schema.arguments
+    place = next(
+        i
+        for i, a in enumerate(arguments)
+        if a.alias_info and a.alias_info.before_set & returns[0].alias_info.before_set
+    )
+    return node.args[place] if place < len(node.args) else node.kwargs[arguments[place].name]
+
+
 def removed_detach(graph: fx.GraphModule) -> fx.GraphModule:
     """The graph without ``detach`` and ``alias``, which in a trace are autograd's own."""
     for target in (aten.detach.default, aten.alias.default):

@@ -363,8 +363,13 @@ def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], lis
 def _chain(node: Any) -> list[Any]:
     """The node, what it is a view of, and so on."""
     chain = [node]
-    while chain[-1].op != "placeholder" and (graphs.writes(chain[-1]) or graphs.is_alias(chain[-1])):
-        chain.append(chain[-1].args[0])
+    while chain[-1].op != "placeholder":
+        if (written := graphs.returned_argument(chain[-1])) is not None:
+            chain.append(written)
+        elif graphs.is_alias(chain[-1]):
+            chain.append(chain[-1].args[0])
+        else:
+            break
     return chain
 
 

@@ -55,7 +55,7 @@ def loop(
         else:
             outputs.append(first)
             dims.append(None)
-    return (tuple(outputs), tuple(dims)) if len(outputs) > 1 else (outputs[0], dims[0])
+    return (outputs[0], dims[0]) if len(outputs) == 1 else (tuple(outputs), tuple(dims))
 
 
 def _select(value: Any, dim: Any, k: int) -> Any:

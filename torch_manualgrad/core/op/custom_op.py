@@ -427,7 +427,8 @@ class CustomOp:
                 return chosen.function(info, self.signature.Inputs(*in_dims), *positional, **keywords)
             return loop(self.name, self.signature, call, info, in_dims, values)
 
-        return vmap_call(rule, call, self.signature.bind(args, kwargs))
+        found = vmap_call(rule, call, self.signature.bind(args, kwargs))
+        return found if self.signature.returns else None
 
 
 class Swap:

@@ -421,13 +421,16 @@ def check_outputs(
             error(f"expected a Tensor as output '{declared.name}', got {type(output).__name__}.")
         if declared.is_tensor_list and not isinstance(output, (list, tuple)):
             error(f"expected a list of tensors as output '{declared.name}', got {type(output).__name__}.")
-    values = signature.bind(args, kwargs)
-    for declared, output in zip(returns, outputs):
-        if declared.alias is not None and output is not values[declared.alias]:
-            error(
-                f"output '{declared.name}' must be the argument '{signature.names[declared.alias]}' itself, as the schema says."
-            )
-    made = tuple(tensors_in(o for o, r in zip(outputs, returns) if r.alias is None))
+    made = tuple(tensors_in(outputs))
+    if signature.written:
+        made = tuple(tensors_in(o for o, r in zip(outputs, returns) if r.alias is None))
+        values = signature.bind(args, kwargs)
+        for declared, output in zip(returns, outputs):
+            if declared.alias is not None and output is not values[declared.alias]:
+                error(
+                    f"output '{declared.name}' must be the argument '{signature.names[declared.alias]}' itself, "
+                    "as the schema says."
+                )
     if shares_memory(args, kwargs, made):
         for argument, value in (*zip(signature.names, args), *kwargs.items()):
             if any(x is y for x in made for y in tensors_in([value])):

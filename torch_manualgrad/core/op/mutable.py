@@ -19,14 +19,14 @@ from ...arguments import explain
 from ..engine.derivative import redispatch
 from ..engine.kernel import Mode, differentiated
 from ..engine.vmap import loop
-from ..internals import below_in_place_keys, register_fake, skipped_by_dynamo
+from ..internals import below_in_place_keys, register_fake, skipped_by_dynamo, storage_of
 from ..schema import Signature, tensors_in, with_tensors
 from .custom_op import CustomOp, Swap
 from .implementation import exchange, location_of
 
 __all__ = ["MutableOp", "functional_schema"]
 
-_OF_DERIVATIVES = ("save_for_backward", "backward", "jvp", "output_differentiability")
+_OF_DERIVATIVES = ("save_for_backward", "backward", "jvp", "autograd", "output_differentiability")
 
 
 class MutableOp(CustomOp):
@@ -43,9 +43,15 @@ class MutableOp(CustomOp):
     """
 
     def __init__(self, schema: str, reference: Callable[..., Any], **options: Any) -> None:
-        self._new = [i for i, r in enumerate(Signature(schema).returns) if r.alias is None]
+        returns = Signature(schema).returns
+        self._new = [i for i, r in enumerate(returns) if r.alias is None]
+        self._all_new = len(self._new) == len(returns)
         super().__init__(schema, reference, **options)
-        self.functional = CustomOp(functional_schema(self.signature), self._run_functional)
+        try:
+            self.functional = CustomOp(functional_schema(self.signature), self._run_functional)
+        except ValueError:  # its name is taken
+            super().undefine()
+            raise
         self.functional.impl_vmap(self._vmap_rule)
 
     def _read(self, schema: str) -> Signature:
@@ -61,7 +67,10 @@ class MutableOp(CustomOp):
         library.impl(short, skipped_by_dynamo(self._kernel_of("default")), "CompositeExplicitAutograd")
         library.impl(short, skipped_by_dynamo(self.kernel), "Autograd", with_keyset=True)
         # reached in inference mode, where a tensor made outside still has a version
-        library.impl(short, skipped_by_dynamo(self._write), "ADInplaceOrView", with_keyset=True)
+        library.impl(short, skipped_by_dynamo(self._count), "ADInplaceOrView", with_keyset=True)
+        # lazy conjugates and negatives: PyTorch's own kernels take a result for the argument that was written to
+        for key in ("Conjugate", "Negative"):
+            library.impl(short, skipped_by_dynamo(self._run_by_copies), key)
         # before a transform takes the arguments: it then sees the copies, and refuses to write to what it does not own
         library.impl(short, skipped_by_dynamo(self._run_by_copies), "FuncTorchDynamicLayerFrontMode")
         register_fake(library, short, self._run_fake, location_of(self.reference))
@@ -96,6 +105,10 @@ class MutableOp(CustomOp):
     def impl_jvp(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.functional.impl_jvp(function)
 
+    def impl_autograd(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register a whole autograd kernel of the functional op, which reaches that op through ``functional.below_autograd``."""
+        return self.functional.impl_autograd(function)
+
     def swap(self, **implementations: Any) -> Swap:
         derivative = {k: v for k, v in implementations.items() if k in _OF_DERIVATIVES}
         others = {k: v for k, v in implementations.items() if k not in _OF_DERIVATIVES}
@@ -111,25 +124,24 @@ class MutableOp(CustomOp):
 
     def kernel(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """The kernel at the key Autograd."""
-        whole, rules = self.selected.autograd, self.functional.selected
-        if whole is not None:
-            return self._whole(whole, args, kwargs)
-        if rules.error is not None:
-            raise RuntimeError(rules.error)
+        if (error := self.functional.selected.error) is not None:
+            raise RuntimeError(error)
         values = with_tensors(self.signature, list(self.signature.bind(args, kwargs)))
         if differentiated(self.signature, values) in (Mode.NOTHING, Mode.PLAIN_NOTHING):
-            result = redispatch(self.op, self.signature, keyset, values)
-            return self._returned(values, self._new_of(result))
+            return self._write(keyset, values)
         return self._by_copies(values)
 
-    def _write(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        """The kernel at the key ADInplaceOrView: write in place, and count the write."""
-        values = self.signature.bind(args, kwargs)
+    def _count(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """The kernel at the key ADInplaceOrView."""
+        return self._write(keyset, self.signature.bind(args, kwargs))
+
+    def _write(self, keyset: Any, values: Sequence[Any]) -> Any:
+        """Write in place, and let the version counters count it."""
         result = redispatch(self.op, self.signature, keyset & below_in_place_keys, values)
-        written = [x for x in tensors_in([values[i] for i in self.signature.written]) if not x.is_inference()]
+        written = [x for i in self.signature.written for x in tensors_in((values[i],)) if not x.is_inference()]
         if written:
             torch.autograd.graph.increment_version(written)
-        return self._returned(values, self._new_of(result))
+        return result if self._all_new else self._returned(values, self._new_of(result))
 
     def _run_by_copies(self, *args: Any, **kwargs: Any) -> Any:
         return self._by_copies(self.signature.bind(args, kwargs))
@@ -142,10 +154,16 @@ class MutableOp(CustomOp):
         count = len(self._new)
         for i, new in zip(self.signature.written, outputs[count:]):
             for x, y in zip(tensors_in([values[i]]), tensors_in([new]), strict=True):
+                name = self.signature.names[i]
+                if x.shape != y.shape:
+                    raise RuntimeError(
+                        f"{self.name}: the implementation makes argument {name!r} of shape {list(x.shape)} one of shape "
+                        f"{list(y.shape)}. Where a derivative or a transform takes part, the shape must stay."
+                    )
                 try:
                     x.copy_(y)
                 except RuntimeError as error:
-                    explain(error, f"{self.name}: argument {self.signature.names[i]!r} cannot be written to here.")
+                    explain(error, f"{self.name}: argument {name!r} cannot be written to here.")
                     raise
         return self._returned(values, outputs[:count])
 
@@ -160,9 +178,11 @@ class MutableOp(CustomOp):
         return [outputs[i] for i in self._new]
 
     def _with_clones(self, values: Sequence[Any]) -> list[Any]:
+        """The values, with a clone of each written argument and of each tensor that lies in the memory of one."""
+        written = {_storage(x) for x in tensors_in([values[i] for i in self.signature.written])} - {None}
         found = list(values)
-        for i in self.signature.written:
-            found[i] = _cloned(values[i])
+        for i in self.signature.tensor_like:
+            found[i] = _cloned(values[i], None if i in self.signature.written else written)
         return found
 
     # -- the functional op --------------------------------------------------------------------------------------
@@ -215,10 +235,18 @@ def _written_type(type_: str) -> str:
     return found + "?" * type_.startswith("Optional[")
 
 
-def _cloned(value: Any) -> Any:
+def _cloned(value: Any, storages: set[int | None] | None = None) -> Any:
+    """A clone of the tensors, or of those among them that lie in these storages."""
     if isinstance(value, (list, tuple)):
-        return [_cloned(v) for v in value]
-    return value.clone() if isinstance(value, Tensor) else value
+        return [_cloned(v, storages) for v in value]
+    if not isinstance(value, Tensor) or storages is not None and _storage(value) not in storages:
+        return value
+    return value.clone()
+
+
+def _storage(x: Tensor) -> int | None:
+    storage = storage_of(x)
+    return None if storage is None else storage._cdata
 
 
 def _batched(value: Any, dim: Any, size: int) -> tuple[Any, Any]:

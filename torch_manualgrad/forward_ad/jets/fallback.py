@@ -76,6 +76,8 @@ def by_custom_op(op: CustomOp) -> Callable[..., Any]:
         derivative = selected.derivative
         if selected.autograd is not None or derivative is None:
             reason = "its autograd kernel is its own" if selected.autograd is not None else "it has no derivative"
+            if op.signature.written:
+                reason = f"it writes to {op.signature.names[op.signature.written[0]]!r}; call its functional op"
             raise NotImplementedError(f"{op.name}: no Taylor series is known of it: {selected.error or reason}")
         if isinstance(derivative, ReferenceDerivative):
             return derivative.reference(*args, **kwargs)

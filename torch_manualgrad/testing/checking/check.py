@@ -22,6 +22,7 @@ from ..comparison.report import Report, Result
 from ..diagnosis.diagnosis import Diagnosis
 from ..inputs.modules import with_parameters, without_parameters
 from ..inputs.samples import as_samples
+from ..inputs.written import without_writes
 from ..numerics.finite_differences import TOLERANCES, Tolerance
 
 
@@ -57,7 +58,8 @@ def check(
     Args:
         fn: any callable of tensors: a function, an operator overload or packet, a custom operator, a module. A module's
             parameters that require grad are differentiable inputs too, under their names; its buffers are constants,
-            and stay as they are. A rule is checked under its own override: ``check(mg.rules["aten::sin"])``.
+            and stay as they are. An operator that writes to arguments is checked on copies of them, whose new values are
+            further results. A rule is checked under its own override: ``check(mg.rules["aten::sin"])``.
         samples: calls of it, each a `Sample` or a tuple of positional arguments: ``[(x, y)]`` is one call of two
             arguments, ``[(x,), (y,)]`` are two calls of one. Small ones. Inputs may be
             non-contiguous, empty, batched, of any shape; integer tensors and other values pass through; lists of
@@ -107,6 +109,7 @@ def check(
     _validate(modes, checks, gaps)
     table = TOLERANCES | dict(tolerances or {})
     label = name or _name_of(fn)
+    fn = without_writes(fn)
     found = Report()
     diagnosis = Diagnosis(shrink) if diagnose else None
     position = -1

@@ -21,6 +21,7 @@ from ..comparison.modes import pull
 from ..comparison.problem import Problem
 from ..inputs import tree
 from ..inputs.samples import as_sample
+from ..inputs.written import without_writes
 from ..numerics.arithmetic import inner, magnitude
 from ..numerics.finite_differences import tensors_close, worst
 
@@ -76,7 +77,8 @@ def composition(
     """Run `fn` through every engine and transform, and compare numbers with `reference`.
 
     Args:
-        fn: the operator.
+        fn: the operator. One that writes to arguments is a function of them here, which returns its results and then the
+            new values of these arguments.
         reference: the same function as plain differentiable torch code. Only its reverse mode is relied on, in every
             order, and never under a transform other than `torch.func.jacrev` and a loop.
         sample: one call, float64 or complex128, small; a `Sample` or a tuple of positional arguments.
@@ -89,6 +91,7 @@ def composition(
         The rows, in a fixed order. A row that fails raises nothing.
     """
     given = as_sample(sample, "composition: sample")
+    fn, name = without_writes(fn), getattr(fn, "__name__", str(fn))
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         trusted = Problem(reference, given, seed=seed)
@@ -97,7 +100,7 @@ def composition(
         ways += _compiled(ours, trusted, backend) if compile else []
         ways += [*_torch_checks(ours), *_autocast(ours, trusted)]
         rows = tuple(_row(*way, rtol=rtol) for way in ways)
-    return Composition(getattr(fn, "__name__", str(fn)), repr(given), rows)
+    return Composition(name, repr(given), rows)
 
 
 class Inapplicable(Exception):

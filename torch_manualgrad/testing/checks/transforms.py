@@ -15,6 +15,7 @@ from ..comparison.context import Context
 from ..comparison.passes import Pairs
 from ..comparison.problem import Problem, seed_generators
 from ..inputs import tree
+from ..inputs.written import without_grad
 from ..numerics.arithmetic import magnitude
 
 BATCH = 3
@@ -287,8 +288,9 @@ def opcheck(c: Context) -> None:
 def opcheck_says(p: Problem) -> str:
     """The errors that `torch.library.opcheck` finds in the operator; empty if there are none."""
     values = [x.detach().requires_grad_() if i in p.index else x for i, x in enumerate(p.leaves)]
-    args, kwargs = tree.rebuild(p.arguments, values)
-    found = torch.library.opcheck(operator_of(p.fn), args, kwargs, raise_exception=False)
+    op = operator_of(p.fn)
+    args, kwargs = without_grad(op, *tree.rebuild(p.arguments, values))
+    found = torch.library.opcheck(op, tuple(args), kwargs, raise_exception=False)
     return "; ".join(
         f"{test}: {' '.join(str(said).split())[:300]}" for test, said in found.items() if said != "SUCCESS"
     )
