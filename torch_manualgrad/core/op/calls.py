@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..schema import Signature, tensors_in
 from .implementation import DEVICE_KEYS

@@ -34,8 +34,8 @@ from ..libraries import forget_recordings
 from ..once import imported_again
 from ..registry import defined, defined_ops
 from ..schema import Signature, tensors_in, with_tensors
-from .derivatives import ReferenceDerivative, SavedBackward, Selected, select
 from .calls import CallRules
+from .derivatives import ReferenceDerivative, SavedBackward, Selected, select
 from .implementation import (
     DEVICE_KEYS,
     BackwardContext,

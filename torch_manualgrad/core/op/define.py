@@ -66,11 +66,11 @@ def custom_op(
     names = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     if isinstance(names, str) and names != "unknown":
         raise TypeError(f"mutates_args: expected names of arguments in a tuple, or 'unknown', got {names!r}")
-    devices = (device_types,) if isinstance(device_types, str) else device_types and tuple(device_types)
+    devices = (device_types,) if isinstance(device_types, str) else device_types
     for device in devices or ():
         if device not in DEVICE_KEYS:
             raise ValueError(f"device_types: {device!r} is unknown; expected some of {list(DEVICE_KEYS)}")
-    rules = CallRules(devices, same_device, deterministic)
+    rules = CallRules(None if devices is None else tuple(devices), same_device, deterministic)
     marks = [*tags, *([] if deterministic else [torch.Tag.nondeterministic_seeded])]
 
     def define(function: Callable[..., Any]) -> CustomOp:
@@ -123,8 +123,4 @@ def _without_none(annotation: Any) -> Any:
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return None
     inner = [a for a in typing.get_args(annotation) if a is not type(None)]
-    return (
-        inner[0]
-        if len(inner) == 1 and inner[0] in (Tensor, list[Tensor], typing.List[Tensor], Sequence[Tensor])
-        else None
-    )
+    return inner[0] if inner in ([Tensor], [list[Tensor]], [Sequence[Tensor]]) else None

@@ -62,7 +62,7 @@ def without_writes(fn: Any) -> Any:
 
 def without_grad(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments, where those that are written to do not require grad: writing to a leaf is an error."""
-    overload = custom_op_overload(op)
+    overload: Any = custom_op_overload(op)
     places = [] if overload is None else written_places(overload)
     names = [overload._schema.arguments[i].name for i in places]
     values = [_detached(v) if i in places else v for i, v in enumerate(args)]
