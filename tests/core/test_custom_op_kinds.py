@@ -87,7 +87,9 @@ def test_an_optional_list():
             found = found if g is None else found + factor * g
         return {"x": found}
 
-    op = define("(Tensor x, bool yes) -> (Tensor, Tensor[]?)", split, save_for_backward=lambda i, o: (), backward=backward)
+    op = define(
+        "(Tensor x, bool yes) -> (Tensor, Tensor[]?)", split, save_for_backward=lambda i, o: (), backward=backward
+    )
     x = random(3)
     assert op(x, False)[1] is None
     mg.testing.check(op, [(x, True), (x, False)])

@@ -107,7 +107,10 @@ def scale_all(x, buffers, extra=None):
 
 def scale_all_backward(ctx, saved, grads, grad_buffers, grad_extra):
     x, old = saved
-    parts = [2 * x * grads[0] if grads and grads[0] is not None else 0, grads[1] if grads and grads[1] is not None else 0]
+    parts = [
+        2 * x * grads[0] if grads and grads[0] is not None else 0,
+        grads[1] if grads and grads[1] is not None else 0,
+    ]
     parts += [g * b for g, b in zip(grad_buffers or (), old) if g is not None]
     parts += [] if grad_extra is None else [grad_extra]
     buffers = [None if g is None else g * x for g in grad_buffers or [None] * len(old)]
@@ -126,7 +129,9 @@ scale_all = define(
 
 
 def test_the_functional_op():
-    assert str(op.functional.signature.schema).endswith("_functional(Tensor x, Tensor buffer) -> (Tensor, Tensor buffer)")
+    assert str(op.functional.signature.schema).endswith(
+        "_functional(Tensor x, Tensor buffer) -> (Tensor, Tensor buffer)"
+    )
     x, b = random(3), random(3, seed=1)
     kept = b.clone()
     same(op.functional(x, b), pure(x, b))
@@ -158,7 +163,10 @@ def test_vmap(key):
     same(vmap(f, in_dims=(1, 1), out_dims=(0, 1))(x.mT, b.mT), vmap(pure, in_dims=(1, 1), out_dims=(0, 1))(x.mT, b.mT))
     same(vmap(f, (None, 0))(x[0], b), vmap(pure, (None, 0))(x[0], b))
     same(vmap(vmap(f))(x[None], b[None]), vmap(vmap(pure))(x[None], b[None]))
-    for transform in (lambda f: vmap(grad(loss_of(f), (0, 1))), lambda f: grad(lambda *a: vmap(loss_of(f))(*a).sum(), (0, 1))):
+    for transform in (
+        lambda f: vmap(grad(loss_of(f), (0, 1))),
+        lambda f: grad(lambda *a: vmap(loss_of(f))(*a).sum(), (0, 1)),
+    ):
         same(transform(f)(x, b), transform(pure)(x, b))
     same(vmap(lambda *a: jvp(loss_of(f), a, a)[1])(x, b), vmap(lambda *a: jvp(loss_of(pure), a, a)[1])(x, b))
 
@@ -241,6 +249,22 @@ def test_a_saved_tensor_that_was_written_raises(around):
         z.sum().backward()
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda f: f.__name__)
+def test_a_kernel_that_pytorch_does_not_see_is_counted(around):
+    def fill(x):
+        x.numpy().fill(5)
+
+    f, q, b = define("(Tensor(a!) x) -> ()", fill), leaf(3), random(3)
+    z = b * q
+    before = b._version
+    with around():
+        f(b)
+    assert b._version == before + 1
+    same(b, torch.full((3,), 5.0, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
 def test_inference_tensors():
     with torch.inference_mode():
         x, b = random(3), random(3, seed=1).clone()
@@ -249,7 +273,9 @@ def test_inference_tensors():
 
 
 def test_a_write_to_a_leaf_raises():
-    with pytest.raises(RuntimeError, match=r"(?s)a leaf Variable that requires grad.*argument 'buffer' cannot be written"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)a leaf Variable that requires grad.*argument 'buffer' cannot be written"
+    ):
         op(random(3), leaf(3))
     with pytest.raises(RuntimeError, match=r"(?s)a view of a leaf Variable that requires grad.*argument 'buffer'"):
         op(random(2), leaf(3)[:2])
@@ -356,8 +382,8 @@ def test_a_compiled_program_may_write_in_place():
     targets = []
 
     def backend(graph, inputs):
-        from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415  private, used in tests only
         from functorch.compile import make_boxed_func  # noqa: PLC0415
+        from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415  private, used in tests only
 
         def read(graph, inputs):
             targets.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
@@ -467,7 +493,9 @@ def test_a_tensor_from_outside_of_a_transform():
     for inside in (lambda x: op(x, b), lambda x: (op(x.detach(), b), x.sum())[1], lambda x: (op(x, b), b.sum())[1]):
         refused(r"(?s)mutate a captured Tensor.*argument 'buffer' cannot be written", grad(inside), random(3))
         refused(r"(?s)mutate a captured Tensor.*argument 'buffer'", lambda x: jvp(inside, (x,), (x,)), random(3))  # noqa: B023
-    refused(r"(?s)vmap: inplace arithmetic.*argument 'buffer' cannot be written", vmap(lambda x: op(x, b)), random(4, 3))
+    refused(
+        r"(?s)vmap: inplace arithmetic.*argument 'buffer' cannot be written", vmap(lambda x: op(x, b)), random(4, 3)
+    )
     same(b, kept)
 
 
@@ -493,7 +521,12 @@ def test_schemas():
     def define_as(schema):
         return mg.custom_op(f"mgtest::bad_mutable{schema}")(lambda *args: None)
 
-    refused("argument 'y' of the schema aliases memory", define_as, "(Tensor(a!) x, Tensor(b) y) -> Tensor(b)", error=ValueError)
+    refused(
+        "argument 'y' of the schema aliases memory",
+        define_as,
+        "(Tensor(a!) x, Tensor(b) y) -> Tensor(b)",
+        error=ValueError,
+    )
     refused("result 0 of the schema aliases no argument", define_as, "(Tensor(a!) x) -> Tensor(b!)", error=ValueError)
 
 

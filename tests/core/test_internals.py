@@ -11,7 +11,9 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from helpers.ops import inside_kernel
 from helpers.tensors import random, same
+from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_manualgrad.core import internals
@@ -44,6 +46,12 @@ def test_below_autograd_and_its_keys():
             return op.redispatch(keyset & internals.below_autograd_keys, x)
 
     same(inside_kernel(redispatch, x), x.detach())
+
+
+def test_keys_below_what_counts_writes():
+    counts, cpu = torch._C.DispatchKey.ADInplaceOrView, torch._C.DispatchKey.CPU
+    above, below = internals.below_autograd_keys, internals.below_in_place_keys
+    assert above.has(counts) and not below.has(counts) and above.has(cpu) and below.has(cpu)
 
 
 def test_is_below_autograd():
@@ -177,6 +185,15 @@ def test_tangents():
         assert not internals.has_tangent(x)
         with pytest.raises((RuntimeError, NotImplementedError)):
             torch._VF._unpack_dual(x, level=0)
+
+
+def test_a_tracer_does_not_see_that_a_fake_tensor_is_asked_for_its_tangent():
+    with FakeTensorMode() as mode, fwAD.dual_level():
+        x = torch.empty(3)
+        assert internals.has_tangent(fwAD.make_dual(x, torch.empty(3))) and not internals.has_tangent(x)
+    fake = mode.from_tensor(torch.ones(3))
+    graph = make_fx(lambda x: (internals.has_tangent(x), x.sin())[1])(fake).graph
+    assert [n.target for n in graph.nodes if n.op == "call_function"] == [torch.ops.aten.sin.default]
 
 
 def test_primal_keeps_the_levels_outside():
