@@ -9,6 +9,7 @@ from .core.engine.sharding import register_with as _register_sharding_with
 from .core.engine.node import SingleLevelFunction
 from .core.op.custom_op import CustomOp
 from .core.op.define import custom_op
+from .core.op.mutable import MutableOp
 from .core.op.implementation import BackwardContext
 from .core.rule import Formula, Kernel, Rule, Sample, elementwise, formula, linear_in, rule, rules
 from .core.rule.catalogue import catalogue, composite, gap, nondifferentiable, view
@@ -36,6 +37,7 @@ __all__ = [
     "Formula",
     "Handle",
     "Kernel",
+    "MutableOp",
     "Rule",
     "Sample",
     "SingleLevelFunction",

@@ -36,7 +36,7 @@ class CallRules(NamedTuple):
             signature: of the op.
             values: the arguments in schema order.
             implementations: those that are registered, by their kinds; a type of device among them is accepted.
-            fake: whether the tensors may have no data. Those on "meta" are then accepted, and nothing is computed.
+            fake: whether the tensors have no data, so that nothing is computed.
 
         Raises:
             RuntimeError: it does. The message names the argument.
@@ -49,7 +49,7 @@ class CallRules(NamedTuple):
         given = [(argument, x) for argument, value in zip(signature.names, values) for x in tensors_in([value])]
         sized = [(argument, x) for argument, x in given if x.dim() or x.device.type != "cpu"]
         if self.device_types is not None:
-            known = {*self.device_types, *(k for k in implementations if k in DEVICE_KEYS), *(["meta"] if fake else [])}
+            known = {*self.device_types, "meta", *(k for k in implementations if k in DEVICE_KEYS)}
             for argument, x in sized or given:
                 if x.device.type not in known:
                     raise RuntimeError(

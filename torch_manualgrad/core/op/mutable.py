@@ -92,6 +92,8 @@ class MutableOp(CustomOp):
         return super().impl_vmap(function)
 
     def impl_save_for_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register ``(inputs, output) -> residuals``: ``inputs`` has the old values of written arguments, ``output`` the
+        results that are no arguments and then the new values, by the names of the arguments."""
         return self.functional.impl_save_for_backward(function)
 
     def impl_backward(
@@ -100,9 +102,16 @@ class MutableOp(CustomOp):
         *,
         output_differentiability: Sequence[bool] | None = None,
     ) -> Any:
+        """Register ``(ctx, saved, *grads) -> {input name: gradient or None}``; see `CustomOp.impl_backward`.
+
+        ``grads`` are the cotangents of the results that are no arguments, and then of the new values. The gradient for a
+        written argument is that of its old value. ``output_differentiability`` has a bool for each of ``grads``.
+        """
         return self.functional.impl_backward(function, output_differentiability=output_differentiability)
 
     def impl_jvp(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register ``(inputs, output, tangents) -> tangents`` of the results that are no arguments, and then of the new
+        values; see `CustomOp.impl_jvp`."""
         return self.functional.impl_jvp(function)
 
     def impl_autograd(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +119,7 @@ class MutableOp(CustomOp):
         return self.functional.impl_autograd(function)
 
     def swap(self, **implementations: Any) -> Swap:
+        """Other implementations for a while; see `CustomOp.swap`. Those of derivatives are swapped on the functional op."""
         derivative = {k: v for k, v in implementations.items() if k in _OF_DERIVATIVES}
         others = {k: v for k, v in implementations.items() if k not in _OF_DERIVATIVES}
         functional = self.functional
