@@ -177,6 +177,8 @@ def test_device_types():
     x = random(3)
     with pytest.raises(RuntimeError, match=r"argument 'x' is on device 'cpu', but the op is implemented for cuda only"):
         op(x, x)
+    with pytest.raises(RuntimeError, match="argument 'x' is on device 'cpu'"):
+        op(torch.ones(()), torch.ones(()))
     with FakeTensorMode():
         on_cuda, on_cpu = torch.empty(3, device="cuda"), torch.empty(3)
         assert op(on_cuda, on_cuda).device.type == "cuda"

@@ -267,10 +267,18 @@ def test_a_kernel_that_pytorch_does_not_see_is_counted(around):
 
 
 def test_inference_tensors():
+    outside = random(3)
     with torch.inference_mode():
-        x, b = random(3), random(3, seed=1).clone()
-        expected = pure(x, b)
-        same((op(x, b), b), expected)
+        for x in (random(3), outside):
+            b = random(3, seed=1).clone()
+            expected = pure(x, b)
+            same((op(x, b), b), expected)
+    for x in (outside, outside.clone().requires_grad_(), b.clone()):
+        with pytest.raises(RuntimeError, match="(?i)inplace update to inference tensor outside InferenceMode"):
+            op(x, b)
+    fill = define("(Tensor x, Tensor(a!) b) -> ()", lambda x, b: b.numpy().fill(5))
+    with pytest.raises(RuntimeError, match="argument 'b' is an inference tensor"):
+        fill(outside, b)
 
 
 def test_a_write_to_a_leaf_raises():

@@ -147,8 +147,17 @@ class MutableOp(CustomOp):
 
     def _write(self, keyset: Any, values: Sequence[Any]) -> Any:
         """Write in place, and let the version counters count it."""
+        written = []
+        for i in self.signature.written:
+            for x in tensors_in((values[i],)):
+                if not x.is_inference():
+                    written.append(x)
+                elif not torch.is_inference_mode_enabled():
+                    raise RuntimeError(
+                        f"{self.name}: argument {self.signature.names[i]!r} is an inference tensor. Inplace update to inference "
+                        "tensor outside InferenceMode is not allowed: write to a clone."
+                    )
         result = redispatch(self.op, self.signature, keyset & below_in_place_keys, values)
-        written = [x for i in self.signature.written for x in tensors_in((values[i],)) if not x.is_inference()]
         if written:
             torch.autograd.graph.increment_version(written)
         return result if self._all_new else self._returned(values, self._new_of(result))
