@@ -16,6 +16,7 @@
 #include "custom.h"
 #include "differentiate.h"
 #include "functionalized.h"
+#include "graphs.h"
 #include "guarded.h"
 #include "levels.h"
 #include "state.h"

@@ -11,7 +11,7 @@ from helpers.tensors import same
 from torch import nn
 
 import torch_manualgrad as mg
-from torch_manualgrad.compiling import function as functions
+from torch_manualgrad.compiling import calls, function as functions
 from torch_manualgrad.compiling.program import Program
 
 F64 = torch.float64
@@ -297,7 +297,7 @@ def test_a_derivative_that_assumes_something_of_the_size():
 
 def _sizes_of_the_only_program():
     gc.collect()
-    found = {id(f.sizes): f.sizes for f in functions._functions.values() if f.places}
+    found = {id(f.sizes): f.sizes for f in calls.functions.values() if f.places}
     assert len(found) == 1
     return next(iter(found.values()))
 

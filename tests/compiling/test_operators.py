@@ -14,6 +14,7 @@ EXTERNAL = {
     "attention": {"aten::bmm", "aten::baddbmm"},
     "layer_norm": {"aten::alias"},  # of an output that is another one or an input: no work
 }
+CALLS = "manualgrad_calls::"  # of compiled functions
 ENGINE = "autograd::engine::evaluate_function: "
 
 
@@ -30,11 +31,11 @@ def outermost(events):
     for event in events:
         parent, inside = event.cpu_parent, False
         while parent is not None and not parent.name.startswith("autograd::"):
-            inside = inside or "::" in parent.name
+            inside = inside or ("::" in parent.name and not parent.name.startswith(CALLS))
             parent = parent.cpu_parent
         summed = event.name in ("aten::add", "aten::add_") and event.cpu_parent is not None
         summed = summed and event.cpu_parent.name.startswith(ENGINE)
-        if "::" in event.name and not event.name.startswith(("autograd::", "torch::autograd")) and not inside:
+        if "::" in event.name and not event.name.startswith(("autograd::", "torch::autograd", CALLS)) and not inside:
             if not summed:
                 found.add(event.name)
     return found

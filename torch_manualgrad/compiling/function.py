@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -35,13 +33,10 @@ from ..core.libraries import calls_library
 from ..core.override.override import override
 from ..core.rule import ops
 from ..core.schema import Signature, is_differentiable
-from . import graphs, watching
+from . import calls, graphs, watching
 from .zeros import specialized
 
 __all__ = ["Function", "Options", "call", "lowerings"]
-
-_numbers = itertools.count(1)
-_functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
 
 _library = torch.library.Library("manualgrad_compiled", "FRAGMENT")
 _library.define("call(int function, Tensor[] tensors) -> Tensor[]")
@@ -86,6 +81,8 @@ class Function:
     Attributes:
         graph: of ATen operators, flat.
         name: for graph nodes and errors.
+        views: the outputs that may share memory with an argument.
+        is_served: whether the compiled library makes its calls.
         sizes: those that the graph leaves open.
         places: for each of these the argument, and its dimension, that has it.
     """
@@ -104,10 +101,10 @@ class Function:
         self.uncompiled = False
         with sizes.mode:  # their own, as a traced value may be a view of another
             self.fakes = [torch.empty_strided(x.shape, _dense(x), dtype=x.dtype, device=x.device) for x in fakes]
-        self.number = next(_numbers)
-        _functions[self.number] = self
+        self.number = next(calls.numbers)
+        calls.functions[self.number] = self
         self.outputs = len(graphs.outputs_of(graph))
-        self._views = graphs.views_of_inputs(graph)
+        self.views = graphs.views_of_inputs(graph)
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
         self._strides: list[tuple[int, ...]] = []
         self._last: tuple[tuple[int, ...], list[tuple[int, ...]]] = (), []
@@ -115,6 +112,7 @@ class Function:
         arguments = [f"Tensor a{i}" for i in range(len(fakes))]
         returns = ", ".join(f"Tensor r{i}" for i in range(self.outputs))
         self.signature = Signature(f"manualgrad_compiled::{name}({', '.join(arguments)}) -> ({returns})")
+        self.is_served = calls.note_function(self)
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class Function:
     def apart(self, *values: Any) -> Any:
         """`primal` for an autograd function: no output is an input or another output, and a single output is not in a tuple."""
         outputs = self.primal(*values)
-        if self._views or len({*map(id, values), *map(id, outputs)}) != len(values) + len(outputs):
+        if self.views or len({*map(id, values), *map(id, outputs)}) != len(values) + len(outputs):
             outputs = self._aliases(values, outputs)
         return outputs if len(outputs) != 1 else outputs[0]
 
@@ -149,7 +147,7 @@ class Function:
         seen = {id(x) for x in values}
         made = list(outputs)
         for i, x in enumerate(outputs):
-            if id(x) in seen or i in self._views:
+            if id(x) in seen or i in self.views:
                 made[i] = torch.ops.aten.alias(x)
             seen.add(id(x))
         return tuple(made)
@@ -174,6 +172,8 @@ class Function:
         def first(values: list[Any]) -> Sequence[Any]:
             outputs = run(values)
             self._run = without_first_call(run)
+            if self.is_served:
+                calls.run[self.number] = self._run
             return outputs
 
         return first
@@ -222,6 +222,12 @@ class Function:
         """The outputs, tracked by autograd."""
         if values_hidden():  # gradients in batches: each operator has its rule
             return self.as_it_is(*values)
+        if self.is_served and only_autograd() and all([type(x) in PLAIN for x in values]):
+            return tuple(calls.served(self.number, values))
+        return self.in_python(*values)
+
+    def in_python(self, *values: Any) -> tuple[Tensor, ...]:
+        """The same, without the compiled library."""
         if only_autograd():
             plain = True
             needs = []
@@ -441,12 +447,15 @@ class Compiled(Derivative):
         self.run = self.forward.apart
         saved = {place for level in tower.levels[: depth + 1] for place in level.saved}
         inputs, outputs = (sorted(i for where, i in saved if where == kind) for kind in ("input", "output"))
+        self.of_inputs, self.of_outputs = inputs, outputs
         self._of_inputs, self._of_outputs = picker(inputs), picker(outputs)
         kept = {
             place: k for k, place in enumerate([*[("input", i) for i in inputs], *[("output", i) for i in outputs]])
         }
-        self._of_level = [picker([kept[place] for place in level.saved]) for level in tower.levels[: depth + 1]]
+        self.saved_of_levels = [[kept[place] for place in level.saved] for level in tower.levels[: depth + 1]]
+        self._of_level = [picker(places) for places in self.saved_of_levels]
         super().__init__(call, self.forward.signature, differentiable)
+        self.number = -1 if dual else calls.note_rule(self)
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         found = tuple(redispatch(call, _call_signature, keyset, [self.forward.number, list(values)]))
@@ -570,7 +579,7 @@ class Forward(Derivative):
 
 
 def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    function = _functions[number]
+    function = calls.functions[number]
     values = list(tensors)
     mode = differentiated(function.signature, values)
     if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
@@ -600,19 +609,19 @@ def _autograd(keyset: Any, number: int, tensors: Sequence[Tensor]) -> list[Tenso
 
 def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:
     shapes = [[n for i, n in enumerate(x.shape) if i != d] for x, d in zip(tensors, in_dims[1])]
-    function = _functions[number].closed(shapes)
+    function = calls.functions[number].closed(shapes)
     batched = function.batched(tuple(in_dims[1]), info.batch_size, info.randomness)
     found = call(batched.number, list(tensors))
     return found, [0] * len(found)
 
 
 def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    found = _functions[number].apart(*tensors)
+    found = calls.functions[number].apart(*tensors)
     return [found] if isinstance(found, Tensor) else list(found)
 
 
 def _uncompiled(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return list(_functions[number].as_it_is(*tensors))
+    return list(calls.functions[number].as_it_is(*tensors))
 
 
 _library.impl("call", _autograd, "Autograd", with_keyset=True)

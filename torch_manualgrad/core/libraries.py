@@ -92,7 +92,7 @@ def _cuda_obstacle(path: Path) -> str:
 # each returns a number, which is negative where it fails
 _RETURNING = (
     "activate", "attach", "detach", "define_rule", "define_layer", "hold", "drop_layer", "ended", "thread", "scope",
-    "scope_layers", "layout", "followed",
+    "scope_layers", "layout", "followed", "graph_define", "graph_define_rule", "graph_drop",
 )  # fmt: skip
 _RETURNING_NUMBERS = ("numbers_attach", "numbers_detach", "node_types")
 _RETURNING_NESTED = ("before", "attach", "attach_buffers", "detach", "continues")

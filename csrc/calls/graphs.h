@@ -1,0 +1,408 @@
+// Calls of compiled functions: the node, what it saves, and which graph its backward runs are here. Python compiles the
+// graphs, derives the rules (torch_manualgrad/compiling) and runs one graph at a time.
+#pragma once
+
+#include "guarded.h"
+#include "levels.h"
+#include "python.h"
+#include "recorded.h"
+#include "stock.h"
+#include "table.h"
+
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/SafePyObject.h>
+#include <c10/core/impl/PyInterpreterHooks.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+namespace manualgrad {
+
+struct Graph {
+  const int64_t number;
+  std::vector<std::vector<int64_t>> strides;  // of its arguments
+  std::vector<bool> views;                    // results that may share memory with an argument
+};
+using GraphPointer = std::shared_ptr<const Graph>;
+
+// How calls of a graph are differentiated, where certain arguments require grad.
+struct GraphRule {
+  // A function and its residuals up to some order have a backward.
+  struct Level {
+    int64_t outputs;                      // how many results it has cotangents for
+    std::vector<int64_t> smooth, wanted;  // the results that have cotangents, the arguments that have gradients
+    std::vector<int64_t> saved;           // which of the saved tensors it reads
+  };
+  struct Backward {
+    GraphPointer graph;           // null: left to Python
+    std::vector<int64_t> places;  // the arguments whose gradients it returns
+  };
+
+  // For the cotangents and the gradients that these bits say.
+  Backward backward(size_t level, const std::vector<bool>& given, const std::vector<bool>& wanted) const;
+
+  int64_t number = 0;
+  PyObject* owner = nullptr;  // of this rule, in Python. Nodes keep it alive, and it the graphs.
+  std::string node;           // the name of nodes
+  int64_t own = 0;            // how many results of the forward are the function's; residuals follow
+  GraphPointer forward;
+  std::vector<bool> differentiable;  // its results
+  std::vector<int64_t> of_inputs, of_outputs;
+  std::vector<Level> levels;
+
+ private:
+  mutable std::unordered_map<std::vector<int64_t>, Backward, KeyHash> backwards_;  // guarded by `recordings_mutex`
+};
+using GraphRulePointer = std::shared_ptr<const GraphRule>;
+
+inline std::map<int64_t, GraphPointer> graphs;           // guarded by `recordings_mutex`
+inline std::map<int64_t, GraphRulePointer> graph_rules;  // guarded by `recordings_mutex`
+
+template <class Pointer>
+Pointer found_in(const std::map<int64_t, Pointer>& all, int64_t number) {
+  const std::lock_guard<std::mutex> lock(recordings_mutex);
+  const auto found = all.find(number);
+  return found == all.end() ? Pointer() : found->second;
+}
+
+inline IValue bits_of(const std::vector<bool>& bits) {
+  c10::List<bool> found;
+  found.reserve(bits.size());
+  for (const bool bit : bits) found.push_back(bit);
+  return found;
+}
+
+inline GraphRule::Backward GraphRule::backward(size_t level, const std::vector<bool>& given,
+                                               const std::vector<bool>& wanted) const {
+  std::vector<int64_t> key{static_cast<int64_t>(level)};
+  key.insert(key.end(), given.begin(), given.end());
+  key.insert(key.end(), wanted.begin(), wanted.end());
+  {
+    const std::lock_guard<std::mutex> lock(recordings_mutex);
+    const auto found = backwards_.find(key);
+    if (found != backwards_.end()) return found->second;
+  }
+  static const PythonOp backward_of("manualgrad_calls::graph_backward");
+  auto places = backward_of({number, static_cast<int64_t>(level), bits_of(given), bits_of(wanted)}).toIntVector();
+  Backward made{found_in(graphs, places.at(0)), {places.begin() + 1, places.end()}};
+  const std::lock_guard<std::mutex> lock(recordings_mutex);
+  return backwards_.emplace(std::move(key), std::move(made)).first->second;
+}
+
+variable_list call_graph(const GraphPointer& graph, const variable_list& values);
+
+// Runs a graph; nothing tracks it.
+inline variable_list run_graph(const Graph& graph, const variable_list& values) {
+  TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
+              " arguments, got ", values.size());
+  const at::AutoDispatchBelowAutograd guard;
+  c10::List<at::Tensor> given;
+  given.reserve(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const at::Tensor& x = values[i];
+    const at::IntArrayRef strides = graph.strides[i];
+    given.push_back(x.strides() == strides ? x : at::empty_strided(x.sizes(), strides, x.options()).copy_(x));
+  }
+  static const PythonOp run("manualgrad_calls::run_graph");
+  return run({graph.number, std::move(given)}).toTensorVector();
+}
+
+// The same by Python, tracked.
+inline variable_list call_graph_in_python(const Graph& graph, const variable_list& values) {
+  static const PythonOp call("manualgrad_calls::call_graph");
+  return call({graph.number, c10::List<at::Tensor>(values)}).toTensorVector();
+}
+
+struct GraphNode : public Node {
+  explicit GraphNode(GraphRulePointer r) : rule(std::move(r)), owner_(borrowed(rule->owner)) {}
+
+  std::string name() const override { return rule->node; }
+
+  // A node that saves nothing can run again, as PyTorch's can.
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (saved.empty()) return;
+    released = true;
+    saved.clear();
+    inputs.clear();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    std::vector<bool> needed(num_outputs());
+    if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); })) {
+      return variable_list(needed.size());  // undefined, as PyTorch's are
+    }
+    for (size_t i = 0; i < needed.size(); ++i) needed[i] = task_should_compute_output(i);
+    variable_list tensors, arguments;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+      for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(alive(unpacked(i)));
+      arguments = inputs;
+    }
+    for (at::Tensor& g : grads) g = alive(std::move(g));
+    if (auto found = served(needed, tensors, grads)) return *std::move(found);
+    return pull_back(*rule, needed, tensors, arguments, versions, grads);
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(std::string("torch_manualgrad graph"));
+    args.collect(static_cast<uint64_t>(rule->number));
+    args.collect(released);
+    args.collect(followed());
+    args.collect(saved, /*is_output=*/true);
+    args.collect(inputs);
+  }
+
+  // Compiled autograd runs the graphs as they are.
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+    swap.before(saved);
+    swap.before(inputs);
+    std::vector<IValue> tensors;
+    for (size_t i = 0; i < saved.size(); ++i) tensors.emplace_back(unpacked(i));
+    for (const at::Tensor& x : inputs) tensors.emplace_back(x);
+    std::vector<at::TypePtr> types(tensors.size(), at::TensorType::get());
+    auto outputs = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    // the graph may outlive this node: it holds copies of what it needs
+    auto call = [rule = rule, owner = owner_, needed = followed(), count = saved.size()](
+                    const variable_list& cotangents, const std::vector<IValue>& packed) {
+      variable_list all;
+      std::vector<int64_t> none;
+      for (const IValue& x : packed) all.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+      return pull_back(*rule, needed, {all.begin(), all.begin() + count}, {all.begin() + count, all.end()}, none,
+                       cotangents);
+    };
+    const auto& interface = compiled::getPyCompilerInterface();
+    const auto bound = interface->bind_function(swap.get_py_compiler(), rule->node, std::move(call), std::move(types),
+                                                /*is_custom_function=*/true, /*is_traceable=*/false);
+    auto found =
+        interface->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, tensors, std::move(outputs));
+    swap.after(saved);
+    swap.after(inputs);
+    return found;
+  }
+
+  const GraphRulePointer rule;
+  std::vector<SavedVariable> saved;
+  std::vector<bool> is_result;    // of them
+  variable_list inputs;           // further residuals are computed from these, if a cotangent of one arrives
+  std::vector<int64_t> versions;  // of the inputs when the call was made
+  bool released = false;
+
+ private:
+  static c10::SafePyObject borrowed(PyObject* object) {
+    c10::SafePyObject mine(object, c10::impl::getGlobalPyInterpreter());
+    c10::SafePyObject copy(mine);
+    mine.release();
+    return copy;
+  }
+
+  at::Tensor unpacked(size_t place) { return saved.at(place).unpack(is_result.at(place) ? owner() : NodePointer()); }
+
+  NodePointer owner() {
+    if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
+      return NodePointer(getptr());
+    } else {
+      return getptr();
+    }
+  }
+
+  // Which inputs require grad, whatever this backward is asked for.
+  std::vector<bool> followed() const {
+    std::vector<bool> found(num_outputs());
+    for (size_t i = 0; i < found.size(); ++i) found[i] = next_edge(i).is_valid();
+    return found;
+  }
+
+  // The gradients by a graph; nothing where that is for Python.
+  std::optional<variable_list> served(const std::vector<bool>& needed, const variable_list& tensors,
+                                      const variable_list& grads) const {
+    const auto is_plain = [](const at::Tensor& x) { return !x.defined() || plain(x); };
+    if (!plain_thread() || !no_autocast() || !std::all_of(grads.begin(), grads.end(), is_plain) ||
+        !std::all_of(tensors.begin(), tensors.end(), is_plain)) {
+      return std::nullopt;
+    }
+    int64_t last = static_cast<int64_t>(grads.size()) - 1;
+    while (!grads[last].defined()) --last;
+    const auto& levels = rule->levels;
+    const auto level = std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return last < l.outputs; });
+    if (level == levels.end()) return std::nullopt;
+    std::vector<bool> given, wanted;
+    variable_list arguments;
+    for (const int64_t place : level->saved) {
+      if (!tensors[place].defined()) return std::nullopt;
+      arguments.push_back(tensors[place]);
+    }
+    for (const int64_t place : level->smooth) {
+      given.push_back(grads[place].defined());
+      if (given.back()) arguments.push_back(grads[place]);
+    }
+    for (const int64_t place : level->wanted) wanted.push_back(needed[place]);
+    variable_list found(needed.size());
+    if (std::find(given.begin(), given.end(), true) == given.end()) return found;
+    const auto backward = rule->backward(level - levels.begin(), given, wanted);
+    if (!backward.graph) return std::nullopt;
+    auto results = call_graph(backward.graph, arguments);
+    for (size_t i = 0; i < backward.places.size(); ++i) found[backward.places[i]] = std::move(results[i]);
+    return found;
+  }
+
+  // The gradients by Python.
+  static variable_list pull_back(const GraphRule& rule, const std::vector<bool>& needed, const variable_list& tensors,
+                                 const variable_list& inputs, const std::vector<int64_t>& versions,
+                                 const variable_list& grads) {
+    static const PythonOp vjp("manualgrad_calls::graph_vjp");
+    ++counts.python;
+    const IValue found =
+        vjp({rule.number, bits_of(needed), tuple_of(tensors), tuple_of(inputs), versions, tuple_of(grads)});
+    variable_list result;
+    for (const IValue& x : found.toListRef()) result.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+    return result;
+  }
+
+  const c10::SafePyObject owner_;
+};
+
+// A call that is tracked.
+inline variable_list differentiate_graph(const GraphRulePointer& shared, const variable_list& values) {
+  const GraphRule& rule = *shared;
+  ++counts.plain;
+  edge_list edges;
+  edges.reserve(values.size());
+  for (const at::Tensor& x : values) edges.push_back(torch::autograd::impl::gradient_edge(x));
+  auto node = make_node<NodePointer, GraphNode>(shared);
+  node->set_next_edges(std::move(edges));
+  auto results = run_graph(*rule.forward, values);
+  std::vector<bool> tracked(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    at::Tensor& y = results[i];
+    const auto same = [&](const at::Tensor& x) { return x.is_same(y); };
+    if (rule.forward->views[i] || std::any_of(values.begin(), values.end(), same) ||
+        std::any_of(results.begin(), results.begin() + i, same)) {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      y = at::alias(y);
+    }
+    tracked[i] = rule.differentiable[i] && torch::autograd::isDifferentiableType(y.scalar_type());
+    if (tracked[i]) {
+      const auto place = node->add_input_metadata(y);
+      torch::autograd::impl::set_gradient_edge(y, torch::autograd::Edge(node, place));
+    } else {
+      node->add_input_metadata(Node::undefined_input());
+    }
+  }
+  node->saved.reserve(rule.of_inputs.size() + rule.of_outputs.size());
+  for (const int64_t place : rule.of_inputs) node->saved.emplace_back(values[place], /*is_output=*/false);
+  node->is_result.assign(rule.of_inputs.size(), false);
+  for (const int64_t place : rule.of_outputs) {
+    node->saved.emplace_back(results[place], tracked[place]);
+    node->is_result.push_back(tracked[place]);
+  }
+  node->inputs = values;
+  for (const at::Tensor& x : values) node->versions.push_back(static_cast<int64_t>(x._version()));
+  results.resize(rule.own);
+  return results;
+}
+
+// The results of a call, tracked by autograd.
+inline variable_list call_graph(const GraphPointer& graph, const variable_list& values) {
+  if (!plain_thread() || !no_autocast() ||
+      !std::all_of(values.begin(), values.end(), [](const at::Tensor& x) { return plain(x); })) {
+    return call_graph_in_python(*graph, values);
+  }
+  std::vector<bool> needs;
+  for (const at::Tensor& x : values) needs.push_back(x.requires_grad());
+  if (!c10::GradMode::is_enabled() || std::find(needs.begin(), needs.end(), true) == needs.end()) {
+    return run_graph(*graph, values);
+  }
+  static const PythonOp rule_of("manualgrad_calls::graph_rule");
+  auto rule = found_in(graph_rules, rule_of({graph->number, bits_of(needs)}).toInt());
+  return rule ? differentiate_graph(rule, values) : call_graph_in_python(*graph, values);
+}
+
+inline variable_list call_graph_of(int64_t number, at::TensorList values) {
+  const auto graph = found_in(graphs, number);
+  TORCH_CHECK(graph, "torch_manualgrad: there is no compiled graph ", number);
+  return call_graph(graph, values.vec());
+}
+
+TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
+  library.def("graph(int number, Tensor[] values) -> Tensor[]", &call_graph_of);
+}
+
+// Numbers from Python: lists have their length before them.
+struct Numbers {
+  int64_t one() { return *next++; }
+  std::vector<int64_t> list() {
+    const int64_t n = one();
+    std::vector<int64_t> found(next, next + n);
+    next += n;
+    return found;
+  }
+  std::vector<bool> bits() {
+    const auto found = list();
+    return {found.begin(), found.end()};
+  }
+
+  const int64_t* next;
+};
+
+}  // namespace manualgrad
+
+// A graph: how many arguments it has, the strides of each, and for each result whether it may be a view.
+MANUALGRAD_API int64_t manualgrad_calls_graph_define(int64_t number, const int64_t* numbers) {
+  using namespace manualgrad;
+  return guarded([&]() -> int64_t {
+    Numbers given{numbers};
+    std::vector<std::vector<int64_t>> strides(given.one());
+    for (auto& one : strides) one = given.list();
+    const auto made = std::make_shared<const Graph>(Graph{number, std::move(strides), given.bits()});
+    const std::lock_guard<std::mutex> lock(recordings_mutex);
+    graphs[number] = made;
+    return 0;
+  });
+}
+
+// A rule: its forward, the function's results, which results are differentiable, what is saved, and the levels.
+MANUALGRAD_API int64_t manualgrad_calls_graph_define_rule(int64_t number, void* owner, const char* node,
+                                                          const int64_t* numbers) {
+  using namespace manualgrad;
+  return guarded([&]() -> int64_t {
+    Numbers given{numbers};
+    auto made = std::make_shared<GraphRule>();
+    made->number = number;
+    made->owner = static_cast<PyObject*>(owner);
+    made->node = node;
+    made->forward = found_in(graphs, given.one());
+    TORCH_CHECK(made->forward, "the forward of a rule is no graph");
+    made->own = given.one();
+    made->differentiable = given.bits();
+    made->of_inputs = given.list();
+    made->of_outputs = given.list();
+    made->levels.resize(given.one());
+    for (auto& level : made->levels) {
+      level.outputs = given.one();
+      level.smooth = given.list();
+      level.wanted = given.list();
+      level.saved = given.list();
+    }
+    const std::lock_guard<std::mutex> lock(recordings_mutex);
+    graph_rules[number] = std::move(made);
+    return 0;
+  });
+}
+
+// Forgets a graph or a rule. Nodes keep theirs.
+MANUALGRAD_API int64_t manualgrad_calls_graph_drop(int64_t number) {
+  using namespace manualgrad;
+  const std::lock_guard<std::mutex> lock(recordings_mutex);
+  return static_cast<int64_t>(graphs.erase(number) + graph_rules.erase(number));
+}

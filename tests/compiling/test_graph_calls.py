@@ -1,0 +1,190 @@
+"""Calls of compiled functions that the compiled library makes: the same gradients and errors as Python's, and no leaks."""
+
+import ctypes
+import gc
+import threading
+
+import pytest
+import torch
+
+import torch_manualgrad as mg
+from torch_manualgrad.compiling import calls
+
+pytestmark = pytest.mark.skipif(calls.served is None, reason="there is no library of calls for this torch")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+
+
+def compiled(function):
+    return mg.compile(function, lowering="eager", fullgraph=True, dynamic=False)
+
+
+def points(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def f(x, w):
+    return torch.tanh(x @ w).square().sum(0)
+
+
+def steps(function, x, w):
+    """A value, its gradients, and theirs."""
+    y = function(x, w)
+    first = torch.autograd.grad(y.sin().sum(), [x, w], create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first) + y.sum(), [x, w], create_graph=True)
+    return [y, *first, *second, *torch.autograd.grad(second[0].sin().sum(), [x, w])]
+
+
+def same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def served():
+    """How many calls the library has made on this thread, and how many backwards it has left to Python."""
+    found = (ctypes.c_int64 * 3)()
+    calls.calls_library.manualgrad_calls_counts(found)
+    return found[0], found[2]
+
+
+def test_python_serves_none_of_the_backwards_of_a_training_step():
+    g = compiled(f)
+    for _ in range(3):  # until each call keeps what the third derivative reads
+        steps(g, points(4, 3), points(3, 5))
+    x, w = points(4, 3), points(3, 5)
+    made, left = served()
+    found = steps(g, x, w)
+    assert served() == (made + 4, left)  # the function, its backward, and the backwards of both
+    same(found, steps(f, x, w))
+
+
+def test_values_at_other_points_and_strides():
+    g = compiled(f)
+    for k in range(4):
+        x, w = points(4, 3), points(3, 5)
+        if k % 2:
+            x = torch.randn(3, 4, dtype=torch.float64).t().requires_grad_()
+            w = torch.randn(6, 5, dtype=torch.float64)[::2].requires_grad_()
+        same(steps(g, x, w), steps(f, x, w))
+
+
+def test_a_graph_that_has_been_freed_raises():
+    y = compiled(f)(points(4, 3), points(3, 5))
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+def test_a_node_outlives_its_function():
+    x, w = points(4, 3), points(3, 5)
+    y = compiled(f)(x, w)
+    torch.compiler.reset()
+    gc.collect()
+    first = torch.autograd.grad(y.sin().sum(), [x, w], create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), [x, w])
+    expected = torch.autograd.grad(f(x, w).sin().sum(), [x, w], create_graph=True)
+    same([*first, *second], [*expected, *torch.autograd.grad(sum(g.square().sum() for g in expected), [x, w])])
+
+
+def test_nothing_is_left_of_functions_that_are_gone():
+    def one():
+        torch.compiler.reset()
+        steps(compiled(f), points(4, 3), points(3, 5))
+        torch.compiler.reset()
+        gc.collect()
+        return len(calls.functions), len(calls.run)
+
+    assert one() == one()
+
+
+def test_saved_tensor_hooks_are_given_what_a_call_saves():
+    g = compiled(f)
+    x, w = points(4, 3), points(3, 5)
+    expected = torch.autograd.grad(f(x, w).sum(), [x, w])
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or (t.clone(),), lambda t: t[0]):
+        y = g(x, w)
+    assert packed
+    same(torch.autograd.grad(y.sum(), [x, w]), expected)
+
+
+def test_gradients_in_batches():
+    g = compiled(f)
+    x, w = points(4, 3), points(3, 5)
+    cotangents = torch.randn(6, 5, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad(h(x, w), [x, w], cotangents, is_grads_batched=True, retain_graph=True) for h in (g, f)
+    )
+    same(found, expected)
+
+
+def test_a_backward_under_autocast():
+    g = compiled(f)
+    x, w = points(4, 3, dtype=torch.float32), points(3, 5, dtype=torch.float32)
+    expected = torch.autograd.grad(f(x, w).sum(), [x, w])
+    y = g(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(y.sum(), [x, w])
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_tangent_that_arrives_in_a_backward():
+    g = compiled(f)
+    x, w, v = points(4, 3), points(3, 5), torch.randn(5, dtype=torch.float64)
+    found = []
+    for h in (g, f):
+        with torch.autograd.forward_ad.dual_level():
+            cotangent = torch.autograd.forward_ad.make_dual(torch.ones(5, dtype=torch.float64), v)
+            gradients = torch.autograd.grad(h(x, w), [x, w], cotangent)
+            found.append([torch.autograd.forward_ad.unpack_dual(t).tangent for t in gradients])
+    same(*found)
+
+
+def test_rules_of_the_thread_that_made_the_call():
+    wrong = mg.elementwise("aten::tanh", lambda self: 3 + 0 * self, register=False)
+    g = compiled(lambda x: torch.tanh(x))
+    x = points(4)
+    with mg.override(wrong, scope="thread"):
+        y = g(x)
+        (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.testing.assert_close(first, torch.full_like(x, 3))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], first)
+    torch.testing.assert_close(torch.autograd.grad(g(x).sum(), x)[0], 1 - x.tanh().square())
+
+
+def test_backwards_of_many_threads_at_once():
+    g = compiled(f)
+    x, w = points(4, 3), points(3, 5)
+    expected, failures = steps(f, x, w), []
+    steps(g, x, w)
+
+    def work():
+        try:
+            for _ in range(20):
+                a, b = x.detach().requires_grad_(), w.detach().requires_grad_()
+                same(steps(g, a, b), expected)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_compiled_autograd_over_a_compiled_function():
+    g = compiled(f)
+    for _ in range(2):
+        x, w = points(4, 3), points(3, 5)
+        expected = torch.autograd.grad(f(x, w).sin().sum(), [x, w])
+        y = g(x, w)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            y.sin().sum().backward()
+        same([x.grad, w.grad], expected)

@@ -1,0 +1,125 @@
+"""Calls of compiled functions without Python, but for the compiled graphs themselves: csrc/calls/graphs.h.
+
+The library has of each function the strides of its arguments, and of each derivative which tensors it saves and which
+graph a backward runs. It makes the nodes of autograd's graph, and calls Python for each graph that runs. What is not a
+plain call, with open sizes, dual numbers, transforms or autocast, stays in Python, as everything does without the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core.engine.node import function_name, pull_back
+from ..core.internals import skipped_by_dynamo
+from ..core.libraries import calls_library, checked
+
+if TYPE_CHECKING:
+    from .function import Compiled, Function
+
+__all__ = ["functions", "note_function", "note_rule", "numbers", "run", "served"]
+
+numbers = itertools.count(1)  # of functions and of their derivatives
+functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+_rules: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
+run: dict[int, Callable[[list[Any]], Sequence[Any]]] = {}  # by the number of a function: its graph, once it is compiled
+served: Any = None if calls_library is None else torch.ops.manualgrad_calls.graph  # the call of a function by its number
+
+
+def _encoded(*given: Any) -> Any:
+    """Numbers, and lists with their length before them, as an array."""
+    found: list[int] = []
+    for x in given:
+        found += [len(x), *map(int, x)] if isinstance(x, Iterable) else [int(x)]
+    return (ctypes.c_int64 * len(found))(*found)
+
+
+def _drop(number: int) -> None:
+    run.pop(number, None)
+    calls_library.manualgrad_calls_graph_drop(ctypes.c_int64(number))
+
+
+def note_function(function: Function) -> bool:
+    """Tell the library of a function. Returns whether it serves the function's calls: not where sizes are open."""
+    if calls_library is None or function.places:
+        return False
+    strides = [x.stride() for x in function.fakes]
+    views = [i in function.views for i in range(function.outputs)]
+    given = _encoded(len(strides), *strides, views)
+    checked(calls_library.manualgrad_calls_graph_define(ctypes.c_int64(function.number), given))
+    weakref.finalize(function, _drop, function.number)
+    return True
+
+
+def note_rule(derivative: Compiled) -> int:
+    """Tell the library of a derivative. Returns its number; -1 if it is for Python."""
+    if not derivative.forward.is_served:
+        return -1
+    number = next(numbers)
+    levels: list[Any] = []
+    for outputs, level, saved in zip(derivative.bounds, derivative.tower.levels, derivative.saved_of_levels):
+        levels += [outputs, level.smooth, level.wanted, saved]
+    given = _encoded(
+        derivative.forward.number,
+        derivative.tower.function.outputs,
+        derivative.differentiable,
+        derivative.of_inputs,
+        derivative.of_outputs,
+        len(derivative.bounds),
+        *levels,
+    )
+    owner, name = ctypes.c_void_p(id(derivative)), f"{function_name(derivative.signature)}Backward"
+    checked(calls_library.manualgrad_calls_graph_define_rule(ctypes.c_int64(number), owner, name.encode(), given))
+    _rules[number] = derivative
+    weakref.finalize(derivative, _drop, number)
+    return number
+
+
+# -- what the library asks ---------------------------------------------------------------------------------------------
+
+
+def _run(number: int, values: list[Tensor]) -> Sequence[Tensor]:
+    compiled = run.get(number)
+    return functions[number].primal(*values) if compiled is None else compiled(values)
+
+
+def _call(number: int, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    return functions[number].in_python(*values)
+
+
+def _rule_of(number: int, needs: Sequence[bool]) -> int:
+    function = functions[number]
+    tower = None if function.uncompiled else function.tower(tuple(needs))
+    return -1 if tower is None else tower.derivative().number
+
+
+def _backward_of(rule: int, level: int, given: Sequence[bool], wanted: Sequence[bool]) -> list[int]:
+    function, places = _rules[rule].tower.level(level).backward_for(tuple(given), tuple(wanted))
+    return [function.number if function.is_served else -1, *places]
+
+
+def _vjp(
+    rule: int, needed: Sequence[bool], tensors: Any, inputs: Any, versions: Sequence[int], grads: Any
+) -> Sequence[Tensor | None]:
+    context = SimpleNamespace(nothing_saved=tensors, static=(inputs, versions))
+    return pull_back(_rules[rule], context, needed, grads)
+
+
+if calls_library is not None:
+    _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
+    for _schema, _kernel in {
+        "run_graph(int graph, Tensor[] values) -> Tensor[]": _run,
+        "call_graph(int graph, Tensor[] values) -> Tensor[]": _call,
+        "graph_rule(int graph, bool[] needs) -> int": _rule_of,
+        "graph_backward(int rule, int level, bool[] given, bool[] wanted) -> int[]": _backward_of,
+        "graph_vjp(int rule, bool[] needed, Any tensors, Any inputs, int[] versions, Any grads) -> Tensor?[]": _vjp,
+    }.items():
+        _operators.define(_schema)
+        _operators.impl(_schema.partition("(")[0], skipped_by_dynamo(_kernel), "CPU")
