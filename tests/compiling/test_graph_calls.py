@@ -19,8 +19,8 @@ def fresh():
     torch.manual_seed(0)
 
 
-def compiled(function):
-    return mg.compile(function, lowering="eager", fullgraph=True, dynamic=False)
+def compiled(function, lowering="eager"):
+    return mg.compile(function, lowering=lowering, fullgraph=True, dynamic=False)
 
 
 def points(*shape, dtype=torch.float64):
@@ -62,14 +62,30 @@ def test_python_serves_none_of_the_backwards_of_a_training_step():
     same(found, steps(f, x, w))
 
 
-def test_values_at_other_points_and_strides():
-    g = compiled(f)
-    for k in range(4):
-        x, w = points(4, 3), points(3, 5)
-        if k % 2:
-            x = torch.randn(3, 4, dtype=torch.float64).t().requires_grad_()
-            w = torch.randn(6, 5, dtype=torch.float64)[::2].requires_grad_()
-        same(steps(g, x, w), steps(f, x, w))
+def test_values_at_other_strides():
+    """Compiled code reads memory at the strides that it was compiled for."""
+
+    def g(x, w):
+        return x.tanh() * w
+
+    h = compiled(g, lowering="inductor")
+    for k in range(3):
+        x, w = points(4, 6), points(4, 6)
+        if k:
+            x = torch.randn(6, 4, dtype=torch.float64).t().requires_grad_()
+            w = torch.randn(8, 6, dtype=torch.float64)[::2].requires_grad_()
+        same(steps(h, x, w), steps(g, x, w))
+
+
+def test_gradients_that_are_the_cotangent_itself():
+    """They are tensors of their own: the cotangent keeps its history, and each gradient has one."""
+    g = compiled(lambda x, w: x + w)
+    x, w, v = points(4), points(4), points(4)
+    for _ in range(2):
+        a, b = torch.autograd.grad(g(x, w), [x, w], v, create_graph=True)
+        assert v.is_leaf and a is not b and a is not v
+        (of_v,) = torch.autograd.grad((2 * a + a * b).sum(), v)
+        torch.testing.assert_close(of_v, 2 + 2 * v)
 
 
 def test_a_graph_that_has_been_freed_raises():

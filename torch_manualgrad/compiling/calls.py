@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +30,16 @@ numbers = itertools.count(1)  # of functions and of their derivatives
 functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
 _rules: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
 run: dict[int, Callable[[list[Any]], Sequence[Any]]] = {}  # by the number of a function: its graph, once it is compiled
-served: Any = None if calls_library is None else torch.ops.manualgrad_calls.graph  # the call of a function by its number
+served: Any = (
+    None if calls_library is None else torch.ops.manualgrad_calls.graph
+)  # the call of a function by its number
 
 
 def _encoded(*given: Any) -> Any:
     """Numbers, and lists with their length before them, as an array."""
     found: list[int] = []
     for x in given:
-        found += [len(x), *map(int, x)] if isinstance(x, Iterable) else [int(x)]
+        found += [len(x), *map(int, x)] if isinstance(x, Sequence) else [int(x)]
     return (ctypes.c_int64 * len(found))(*found)
 
 
@@ -114,12 +116,13 @@ def _vjp(
 
 if calls_library is not None:
     _operators = torch.library.Library("manualgrad_calls", "FRAGMENT")
-    for _schema, _kernel in {
+    _kernels: dict[str, Callable[..., Any]] = {
         "run_graph(int graph, Tensor[] values) -> Tensor[]": _run,
         "call_graph(int graph, Tensor[] values) -> Tensor[]": _call,
         "graph_rule(int graph, bool[] needs) -> int": _rule_of,
         "graph_backward(int rule, int level, bool[] given, bool[] wanted) -> int[]": _backward_of,
         "graph_vjp(int rule, bool[] needed, Any tensors, Any inputs, int[] versions, Any grads) -> Tensor?[]": _vjp,
-    }.items():
+    }
+    for _schema, _kernel in _kernels.items():
         _operators.define(_schema)
         _operators.impl(_schema.partition("(")[0], skipped_by_dynamo(_kernel), "CPU")

@@ -222,7 +222,7 @@ class Function:
         """The outputs, tracked by autograd."""
         if values_hidden():  # gradients in batches: each operator has its rule
             return self.as_it_is(*values)
-        if self.is_served and only_autograd() and all([type(x) in PLAIN for x in values]):
+        if self.is_served and only_autograd() and all(type(x) in PLAIN for x in values):
             return tuple(calls.served(self.number, values))
         return self.in_python(*values)
 
