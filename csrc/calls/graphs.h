@@ -100,7 +100,7 @@ variable_list call_graph(const GraphPointer& graph, const variable_list& values)
 inline variable_list run_graph(const Graph& graph, const variable_list& values) {
   TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
               " arguments, got ", values.size());
-  const at::AutoDispatchBelowAutograd guard;
+  const at::AutoDispatchBelowADInplaceOrView guard;
   c10::List<at::Tensor> given;
   given.reserve(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
