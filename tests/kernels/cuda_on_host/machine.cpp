@@ -5,6 +5,9 @@
 // Built with -fsanitize=thread, whose calls for each access come here instead of to that sanitizer, it is shown in any
 // order: of two accesses by two threads with no barrier between them neither may be a write. Then accesses beyond the
 // end of shared memory are found too. With -fsanitize=address it is that sanitizer that finds them.
+//
+// The same calls count what accesses cost (`Traffic`): those that the lanes of a warp make at one place of the program,
+// the same number of times since they last met, are one request.
 #include "machine.h"
 
 #include <cstdio>
@@ -14,7 +17,9 @@
 #include <mutex>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <dlfcn.h>
@@ -95,9 +100,37 @@ struct Time {
   uint32_t grid = 0, block = 0, warp = 0;
 };
 
+// An access of the lanes of a warp at one place of the program.
+struct Request {
+  bool shared = false;
+  std::vector<std::pair<uintptr_t, size_t>> ranges;  // of one lane each
+};
+struct PlaceAndTime {
+  void* place;
+  uint32_t time;  // how often the lane has been there since the lanes met
+  bool operator==(const PlaceAndTime& other) const { return place == other.place && time == other.time; }
+};
+struct PlaceAndTimeHash {
+  size_t operator()(const PlaceAndTime& of) const {
+    return (reinterpret_cast<uintptr_t>(of.place) * 0x9e3779b97f4a7c15u) ^ (of.time * 0xff51afd7ed558ccdu);
+  }
+};
+
 struct Warp {
   unsigned here = 0;  // lanes that wait
   uint32_t met = 0;
+  // since the lanes met, which was then
+  Time since;
+  std::unordered_map<PlaceAndTime, Request, PlaceAndTimeHash> requests;
+  std::unordered_map<PlaceAndTime, uint32_t, PlaceAndTimeHash> visits;  // of a place by a lane (in place of the time)
+};
+
+// What the accesses of all launches since the last question cost, and would cost at best.
+struct Traffic {
+  uint64_t wavefronts = 0;  // of shared memory: a bank has one word in each
+  uint64_t best_wavefronts = 0;
+  uint64_t sectors = 0;  // of 32 bytes, of global memory
+  uint64_t best_sectors = 0;
 };
 
 struct Fiber;
@@ -162,7 +195,8 @@ struct Machine {
   int way = 0;  // 0 forward, 1 reverse, 2 random
   std::priority_queue<std::pair<uint64_t, uint32_t>, std::vector<std::pair<uint64_t, uint32_t>>, std::greater<>> ready;
   // memory
-  bool watches_global = true;
+  bool watches_global = true, counts = false;
+  Traffic traffic;
   std::vector<Cell> shared_cells, cells;
   std::vector<uint32_t> used;
 
@@ -482,6 +516,53 @@ void check_cell(Cell& cell, bool write, const char* what, void* where) {
   }
 }
 
+// --- traffic --------------------------------------------------------------------------------------------------------
+
+void count(const Request& request) {
+  constexpr uintptr_t kWord = 4, kBanks = 32, kSector = 32;
+  std::set<uintptr_t> units;
+  const uintptr_t unit = request.shared ? kWord : kSector;
+  size_t bytes = 0;
+  std::set<uintptr_t> starts;
+  for (const auto& [at, size] : request.ranges) {
+    if (starts.insert(at).second) bytes += size;
+    for (uintptr_t u = at / unit; u <= (at + size - 1) / unit; ++u) units.insert(u);
+  }
+  if (!request.shared) {
+    machine.traffic.sectors += units.size();
+    machine.traffic.best_sectors += (bytes + kSector - 1) / kSector;
+    return;
+  }
+  uint64_t of_bank[kBanks] = {}, most = 0;
+  for (const uintptr_t word : units) most = std::max(most, ++of_bank[word % kBanks]);
+  machine.traffic.wavefronts += most;
+  machine.traffic.best_wavefronts += (units.size() + kBanks - 1) / kBanks;
+}
+
+void count_all(Warp& warp) {
+  for (const auto& [_, request] : warp.requests) count(request);
+  warp.requests.clear();
+  warp.visits.clear();
+}
+
+void count_traffic(Block& block) {
+  for (Warp& warp : block.warps) count_all(warp);
+}
+
+void note_access(uintptr_t at, size_t bytes, bool shared, void* where) {
+  const Fiber& fiber = *machine.current;
+  Warp& warp = fiber.warp();
+  const Time now{machine.met, fiber.block->met, warp.met};
+  if (now.grid != warp.since.grid || now.block != warp.since.block || now.warp != warp.since.warp) {
+    count_all(warp);
+    warp.since = now;
+  }
+  const uint32_t visit = warp.visits[{where, fiber.lane}]++;
+  Request& request = warp.requests[{where, visit}];
+  request.shared = shared;
+  request.ranges.emplace_back(at, bytes);
+}
+
 [[maybe_unused]] void check_access(const void* at, size_t bytes, bool write, void* where) {
   if (machine.current == nullptr) return;
   const char* address = static_cast<const char*>(at);
@@ -496,11 +577,13 @@ void check_cell(Cell& cell, bool write, const char* what, void* where) {
       for (size_t c = first; c < first + (bytes + 3) / 4; ++c) {
         check_cell(machine.shared_cells[c], write, array.name, where);
       }
+      if (machine.counts) note_access(static_cast<uintptr_t>(address - machine.slabs), bytes, true, where);
       return;
     }
     fail(name(*machine.current) + (write ? " writes" : " reads") + " shared memory that is in no array, at " +
          place(where));
   }
+  if (machine.counts) note_access(reinterpret_cast<uintptr_t>(address), bytes, false, where);
   if (bytes == 1 || !machine.watches_global) return;  // a flag, which many may set
   for (size_t b = 0; b < bytes; b += 4) {
     if (Cell* cell = global_cell(reinterpret_cast<uintptr_t>(address + b))) {
@@ -566,6 +649,7 @@ void run_started(unsigned slots) {
     fail("threads wait for ever: " + waits(*waiting) + (other == nullptr ? "" : "; " + waits(*other)));
   }
   while (!machine.ready.empty()) machine.ready.pop();
+  for (unsigned b = 0; b < slots; ++b) count_traffic(machine.blocks[b]);
 }
 
 }  // namespace
@@ -671,6 +755,16 @@ extern "C" __attribute__((visibility("default"))) void cuda_on_host_order(const 
 // Whether races in global memory are errors.
 extern "C" __attribute__((visibility("default"))) void cuda_on_host_watch_global(int watch) {
   cuda_on_host::machine.watches_global = watch != 0;
+}
+
+// Begins or ends to count what accesses cost. `found`: wavefronts and sectors until now, each followed by the least number
+// in which the same bytes fit.
+extern "C" __attribute__((visibility("default"))) void cuda_on_host_count(int counts, uint64_t* found) {
+  using namespace cuda_on_host;
+  const Traffic& now = machine.traffic;
+  found[0] = now.wavefronts, found[1] = now.best_wavefronts, found[2] = now.sectors, found[3] = now.best_sectors;
+  machine.traffic = {};
+  machine.counts = counts != 0;
 }
 
 // --- what -fsanitize=thread calls -----------------------------------------------------------------------------------
