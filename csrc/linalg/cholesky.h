@@ -27,6 +27,7 @@ struct CholeskyArguments {
 
 template <class S, int F>
 struct CholeskyVjp : CholeskyArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true;
   static bool cacheable(int64_t m, int64_t n) { return m == n; }
@@ -34,33 +35,34 @@ struct CholeskyVjp : CholeskyArguments<S>, Order<F> {
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n();
-    N *R = memory, *G = R + n * n, *inverse = G + n * n;
+    const int n = this->n(), pitch = loader.pitch(n);
+    N *R = memory, *G = R + n * pitch, *inverse = G + n * pitch;
     const Part part = loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper;
-    loader.read(this->factor, n, n, R, n, part);
-    loader.read(this->given, n, n, G, n, part);
+    loader.read(this->factor, n, n, R, pitch, part);
+    loader.read(this->given, n, n, G, pitch, part);
     if (this->conjugated) {
-      conjugate_all(loader.threads, R, n * n);
-      conjugate_all(loader.threads, G, n * n);
+      conjugate_all(loader.threads, R, n * pitch);
+      conjugate_all(loader.threads, G, n * pitch);
     }
-    cholesky_vjp(loader.threads, R, G, inverse, n);
+    cholesky_vjp(loader.threads, R, G, inverse, n, pitch);
     loader.write(G, n, n, this->out);
   }
 };
 
 template <class S, int F>
 struct CholeskyJvp : CholeskyArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   int scratch_size() const { return 2 * this->n() * this->n() + this->n(); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n();
-    N *R = memory, *A = R + n * n, *inverse = A + n * n;
-    loader.read(this->factor, n, n, R, n, loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);
+    const int n = this->n(), pitch = loader.pitch(n);
+    N *R = memory, *A = R + n * pitch, *inverse = A + n * pitch;
+    loader.read(this->factor, n, n, R, pitch, loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);
     loader.read(this->given, n, n, A);
-    if (this->conjugated) conjugate_all(loader.threads, R, n * n);
-    cholesky_jvp(loader.threads, R, A, inverse, n);
-    if (this->conjugated) conjugate_all(loader.threads, A, n * n);
+    if (this->conjugated) conjugate_all(loader.threads, R, n * pitch);
+    cholesky_jvp(loader.threads, R, A, inverse, n, pitch);
+    if (this->conjugated) conjugate_all(loader.threads, A, n * pitch);
     loader.write(A, n, n, this->out);
   }
 };

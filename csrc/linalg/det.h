@@ -29,6 +29,7 @@ struct DetArguments {
 
 template <class S, int F>
 struct DetVjp : DetArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true;
   static bool cacheable(int64_t m, int64_t n) { return m == n; }
@@ -37,21 +38,22 @@ struct DetVjp : DetArguments<S>, Order<F> {
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
     using R = RealOf<N>;
-    const int n = this->n();
-    N *factors = memory, *Y = factors + n * n, *inverse = Y + n * n, *counts = inverse + n, *scalars = counts + n;
+    const int n = this->n(), pitch = loader.pitch(n);
+    N *factors = memory, *Y = factors + n * pitch, *inverse = Y + n * pitch, *counts = inverse + n,
+      *scalars = counts + n;
     R* zeros = reinterpret_cast<R*>(counts);
     loader.read(this->factors, n, n, factors);
     loader.read(this->g, 1, 1, scalars);
     if (this->det.data != nullptr) loader.read(this->det, 1, 1, scalars + 1);
     loader.permutation(n, loader.order(this->pivots, n, n, reinterpret_cast<int*>(scalars + 2), Y), Y);
-    const R found = zero_pivots(factors, n);
+    const R found = zero_pivots(factors, n, pitch);
     const auto singular = found != R{};
     loader.threads.sync();
     const bool adjugate = this->det.data != nullptr && any(singular);
     N scale = conjugate(scalars[0]);
     if (adjugate) {
       if (loader.threads.rank() == 0) {
-        const N product = without_zeros(factors, zeros, n) * loader.parity(this->pivots, n, Y);
+        const N product = without_zeros(factors, zeros, n, pitch) * loader.parity(this->pivots, n, Y);
         scalars[1] = select(singular, product, scalars[1]);
       }
       loader.threads.sync();
@@ -62,11 +64,13 @@ struct DetVjp : DetArguments<S>, Order<F> {
       const R nan = real_number<R>(std::numeric_limits<BaseOf<N>>::quiet_NaN());
       scale = select(singular, from_real<N>(nan), scale);
     }
-    solve_lower(loader.threads, factors, Y, n, n);
-    if (adjugate) clear_rows<true>(loader.threads, zeros, Y, n);
-    solve_upper(loader.threads, factors, Y, inverse, n, n);
-    if (adjugate) clear_rows<false>(loader.threads, zeros, Y, n);
-    for (int e = loader.threads.rank(); e < n * n; e += loader.threads.size()) Y[e] = conjugate(Y[e] * scale);
+    const StridedMatrix<const N> triangles{factors, pitch, 1};
+    const StridedMatrix<N> solution{Y, pitch, 1};
+    solve_lower(loader.threads, triangles, solution, n, n);
+    if (adjugate) clear_rows<true>(loader.threads, zeros, Y, n, pitch);
+    solve_upper(loader.threads, triangles, solution, inverse, n, n);
+    if (adjugate) clear_rows<false>(loader.threads, zeros, Y, n, pitch);
+    for (int e = loader.threads.rank(); e < n * pitch; e += loader.threads.size()) Y[e] = conjugate(Y[e] * scale);
     loader.threads.sync();
     loader.write(Y, n, n, this->out);
   }

@@ -27,6 +27,7 @@ struct InverseArguments {
 
 template <class S, int F>
 struct Inverse : InverseArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true, kFormsProducts = true;
   static bool cacheable(int64_t m, int64_t n) { return m == n; }
@@ -34,15 +35,15 @@ struct Inverse : InverseArguments<S>, Order<F> {
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n();
-    N *X = memory, *G = X + n * n, *half = G + n * n;
+    const int n = this->n(), pitch = loader.pitch(n);
+    N *X = memory, *G = X + n * pitch, *half = G + n * pitch;
     loader.read(this->vjp ? this->inverse.transposed() : this->inverse, n, n, X);
     loader.read(this->given, n, n, G);
-    if (this->vjp) conjugate_all(loader.threads, X, n * n);
-    product<Sum::kReplace>(loader.threads, StridedMatrix<const N>{G, n, 1}, StridedMatrix<const N>{X, n, 1}, n, n, n,
-                           half);
-    product<Sum::kReplaceNegative>(loader.threads, StridedMatrix<const N>{X, n, 1}, StridedMatrix<const N>{half, n, 1},
-                                   n, n, n, G);
+    if (this->vjp) conjugate_all(loader.threads, X, n * pitch);
+    product<Sum::kReplace>(loader.threads, StridedMatrix<const N>{G, pitch, 1}, StridedMatrix<const N>{X, pitch, 1}, n,
+                           n, n, half, pitch);
+    product<Sum::kReplaceNegative>(loader.threads, StridedMatrix<const N>{X, pitch, 1},
+                                   StridedMatrix<const N>{half, pitch, 1}, n, n, n, G, pitch);
     loader.write(G, n, n, this->out);
   }
 };

@@ -37,12 +37,12 @@ struct Packed {
   template <class Loader, class N>
   HOST_DEVICE void read(const Loader& loader, int m, int n, N* to, N* scratch) const {
     if (one) return loader.read(upper, m, n, to);
-    const int k = m < n ? m : n;
-    read_part(loader, lower, Part::kLower, m, k, n, to, scratch);
-    read_part(loader, upper, Part::kUpper, k, n, n, to, scratch);
+    const int k = m < n ? m : n, pitch = loader.pitch(n);
+    read_part(loader, lower, Part::kLower, m, k, pitch, to, scratch);
+    read_part(loader, upper, Part::kUpper, k, n, pitch, to, scratch);
     // what is above the diagonal and in neither
-    if (upper.data == nullptr) clear(loader.threads, Part::kUpper, to, m, n);
-    if (lower.data == nullptr) clear(loader.threads, Part::kLower, to, m, n);
+    if (upper.data == nullptr) clear(loader.threads, Part::kUpper, to, m, n, pitch);
+    if (lower.data == nullptr) clear(loader.threads, Part::kLower, to, m, n, pitch);
   }
 
  private:
@@ -71,7 +71,7 @@ struct LuArguments {
 
   template <class Loader, class N>
   HOST_DEVICE const int* row_order(const Loader& loader, int m, int n, N* scratch, int* found, N* nan_target) const {
-    if (P.data != nullptr) return loader.order(P, m, scratch, found, nan_target, m * n);
+    if (P.data != nullptr) return loader.order(P, m, scratch, found, nan_target, m * loader.pitch(n));
     return loader.order(pivots, m, m < n ? m : n, found, scratch);
   }
 };
@@ -81,6 +81,7 @@ inline int factor_numbers(int m, int n) { return 2 * m * n + std::max(m, n) * st
 
 template <class S, int F>
 struct LuVjp : LuArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true;
   static bool cacheable(int64_t m, int64_t n) { return m == n; }
@@ -88,39 +89,42 @@ struct LuVjp : LuArguments<S>, Order<F> {
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int m = this->m(), n = this->n(), larger = m > n ? m : n;
-    N *factors = memory, *G = factors + m * n, *scratch = G + m * n, *inverse = scratch + larger * larger;
+    const int m = this->m(), n = this->n(), larger = m > n ? m : n, pitch = loader.pitch(n);
+    N *factors = memory, *G = factors + m * pitch, *scratch = G + m * pitch, *inverse = scratch + larger * larger;
     this->factors.read(loader, m, n, factors, scratch);
     this->given.read(loader, m, n, G, scratch);
     const int* order = this->row_order(loader, m, n, scratch, reinterpret_cast<int*>(inverse + larger), G);
-    lu_vjp(loader.threads, factors, G, inverse, m, n, this->given.lower.data != nullptr);
+    lu_vjp(loader.threads, factors, G, inverse, m, n, pitch, this->given.lower.data != nullptr);
     loader.write(G, m, n, this->out, order);
   }
 };
 
 template <class S, int F>
 struct LuJvp : LuArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   int scratch_size() const { return factor_numbers(this->m(), this->n()); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
     const int m = this->m(), n = this->n(), k = m < n ? m : n, larger = m > n ? m : n;
-    N *factors = memory, *B = factors + m * n, *dU = B + m * n, *inverse = dU + larger * larger;
+    const int pitch = loader.pitch(n), k_pitch = loader.pitch(k);
+    N *factors = memory, *B = factors + m * pitch, *dU = B + m * pitch, *inverse = dU + larger * loader.pitch(larger);
     loader.read(this->given.upper, m, n, factors);
     const int* order = this->row_order(loader, m, n, dU, reinterpret_cast<int*>(inverse + larger), factors);
     loader.reorder(factors, m, n, order, B);
     this->factors.read(loader, m, n, factors, dU);
-    lu_jvp(loader.threads, factors, B, dU, inverse, m, n);
+    lu_jvp(loader.threads, factors, B, dU, inverse, m, n, pitch);
     const bool one = this->out_upper.data == nullptr;
     if (one) {
       for (int i = 0; i < k; ++i) {
-        for (int j = i + loader.threads.rank(); j < n; j += loader.threads.size()) B[i * n + j] = dU[i * n + j];
+        for (int j = i + loader.threads.rank(); j < n; j += loader.threads.size()) B[i * pitch + j] = dU[i * pitch + j];
       }
     } else {
-      clear(loader.threads, Part::kLower, dU, k, n);
+      clear(loader.threads, Part::kLower, dU, k, n, pitch);
       loader.write(dU, k, n, this->out_upper);
       for (int i = 0; i < m; ++i) {
-        for (int j = loader.threads.rank(); j < k; j += loader.threads.size()) factors[i * k + j] = B[i * n + j];
+        for (int j = loader.threads.rank(); j < k; j += loader.threads.size())
+          factors[i * k_pitch + j] = B[i * pitch + j];
       }
     }
     loader.threads.sync();

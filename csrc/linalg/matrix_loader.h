@@ -51,11 +51,15 @@ HOST_DEVICE S not_a_number() {
   return from_real<S>(std::numeric_limits<RealOf<S>>::quiet_NaN());
 }
 
-// Loads one matrix.
-template <class Threads>
+// Loads one matrix. Padded: the rows of a matrix in scratch are an odd number of entries apart, so that the entries of
+// a column are in different banks of shared memory.
+template <class Threads, bool Padded = false>
 struct MatrixLoader {
   Threads threads;
   int64_t place;
+
+  // The distance of rows of so many entries.
+  HOST_DEVICE static constexpr int pitch(int columns) { return Padded ? columns | 1 : columns; }
 
   // f(i, j) for each entry of a matrix.
   template <class F>
@@ -84,14 +88,14 @@ struct MatrixLoader {
   }
   template <class S>
   HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to) const {
-    read(from, rows, columns, to, columns);
+    read(from, rows, columns, to, pitch(columns));
   }
   // Row i to row order[i], if there is an order.
   template <class S>
   HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
     for_entries(rows, columns,
-                [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * columns + j]; });
+                [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * pitch(columns) + j]; });
   }
 
   // See order_of_pivots(); null without pivots.
@@ -126,17 +130,15 @@ struct MatrixLoader {
   // Row i := row order[i].
   template <class N>
   HOST_DEVICE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
-    for (int k = threads.rank(); k < rows * columns; k += threads.size()) {
-      to[k] = from[order == nullptr ? k : order[k / columns] * columns + k % columns];
-    }
+    for_entries(rows, columns, [&](int i, int j) {
+      to[i * pitch(columns) + j] = from[(order == nullptr ? i : order[i]) * pitch(columns) + j];
+    });
     threads.sync();
   }
   // Row i is row order[i] of the identity.
   template <class N>
   HOST_DEVICE void permutation(int n, const int* order, N* to) const {
-    for (int k = threads.rank(); k < n * n; k += threads.size()) {
-      to[k] = from_real<N>(RealOf<N>(order[k / n] == k % n ? 1 : 0));
-    }
+    for_entries(n, n, [&](int i, int j) { to[i * pitch(n) + j] = from_real<N>(RealOf<N>(order[i] == j ? 1 : 0)); });
     threads.sync();
   }
 };
@@ -152,7 +154,7 @@ HOST_DEVICE void conjugate_all(const Threads& threads, N* numbers, int count) {
 // The upper triangle; a small matrix is read faster as a whole.
 template <class Loader, class S, class N>
 HOST_DEVICE void read_upper(const Loader& loader, const MatrixBatch<const S>& from, int n, N* to) {
-  loader.read(from, n, n, to, n, loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);
+  loader.read(from, n, n, to, loader.pitch(n), loader.template whole<S>(n * n) ? Part::kAll : Part::kUpper);
 }
 
 }  // namespace manualgrad

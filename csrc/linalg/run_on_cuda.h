@@ -50,7 +50,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(kWarp) warp_kernel(Kernel kernel) {
   extern __shared__ double2 shared[];
   for (int64_t b = blockIdx.x; b < kernel.batch; b += gridDim.x) {
-    const MatrixLoader<Warp> matrix{{static_cast<int>(threadIdx.x)}, b};
+    const MatrixLoader<Warp, Kernel::kPadded> matrix{{static_cast<int>(threadIdx.x)}, b};
     kernel.run(matrix, reinterpret_cast<typename Kernel::Scalar*>(shared));
     matrix.threads.sync();
   }
@@ -69,7 +69,9 @@ void launch_threads(const Tensor& like, const Kernel& kernel) {
 
 template <class Kernel>
 void launch_warps(const Tensor& like, const Kernel& kernel) {
-  const size_t bytes = static_cast<size_t>(kernel.scratch_size()) * sizeof(typename Kernel::Scalar);
+  Kernel largest = kernel;  // as large as with the gaps
+  if (Kernel::kPadded) largest.m_ |= 1, largest.n_ |= 1;
+  const size_t bytes = static_cast<size_t>(largest.scratch_size()) * sizeof(typename Kernel::Scalar);
   Stream(kSmallMatrices, like).launch(warp_kernel<Kernel>, std::min(kernel.batch, kMostBlocks), kWarp, bytes, kernel);
 }
 

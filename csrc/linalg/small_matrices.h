@@ -27,6 +27,8 @@ struct Order {
   // there.
   static constexpr Unroll kUnroll = Unroll::kOnCuda;
   static constexpr bool kCached = false, kFormsProducts = false;
+  // Whether it asks the loader for the distance of rows.
+  static constexpr bool kPadded = false;
   // On CUDA: up to which order a thread takes a matrix, how many numbers it then works on, whether none needs a warp.
   static constexpr int kThreadOrder = F, kThreadScratch = 4 * F * F + 4 * F;
   static constexpr bool kOnlyThreads = F > 0;

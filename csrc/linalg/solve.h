@@ -34,6 +34,7 @@ struct SolveArguments {
 
 template <class S, int F>
 struct SolveVjp : SolveArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true, kFormsProducts = true;
   static bool cacheable(int64_t, int64_t) { return true; }
@@ -41,17 +42,19 @@ struct SolveVjp : SolveArguments<S>, Order<F> {
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n(), r = this->m();
-    N *factors = memory, *G = factors + n * n, *X = G + n * r, *gA = X + n * r, *inverse = gA + n * n;
+    const int n = this->n(), r = this->m(), pitch = loader.pitch(n), r_pitch = loader.pitch(r);
+    N *factors = memory, *G = factors + n * pitch, *X = G + n * r_pitch, *gA = X + n * r_pitch,
+      *inverse = gA + n * pitch;
     loader.read(this->factors, n, n, factors);
     loader.read(this->given, n, r, G);
     const int* order = loader.order(this->pivots, n, n, reinterpret_cast<int*>(inverse + n), G);
-    lu_solve_adjoint(loader.threads, factors, G, inverse, n, r);
+    lu_solve_adjoint(loader.threads, StridedMatrix<const N>{factors, pitch, 1}, StridedMatrix<N>{G, r_pitch, 1},
+                     inverse, n, r);
     loader.write(G, n, r, this->out_right, order);
     loader.read(this->solution, n, r, X);
-    conjugate_all(loader.threads, X, n * r);
-    product<Sum::kReplaceNegative>(loader.threads, StridedMatrix<const N>{G, r, 1}, StridedMatrix<const N>{X, 1, r}, n,
-                                   r, n, gA);
+    conjugate_all(loader.threads, X, n * r_pitch);
+    product<Sum::kReplaceNegative>(loader.threads, StridedMatrix<const N>{G, r_pitch, 1},
+                                   StridedMatrix<const N>{X, 1, r_pitch}, n, r, n, gA, pitch);
     loader.write(gA, n, n, this->out, order);
   }
 };
@@ -66,28 +69,32 @@ struct SolveJvpArguments {
 
 template <class S, int F>
 struct SolveJvp : SolveJvpArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   int scratch_size() const { return 2 * this->n() * (this->n() + this->m() + 1); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n(), r = this->m();
-    N *factors = memory, *X = factors + n * n, *R = X + n * r, *dA = R + n * r, *inverse = dA + n * n;
+    const int n = this->n(), r = this->m(), pitch = loader.pitch(n), r_pitch = loader.pitch(r);
+    N *factors = memory, *X = factors + n * pitch, *R = X + n * r_pitch, *dA = R + n * r_pitch,
+      *inverse = dA + n * pitch;
     if (this->right_tangent.data != nullptr) {
       loader.read(this->right_tangent, n, r, R);
     } else {
-      for (int e = loader.threads.rank(); e < n * r; e += loader.threads.size()) R[e] = N{};
+      for (int e = loader.threads.rank(); e < n * r_pitch; e += loader.threads.size()) R[e] = N{};
       loader.threads.sync();
     }
     if (this->matrix_tangent.data != nullptr) {
       loader.read(this->matrix_tangent, n, n, dA);
       loader.read(this->solution, n, r, X);
-      product<Sum::kSubtract>(loader.threads, StridedMatrix<const N>{dA, n, 1}, StridedMatrix<const N>{X, r, 1}, n, n,
-                              r, R);
+      product<Sum::kSubtract>(loader.threads, StridedMatrix<const N>{dA, pitch, 1},
+                              StridedMatrix<const N>{X, r_pitch, 1}, n, n, r, R, r_pitch);
     }
     loader.reorder(R, n, r, loader.order(this->pivots, n, n, reinterpret_cast<int*>(inverse + n), R), X);
     loader.read(this->factors, n, n, factors);
-    solve_lower(loader.threads, factors, X, n, r);
-    solve_upper(loader.threads, factors, X, inverse, n, r);
+    const StridedMatrix<const N> triangles{factors, pitch, 1};
+    const StridedMatrix<N> solution{X, r_pitch, 1};
+    solve_lower(loader.threads, triangles, solution, n, r);
+    solve_upper(loader.threads, triangles, solution, inverse, n, r);
     loader.write(X, n, r, this->out);
   }
 };

@@ -31,21 +31,22 @@ struct TriangularArguments {
 
 template <class S, int F>
 struct TriangularVjp : TriangularArguments<S>, Order<F> {
+  static constexpr bool kPadded = true;
   int scratch_size() const { return this->n() * (this->n() + 2 * this->m() + 1); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
-    const int n = this->n(), r = this->m();
-    N *T = memory, *G = T + n * n, *X = G + n * r, *inverse = X + n * r;
+    const int n = this->n(), r = this->m(), pitch = loader.pitch(n), r_pitch = loader.pitch(r);
+    N *T = memory, *G = T + n * pitch, *X = G + n * r_pitch, *inverse = X + n * r_pitch;
     read_upper(loader, this->triangle, n, T);
     loader.read(this->given, n, r, G);
     loader.read(this->solution, n, r, X);
-    conjugate_all(loader.threads, X, n * r);
+    conjugate_all(loader.threads, X, n * r_pitch);
     if (this->unitriangular) {
-      triangular_vjp(loader.threads, T, G, X, Ones{}, this->upper, true, n, r);
+      triangular_vjp(loader.threads, T, G, X, Ones{}, this->upper, true, n, r, pitch, r_pitch);
     } else {
-      invert_diagonal<Factor::kConjugate>(loader.threads, T, n, n, inverse);
-      triangular_vjp(loader.threads, T, G, X, inverse, this->upper, false, n, r);
+      invert_diagonal<Factor::kConjugate>(loader.threads, T, pitch, n, inverse);
+      triangular_vjp(loader.threads, T, G, X, inverse, this->upper, false, n, r, pitch, r_pitch);
     }
     loader.write(T, n, n, this->out);
     loader.write(G, n, r, this->out_right);

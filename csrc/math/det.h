@@ -9,19 +9,19 @@ namespace manualgrad {
 // out, and gives the product of the others. See adjugate_from_lu in torch_manualgrad/derivatives/linalg/adjugate.py.
 // zeros[i]: how many of the pivots up to i were zero.
 template <class N>
-HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n) {
+HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n, int pitch) {
   using R = RealOf<N>;
   const N one = from_real<N>(real_number<R>(1));
   R count{};
   N product = one;
   for (int i = 0; i < n; ++i) {
-    const auto zero = is_zero(F[i * (n + 1)]);
+    const auto zero = is_zero(F[i * (pitch + 1)]);
     count += select(zero, real_number<R>(1), R{});
     zeros[i] = count;
-    F[i * (n + 1)] = select(zero, one, F[i * (n + 1)]);
-    product = product * F[i * (n + 1)];
+    F[i * (pitch + 1)] = select(zero, one, F[i * (pitch + 1)]);
+    product = product * F[i * (pitch + 1)];
     for (int c = 0; c < i; ++c) {
-      F[c * n + i] = select(zeros[i - 1] <= zeros[c], F[c * n + i], N{});
+      F[c * pitch + i] = select(zeros[i - 1] <= zeros[c], F[c * pitch + i], N{});
     }
   }
   return product;
@@ -29,19 +29,19 @@ HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n) {
 
 // Clears the rows that have no part in the adjugate: those with a zero pivot after them, or one before.
 template <bool After, class Threads, class N>
-HOST_DEVICE void clear_rows(const Threads& threads, const RealOf<N>* zeros, N* Y, int n) {
+HOST_DEVICE void clear_rows(const Threads& threads, const RealOf<N>* zeros, N* Y, int n, int pitch) {
   for (int i = 0; i < n; ++i) {
     const auto kept = After ? zeros[i] == zeros[n - 1] : (i > 0 ? zeros[i - 1] : RealOf<N>{}) == RealOf<N>{};
-    for (int j = threads.rank(); j < n; j += threads.size()) Y[i * n + j] = select(kept, Y[i * n + j], N{});
+    for (int j = threads.rank(); j < n; j += threads.size()) Y[i * pitch + j] = select(kept, Y[i * pitch + j], N{});
   }
   threads.sync();
 }
 
 template <class N>
-HOST_DEVICE RealOf<N> zero_pivots(const N* F, int n) {
+HOST_DEVICE RealOf<N> zero_pivots(const N* F, int n, int pitch) {
   RealOf<N> count{};
   for (int i = 0; i < n; ++i) {
-    count += select(is_zero(F[i * (n + 1)]), real_number<RealOf<N>>(1), RealOf<N>{});
+    count += select(is_zero(F[i * (pitch + 1)]), real_number<RealOf<N>>(1), RealOf<N>{});
   }
   return count;
 }

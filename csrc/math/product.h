@@ -17,10 +17,10 @@ struct Product {
   }
 
   template <int Rows, int Columns, class A, class B, class N>
-  HOST_DEVICE static void tile(const A& a, const B& b, int i, int j, int k, int n, N* c) {
+  HOST_DEVICE static void tile(const A& a, const B& b, int i, int j, int k, int pitch, N* c) {
     N sum[Rows][Columns];
     for (int p = 0; p < Rows; ++p) {
-      for (int q = 0; q < Columns; ++q) sum[p][q] = kFromC ? c[(i + p) * n + j + q] : N{};
+      for (int q = 0; q < Columns; ++q) sum[p][q] = kFromC ? c[(i + p) * pitch + j + q] : N{};
     }
     for (int r = 0; r < k; ++r) {
       N right[Columns];
@@ -37,7 +37,7 @@ struct Product {
       }
     }
     for (int p = 0; p < Rows; ++p) {
-      for (int q = 0; q < Columns; ++q) c[(i + p) * n + j + q] = sum[p][q];
+      for (int q = 0; q < Columns; ++q) c[(i + p) * pitch + j + q] = sum[p][q];
     }
   }
 
@@ -58,18 +58,24 @@ struct Product {
   }
 };
 
-// A, B: StridedMatrix, or View.
+// A, B: StridedMatrix, or View. One thread leaves no gaps between the rows of c.
 template <Sum How, Factor OfA = Factor::kPlain, Factor OfB = Factor::kPlain, class Threads, class N,
           class A = StridedMatrix<const N>, class B = StridedMatrix<const N>>
-HOST_DEVICE void product(const Threads& threads, const A& a, const B& b, int m, int k, int n, N* c) {
+HOST_DEVICE void product(const Threads& threads, const A& a, const B& b, int m, int k, int n, N* c, int pitch) {
   constexpr bool kComplex = NumberTraits<N>::kComplex;
   using Body = Product<How, kComplex ? OfA : Factor::kPlain, kComplex ? OfB : Factor::kPlain>;
   if constexpr (kIsOneThread<Threads>) {
     run_shared<Threads, N, Body>(a, b, m, k, n, c);
   } else {
-    for (int e = threads.rank(); e < m * n; e += threads.size()) Body::template tile<1, 1>(a, b, e / n, e % n, k, n, c);
+    for (int e = threads.rank(); e < m * n; e += threads.size())
+      Body::template tile<1, 1>(a, b, e / n, e % n, k, pitch, c);
     threads.sync();
   }
+}
+template <Sum How, Factor OfA = Factor::kPlain, Factor OfB = Factor::kPlain, class Threads, class N,
+          class A = StridedMatrix<const N>, class B = StridedMatrix<const N>>
+HOST_DEVICE void product(const Threads& threads, const A& a, const B& b, int m, int k, int n, N* c) {
+  product<How, OfA, OfB>(threads, a, b, m, k, n, c, n);
 }
 
 }  // namespace manualgrad

@@ -1,5 +1,6 @@
 // The step that the derivatives of triangular factors are made of: on a part of a row or a column, of which the entries
-// are shared among the threads of a group. N is a number of number.h; matrices are row-major, without gaps.
+// are shared among the threads of a group. N is a number of number.h; matrices are row-major, without gaps where there
+// is no `pitch`, the distance of neighbouring rows.
 #pragma once
 
 #include "matrix.h"
@@ -96,9 +97,9 @@ HOST_DEVICE void step(const Threads& threads, const StridedVector<N>& c, const S
 
 // inverse[j] := 1 / F(j, j), or its conjugate.
 template <Factor Of, class Threads, class N>
-HOST_DEVICE void invert_diagonal(const Threads& threads, const N* F, int n, int count, N* inverse) {
+HOST_DEVICE void invert_diagonal(const Threads& threads, const N* F, int pitch, int count, N* inverse) {
   for (int j = threads.rank(); j < count; j += threads.size()) {
-    const N one = reciprocal(F[j * n + j]);
+    const N one = reciprocal(F[j * pitch + j]);
     inverse[j] = Of == Factor::kConjugate ? conjugate(one) : one;
   }
   threads.sync();
@@ -106,13 +107,17 @@ HOST_DEVICE void invert_diagonal(const Threads& threads, const N* F, int n, int 
 
 // Below the diagonal of a (m, n), or on it and above, of which nothing is left.
 template <class Threads, class N>
-HOST_DEVICE void clear(const Threads& threads, Part part, N* a, int m, int n) {
+HOST_DEVICE void clear(const Threads& threads, Part part, N* a, int m, int n, int pitch) {
   for (int i = 0; i < m; ++i) {
     for (int j = threads.rank(); j < n; j += threads.size()) {
-      if (belongs(part, i, j)) a[i * n + j] = N{};
+      if (belongs(part, i, j)) a[i * pitch + j] = N{};
     }
   }
   threads.sync();
+}
+template <class Threads, class N>
+HOST_DEVICE void clear(const Threads& threads, Part part, N* a, int m, int n) {
+  clear(threads, part, a, m, n, n);
 }
 
 }  // namespace manualgrad

@@ -7,19 +7,23 @@ namespace manualgrad {
 
 // F (n, n): L below the diagonal and U from it on. Y (n, r) := L^-1 Y.
 template <class Threads, class N>
-HOST_DEVICE void solve_lower(const Threads& threads, const N* F, N* Y, int n, int r) {
+HOST_DEVICE void solve_lower(const Threads& threads, const StridedMatrix<const N>& F, const StridedMatrix<N>& Y, int n,
+                             int r) {
   for (int i = 1; i < n; ++i) {
-    step<Sum::kSubtract, Factor::kPlain>(threads, StridedVector<N>{Y + i * r, 1}, {F + i * n, 1}, {Y, r, 1}, i, r);
+    step<Sum::kSubtract, Factor::kPlain>(threads, StridedVector<N>{Y.data + i * Y.row, Y.column},
+                                         {F.data + i * F.row, F.column}, {Y.data, Y.row, Y.column}, i, r);
   }
 }
 
 // Y := U^-1 Y.
 template <class Threads, class N>
-HOST_DEVICE void solve_upper(const Threads& threads, const N* F, N* Y, N* inverse, int n, int r) {
-  invert_diagonal<Factor::kPlain>(threads, F, n, n, inverse);
+HOST_DEVICE void solve_upper(const Threads& threads, const StridedMatrix<const N>& F, const StridedMatrix<N>& Y,
+                             N* inverse, int n, int r) {
+  invert_diagonal<Factor::kPlain>(threads, F.data, static_cast<int>(F.row), n, inverse);
   for (int i = n - 1; i >= 0; --i) {
-    step<Sum::kSubtract, Factor::kPlain>(threads, StridedVector<N>{Y + i * r, 1}, {F + i * n + i + 1, 1},
-                                         {Y + (i + 1) * r, r, 1}, n - 1 - i, r, inverse[i]);
+    step<Sum::kSubtract, Factor::kPlain>(threads, StridedVector<N>{Y.data + i * Y.row, Y.column},
+                                         {F.data + i * F.row + (i + 1) * F.column, F.column},
+                                         {Y.data + (i + 1) * Y.row, Y.row, Y.column}, n - 1 - i, r, inverse[i]);
   }
 }
 
@@ -52,28 +56,31 @@ HOST_DEVICE void solve_lower_adjoint(const Threads& threads, const StridedMatrix
 
 // Y := L^-H U^-H Y.
 template <class Threads, class N>
-HOST_DEVICE void lu_solve_adjoint(const Threads& threads, const N* F, N* Y, N* inverse, int n, int r) {
-  invert_diagonal<Factor::kConjugate>(threads, F, n, n, inverse);
-  solve_upper_adjoint(threads, StridedMatrix<const N>{F, n, 1}, StridedMatrix<N>{Y, r, 1}, inverse, n, r);
-  solve_lower_adjoint(threads, StridedMatrix<const N>{F, n, 1}, StridedMatrix<N>{Y, r, 1}, Ones{}, n, r);
+HOST_DEVICE void lu_solve_adjoint(const Threads& threads, const StridedMatrix<const N>& F, const StridedMatrix<N>& Y,
+                                  N* inverse, int n, int r) {
+  invert_diagonal<Factor::kConjugate>(threads, F.data, static_cast<int>(F.row), n, inverse);
+  solve_upper_adjoint(threads, F, Y, inverse, n, r);
+  solve_lower_adjoint(threads, F, Y, Ones{}, n, r);
 }
 
 // T (n, n): an upper triangle, or the transpose of a lower one; becomes its cotangent, zero elsewhere. G (n, r): the
-// cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution.
+// cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution. r_pitch: of the
+// rows of both.
 template <class Threads, class N, class Diagonal>
 HOST_DEVICE void triangular_vjp(const Threads& threads, N* T, N* G, const N* X, const Diagonal& inverse, bool upper,
-                                bool unitriangular, int n, int r) {
+                                bool unitriangular, int n, int r, int pitch, int r_pitch) {
   if (upper) {
-    solve_upper_adjoint(threads, StridedMatrix<const N>{T, n, 1}, StridedMatrix<N>{G, r, 1}, inverse, n, r);
+    solve_upper_adjoint(threads, StridedMatrix<const N>{T, pitch, 1}, StridedMatrix<N>{G, r_pitch, 1}, inverse, n, r);
   } else {
-    solve_lower_adjoint(threads, StridedMatrix<const N>{T, 1, n}, StridedMatrix<N>{G, r, 1}, inverse, n, r);
+    solve_lower_adjoint(threads, StridedMatrix<const N>{T, 1, pitch}, StridedMatrix<N>{G, r_pitch, 1}, inverse, n, r);
   }
   const int first = unitriangular ? 1 : 0;
   const N *rows = upper ? G : X, *columns = upper ? X : G;
   for (int i = 0; i < n; ++i) {
-    for (int j = threads.rank(); j < i + first; j += threads.size()) T[i * n + j] = N{};
-    step<Sum::kReplaceNegative, Factor::kPlain>(threads, StridedVector<N>{T + i * n + i + first, 1}, {rows + i * r, 1},
-                                                {columns + (i + first) * r, 1, r}, r, n - i - first);
+    for (int j = threads.rank(); j < i + first; j += threads.size()) T[i * pitch + j] = N{};
+    step<Sum::kReplaceNegative, Factor::kPlain>(threads, StridedVector<N>{T + i * pitch + i + first, 1},
+                                                {rows + i * r_pitch, 1}, {columns + (i + first) * r_pitch, 1, r_pitch},
+                                                r, n - i - first);
   }
 }
 

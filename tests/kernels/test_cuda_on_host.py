@@ -73,6 +73,17 @@ def test_faults_that_the_device_finds(name, order, samples):
     assert re.match(SAMPLES[name], found), found
 
 
+@pytest.mark.parametrize("step, wavefronts", [(1, 1), (2, 2), (3, 1), (32, 32), (33, 1)])
+def test_wavefronts_and_sectors(step, wavefronts, samples):
+    """A warp writes and reads 32 numbers of 4 bytes in shared memory, and writes as many of 8 bytes side by side."""
+    found = (ctypes.c_uint64 * 4)()
+    samples.cuda_on_host_count(1, found)
+    assert samples.cuda_on_host_sample(f"strided {step}".encode()) == b""
+    samples.cuda_on_host_count(0, found)
+    assert list(found[:2]) == [2 * wavefronts, 2]
+    assert found[2] == found[3] >= 8  # and what the kernel was given
+
+
 # fault -> the unit, the source, what is replaced in it and by what, what shows it
 PLANTED = {
     "missing barrier": (

@@ -14,6 +14,7 @@ struct LaneLoader {
   Threads threads;
   int64_t first, count;
 
+  HOST_INLINE static constexpr int pitch(int columns) { return columns; }
   template <class S>
   HOST_INLINE static constexpr bool whole(int numbers) {
     return numbers * LanesOf<S, 16>::kReals <= kLineReals;

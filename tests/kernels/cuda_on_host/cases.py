@@ -128,3 +128,29 @@ def test_bad_offsets_give_nan(name, offsets):
         assert getattr(ops(), name).default(*args).isnan().all()
     finally:
         machine().cuda_on_host_watch_global(1)
+
+
+def traffic(op: Callable[..., object], given: tuple) -> tuple[int, int, int, int]:
+    """Wavefronts of shared memory and the least number of them, sectors of global memory and the least number of them."""
+    found = (ctypes.c_uint64 * 4)()
+    count = machine().cuda_on_host_count
+    count(1, found)
+    try:
+        op(*given)
+    finally:
+        count(0, found)
+    wavefronts, fewest_wavefronts, sectors, fewest_sectors = found
+    return wavefronts, fewest_wavefronts, sectors, fewest_sectors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("n", [8, 16, 32])
+@pytest.mark.parametrize("name", [name for name in factor.OPERATORS if name != "linalg_qr_backward"])
+def test_the_banks_of_shared_memory_are_used_evenly(name, n, dtype):
+    """Nearly as few wavefronts as the bytes need: no conflicts of banks between the rows of a matrix.
+
+    The parts of a complex number are read one at a time here, and both at once on a GPU.
+    """
+    op = getattr(ops(), name).kernel
+    wavefronts, fewest, *_ = traffic(op, factor.OPERATORS[name](1, n=n, dtype=dtype))
+    assert wavefronts <= (1.7 if dtype.is_complex else 1.2) * fewest

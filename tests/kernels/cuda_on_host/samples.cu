@@ -48,6 +48,14 @@ __global__ void reduction() {
   }
 }
 
+// A warp writes and reads numbers `step` apart.
+__global__ void strided(int step) {
+  extern __shared__ float numbers[];
+  numbers[thread() * step] = static_cast<float>(thread());
+  __syncwarp();
+  out[thread()] = numbers[thread() * step];
+}
+
 __global__ void votes() {
   const int t = thread(), lane = t % 32;
   if (__syncthreads_count(t < 5) != 5 || __syncthreads_or(t == 9) == 0 || __syncthreads_and(t != 9) != 0) return;
@@ -216,6 +224,11 @@ std::string run(const std::string& name) {
     return with(
         launch(unwritten, 1, kThreads, 0, false),
         [](int i) { return i == 5 ? std::numeric_limits<double>::quiet_NaN() : 1.0; }, kThreads);
+  }
+  if (name.rfind("strided ", 0) == 0) {
+    const int step = std::stoi(name.substr(8));
+    const size_t bytes = 32 * static_cast<size_t>(step) * sizeof(float);
+    return with(launch(strided, 1, 32, bytes, false, step), [](int i) { return double(i); }, 32);
   }
 #define ALONE(kernel, ...) \
   if (name == #kernel) return alone(kernel, ##__VA_ARGS__);
