@@ -49,9 +49,9 @@ inline bool same_device(const Tensor& left, const Tensor& right) {
 inline Tensor allocate_strided(const int64_t* sizes, const int64_t* strides, int64_t dim, const Tensor& like) {
   int32_t dtype = 0, device = 0;
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(dim, sizes, strides, dtype, device, like.get_device_index(), &made));
   return Tensor(made);
 }
@@ -70,7 +70,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, const Tensor& like) {
 // A 0-dim bool on the CPU, false.
 inline Tensor new_flag_on_cpu(const Tensor& like) {
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(0, nullptr, nullptr, aoti_torch_dtype_bool(),
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(0, nullptr, nullptr, aoti_torch_dtype_bool(),
                                                          aoti_torch_device_type_cpu(), like.get_device_index(), &made));
   Tensor flag(made);
   *static_cast<bool*>(flag.mutable_data_ptr()) = false;
@@ -89,7 +89,7 @@ inline Tensor allocate_like(const Tensor& self) {
 template <class... Arguments>
 Tensor call_torch(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

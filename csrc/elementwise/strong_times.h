@@ -50,7 +50,7 @@ inline Tensor prepared(const Tensor& tensor, const Tensor& beside, ScalarType ty
 inline ScalarType common_type(const Tensor& factor, const Tensor& other) {
   if (factor.scalar_type() == other.scalar_type()) return factor.scalar_type();
   std::array<StableIValue, 2> stack{torch::stable::detail::from(factor), torch::stable::detail::from(other)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::result_type", "Tensor", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::result_type", "Tensor", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<ScalarType>(stack[0]);
 }
 
