@@ -17,6 +17,7 @@ from ..arguments import described
 from ..core.internals import (
     breaks_graphs,
     function_arguments_replaced,
+    is_exporting,
     needs_reverse,
     only_autograd,
     own_levels_are_open,
@@ -322,7 +323,7 @@ def checkpoint(f: Callable[..., Any], policy: Policy | None = None) -> Callable[
 
     @functools.wraps(f, updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():  # a program has operators alone
+        if is_exporting():  # a program has operators alone
             return f(*args, **kwargs)
         return _checkpointed(f, policy, name, args, kwargs)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
-from ..core.internals import breaks_graphs, only_autograd, own_levels_are_open, pytree
+from ..core.internals import breaks_graphs, is_exporting, only_autograd, own_levels_are_open, pytree
 from ..implicit.arguments import in_this_autocast
 from .captures import Watch, is_differentiated, substituted, suspects
 from .operator import Program, Values, call
@@ -138,7 +138,7 @@ class CustomFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value of the function, with the derivatives of its rule."""
-        if torch.compiler.is_exporting():  # a program has operators alone
+        if is_exporting():  # a program has operators alone
             return self.fun(*args, **kwargs)
         return self._called(args, kwargs)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.internals import is_exporting
 from ..core.rule import Formula
 
 _DEVICES = frozenset({"cpu"})
@@ -28,7 +29,7 @@ def serves(A: Tensor, sizes: tuple[int, int, int]) -> bool:
     if A.dim() < 2 or A.dtype not in _DTYPES or A.device.type not in _DEVICES:
         return False
     real, complex_, largest = sizes
-    if torch.compiler.is_exporting() and any(isinstance(n, torch.SymInt) for n in A.shape[-2:]):
+    if is_exporting() and any(isinstance(n, torch.SymInt) for n in A.shape[-2:]):
         return False  # the program is for every order that its caller allows
     return max(A.shape[-2:]) <= largest and min(A.shape[-2:]) <= (complex_ if A.is_complex() else real)
 

@@ -52,6 +52,7 @@ from .dynamo import (
     compiled_backward,
     graph_breaks,
     guard_compiled_graphs,
+    is_exporting,
     pytree,
     skipped_by_dynamo,
 )
@@ -257,6 +258,7 @@ __all__ = [
     "is_composite",
     "is_distributed",
     "is_escaped",
+    "is_exporting",
     "is_followed_outside",
     "is_functionalizing",
     "is_functorch_wrapped",

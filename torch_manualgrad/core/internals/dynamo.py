@@ -21,6 +21,7 @@ __all__ = [
     "compiled_backward",
     "graph_breaks",
     "guard_compiled_graphs",
+    "is_exporting",
     "pytree",
     "skipped_by_dynamo",
 ]
@@ -92,6 +93,11 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign,assignment]
+
+
+def is_exporting() -> bool:
+    """As ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 takes for true in ``torch.compile``, too."""
+    return torch.compiler._is_exporting_flag
 
 
 def graph_breaks() -> dict[str, int]:

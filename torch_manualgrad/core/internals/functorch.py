@@ -149,7 +149,7 @@ _apply: Any = torch.autograd.Function.__dict__["apply"]
 def _apply_replaced(cls: Any, *args: Any, **kwargs: Any) -> Any:
     for function in reversed(_replaced.functions):
         args = tuple([function(x) for x in args])
-    return _apply.__func__(cls, *args, **kwargs)
+    return _apply.__get__(None, cls)(*args, **kwargs)
 
 
 @contextmanager
