@@ -172,3 +172,10 @@ _OTHERS = "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 mo
 _OTHERS += " scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
 for _name in (*_OTHERS.split(), *_POLYNOMIALS, *(f"{name}.n_scalar" for name in _POLYNOMIALS)):
     PROOFS[f"aten::special_{_name}"] = {"values": [own("rev")]}
+for _name, *_at_zero in (
+    ("bessel_j0", 0.0, -0.5, 0.0, 0.375),
+    ("bessel_j1", 0.5, 0.0, -0.375),
+    ("modified_bessel_i0", 0.0, 0.5, 0.0, 0.375),
+    ("modified_bessel_i1", 0.5, 0.0, 0.375),
+):
+    PROOFS[f"aten::special_{_name}"]["values"] += derivatives(getattr(torch.special, _name), 0.0, *_at_zero)

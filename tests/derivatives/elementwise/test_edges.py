@@ -258,3 +258,15 @@ def test_fake_quantization_with_a_learned_scale(axes):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(in_zero_point, -0.3 * weights[outside].sum())
     torch.testing.assert_close((tangent * weights).sum(), (found[1] * scale[:n]).sum())
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("name", ["y0", "y1", "modified_k0", "modified_k1", "scaled_modified_k0", "scaled_modified_k1"])
+def test_bessel_functions_with_a_pole_at_zero_have_infinite_slopes(name, zero):
+    """That of either zero, as on the right; never zero from the second order on."""
+    *kinds, order = name.split("_")
+    function = getattr(torch.special, "_".join([*kinds, "bessel", order]))
+    with mg.override("*"):
+        slope = torch.func.grad(function)
+        assert slope(number(zero)) == (inf if order.startswith("y") else -inf)
+        assert not torch.func.grad(slope)(number(zero)).isfinite()

@@ -11,8 +11,9 @@ $exp(-|x|) I1$; the scaled ``k0`` and ``k1`` are $exp(x) K0$ and $exp(x) K1$. Fa
 differences of nearly equal numbers, which PyTorch returns as 0 or as noise for ``i0e`` and ``i1e``. Here they are the
 derivative of the asymptotic series.
 
-Through all but ``sinc``, ``i0``, ``i0e``, ``i1`` and ``i1e`` PyTorch returns no gradient: its results have no history,
-and no error says so. Each of these functions is a formula too, and every order is one of these.
+Through all but ``sinc``, ``i0``, ``i0e``, ``i1`` and ``i1e`` PyTorch returns no gradient before torch 2.15: its results have
+no history, and no error says so. From then on it still returns none through the scaled functions and the spherical one,
+and the third derivatives of $J1$ and $I1$ are 0 or noise near zero. Each of these functions is a formula too, and every order is one of these.
 
 Where not differentiable: for ``i0e`` at 0, and for ``i1e`` at 0 from the second order on, where the sign of $x$ counts
 as 0.
@@ -275,6 +276,11 @@ def _j1_slope(x: Tensor) -> Tensor:
     return torch.where(near, polynomial(_J1, small * small / 4), bessel_j0(large) - bessel_j1(large) / large)
 
 
+def _off_zero(x: Tensor) -> Tensor:
+    """$x$, and 1 for 0: where a function of order 0 stands beside the pole of one of order 1, whose infinity is greater."""
+    return torch.where(x == 0, 1, x)
+
+
 def _scaled_slope(near: Callable[[Tensor], Tensor], coefficients: list[float]) -> Callable[[Tensor], Tensor]:
     def slope(x: Tensor) -> Tensor:
         far = x > _FAR
@@ -283,13 +289,18 @@ def _scaled_slope(near: Callable[[Tensor], Tensor], coefficients: list[float]) -
     return slope
 
 
-_scaled_k0_slope = _scaled_slope(lambda x: scaled_modified_bessel_k0(x) - scaled_modified_bessel_k1(x), _K0)
+_scaled_k0_slope = _scaled_slope(lambda x: scaled_modified_bessel_k0(_off_zero(x)) - scaled_modified_bessel_k1(x), _K0)
 _scaled_k1_slope = _scaled_slope(
-    lambda x: scaled_modified_bessel_k1(x) * (1 - 1 / x) - scaled_modified_bessel_k0(x), _K1
+    lambda x: scaled_modified_bessel_k1(x) * (1 - 1 / x.abs()) - scaled_modified_bessel_k0(_off_zero(x)), _K1
 )
 
 
-def _enter(name: str, slope: Callable[[Tensor], Tensor], domain: tuple[float, float] = (-4, 4)) -> None:
+def _enter(
+    name: str,
+    slope: Callable[[Tensor], Tensor],
+    domain: tuple[float, float] = (-4, 4),
+    right_since: str | None = None,
+) -> None:
     """The rule of an operator. Its argument is called self or $x$."""
     bound: Callable[..., Tensor] = (lambda x: slope(x)) if name.startswith(("sc", "sp")) else (lambda self: slope(self))
     elementwise(
@@ -297,12 +308,12 @@ def _enter(name: str, slope: Callable[[Tensor], Tensor], domain: tuple[float, fl
         bound,
         domain=domain,
         real_only=True,
-        improves="values",
+        improves={"values": right_since},
         source="DLMF 10.6.2, 10.29.2, https://dlmf.nist.gov/10.6.E2",
     )
 
 
-def _differentiable(value: Formula, slope: Callable[[Tensor], Tensor], domain: tuple[float, float] = (-4, 4)) -> None:
+def _differentiable(value: Formula, slope: Callable[[Tensor], Tensor], *about: Any) -> None:
     """Give a formula and the operator that it stands for their derivative."""
     (argument,) = value.signature.names
     name = value.__name__
@@ -321,18 +332,23 @@ def _differentiable(value: Formula, slope: Callable[[Tensor], Tensor], domain: t
     def _(inputs: Any, output: Any, tangents: Any) -> Any:
         return strong_times(tangents[0], slope(inputs[0]))
 
-    _enter(name, slope, domain)
+    _enter(name, slope, *about)
 
 
 _POSITIVE = (0.2, 4.0)
 
 _differentiable(bessel_j0, lambda x: -bessel_j1(x))
 _differentiable(bessel_j1, _j1_slope)
-_differentiable(bessel_y0, lambda x: -bessel_y1(x), _POSITIVE)
-_differentiable(bessel_y1, lambda x: bessel_y0(x) - bessel_y1(x) / x, _POSITIVE)
+_differentiable(bessel_y0, lambda x: -bessel_y1(x), _POSITIVE, "2.15")
+_differentiable(bessel_y1, lambda x: bessel_y0(_off_zero(x)) - bessel_y1(x) / x.abs(), _POSITIVE, "2.15")
 _differentiable(modified_bessel_i1, lambda x: i1_backward(torch.ones_like(x), x, modified_bessel_i1(x)))
-_differentiable(modified_bessel_k0, lambda x: -modified_bessel_k1(x), _POSITIVE)
-_differentiable(modified_bessel_k1, lambda x: -modified_bessel_k0(x) - modified_bessel_k1(x) / x, _POSITIVE)
+_differentiable(modified_bessel_k0, lambda x: -modified_bessel_k1(x), _POSITIVE, "2.15")
+_differentiable(
+    modified_bessel_k1,
+    lambda x: -modified_bessel_k0(_off_zero(x)) - modified_bessel_k1(x) / x.abs(),
+    _POSITIVE,
+    "2.15",
+)
 _differentiable(scaled_modified_bessel_k0, _scaled_k0_slope, _POSITIVE)
 _differentiable(scaled_modified_bessel_k1, _scaled_k1_slope, _POSITIVE)
 _enter("modified_bessel_i0", modified_bessel_i1)
