@@ -41,6 +41,9 @@ FAIL_ON_STOCK = {
 if not torch_reached("2.13"):
     # fake tensors refuse them where shapes are symbols
     FAIL_ON_STOCK |= {"aten::_convolution": "opcheck", "aten::_standard_gamma": "opcheck"}
+if torch_reached("2.15"):
+    # under a dispatch mode the kernel reads a conjugate view as the tensor below: another H of a complex matrix
+    FAIL_ON_STOCK["aten::linalg_polar"] = "opcheck"
 if not torch_reached("2.12"):
     FAIL_ON_STOCK["aten::_fft_r2c"] = "fake"  # of other strides
 
@@ -75,10 +78,14 @@ def test_what_is_kept_built_and_traced_in_the_other_dtype(rule):
 
 @pytest.mark.parametrize("name, at", FAIL_ON_STOCK.items())
 def test_samples_that_fail_also_fail_on_stock(name, at):
+    """In one of the dtypes at least."""
     rule = mg.rules[name]
-    found = samples(rule, torch.float64)
-    report = check(rule.probe, found, modes=(), checks=(at,), raise_on_failure=False, diagnose=False)
-    assert report.outcome(at) == "wrong"
+    outcomes = set()
+    for dtype in DTYPES:
+        if found := samples(rule, dtype):
+            report = check(rule.probe, found, modes=(), checks=(at,), raise_on_failure=False, diagnose=False)
+            outcomes.add(report.outcome(at))
+    assert "wrong" in outcomes
 
 
 def leaves(args):

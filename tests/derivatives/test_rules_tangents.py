@@ -26,7 +26,10 @@ STRAIGHT_THROUGH = {
 }
 # Inputs on which the operator has a condition, and gauges: the probe sees to both. A backward also has results of the
 # forward among its inputs, which the probe computes from the others.
-WITH_A_CONDITION = {"aten::cholesky", "aten::linalg_cholesky_ex", "aten::_linalg_eigh", "aten::linalg_eig"}
+WITH_A_CONDITION = {
+    *("aten::cholesky", "aten::linalg_cholesky_ex", "aten::_linalg_eigh", "aten::linalg_eig"),
+    "aten::linalg_matrix_sqrth",
+}
 
 
 def is_floating(x):

@@ -306,13 +306,6 @@ gap(
     "aten::miopen_ctc_loss.Tensor",
     reason="only GPUs have it, and its gradient is one that the forward returns: PyTorch has no second derivative",
 )
-# New in torch 2.15.
-gap(
-    "aten::linalg_matrix_sqrth",
-    "aten::linalg_polar",
-    reason="PyTorch's derivatives are right in all six modes; torch_manualgrad.linalg has sqrtm and polar, which need no "
-    "decomposition",
-)
 
 # Functions of FunctionsManual.h that are not in mg.ops.
 not_a_formula(
@@ -329,6 +322,25 @@ not_a_formula(
     "_miopen_ctc_loss_backward",
     reason="the product with a gradient that the operator of a GPU returns, a constant to every further derivative; "
     "ctc_loss_gradient is differentiated again",
+)
+not_a_formula(
+    "bessel_j1_backward",
+    "bessel_y1_backward",
+    reason="a rule of one line: the slope is made of other Bessel functions",
+)
+not_a_formula(
+    "_cdist_backward_backward",
+    "_pdist_backward_backward",
+    reason="cdist_double_backward and pdist_double_backward are these",
+)
+not_a_formula(
+    "grid_sampler_2d_jvp",
+    "grid_sampler_3d_jvp",
+    reason="grid_sampler_jvp is both",
+)
+not_a_formula(
+    "native_group_norm_backward_dispatcher",
+    reason="it chooses between an operator of ATen and infinitely_differentiable_native_group_norm_backward",
 )
 not_a_formula(
     "error_for_max_pool2d_double_backward",
@@ -364,6 +376,7 @@ not_a_formula(
     "_safe_size",
     "apply_loss_reduction",
     "handle_r_to_c",
+    "masked_fill_inplace_if_safe",
     "maybe_multiply",
     "restore_reduced_dims",
     "reverse_dim",

@@ -63,6 +63,8 @@ _LINALG = {
     "stein_solution": "mm, nn, mn, mm, mm, nn, nn -> mn",
     "skew_lyapunov": "nn, n, nn, nn -> nn",
     "hermitian_inverse": "nn, n, nn -> nn",
+    "hermitian_lyapunov": "nn, n, nn, nn -> nn",
+    "hermitian_root": "nn, n, nn -> nn",
     "polar_factor": "mn, mn, n, nn -> mn",
     "singular_value_sum": "mn, mn, n, nn -> 11",
     "first_projector": "nn, n, nn, n -> nn, nn",

@@ -6,14 +6,10 @@ of $A$,
     $dU = U X + (E - U U^H E) P^-1$,   with   $P X + X P = U^H E - E^H U$,
 
 a Lyapunov equation, whose solution divides by sums $s_i + s_j$ of singular values and never by their differences:
-repeated singular values need no special treatment. The equation is an operator, so is $P^-1$, and the derivatives of
-both are made of the same two operators:
-
-    $dX$ is the solution for  $dC - dP X - X dP$,        $d(P^-1) = -P^-1 dP P^-1$,
-
-so that all orders are exact. As $U$ is the gradient of the sum of the singular values, $E -> dU$ is self-adjoint: the
-vjp is the jvp. A rotation with $det = 1$ is $U$ with the last column of $W$ reversed if need be. It is the polar factor
-for $P$ with the last $s_n$ reversed, and all of the above holds; it is smooth also where $det A = 0$, if $s_(n-1) > 0$.
+repeated singular values need no special treatment, and all orders are exact (derivatives/linalg/lyapunov.py). As $U$ is
+the gradient of the sum of the singular values, $E -> dU$ is self-adjoint: the vjp is the jvp. A rotation with $det = 1$
+is $U$ with the last column of $W$ reversed if need be. It is the polar factor for $P$ with the last $s_n$ reversed, and
+all of the above holds; it is smooth also where $det A = 0$, if $s_(n-1) > 0$.
 
 Note:
     Where not differentiable: where $s_i + s_j = 0$ ($rank <= n - 2$; for complex or rectangular $A$, $rank <= n - 1$;
@@ -34,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import checked
+from ..derivatives.linalg.lyapunov import hermitian_inverse, skew_lyapunov
 from ..derivatives.linalg.smooth import hermitian, smooth, svd
 from .arguments import DtypeError, fits, matrix, positive_weights
 
@@ -55,83 +52,7 @@ class Alignment(NamedTuple):
     rmsd: Tensor
 
 
-# -- operators ------------------------------------------------------------------------------------------------------
-
-
-def _reciprocal(sums: Tensor, L: Tensor) -> Tensor:
-    """1 / sums, and 0 where they are zero to rounding. $L$: the eigenvalues that were added, one of the largest first."""
-    scale = L[..., :1].abs() * (L.shape[-1] * torch.finfo(L.dtype).eps)
-    scale = scale.reshape(*scale.shape, *(1,) * (sums.dim() - L.dim()))
-    zero = sums.abs() <= scale
-    return torch.where(zero, 0, 1 / torch.where(zero, 1, sums))
-
-
-def _lyapunov_vjp(needed: Any, inputs: Any, X: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    P, L, V, _ = inputs
-    Y = skew_lyapunov(P, L, V, grad)
-    return {"P": Y @ X + X @ Y, "C": Y}
-
-
-def _lyapunov_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
-    P, L, V, _ = inputs
-    C, dP = tangents.C, tangents.P
-    if dP is not None:
-        turned = dP @ X + X @ dP
-        C = -turned if C is None else C - turned
-    return None if C is None else skew_lyapunov(P, L, V, C)
-
-
-@smooth(vjp=_lyapunov_vjp, jvp=_lyapunov_jvp)
-def skew_lyapunov(P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor:
-    """The skew-Hermitian $X$ with $P X + X P = (C - C^H) / 2$: $V X~ V^H$ with $X~_ij = C~_ij / (l_i + l_j)$.
-
-    Args:
-        P: Hermitian, (*, n, n). Its value is not read: $L$ and $V$ determine it.
-        L: its eigenvalues (*, n), one of the largest magnitude first; a constant to every derivative.
-        V: its eigenvectors (*, n, n); constant.
-        C: (*, n, n); its skew-Hermitian part is used.
-
-    Returns:
-        (*, n, n).
-
-    Note:
-        Where not differentiable: at $l_i + l_j = 0$, where $X~_ij$ and its derivatives are 0.
-
-    References:
-        Higham, Functions of Matrices, section 10.6 and theorem 8.9.
-    """
-    rotated = V.mH @ C @ V
-    skew = (rotated - rotated.mH) / 2  # after the rotation, so that a real diagonal is exactly 0
-    return V @ (skew * _reciprocal(L.unsqueeze(-1) + L.unsqueeze(-2), L)) @ V.mH
-
-
-def _inverse_vjp(needed: Any, inputs: Any, X: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    return {"P": -(X @ grad @ X)}
-
-
-def _inverse_jvp(inputs: Any, X: Tensor, tangents: Any) -> Tensor | None:
-    return None if tangents.P is None else -(X @ tangents.P @ X)
-
-
-@smooth(vjp=_inverse_vjp, jvp=_inverse_jvp)
-def hermitian_inverse(P: Tensor, L: Tensor, V: Tensor) -> Tensor:
-    """$P^-1 = V diag(1 / L) V^H$, with 0 for $1 / l$ at $l = 0$.
-
-    Args:
-        P: as in `skew_lyapunov`.
-        L: as in `skew_lyapunov`.
-        V: as in `skew_lyapunov`.
-
-    Returns:
-        (*, n, n).
-
-    Note:
-        Where not differentiable: at singular $P$, where the derivative, too, acts in the range of $P$ only.
-
-    References:
-        Higham, Functions of Matrices, section 3.1; Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973) 413.
-    """
-    return (V * _reciprocal(L, L).unsqueeze(-2)) @ V.mH
+# -- the operator ---------------------------------------------------------------------------------------------------
 
 
 def _polar_derivative(inputs: Any, U: Tensor, E: Tensor) -> Tensor:

@@ -84,6 +84,8 @@ PROOFS = {
     "aten::_trilinear": {"missing": [own("rev", torch.complex128)]},
     "aten::_grouped_mm": {"missing": [own("fwd")]},
     "aten::linalg_matrix_exp": {"values": [point(with_large_cotangent, 10.0)]},
+    "aten::linalg_matrix_sqrth": {"values": [own("fwd-fwd")]},
+    "aten::linalg_polar": {"values": [own("fwd-fwd")]},
     "aten::linalg_qr": {
         "values": [point(lambda: grad(zero_column)(A_ZERO_COLUMN)[1, 1], -0.8)],
         "missing": tangent(lambda A: torch.linalg.qr(A, "r").R, 3, 2),

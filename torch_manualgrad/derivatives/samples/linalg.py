@@ -338,6 +338,19 @@ def matrix_exp(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sampl
     yield Sample(torch.zeros(2, 2, dtype=dtype, device=device))
 
 
+# -- matrix sqrth ------------------------------------------------------------------------------------------------------
+
+
+@samples_for("aten::linalg_matrix_sqrth")
+def matrix_sqrth(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    yield from _definite_samples(dtype, device)
+    yield Sample(random_definite(2, 3, 3, dtype=dtype, device=device).mT)
+    yield Sample(2 * torch.eye(3, dtype=dtype, device=device))
+
+
+probe_for("aten::linalg_matrix_sqrth")(_hermitian("linalg_matrix_sqrth"))
+
+
 # -- pinv --------------------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +370,18 @@ def pinv(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
 def pinv_probe(self: Tensor, *, hermitian: bool = False, **tolerances: Any) -> Tensor:
     A = 0.5 * (self + self.mH) if hermitian else self
     return torch.ops.aten.linalg_pinv.atol_rtol_tensor(A, hermitian=hermitian, **tolerances)
+
+
+# -- polar -------------------------------------------------------------------------------------------------------------
+
+
+@samples_for("aten::linalg_polar")
+def polar(dtype: torch.dtype, device: torch.device | str) -> Iterable[Sample]:
+    for shape in ((3, 3), (2, 4, 2), (1, 1), (0, 3, 2), (2, 0)):
+        yield Sample(random_conditioned(*shape, dtype=dtype, device=device))
+    yield Sample(random_conditioned(2, 4, dtype=dtype, device=device).mT)
+    for m in (2, 4):  # all singular values are equal
+        yield Sample(2 * torch.linalg.qr(random(m, 2, dtype=dtype))[0].to(device))
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
