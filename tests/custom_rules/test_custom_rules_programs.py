@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, hessian, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import torch_manualgrad as mg
+from torch_manualgrad.core.rule import reached
 
 F64 = torch.float64
 X, Y = random(3), random(3, seed=1)
@@ -494,7 +495,10 @@ def test_export_has_the_operators_of_the_function(f, strict):
 def test_make_fx(f):
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    for g, h in ((hessians_of(f), hessians_of(ordinary)), (jvp_of(f), jvp_of(ordinary)), (vmap(f), vmap(ordinary))):
+    programs = [(jvp_of(f), jvp_of(ordinary)), (vmap(f), vmap(ordinary))]
+    if reached("2.13"):  # torch 2.10 cannot trace the basis of two arguments
+        programs.append((hessians_of(f), hessians_of(ordinary)))
+    for g, h in programs:
         graph = make_fx(g)(X, Y)
         assert "manualgrad_custom" not in graph.code
         close(graph(Y, X), h(Y, X))

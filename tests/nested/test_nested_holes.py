@@ -10,7 +10,7 @@ from helpers.tensors import random, same
 import torch_manualgrad as mg
 from torch_manualgrad import nested
 from torch_manualgrad.core.override.replacements import replacements
-from torch_manualgrad.core.rule import operator
+from torch_manualgrad.core.rule import operator, reached
 from torch_manualgrad.nested.backward import BACKWARD
 
 OFFSETS, LENGTHS = torch.tensor([0, 3, 8]), torch.tensor([2, 3])
@@ -109,6 +109,8 @@ def test_every_operator_with_a_dense_argument_is_here():
 @pytest.mark.parametrize("fill", [7.0, float("nan")], ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_of_a_shared_argument_leave_out_holes(name, fill):
+    if name == "nextafter" and not reached("2.13"):
+        pytest.skip("this torch has no derivative of nextafter")
     function, shape = ALL[name]
     twice = name not in BY_PYTORCH
     with mg.override("nested"):
