@@ -330,6 +330,12 @@ class _hermitian_function(Formula):
 class _hermitian_inverse(Formula):
     def __call__(_, P: Tensor, L: Tensor, V: Tensor) -> Tensor: ...
 
+class _hermitian_lyapunov(Formula):
+    def __call__(_, P: Tensor, L: Tensor, V: Tensor, C: Tensor) -> Tensor: ...
+
+class _hermitian_root(Formula):
+    def __call__(_, A: Tensor, L: Tensor, V: Tensor) -> Tensor: ...
+
 class _householder_product_backward(Formula):
     def __call__(_, grad: Tensor, input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -455,6 +461,15 @@ class _linalg_lu_solve_jvp(Formula):
 
 class _linalg_matrix_exp_differential(Formula):
     def __call__(_, self: Tensor, grad: Tensor, adjoint: bool) -> Tensor: ...
+
+class _linalg_matrix_sqrth_differential(Formula):
+    def __call__(_, self: Tensor, grad: Tensor) -> Tensor: ...
+
+class _linalg_polar_backward(Formula):
+    def __call__(_, grad_U: Tensor | None, grad_H: Tensor | None, A: Tensor, U: Tensor, H: Tensor) -> Tensor: ...
+
+class _linalg_polar_jvp(Formula):
+    def __call__(_, dA: Tensor, A: Tensor, U: Tensor, H: Tensor) -> tuple[Tensor, Tensor]: ...
 
 class _linalg_qr_backward(Formula):
     def __call__(_, grad_Q: Tensor | None, grad_R: Tensor | None, A: Tensor, Q: Tensor, R: Tensor, mode: str) -> Tensor: ...
@@ -1083,6 +1098,8 @@ class Ops(Registry[Formula]):
     group_norm_mean_jvp: _group_norm_mean_jvp
     hermitian_function: _hermitian_function
     hermitian_inverse: _hermitian_inverse
+    hermitian_lyapunov: _hermitian_lyapunov
+    hermitian_root: _hermitian_root
     householder_product_backward: _householder_product_backward
     householder_product_jvp: _householder_product_jvp
     huber_loss_backward: _huber_loss_backward
@@ -1125,6 +1142,9 @@ class Ops(Registry[Formula]):
     linalg_lu_solve_LU: _linalg_lu_solve_LU
     linalg_lu_solve_jvp: _linalg_lu_solve_jvp
     linalg_matrix_exp_differential: _linalg_matrix_exp_differential
+    linalg_matrix_sqrth_differential: _linalg_matrix_sqrth_differential
+    linalg_polar_backward: _linalg_polar_backward
+    linalg_polar_jvp: _linalg_polar_jvp
     linalg_qr_backward: _linalg_qr_backward
     linalg_qr_jvp: _linalg_qr_jvp
     linalg_solve_backward: _linalg_solve_backward
