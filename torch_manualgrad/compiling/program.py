@@ -25,6 +25,7 @@ from ..core.internals import (
     traced,
 )
 from ..core.schema import is_differentiable
+from ..core.versions import reached
 from . import graphs
 from .function import Function, Options
 
@@ -93,7 +94,7 @@ class Program:
                     where, d = places[k]
                     everything[i] = tensors[where].shape[d]
                 inputs = [everything[i] for i in range(len(values))]
-                return _flat(_Interpreted(graph, tracked, transforms, numbers).run(*inputs))
+                return _flat(_Interpreted(graph, tracked, transforms or not _DETACH_IS_SHOWN, numbers).run(*inputs))
 
             mode = self.sizes.mode
             plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
@@ -253,7 +254,7 @@ class _Interpreted(fx.Interpreter):
         untracked = self.tracked and not torch.is_grad_enabled()
         before = _versions(self.fetch_args_kwargs_from_env(n)) if untracked else []
         result = super().run_node(n)
-        if self.marks_detach and n.target in _DETACH:
+        if self.marks_detach and (n.target in _DETACH or _is_data(n)):
             return _marked(graphs.stop, result)
         if not untracked or torch.is_grad_enabled():
             return result
@@ -263,6 +264,8 @@ class _Interpreted(fx.Interpreter):
 
 
 _DETACH = ("detach", torch.detach)
+# Since torch 2.15 a trace has ``alias`` for it, which a program may call, too.
+_DETACH_IS_SHOWN = not reached("2.15")
 
 
 def _versions(arguments: Any) -> list[tuple[Tensor, int]]:
@@ -303,7 +306,9 @@ _OF_METADATA = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "r
 
 
 def _is_data(node: Any) -> bool:
-    return node.op == "call_function" and "data" in (getattr(node.target, "__name__", ""), *node.args[1:2])
+    """Whether a node is ``x.data``, by any of the names that Dynamo has for it."""
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and (name in ("data", "_get_data_attr") or "data" in node.args[1:2])
 
 
 def _refuse_writes(plan: fx.GraphModule) -> None:
