@@ -13,6 +13,7 @@ import torch_manualgrad as mg
 from torch_manualgrad.compiling import backend
 from torch_manualgrad.compiling.function import Function, lowerings
 from torch_manualgrad.compiling.program import Program
+from torch_manualgrad.core.rule import reached
 
 
 def compiled(function, **options):
@@ -131,6 +132,8 @@ def test_untracked_outputs_have_no_history_and_keep_their_tangents():
     x = points(3, requires_grad=True)
     y, z, w = compiled(f)(x)
     assert not y.requires_grad and z.requires_grad and not w.requires_grad
+    if reached("2.15"):  # Dynamo takes no dual tensors
+        return
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         y, _, w = compiled(f)(dual)
@@ -189,6 +192,7 @@ def test_autocast_inside_and_around():
     torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
 
 
+@pytest.mark.skipif(reached("2.15"), reason="Dynamo of this torch takes no dual tensors")
 def test_gradcheck_hooks_checkpoint_and_transforms():
     f = compiled(lambda x: (x.sin() * x.exp()).sum(1))
     x = points(2, 3, requires_grad=True)
@@ -309,6 +313,7 @@ def test_without_the_library_of_calls(monkeypatch):
     assert not mg.active()
 
 
+@pytest.mark.skipif(reached("2.15"), reason="Dynamo of this torch takes no dual tensors")
 def test_an_expanded_tensor_that_is_written_to_in_part_by_inductor():
     """Inductor gave the copy the strides of the expanded tensor: the tangent of index_add was wrong."""
     index = torch.tensor([0, 1, 1, 2])

@@ -13,6 +13,7 @@ from torch import nn
 import torch_manualgrad as mg
 from torch_manualgrad.compiling import calls, function as functions
 from torch_manualgrad.compiling.program import Program
+from torch_manualgrad.core.rule import reached
 
 F64 = torch.float64
 
@@ -118,6 +119,7 @@ def test_all_sizes_with_one_graph_of_each_order(name, mode, lowered):
     assert counts[-1] == counts[-2], f"{name}: {lowered[counts[-2] :]}"
 
 
+@pytest.mark.skipif(reached("2.15"), reason="Dynamo of this torch takes no dual tensors")
 @pytest.mark.parametrize("mode", ["fwd", "fwdrev", "fwdfwd", "revfwd"])
 @pytest.mark.parametrize("name", ["in pieces", pytest.param("attention", marks=pytest.mark.slow), "norm"])
 def test_forward_mode(name, mode):
