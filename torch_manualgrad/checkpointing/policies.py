@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import flop_registry
 
 from ..arguments import ArgumentError
@@ -26,10 +28,17 @@ class Policy:
         name: in ``repr``.
         choose: selects among the events of a call.
         considers: whether the result of an operator may be chosen; others are not held until the end of the call.
+        contexts: the policy for ``torch.utils.checkpoint``, which compiled functions use; None if it has none.
     """
 
-    def __init__(self, name: str, choose: Choice, considers: Callable[[Any], bool] = lambda op: True) -> None:
-        self._name, self.choose, self.considers = name, choose, considers
+    def __init__(
+        self,
+        name: str,
+        choose: Choice,
+        considers: Callable[[Any], bool] = lambda op: True,
+        contexts: Callable[[], Any] | None = None,
+    ) -> None:
+        self._name, self.choose, self.considers, self.contexts = name, choose, considers, contexts
 
     def __repr__(self) -> str:
         return self._name
@@ -43,8 +52,17 @@ def _is_product(op: Any) -> bool:
     return _flops(op) is not None
 
 
+def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if _is_product(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 #: Saves what costs most to compute again: matrix products, convolutions and attention.
-save_products = Policy("save_products", lambda events: events, _is_product)
+save_products = Policy(
+    "save_products",
+    lambda events: events,
+    _is_product,
+    functools.partial(create_selective_checkpoint_contexts, _products),
+)
 
 
 def save_names(*names: str) -> Policy:

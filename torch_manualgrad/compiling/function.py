@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..core import compile_cache
+from ..core.calls_in_graphs import bodies
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
 from ..core.engine.node import followed, functions, picker, pull_back, save, saved
@@ -315,12 +316,12 @@ _FUSED = (
 
 
 def _compiled(function: Function) -> Callable[[list[Any]], Sequence[Any]]:
-    bodies = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
+    fused = {formula.op: formula.reference for name in _FUSED if (formula := ops.get(name))}
     mode = function.sizes.mode
     numbers = function.sizes.numbers if function.places else ()
     fakes = [*numbers, *function.fakes]
     of_tensors = function.graph
-    plain = graphs.trace(lambda *flat: of_tensors(*flat[len(numbers) :]), fakes, mode, decompose=bodies)
+    plain = graphs.trace(lambda *flat: of_tensors(*flat[len(numbers) :]), fakes, mode, decompose={**fused, **bodies})
     return compiled(graphs.expanded_apart(graphs.without_stops(plain)), fakes, mode)
 
 

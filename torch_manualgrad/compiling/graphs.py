@@ -26,6 +26,7 @@ from ..core.internals import (
     unattached,
 )
 from ..core.schema import Signature, is_differentiable
+from .regions import runner
 
 __all__ = [
     "Partition",
@@ -97,9 +98,12 @@ def trace(
     Raises:
         NotImplementedError: a value is not a dense tensor.
     """
+    if isinstance(function, fx.GraphModule):
+        function = runner(function)
     graph = traced(function, fakes, mode, decompose=decompose)
     if any(writes(n) for n in graph.graph.nodes):
-        functional = torch.func.functionalize(lambda *xs: tuple(graph(*xs)), remove="mutations")
+        run = runner(graph)
+        functional = torch.func.functionalize(lambda *xs: tuple(run(*xs)), remove="mutations")
         graph = traced(functional, fakes, mode, decompose=decompose)
         if not keeps_writes and any(writes(n) for n in graph.graph.nodes):
             raise NotImplementedError("a derivative writes to its arguments")
@@ -315,9 +319,9 @@ def joint(graph: fx.GraphModule, fakes: Sequence[Any], sizes: Sizes, needs: Sequ
 
 class _Differentiated:
     def __init__(self, graph: fx.GraphModule, fakes: Sequence[Any], mode: Any, needs: Sequence[bool]) -> None:
-        self.graph, self.needs, self.n = graph, tuple(needs), len(fakes)
+        self.run, self.needs, self.n = runner(graph), tuple(needs), len(fakes)
         with mode:
-            outputs = graph(*self._variables(fakes))
+            outputs = self.run(*self._variables(fakes))
         self.smooth = [i for i, o in enumerate(outputs) if isinstance(o, Tensor) and o.requires_grad]
         self.cotangents = [outputs[i].detach() for i in self.smooth]
 
@@ -327,7 +331,7 @@ class _Differentiated:
     def both(self, *flat: Any) -> Any:
         """The outputs, then the gradients."""
         variables = self._variables(flat[: self.n])
-        outputs = self.graph(*variables)
+        outputs = self.run(*variables)
         gradients = torch.autograd.grad(
             [outputs[i] for i in self.smooth],
             [x for x, need in zip(variables, self.needs) if need],
@@ -525,12 +529,13 @@ def pushed_forward(
         with some_dual_level():
             for i, t in zip(moving, tangents):
                 inputs[i] = dual(unattached(inputs[i]), t)
-            outputs = graph(*inputs)
+            outputs = run(*inputs)
             found = [tangent(o) if isinstance(o, Tensor) else None for o in outputs]
         moved[:] = [i for i, t in enumerate(found) if t is not None]
         return tuple(found[i] for i in moved)
 
     moved: list[int] = []
+    run = runner(graph)
     with mode:
         tangents = [torch.empty_like(fakes[i]) for i in moving]
     return trace(tangents_of, [*fakes, *tangents], mode), tuple(moved)
@@ -541,7 +546,9 @@ def batched(
 ) -> fx.GraphModule:
     """vmap of a graph. All outputs have the batch first."""
 
+    run = runner(graph)
+
     def over(*flat: Any) -> Any:
-        return torch.func.vmap(lambda *xs: tuple(graph(*xs)), in_dims=tuple(dims), randomness=randomness)(*flat)
+        return torch.func.vmap(lambda *xs: tuple(run(*xs)), in_dims=tuple(dims), randomness=randomness)(*flat)
 
     return trace(over, fakes, mode)

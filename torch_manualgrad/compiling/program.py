@@ -7,14 +7,16 @@ views of inputs, or of each other, are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..core.calls_in_graphs import Interpreter
 from ..core.internals import (
     HigherOrderOperator,
+    OperatorOfGraphs,
     OpOverload,
     Sizes,
     in_clean_state,
@@ -26,7 +28,7 @@ from ..core.internals import (
 )
 from ..core.schema import is_differentiable
 from ..core.versions import reached
-from . import graphs
+from . import graphs, regions
 from .function import Function, Options
 
 __all__ = ["Program", "Unsupported"]
@@ -73,7 +75,7 @@ class Program:
         free: Sequence[Places] = (),
         numbers: Sequence[int] = (),
     ) -> None:
-        tracked = torch.is_grad_enabled()
+        tracked, graph = torch.is_grad_enabled(), regions.inlined(graph)
         transforms = _refuse(graph, tracked)
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
         if not self.tensors:
@@ -94,13 +96,15 @@ class Program:
                     where, d = places[k]
                     everything[i] = tensors[where].shape[d]
                 inputs = [everything[i] for i in range(len(values))]
-                return _flat(_Interpreted(graph, tracked, transforms or not _DETACH_IS_SHOWN, numbers).run(*inputs))
+                whole = _Interpreted(graph, tracked=tracked, marks_detach=transforms or not _DETACH_IS_SHOWN, numbers=numbers)
+                return _flat(whole.run(*inputs))
 
             mode = self.sizes.mode
             plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
             # since torch 2.15 a fake tensor tells the number that it was made of
             if plan.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default):
                 raise Unsupported("it reads the value of a tensor, which would be a constant of the graph")
+            regions.settled(plan)
             if varying := {i: values[i].item() for i in numbers if isinstance(values[i], Tensor)}:
                 with mode:
                     expected = of_tensors(constants | varying, *given)
@@ -229,24 +233,38 @@ def _flat(outputs: Any) -> list[Any]:
 # -- tracing ----------------------------------------------------------------------------------------------------------
 
 
-class _Interpreted(fx.Interpreter):
-    """Runs Dynamo's graph, and marks where the program ends a derivative.
+class _Interpreted(Interpreter):
+    """Runs Dynamo's graph, or a segment of a call's, and marks where the program ends a derivative.
 
     Args:
-        graph: the graph.
+        module: the graph, or what the segment reads.
+        graph: the segment.
+        enclosing: the calls whose segment it is.
         tracked: whether grad mode is on where the graph begins.
         marks_detach: mark ``detach``; otherwise the trace shows all of them.
         numbers: the inputs that stand for numbers. Their ``item`` is what is given.
     """
 
-    def __init__(self, graph: fx.GraphModule, tracked: bool, marks_detach: bool, numbers: Sequence[int]) -> None:
-        super().__init__(graph)
+    stays = True
+
+    def __init__(
+        self,
+        module: Any,
+        graph: fx.Graph | None = None,
+        enclosing: Sequence[Any] = (),
+        *,
+        tracked: bool = True,
+        marks_detach: bool = True,
+        numbers: Sequence[int] = (),
+    ) -> None:
+        super().__init__(module, graph, enclosing)
         self.tracked, self.marks_detach = tracked, marks_detach
-        inputs = graph.graph.find_nodes(op="placeholder")
+        self.marked = regions.are_in(self.graph)
+        inputs = self.graph.find_nodes(op="placeholder")
         self.numbers = [inputs[i] for i in numbers]
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
-        with torch.set_grad_enabled(self.tracked):
+        with torch.set_grad_enabled(self.tracked), torch.fx.traceback.preserve_node_meta(self.marked):
             return super().run(*values)
 
     def run_node(self, n: Any) -> Any:
@@ -281,14 +299,14 @@ def _marked(op: Any, result: Any) -> Any:
 
 def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
     """Refuse operations that a trace would not show. Returns whether there are transforms of torch.func inside."""
-    nodes = list(graph.graph.nodes)
+    nodes = [n for one in (graph, *_calls_in(graph)) for n in one.graph.nodes]
     modules = [str(getattr(n.target, "__module__", "")) + str(n.target) for n in nodes if n.op == "call_function"]
     transforms = any("functorch" in m for m in modules)
     for node in nodes:
-        if isinstance(node.target, HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator) and not isinstance(node.target, OperatorOfGraphs):
             raise Unsupported(f"it has the higher-order operator {node.target.name()}")
     for node in nodes:
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not all(isinstance(user.target, OperatorOfGraphs) for user in node.users):
             raise Unsupported(f"it holds the tensor {node.target}, which is not among its inputs")
         if "out" in node.kwargs:
             raise Unsupported("it writes to an argument out=")
@@ -302,6 +320,15 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
     if is_autocast_enabled() and any("autocast" in m for m in modules):
         raise Unsupported("it switches autocast, and is called under autocast")
     return transforms
+
+
+def _calls_in(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graphs of calls with derivatives of their own, and those of the calls in these."""
+    for node in graph.graph.nodes:
+        if isinstance(node.target, OperatorOfGraphs):
+            body = getattr(graph, node.args[0].target)
+            yield body
+            yield from _calls_in(body)
 
 
 # Methods that change a tensor's properties and not its values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -112,11 +113,14 @@ def _words(name: str) -> str:
     return " of ".join(reversed(found)) if found[:1] == ["backward"] else " of ".join([*reversed(found), "values"])
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
 def line_of(graph: fx.GraphModule) -> str:
     """The line of the program where one of Dynamo's graphs begins, ``train.py:12``."""
     for node in graph.graph.nodes:
         places = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-        if places:
-            path, line = places[-1]
+        if places:  # of the program, not of what it calls here
+            path, line = next((p for p in reversed(places) if not p[0].startswith(_PACKAGE)), places[-1])
             return f"{path.rpartition('/')[2]}:{line}"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,12 @@ from ..implicit.arguments import in_this_autocast
 from .captures import Watch, is_differentiated, substituted, suspects
 from .operator import Program, Values, call
 from .randomness import RandomState
+from .tracing import functions, traced
 from .trees import Tree
 
-__all__ = ["Call", "CustomFunction", "argnums"]
+__all__ = ["Call", "CustomFunction", "advice", "argnums"]
+
+_numbers = itertools.count(1)
 
 _GRAPH = "torch_manualgrad: a function with a custom rule runs outside of compiled graphs"
 
@@ -37,6 +41,14 @@ def argnums(given: Any) -> tuple[int, ...]:
     if any(i < 0 for i in numbers) or len(set(numbers)) < len(numbers):
         raise ArgumentError(f"nondiff_argnums: expected different numbers that are not negative, got {given!r}")
     return tuple(numbers)
+
+
+def advice(kind: str) -> str:
+    """What to do about a tensor that a function with a rule reads by closure, in errors."""
+    return (
+        f"A {kind} rule has no derivative for it. Pass it as an argument that is not in nondiff_argnums; for an nn.Module, pass "
+        "dict(module.named_parameters()) and call torch.func.functional_call"
+    )
 
 
 class Call(Program):
@@ -122,10 +134,13 @@ class CustomFunction:
         self.fun, self.nondiff_argnums = fun, argnums(nondiff_argnums)
         functools.update_wrapper(self, fun, updated=())
         self.name = getattr(fun, "__name__", type(fun).__name__)
-        self.advice = (
-            f"A {self.kind} rule has no derivative for it. Pass it as an argument that is not in nondiff_argnums; for an "
-            "nn.Module, pass dict(module.named_parameters()) and call torch.func.functional_call"
-        )
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(fun)
+        except (TypeError, ValueError):
+            self._signature = None
+        self.number = str(next(_numbers))
+        functions[self.number] = self
+        self.advice = advice(self.kind)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -140,14 +155,9 @@ class CustomFunction:
         """The value of the function, with the derivatives of its rule."""
         if is_exporting():  # a program has operators alone
             return self.fun(*args, **kwargs)
-        return self._called(args, kwargs)
-
-    @functools.cached_property
-    def _signature(self) -> inspect.Signature | None:
-        try:
-            return inspect.signature(self.fun)
-        except (TypeError, ValueError):
-            return None
+        if torch.compiler.is_dynamo_compiling():
+            return traced(self, self._bound(args, kwargs)[0], self.traced_rule)
+        return self.called(args, kwargs)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[str]]:
         """All arguments by position, and their names."""
@@ -180,13 +190,18 @@ class CustomFunction:
         """
         raise NotImplementedError
 
+    def traced_rule(self, arguments: Sequence[Any], nondiff: Sequence[Any], moved: Sequence[Any], result: Any) -> Any:
+        """Trace the rule: see `tracing.traced`."""
+        raise NotImplementedError
+
     def _made(
         self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]
     ) -> Call:  # pragma: no cover
         raise NotImplementedError
 
     @breaks_graphs(_GRAPH)
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value of the function, outside of compiled graphs."""
         rules = self.rules
         values, names = self._bound(args, kwargs)
         if any(i >= len(values) for i in self.nondiff_argnums):

@@ -14,12 +14,13 @@ from ..core.schema import is_differentiable
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
+from .tracing import marked_parts, moving
 from .trees import check_leaf, distinct, matching_tree, of_structure, result_tree
 
 __all__ = ["CustomJvp", "custom_jvp"]
 
 
-class _JvpCall(Call):
+class JvpCall(Call):
     """A call of a function with a jvp."""
 
     function: CustomJvp
@@ -144,8 +145,16 @@ class CustomJvp(CustomFunction):
             raise AttributeError(f"{self.name}: no rule is defined for this custom_jvp; call {self.name}.defjvp(jvp)")
         return [(self.jvp, f"the jvp of {self.name}")]
 
+    def traced_rule(self, arguments: Sequence[Any], nondiff: Sequence[Any], moved: Sequence[Any], result: Any) -> Any:
+        ((jvp, what),) = self.rules
+        tangents = moving(moved, "tangent", self.number)
+        found = jvp(*nondiff, moved, tangents)
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise ArgumentError(f"{what}: expected a pair (out, tangent of out), got {described(found)}")
+        return tangents, marked_parts([found[1]], [result], what, "moved", self.number)
+
     def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
-        return _JvpCall(self, names, args, known)
+        return JvpCall(self, names, args, known)
 
 
 def custom_jvp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:

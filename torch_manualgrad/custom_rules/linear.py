@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.internals import is_tracked_here, value_of, values_readable
 from ..implicit.operators import matching, pull_back
 
-__all__ = ["transposed"]
+__all__ = ["not_linear", "transposed"]
 
 
 def transposed(
@@ -93,7 +93,12 @@ def _check_linearity(
         scale = torch.stack([x.abs().sum() for side in products for x in side]).sum()
         wrong = value_of((left - right).abs() > tolerance * scale)
     if bool(wrong.any()):
-        raise RuntimeError(
-            f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives "
-            "needs: <A u, v> and <u, A^T v> differ"
-        )
+        raise not_linear(what)
+
+
+def not_linear(what: str) -> RuntimeError:
+    """The error for a function of the user that is not linear."""
+    return RuntimeError(
+        f"{what} is not linear in its last argument, so it has no transpose, which the other direction of derivatives needs: "
+        "<A u, v> and <u, A^T v> differ"
+    )

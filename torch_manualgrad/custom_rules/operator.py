@@ -10,6 +10,7 @@ derivative reads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.calls_in_graphs import bodies
 from ..core.engine.derivative import Derivative, redispatch
 from ..core.engine.kernel import Mode, apply, differentiated
 from ..core.internals import (
@@ -39,7 +41,7 @@ from ..core.internals import (
 )
 from ..core.schema import Signature
 
-__all__ = ["Metadata", "Program", "Values", "call"]
+__all__ = ["Metadata", "Program", "Values", "call", "node_of"]
 
 Values = Sequence[Tensor]
 
@@ -49,6 +51,10 @@ _programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictiona
 _library = torch.library.Library("manualgrad_custom", "FRAGMENT")
 _library.define("call(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
 _call: Any = torch.ops.manualgrad_custom.call.default
+_library.define("node(int program, Tensor[] tensors, bool keeps) -> Tensor[]")
+_node: Any = torch.ops.manualgrad_custom.node.default  # as `_call`, and one node of a trace
+
+_in_graphs: list[Program] = []  # kept for graphs, which have the numbers of programs only
 
 
 class Metadata(NamedTuple):
@@ -90,6 +96,10 @@ class Program:
     def run(self, tensors: Values) -> list[Tensor]:
         """The results, then what is kept for the backward. None shares memory with another, or is an argument."""
         raise NotImplementedError
+
+    def run_alone(self, tensors: Values) -> list[Tensor]:
+        """The results, where nothing differentiates; what `run` returns after them is not read."""
+        return self.run(tensors)
 
     @property
     def outputs(self) -> int:
@@ -133,6 +143,12 @@ def call(program: Program, tensors: Values) -> list[Tensor]:
     return list(_call(program.number, list(tensors), False))[: program.outputs]
 
 
+def node_of(program: Program, tensors: Values) -> list[Tensor]:
+    """As `call`, and one operator for tracers, which `_run` decomposes."""
+    _in_graphs.append(program)
+    return list(_node(program.number, list(tensors), False))[: program.outputs]
+
+
 class Batched(Program):
     """A program for each element of a batch.
 
@@ -159,6 +175,9 @@ class Batched(Program):
 
     def run(self, tensors: Values) -> list[Tensor]:
         return list(self._map(lambda *values: tuple(self.one.run(values)), self.dims)(*tensors))
+
+    def run_alone(self, tensors: Values) -> list[Tensor]:
+        return list(self._map(lambda *values: tuple(self.one.run_alone(values)), self.dims)(*tensors))
 
     def jvp(
         self, xs: Values, tensors: Values, places: Sequence[int], tangents: Values, keeps: bool
@@ -224,15 +243,16 @@ class _Rule(Derivative):
 
     pure = False
 
-    def __init__(self) -> None:
-        super().__init__(_call, Signature(_call._schema))
+    def __init__(self, op: Any) -> None:
+        super().__init__(op, Signature(op._schema))
+        self.op = op
 
     def run_below(self, values: Sequence[Any]) -> Any:
         with torch.no_grad():
             return _programs[values[0]].run([x.detach() for x in values[1]])
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
-        return redispatch(_call, self.signature, keyset, [values[0], list(values[1]), True])
+        return redispatch(self.op, self.signature, keyset, [values[0], list(values[1]), True])
 
     def residuals(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Sequence[Tensor | None], Any]:
         program, results, tensors = _programs[inputs[0]], outputs[0], inputs[1]
@@ -304,37 +324,42 @@ def _over_batches(rule: Callable[[Values], Sequence[Tensor | None]], values: Val
     return [None if none else next(made) for none in missing]
 
 
-_rule = _Rule()
-
-
-def _autograd(keyset: Any, number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+def _autograd(rule: _Rule, keyset: Any, number: int, tensors: Values, keeps: bool) -> list[Tensor]:
     values = [number, list(tensors), keeps]
-    mode = differentiated(_rule.signature, values)
+    mode = differentiated(rule.signature, values)
     if mode in (Mode.NOTHING, Mode.PLAIN_NOTHING):
-        return redispatch(_call, _rule.signature, keyset, values)
+        return redispatch(rule.op, rule.signature, keyset, values)
     if mode is Mode.DUAL:  # what is kept needs tangents if this level also differentiates in reverse mode
         values[2] = keeps or any(x.requires_grad for x in tensors)
-    found = apply(_rule, keyset, mode, values)
+    found = apply(rule, keyset, mode, values)
     return list(found)
 
 
-def _kernel(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+def _run(number: int, tensors: Values, keeps: bool) -> list[Tensor]:
+    """What the operators do below autograd, and what a tracer traces in place of `_node`."""
     program = _programs[number]
+    run = program.run if keeps else program.run_alone
     if modes_are_active():  # a tracer is to see what the program calls
         with above_the_call(), torch.no_grad():
-            return program.run([x.detach() for x in tensors])
+            return run([x.detach() for x in tensors])
     # whatever transforms and tangents there are, the function runs outside of them, and nothing tracks it
     with in_clean_state(autocast=True), transforms_in_dual_level(), torch.no_grad():
-        return program.run([primal(x).detach() for x in tensors])
+        return run([primal(x).detach() for x in tensors])
 
 
-def _batch(info: Any, in_dims: Any, number: int, tensors: Values, keeps: bool) -> Any:
+def _batch(op: Any, info: Any, in_dims: Any, number: int, tensors: Values, keeps: bool) -> Any:
     batched = Batched(_programs[number], in_dims[1], info.batch_size, info.randomness)
-    found = list(_call(batched.number, list(tensors), keeps))
+    if op is _node:
+        _in_graphs.append(batched)
+    found = list(op(batched.number, list(tensors), keeps))
     return found, [0] * len(found)
 
 
-_library.impl("call", skipped_by_dynamo(_autograd), "Autograd", with_keyset=True)
-_library.impl("call", skipped_by_dynamo(_kernel), "CompositeExplicitAutograd")
-decomposes_by(_call, skipped_by_dynamo(_kernel))
-torch.library.register_vmap("manualgrad_custom::call", _batch, lib=_library)
+for _op in (_call, _node):
+    _name = _op._schema.name.partition("::")[2]
+    _library.impl(_name, skipped_by_dynamo(functools.partial(_autograd, _Rule(_op))), "Autograd", with_keyset=True)
+    _library.impl(_name, skipped_by_dynamo(_run), "CompositeExplicitAutograd")
+    torch.library.register_vmap(_op, functools.partial(_batch, _op), lib=_library)
+decomposes_by(_call, skipped_by_dynamo(_run))
+torch.library.register_fake(_node, _run, lib=_library)
+bodies[_node] = _run

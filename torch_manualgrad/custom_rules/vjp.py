@@ -8,18 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import ArgumentError, described
+from ..core.calls_in_graphs import marked
 from ..core.schema import is_differentiable
 from ..implicit.operators import pull_back, push_forward
 from .captures import as_of_now
 from .function import Call, CustomFunction
 from .linear import transposed
 from .operator import Metadata, Values
+from .tracing import marked_parts, moving
 from .trees import Kept, Tree, check_leaf, distinct, of_structure, result_tree
 
 __all__ = ["CustomVjp", "custom_vjp"]
 
 
-class _VjpCall(Call):
+class VjpCall(Call):
     """A call of a function with a vjp."""
 
     function: CustomVjp
@@ -186,8 +188,20 @@ class CustomVjp(CustomFunction):
             )
         return [(self.fwd, f"the fwd of {self.name}"), (self.bwd, f"the bwd of {self.name}")]
 
+    def traced_rule(self, arguments: Sequence[Any], nondiff: Sequence[Any], moved: Sequence[Any], result: Any) -> Any:
+        (fwd, of_fwd), (bwd, of_bwd) = self.rules
+        found = fwd(*arguments)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ArgumentError(f"{of_fwd}: expected a pair (out, residuals), got {described(found)}")
+        out, residuals = marked(found[0], "out", self.number), marked(found[1], "residual", self.number)
+        cotangents = moving(out, "cotangent", self.number)
+        grads = bwd(*nondiff, residuals, cotangents)
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(moved):
+            raise ArgumentError(f"{of_bwd}: expected a tuple of {len(moved)} cotangents, got {described(grads)}")
+        return out, residuals, cotangents, marked_parts(grads, moved, of_bwd, "grad", self.number)
+
     def _made(self, names: Sequence[str], args: Sequence[Any], known: dict[int, tuple[Tensor, str]]) -> Call:
-        return _VjpCall(self, names, args, known)
+        return VjpCall(self, names, args, known)
 
 
 def custom_vjp(fun: Any = None, *, nondiff_argnums: int | Sequence[int] = ()) -> Any:

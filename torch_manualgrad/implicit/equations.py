@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch import Tensor
 from ..arguments import ArgumentError
 from ..core.internals import breaks_graphs
 from .arguments import Unknown, check_function
+from .graphs import solvers, traced
 from .operators import Values
 from .problem import Root, solution
 from .solving import Options, Report, known
 from .vectors import Layout, Structure
 
 __all__ = ["GRAPH", "Equation", "equation_solver", "of_lists", "options_of"]
+
+_numbers = itertools.count(1)
 
 GRAPH = "torch_manualgrad.implicit calls a solver, whose steps depend on values"
 
@@ -94,23 +98,28 @@ class Equation:
 def equation_solver(
     name: str,
     users: Sequence[tuple[Callable[..., Any], str]],
-    make: Callable[[Unknown, Structure, Values, Values], Equation],
+    make: Callable[[Sequence[Callable[..., Any]], Any, Unknown, Structure, Values, Values], Equation],
     options: Options,
+    kinds: Sequence[str] = ("x",),
 ) -> Callable[..., Any]:
     """The function ``(x0, *params) -> x`` that a public function returns.
 
     Args:
         name: of the public function.
         users: the functions of the user, with their names in errors.
-        make: the equation, from the structures of $x$ and of the parameters, and their tensors.
+        make: the equation, from the functions or their graphs, what wraps the solver, the structures of $x$ and of the
+            parameters, and their tensors.
         options: of the linear problems.
+        kinds: of what the functions return, as in `graphs.traced`.
     """
 
-    @breaks_graphs(GRAPH)
-    def solve(x0: Any, *params: Any) -> Any:
+    functions = [f for f, _ in users]
+    number = str(next(_numbers))
+
+    def solved(functions: Sequence[Callable[..., Any]], wrapped: Any, x0: Any, params: Sequence[Any]) -> Any:
         x, given = Unknown(x0, "x0"), Structure(params)
         xs, tensors = [t.detach() for t in x.split(x0)], given.split(params)
-        made = make(x, given, xs, tensors)
+        made = make(functions, wrapped, x, given, xs, tensors)
         start = [*xs, *made.more]
         check_function(made.residual, users, start, tensors)
 
@@ -122,4 +131,16 @@ def equation_solver(
         problem = Root(made.residual, len(start), made.run, check, announce, here, made.symmetric, name)
         return x.join(solution(problem, [*start, *tensors])[: len(xs)])
 
+    @breaks_graphs(GRAPH)
+    def eager(x0: Any, *params: Any) -> Any:
+        return solved(functions, lambda solver: solver, x0, params)
+
+    def solve(x0: Any, *params: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            found = traced(number, functions, kinds, eager, x0, params, {})
+            if found is not None:
+                return found
+        return eager(x0, *params)
+
+    solvers[number] = solved
     return solve

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import torch
 
 from ..arguments import checked
 from ..core.internals import breaks_graphs
 from .arguments import Unknown, check_function, in_this_autocast, listed
 from .equations import GRAPH, of_lists, options_of
+from .graphs import solvers, traced
 from .operators import Matvec
 from .problem import Linear, solution
 from .solving import known
@@ -18,7 +21,6 @@ __all__ = ["linear_solve"]
 
 
 @checked
-@breaks_graphs(GRAPH)
 def linear_solve(
     matvec: Callable[..., Any],
     b: Any,
@@ -69,6 +71,48 @@ def linear_solve(
         Saad, Iterative Methods for Sparse Linear Systems (2003); Giles, An extended collection of matrix derivative
         results (2008), section 2.3.1.
     """
+    options = dict(
+        solver=solver,
+        symmetric=symmetric,
+        preconditioner=preconditioner,
+        tangent_solver=tangent_solver,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        on_failure=on_failure,
+    )
+
+    def eager(b: Any, *params: Any) -> Any:
+        return _outside_of_graphs(matvec, b, params, options)
+
+    if torch.compiler.is_dynamo_compiling():
+        found = traced(_NUMBER, (matvec,), ("x",), eager, b, params, options)
+        if found is not None:
+            return found
+    return eager(b, *params)
+
+
+@breaks_graphs(GRAPH)
+def _outside_of_graphs(matvec: Callable[..., Any], b: Any, params: Sequence[Any], options: Any) -> Any:
+    return _solved([matvec], None, b, params, **options)
+
+
+def _solved(
+    functions: Sequence[Callable[..., Any]],
+    wrapped: Any,
+    b: Any,
+    params: Sequence[Any],
+    *,
+    solver: str | Callable[..., Any],
+    symmetric: bool,
+    preconditioner: Callable[..., Any] | None,
+    tangent_solver: str | Callable[..., Any] | None,
+    rtol: float | None,
+    atol: float,
+    maxiter: int | None,
+    on_failure: str,
+) -> Any:
+    (matvec,) = functions
     options = options_of("solver", solver, rtol, atol, maxiter, on_failure)
     x, given = Unknown(b, "b"), Structure(params)
     right, tensors = x.split(b), given.split(params)
@@ -87,3 +131,7 @@ def linear_solve(
     if tangents is not options:
         problem.derivative = Linear(problem.operator, len(right), tangents, "the derivative of linear_solve")
     return x.join(solution(problem, [*right, *tensors]))
+
+
+_NUMBER = "0"  # others are those of functions that solve an equation
+solvers[_NUMBER] = _solved

@@ -69,8 +69,8 @@ def minimize(
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
-    def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        n, here = len(xs), in_this_autocast(f)
+    def make(functions: Any, wrapped: Any, x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
+        n, here = len(xs), in_this_autocast(functions[0])
 
         def objective(xs: Values, values: Values) -> Tensor:
             found = here(x.join(xs), *given.join(values))
@@ -79,12 +79,12 @@ def minimize(
             return found
 
         def run(xs: Values, values: Values) -> Values:
-            return x.values(solver(here, x.join(xs), *given.join(values)), "solver", xs)
+            return x.values(wrapped(solver)(here, x.join(xs), *given.join(values)), "solver", xs)
 
         if equality is None:
             return Equation(x, lambda xs, values: _gradient(objective, xs, values), run, symmetric=True)
 
-        held = in_this_autocast(equality)
+        held = in_this_autocast(functions[1])
 
         def constraint(xs: Values, values: Values) -> Values:
             return _constraints(held(x.join(xs), *given.join(values)))
@@ -109,7 +109,7 @@ def minimize(
         return Equation(both, conditions, with_multipliers, [z.detach() for z in zeros], symmetric=True)
 
     users = [(f, "f")] if equality is None else [(f, "f"), (equality, "equality")]
-    return equation_solver("minimize", users, make, options)
+    return equation_solver("minimize", users, make, options, ("tensor", "tensors")[: len(users)])
 
 
 def _gradient(function: Callable[[Values, Values], Tensor], xs: Values, values: Values) -> Values:

@@ -66,9 +66,11 @@ class Problem:
     Attributes:
         count: how many tensors the solution has.
         number: by which the operator finds the problem.
+        is_traced: whether a graph has it. Its solution then has the dtypes of `like`.
     """
 
     count: int
+    is_traced = False
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -102,6 +104,7 @@ class Problem:
 def solution(problem: Problem, tensors: Values) -> list[Tensor]:
     """The solution of a problem, tracked at every level."""
     if is_traced_to_graph():
+        problem.is_traced = True
         _traced.append(problem)
     return list(_solve(problem.number, list(tensors)))
 
@@ -425,7 +428,17 @@ def _kernel(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
                 explain(error, _ESCAPED)
             raise
         problem.announce(report)
-    return xs
+    return _as_traced(problem, tensors, xs) if problem.is_traced else xs
+
+
+def _as_traced(problem: Problem, tensors: Sequence[Tensor], xs: list[Tensor]) -> list[Tensor]:
+    """The solution with the dtypes and strides that a graph expects."""
+    made = []
+    for x, like in zip(xs, problem.like(tensors)):
+        expected = torch.empty_like(like)
+        same = x.dtype == expected.dtype and x.stride() == expected.stride()
+        made.append(x if same else expected.copy_(x))
+    return made
 
 
 def _batch(info: Any, in_dims: Any, number: int, tensors: Sequence[Tensor]) -> Any:

@@ -69,11 +69,11 @@ def root(
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
-    def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        here = in_this_autocast(f)
+    def make(functions: Any, wrapped: Any, x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
+        here = in_this_autocast(functions[0])
 
         def run(xs: Values, tensors: Values) -> Values:
-            return x.values(solver(here, x.join(xs), *given.join(tensors)), "solver", xs)
+            return x.values(wrapped(solver)(here, x.join(xs), *given.join(tensors)), "solver", xs)
 
         return Equation(x, listed(here, x, given, "f"), run)
 
@@ -121,8 +121,8 @@ def fixed_point(
     """
     options = options_of("tangent_solver", tangent_solver, rtol, atol, maxiter, on_failure)
 
-    def make(x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
-        here = in_this_autocast(f)
+    def make(functions: Any, wrapped: Any, x: Unknown, given: Structure, xs: Values, tensors: Values) -> Equation:
+        here = in_this_autocast(functions[0])
         image = listed(here, x, given, "f")
 
         def residual(xs: Values, tensors: Values) -> Values:
@@ -130,7 +130,7 @@ def fixed_point(
 
         def run(xs: Values, tensors: Values) -> Values:
             if solver is not None:
-                return x.values(solver(here, x.join(xs), *given.join(tensors)), "solver", xs)
+                return x.values(wrapped(solver)(here, x.join(xs), *given.join(tensors)), "solver", xs)
             # the image may have a wider dtype than the start, or under autocast a narrower one
             layout = Layout(
                 [x.to(torch.promote_types(x.dtype, y.dtype)) for x, y in zip(xs, image(xs, tensors))], False

@@ -10,20 +10,24 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
 __all__ = [
     "FakeTensorMode",
     "NoMetaKernel",
+    "OperatorOfGraphs",
     "break_at_autograd_functions",
     "breaks_graphs",
     "compiled_backward",
     "graph_breaks",
     "guard_compiled_graphs",
     "is_exporting",
+    "is_node_open",
     "pytree",
     "skipped_by_dynamo",
+    "traced_with_graph",
 ]
 
 # Raised where an operator that has no meta kernel is called on device meta, and on fake tensors.
@@ -98,6 +102,49 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 def is_exporting() -> bool:
     """As ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 takes for true in ``torch.compile``, too."""
     return torch.compiler._is_exporting_flag
+
+
+class OperatorOfGraphs(HigherOrderOperator):
+    """An operator whose first argument is a function, which Dynamo replaces by its graph, with the tensors that it reads.
+
+    Args:
+        name: of the operator.
+        uncompiled: called with the function where Dynamo could not trace it, and calls the operator eagerly.
+
+    Attributes:
+        kind: ``kind(graph)(values)`` is called in place of the operator, in all modes.
+    """
+
+    def __init__(self, name: str, uncompiled: Callable[[Any], Any]) -> None:
+        super().__init__(name)  # type: ignore[no-untyped-call]
+        self.kind: Any = None
+        self._uncompiled = uncompiled
+
+    def __call__(self, body: Any, *values: Any) -> Any:
+        return self.kind(body)(values) if isinstance(body, torch.fx.GraphModule) else self._uncompiled(body)
+
+
+def traced_with_graph(op: Any) -> None:
+    """Have Dynamo make a node of a call of the operator, with the function's graph and the values that this reads.
+
+    A version that has its table of operators elsewhere ends the graph at the call.
+    """
+    from torch._dynamo.variables import higher_order_ops  # importing the compiler is slow
+
+    known: Any = getattr(higher_order_ops, "_hop_name_to_variable_class", {})
+    known.setdefault(op.__name__, higher_order_ops.WrapHigherOrderVariable)
+
+
+def is_node_open(test: Callable[[Any], bool]) -> bool:
+    """Whether Dynamo is tracing a function for a node, in a graph with a node for which ``test`` is true, or one inside of it."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # importing the compiler is slow
+
+    tracer = InstructionTranslator.current_tx().output.current_tracer
+    while tracer.parent is not None:
+        if any(map(test, tracer.graph.nodes)):
+            return True
+        tracer = tracer.parent
+    return False
 
 
 def graph_breaks() -> dict[str, int]:

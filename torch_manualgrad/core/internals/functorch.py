@@ -49,6 +49,7 @@ __all__ = [
     "is_functorch_wrapped",
     "is_known_zero",
     "is_tracked_here",
+    "level_in_node",
     "levels_of",
     "needs_reverse",
     "only_autograd",
@@ -61,10 +62,12 @@ __all__ = [
     "tangent",
     "tangents_possible",
     "transform_depth",
+    "transforms_ended",
     "transforms_in_dual_level",
     "unattached",
     "unwrap_if_dead",
     "vmap_call",
+    "with_level_moved",
 ]
 
 
@@ -112,6 +115,13 @@ _OFF_IN_CALLS = [
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchGradWrapper", "FuncTorchBatched", "PythonTLSSnapshot",
                  "Conjugate", "Negative", "ZeroTensor", "Functionalize")
 ]  # fmt: skip
+
+
+# What is off below autograd, the end of calls of torch.func among it.
+_OFF_BELOW_AUTOGRAD = [
+    torch._C._dispatch_key_parse(name)
+    for name in ("AutogradFunctionality", "ADInplaceOrView", "FuncTorchDynamicLayerBackMode")
+]
 
 
 def at_next_level(function: Callable[..., Any], *values: Any) -> Any:
@@ -175,11 +185,39 @@ def function_arguments_replaced(function: Callable[[Any], Any]) -> Iterator[None
 def above_the_call() -> Iterator[None]:
     """Where calls from inside of a kernel pass through torch.func and autograd again, with the dispatch modes as they are."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (*_OFF_IN_CALLS, torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+    for key in (*_OFF_IN_CALLS, *_OFF_BELOW_AUTOGRAD):
         excluded = excluded.remove(key)
     included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._ForceDispatchKeyGuard(included, excluded), temporarily_clear_interpreter_stack():
         yield
+
+
+# The numbers of transforms that nodes of Dynamo's graphs have, by the name of what they call: the position of the argument.
+_LEVELS = {"_wrap_for_grad": 1, "_unwrap_for_grad": 1, "_add_batch_dim": 2, "_remove_batch_dim": 1}
+
+
+def level_in_node(node: Any) -> int | None:
+    """The number of a transform of torch.func that a node of Dynamo's graph names."""
+    place = _LEVELS.get(getattr(node.target, "__name__", "")) if node.op == "call_function" else None
+    return None if place is None else node.args[place]
+
+
+def with_level_moved(target: Any, args: tuple[Any, ...], by: int) -> tuple[Any, ...]:
+    """The arguments of such a node, called inside of so many more transforms than where it was traced."""
+    place = _LEVELS.get(getattr(target, "__name__", ""))
+    return args if place is None else (*args[:place], args[place] + by, *args[place + 1 :])
+
+
+@contextmanager
+def transforms_ended() -> Iterator[None]:
+    """A context from which an error leaves no transform open, as a graph that begins and ends them would."""
+    depth = transform_depth()
+    try:
+        yield
+    except BaseException:
+        while transform_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        raise
 
 
 def innermost_is_jvp() -> bool:

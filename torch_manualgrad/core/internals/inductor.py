@@ -17,6 +17,8 @@ from .tracing import outside_of_compiler
 __all__ = [
     "HigherOrderOperator",
     "OpOverload",
+    "checkpoint_policy",
+    "checkpointed_region",
     "compiled",
     "compiler_lock",
     "in_clean_state",
@@ -29,6 +31,16 @@ __all__ = [
 
 # What Dynamo's graphs call where a program enters or leaves torch.no_grad().
 switch_grad_mode: Any = torch._C._set_grad_enabled
+
+# What Dynamo's graphs call where a program calls torch.utils.checkpoint: a graph with the values that it reads.
+checkpointed_region: Any = torch.ops.higher_order.tag_activation_checkpoint
+
+
+def checkpoint_policy(region: torch.fx.GraphModule) -> Any:
+    """The policy of a checkpointed region: None if nothing is saved, False if its contexts are not those of a policy."""
+    make = region.meta.get("_checkpoint_context_fn")
+    return None if make is None else getattr(make()[0], "policy_fn", False)
+
 
 _included = torch._C._dispatch_tls_local_include_set()
 _excluded = torch._C._dispatch_tls_local_exclude_set()

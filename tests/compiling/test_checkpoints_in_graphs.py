@@ -1,0 +1,167 @@
+"""Checkpoints in compiled functions: derivatives, memory, random numbers and policies."""
+
+import functools
+
+import pytest
+import torch
+from helpers import modes
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+import torch_manualgrad as mg
+from torch_manualgrad.checkpointing import checkpoint_name, save_budget, save_names, save_products
+
+pytestmark = pytest.mark.filterwarnings("error:torch_manualgrad")
+
+GRAPHS = functools.partial(mg.compiling.backend, lowering="eager", fallback=False)
+F64 = torch.float64
+X, Y = torch.tensor([0.3, 0.7, 1.1], dtype=F64), torch.tensor([0.5, -0.4, 0.9], dtype=F64)
+linear = nn.Linear(3, 3, dtype=F64)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+def programs(checkpoint):
+    def nested(x, y):
+        inner = checkpoint(lambda x: x.sin() * y)
+        return (checkpoint(lambda x: inner(x) * inner(x.cos()))(x) ** 2).sum()
+
+    def trees(x, y):
+        found = checkpoint(lambda pair, *, scale: {"a": pair[0].sin() * pair[1] * scale, "n": 3})((x * y, y), scale=2)
+        return (found["a"] ** found["n"]).sum()
+
+    return {
+        "module": lambda x, y: (checkpoint(linear)(x * y).tanh() ** 2).sum(),
+        "products": lambda x, y: (checkpoint(lambda x: linear(linear(x).sin()) * y, save_products)(x) ** 2).sum(),
+        "nested": nested,
+        "trees": trees,
+        "detached": lambda x, y: (checkpoint(lambda x: x.detach().sin() * x * y)(x * y) ** 2).sum(),
+        "under grad": lambda x, y: (grad(lambda x: checkpoint(lambda x: (x**3 * y).sum())(x))(x) ** 2).sum(),
+        "under vmap": lambda x, y: (vmap(checkpoint(lambda x: x.sin() * y))(torch.stack([x, x * y])) ** 2).sum(),
+        "of a rule": lambda x, y: (checkpoint(lambda x: doubled(x) * y)(x * y) ** 2).sum(),
+    }
+
+
+@mg.custom_vjp
+def doubled(x):
+    return x.sin()
+
+
+doubled.defvjp(lambda x: (doubled(x), x), lambda x, g: (2 * g * x.cos(),))
+
+COMPILED, PLAIN = programs(mg.checkpoint), programs(lambda f, policy=None: f)
+
+
+def names(*fast):
+    return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in COMPILED]
+
+
+def compare(name, compiled, wanted):
+    for mode in wanted:
+        found, expected = modes.derivatives(compiled, (X, Y), mode), modes.derivatives(PLAIN[name], (X, Y), mode)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda m: f"{mode}: {m}")
+
+
+@pytest.mark.parametrize("name", names("module", "nested"))
+def test_graphs_have_the_derivatives(name):
+    compare(name, mg.compile(COMPILED[name], fullgraph=True, lowering="eager"), ("", "rev", "revrev", "fwd", "fwdrev"))
+
+
+@pytest.mark.parametrize("name", names("trees", "of a rule"))
+def test_graphs_of_pytorch_have_the_derivatives(name):
+    compare(name, torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager"), ("", "rev"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_inductor_has_the_derivatives(name):
+    compare(name, mg.compile(COMPILED[name], fullgraph=True), ("rev", "revrev", "fwd", "fwdfwd", "revrevrev"))
+    compare(name, torch.compile(COMPILED[name], fullgraph=True), ("", "rev"))
+
+
+def saved_by(backend, checkpoint):
+    torch.compiler.reset()
+    blocks = [
+        nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 16))
+        for _ in range(3)
+    ]
+
+    def f(x):
+        for block in blocks:
+            x = checkpoint(block)(x)
+        return x.sum()
+
+    x, held = torch.randn(128, 16, requires_grad=True), {}
+    with mg.compiling.watching.watch() as report:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.setdefault(t.data_ptr(), t), lambda t: t):
+            y = torch.compile(f, backend=backend, fullgraph=True)(x)
+        if backend is GRAPHS:
+            torch.autograd.grad(y, x)
+            assert report.graphs[0].line.startswith("test_checkpoints_in_graphs.py")
+            return report.graphs[0].saved
+    return sum(t.nbytes for t in held.values())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", GRAPHS])
+def test_a_checkpoint_saves_less_than_none_and_a_policy_less_than_everything(backend):
+    none, products, everything = (
+        saved_by(backend, make) for make in (mg.checkpoint, lambda f: mg.checkpoint(f, save_products), lambda f: f)
+    )
+    assert none < products <= everything
+    assert none < everything / 2
+
+
+@pytest.mark.parametrize("backend", ["inductor", "manualgrad"])
+@pytest.mark.slow
+def test_dropout_drops_the_same_again(backend):
+    x = torch.ones(256, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: mg.checkpoint(lambda x: F.dropout(x.exp(), 0.5))(x), backend=backend, fullgraph=True
+    )
+    y = compiled(x)
+    (found,) = torch.autograd.grad(y.sum(), x, create_graph=backend == "manualgrad")
+    assert 0 < int((y == 0).sum()) < 256
+    torch.testing.assert_close(found, y)
+    if backend == "manualgrad":
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], y)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", GRAPHS])
+def test_statistics_are_updated_once(backend):
+    norms = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)]
+    norms[1].load_state_dict(norms[0].state_dict())
+    x = torch.randn(5, 3)
+    found = torch.compile(lambda x: mg.checkpoint(norms[0])(x).sin().sum(), backend=backend, fullgraph=True)(x)
+    found.backward()
+    norms[1](x).sin().sum().backward()
+    for a, b in zip(norms[0].state_dict().values(), norms[1].state_dict().values()):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(norms[0].parameters(), norms[1].parameters()):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("policy", [save_names("hidden"), save_budget(64)])
+def test_other_policies_run_outside_of_graphs(policy):
+    f = lambda x: mg.checkpoint(lambda x: checkpoint_name(linear(x), "hidden").sin(), policy)(x * 1).sum()  # noqa: E731
+    x = X.clone().requires_grad_()
+    found = torch.autograd.grad(torch.compile(f, backend="aot_eager")(x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(linear(x).sin().sum(), x))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="runs outside of compiled graphs"):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.slow
+def test_sizes_may_be_open():
+    compiled = mg.compile(COMPILED["nested"], fullgraph=True, dynamic=True, lowering="eager")
+    for n in (3, 4, 7):
+        values = torch.linspace(0.2, 0.9, n, dtype=F64), torch.linspace(-0.4, 0.8, n, dtype=F64)
+        for mode in ("rev", "revrev"):
+            found, expected = (modes.derivatives(f, values, mode) for f in (compiled, PLAIN["nested"]))
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)

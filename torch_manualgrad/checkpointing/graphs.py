@@ -1,0 +1,34 @@
+"""Checkpoints in compiled functions: Dynamo traces them as those of PyTorch, which compilers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+from ..core.internals import constant_in_graphs, in_functorch
+from .policies import Policy
+
+__all__ = ["in_graph"]
+
+
+@constant_in_graphs
+def _in_transform() -> bool:
+    return in_functorch()
+
+
+def in_graph(f: Callable[..., Any], policy: Policy | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call of a function, whose results a backward of the compiled function computes again.
+
+    Args:
+        f: the function.
+        policy: which has contexts, or None.
+        args: of the call.
+        kwargs: of the call.
+    """
+    if _in_transform():  # the derivative is in the graph, which the compiler partitions as a whole
+        return f(*args, **kwargs)
+    if policy is None or policy.contexts is None:
+        return checkpoint(lambda: f(*args, **kwargs), use_reentrant=False)
+    return checkpoint(lambda: f(*args, **kwargs), use_reentrant=False, context_fn=policy.contexts)
