@@ -96,7 +96,9 @@ class Program:
                     where, d = places[k]
                     everything[i] = tensors[where].shape[d]
                 inputs = [everything[i] for i in range(len(values))]
-                whole = _Interpreted(graph, tracked=tracked, marks_detach=transforms or not _DETACH_IS_SHOWN, numbers=numbers)
+                whole = _Interpreted(
+                    graph, tracked=tracked, marks_detach=transforms or not _DETACH_IS_SHOWN, numbers=numbers
+                )
                 return _flat(whole.run(*inputs))
 
             mode = self.sizes.mode
