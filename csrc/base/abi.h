@@ -51,8 +51,7 @@ inline Tensor allocate_strided(const int64_t* sizes, const int64_t* strides, int
   AtenTensorHandle made = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes, strides, dtype, device, like.get_device_index(), &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device, like.get_device_index(), &made));
   return Tensor(made);
 }
 
@@ -71,7 +70,7 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, const Tensor& like) {
 inline Tensor new_flag_on_cpu(const Tensor& like) {
   AtenTensorHandle made = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(0, nullptr, nullptr, aoti_torch_dtype_bool(),
-                                                         aoti_torch_device_type_cpu(), like.get_device_index(), &made));
+                                                  aoti_torch_device_type_cpu(), like.get_device_index(), &made));
   Tensor flag(made);
   *static_cast<bool*>(flag.mutable_data_ptr()) = false;
   return flag;

@@ -258,8 +258,10 @@ HEADERS = """
     ATen/ops/_nested_tensor_from_tensor_list.h
     ATen/ops/_softmax.h
     ATen/ops/_softmax_backward_data.h
+    ATen/ops/alias.h
     ATen/ops/all.h
     ATen/ops/cat.h
+    ATen/ops/empty_strided.h
     ATen/ops/isclose.h
     ATen/ops/result_type.h
     ATen/ops/sum.h
@@ -267,6 +269,8 @@ HEADERS = """
     ATen/record_function.h
     c10/core/GradMode.h
     c10/core/impl/LocalDispatchKeySet.h
+    c10/core/impl/PyInterpreterHooks.h
+    c10/core/SafePyObject.h
     c10/core/ScalarType.h
     c10/util/Exception.h
     c10/util/SmallVector.h
