@@ -12,7 +12,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,11 @@ from ..core.engine.node import function_name, pull_back
 from ..core.internals import skipped_by_dynamo
 from ..core.libraries import calls_library, checked
 
-if TYPE_CHECKING:
-    from .function import Compiled, Function
-
 __all__ = ["functions", "note_function", "note_rule", "numbers", "run", "served"]
 
 numbers = itertools.count(1)  # of functions and of their derivatives
-functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
-_rules: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
+functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Function`, by number
+_rules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Compiled`, by number
 run: dict[int, Callable[[list[Any]], Sequence[Any]]] = {}  # by the number of a function: its graph, once it is compiled
 served: Any = (
     None if calls_library is None else torch.ops.manualgrad_calls.graph
@@ -48,7 +45,7 @@ def _drop(number: int) -> None:
     calls_library.manualgrad_calls_graph_drop(ctypes.c_int64(number))
 
 
-def note_function(function: Function) -> bool:
+def note_function(function: Any) -> bool:
     """Tell the library of a function. Returns whether it serves the function's calls: not where sizes are open."""
     if calls_library is None or function.places:
         return False
@@ -60,7 +57,7 @@ def note_function(function: Function) -> bool:
     return True
 
 
-def note_rule(derivative: Compiled) -> int:
+def note_rule(derivative: Any) -> int:
     """Tell the library of a derivative. Returns its number; -1 if it is for Python."""
     if not derivative.forward.is_served:
         return -1
