@@ -1,4 +1,4 @@
-"""Programs of PyTorch's issues whose compiled gradients were wrong, missing or refused: by the number of the issue."""
+"""Programs whose compiled gradients were wrong, missing or refused, by the number of PyTorch's issue where there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ISSUES = {}
 
 
 def issue(number):
-    """An entry is a program of a wrapper, which compiles a function or returns it as it is."""
+    """By number or name. An entry is a program of a wrapper, which compiles a function or returns it as it is."""
 
     def register(program):
         ISSUES[number] = program
@@ -142,6 +142,43 @@ def a_pullback(wrap):
     return wrap(torch.func.vjp(torch.sin, draw(2))[1])(draw(2, seed=1))
 
 
+@issue("pullbacks of calls outside")
+def pullbacks_of_calls_outside(wrap):
+    x, t, u = draw(2), draw(2, seed=1), draw(2, seed=2)
+    first = torch.func.vjp(torch.sin, x)[1]
+    second = torch.func.vjp(lambda a, b: (a * b, a.sin()), x, u)[1]
+
+    def composed(t):
+        return first(torch.func.vjp(torch.cos, t)[1](t)[0])[0]
+
+    return (
+        wrap(lambda t: first(t)[0] * 2)(t),
+        *wrap(lambda t, u: second((t, u)))(t, u),
+        wrap(composed)(t),
+        wrap(torch.func.vmap(first))(torch.stack([t, u])),
+        torch.func.grad(lambda t: wrap(lambda t: first(t)[0])(t).sin().sum())(t),
+    )
+
+
+@issue("a pullback of a tensor with a history")
+def a_pullback_of_a_tensor_with_a_history(wrap):
+    x, t = draw(2).requires_grad_(), draw(2, seed=1)
+    pullback = torch.func.vjp(torch.sin, x)[1]
+    found = wrap(lambda t: pullback(t)[0])(t)
+    return found, *torch.autograd.grad(found.sum(), x)
+
+
+@issue("a pullback that leaves the graph")
+def a_pullback_that_leaves_the_graph(wrap):
+    def broken(x, t):
+        y, pullback = torch.func.vjp(torch.sin, x)
+        torch._dynamo.graph_break()
+        return y, pullback(t)
+
+    returned = wrap(lambda x: torch.func.vjp(torch.sin, x)[1])
+    return wrap(broken)(draw(2), draw(2, seed=1)), returned(draw(2))(draw(2, seed=1))
+
+
 @issue(197887)
 def a_write_to_a_matrix_whose_transpose_is_saved(wrap):
     x, w = draw(3, 3).requires_grad_(), draw(3, 3).requires_grad_()
@@ -151,6 +188,17 @@ def a_write_to_a_matrix_whose_transpose_is_saved(wrap):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y.sum(), w)
     return y
+
+
+def test_a_whole_graph_has_no_zeros_for_a_pullback_of_a_call_outside():
+    torch.compiler.reset()
+    pullback, t = torch.func.vjp(torch.sin, draw(2))[1], draw(2, seed=1)
+    try:
+        found = mg.compile(lambda t: pullback(t)[0], lowering="eager", fullgraph=True)(t)
+    except Exception as error:
+        assert "pullback" in str(error) or "Dynamo" in str(error)
+    else:
+        torch.testing.assert_close(found, pullback(t)[0])
 
 
 def compare(number, lowering):

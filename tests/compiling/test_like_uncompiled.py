@@ -119,6 +119,84 @@ def a_detached_output_shares_memory(wrap):
 
 
 @case
+def a_detached_output_shares_memory_beside_a_transform(wrap):
+    x = ones(2)
+    y, z = wrap(lambda x: (x.detach(), torch.func.grad(lambda x: x.sin().sum())(x)))(x)
+    y.add_(1)
+    return x, z
+
+
+@case
+def detached_outputs_share_memory_with_each_other(wrap):
+    def f(x):
+        y = x.sin()
+        return y.detach(), y.detach()[0], y
+
+    x = ones(2, 2, requires_grad=True)
+    detached, row, y = wrap(f)(x)
+    detached.add_(1)
+    return detached, row, y, *map(torch.tensor, (detached.requires_grad, row.requires_grad, y.requires_grad))
+
+
+@case
+def a_write_to_what_was_detached_before(wrap):
+    def f(x):
+        y = x * 1
+        before = y.detach()
+        y.add_(1)
+        return y * before
+
+    x = ones(2, requires_grad=True)
+    return grad(wrap(f)(x).sum(), x)
+
+
+@case
+def a_write_to_what_was_detached_before_beside_a_transform(wrap):
+    def f(x):
+        y = x * 1
+        before = y.data
+        y.add_(1)
+        return y * before, torch.func.grad(lambda x: x.sin().sum())(x)
+
+    return wrap(f)(ones(2))
+
+
+@case
+def a_write_to_what_was_viewed_without_grad_before(wrap):
+    def f(x, w):
+        with torch.no_grad():
+            row = x[0]
+        x.mul_(3)
+        return row * w
+
+    x, w = ones(2, 3), ones(3, requires_grad=True)
+    return *grad(wrap(f)(x, w).sum(), w), x
+
+
+@case
+def an_argument_that_no_grad_returns_has_its_history(wrap):
+    def f(x):
+        y = x.sin()
+        with torch.no_grad():
+            same, other, row = y.contiguous().to(x.dtype), y * 2, y[0]
+        return same * x * other * row
+
+    x = ones(2, 3, requires_grad=True)
+    return grad(wrap(f)(x).sum(), x)
+
+
+@case
+def a_write_to_an_argument_that_no_grad_returns(wrap):
+    def f(x):
+        with torch.no_grad():
+            same = x.contiguous()
+        x.mul_(3)
+        return same * 2
+
+    return wrap(f)(ones(2))
+
+
+@case
 def an_argument_out(wrap):
     def f(x, y):
         z = torch.empty_like(x)
@@ -242,6 +320,26 @@ def test_a_compiled_program_does_what_it_does_uncompiled(name):
         torch.manual_seed(1)
         found = CASES[name](lambda f: mg.compile(f, lowering="eager"))
     torch.testing.assert_close(found, expected)
+
+
+def test_states_of_an_lstm_have_their_shape():
+    torch.manual_seed(0)
+    zeros, weights = ones(4, 2, 3) * 0, list(nn.LSTM(4, 3, 2, bidirectional=True).double().parameters())
+
+    def f(x):
+        _, h, c = torch.lstm(x.sin(), (zeros, zeros), weights, True, 2, 0.0, False, True, False)
+        return h.size(1) * h.sum(1), c.reshape(c.shape[0], c.shape[1], -1)
+
+    def program(wrap):
+        x = ones(5, 2, 4, requires_grad=True)
+        found = wrap(f)(x)
+        region = wrap(lambda x: checkpoint(lambda x: f(x)[0], x, use_reentrant=False))(x)
+        return *found, region, torch.func.grad(lambda x: wrap(f)(x)[0].sin().sum())(x)
+
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on torch 2.10 it runs uncompiled
+        torch.testing.assert_close(program(lambda f: mg.compile(f, lowering="eager")), program(lambda f: f))
 
 
 def test_threads_that_call_a_function_for_the_first_time():

@@ -8,6 +8,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_manualgrad as mg
 from torch_manualgrad.compiling.function import Function
+from torch_manualgrad.core.rule import reached
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,8 @@ LONG = ("transformer", "factors", "residual_network", "lstm_layer", "normalizati
 
 
 def compare(name, modes_of, lowering):
+    if name == "lstm_layer" and not reached("2.11"):
+        pytest.skip("Dynamo of this torch is wrong about the shapes of torch.lstm, which runs uncompiled")
     function, inputs = PROGRAMS[name]
     with mg.override():
         compiled = mg.compile(function, dynamic=False, fullgraph=True, lowering=lowering)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ..core import compile_cache
-from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch
+from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch, skip_frame
 from . import watching
 from .function import Options, lowerings
+from .program import Unsupported
 from .programs import Programs
 from .transforms import call, recorded
 
@@ -47,6 +48,10 @@ def backend(
     if chosen.lowering not in lowerings:
         raise ValueError(f"lowering: expected one of {', '.join(map(repr, lowerings))}, got {chosen.lowering!r}")
     chosen = chosen._replace(line=watching.line_of(graph))
+    if any(map(_has_wrong_shape, _nodes(graph))):  # which the graph, and the code around it, may hold as numbers
+        wrong = Unsupported("Dynamo of this torch is wrong about the shapes of torch.lstm")
+        chosen.report("a function runs uncompiled", wrong)
+        skip_frame(str(wrong))
     programs = Programs(graph, chosen)
 
     def run(*values: Any) -> Any:
@@ -89,6 +94,18 @@ def compile(function: Any = None, /, *, dynamic: bool | None = None, fullgraph: 
         return call(function, whole, args, kwargs) if in_functorch() else made(*args, **kwargs)
 
     return compiled
+
+
+def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of one of Dynamo's graphs, and of the graphs of regions and calls inside."""
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _has_wrong_shape(node: fx.Node) -> bool:
+    """Whether a node is an LSTM whose states have more than three dimensions, as in torch 2.10 those of a batch have."""
+    return node.target is torch.lstm and node.meta["example_value"][1].dim() > 3
 
 
 def _is_ours(function: Any) -> bool:

@@ -19,8 +19,10 @@ from ..core.internals import (
     OperatorOfGraphs,
     OpOverload,
     Sizes,
+    differentiate_in_transform,
     in_clean_state,
     is_autocast_enabled,
+    is_functorch_wrapped,
     is_symbol,
     pytree,
     switch_grad_mode,
@@ -99,7 +101,10 @@ class Program:
                 whole = _Interpreted(
                     graph, tracked=tracked, marks_detach=transforms or not _DETACH_IS_SHOWN, numbers=numbers
                 )
-                return _flat(whole.run(*inputs))
+                outputs = _flat(whole.run(*inputs))
+                if any(isinstance(x, Tensor) and is_functorch_wrapped(x) for x in outputs):
+                    raise Unsupported("it ends before a pullback of torch.func is called, whose history it would lose")
+                return outputs
 
             mode = self.sizes.mode
             plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
@@ -192,7 +197,7 @@ class Program:
             x = inputs[place] if base == "input" else found[place] if base == "output" else close(place)
             for view in chain:
                 args, kwargs = close((view.args[1:], view.kwargs))
-                x = view.target(x, *args, **kwargs)
+                x = x.detach() if view.target is graphs.stop else view.target(x, *args, **kwargs)
             results.append(x)
         return results
 
@@ -283,7 +288,7 @@ class _Interpreted(Interpreter):
             return result
         if any(is_differentiable(x) and x._version != version for x, version in before):
             raise Unsupported("it writes to a tensor under torch.no_grad()")
-        return _marked(graphs.stop_reverse, result)
+        return _marked(graphs.stop_reverse, result, [x for x, _ in before])
 
 
 _DETACH = ("detach", torch.detach)
@@ -295,8 +300,13 @@ def _versions(arguments: Any) -> list[tuple[Tensor, int]]:
     return [(x, x._version) for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
 
 
-def _marked(op: Any, result: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda x: op(x) if is_differentiable(x) else x, result)
+def _marked(op: Any, result: Any, given: Sequence[Tensor] = ()) -> Any:
+    """The result, marked but for tensors that are arguments, as ``x.contiguous()`` is, which keep their history."""
+
+    def marked(x: Tensor) -> Any:
+        return op(x) if is_differentiable(x) and not any(x is g for g in given) else x
+
+    return pytree.tree_map_only(Tensor, marked, result)
 
 
 def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
@@ -312,6 +322,10 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
             raise Unsupported(f"it holds the tensor {node.target}, which is not among its inputs")
         if "out" in node.kwargs:
             raise Unsupported("it writes to an argument out=")
+        if _pulls_back_from_outside(node):
+            raise Unsupported(
+                "it calls a pullback of torch.func that was made outside of the graph, whose history it lacks"
+            )
         if node.target in _OF_METADATA or transforms and _is_data(node):
             raise Unsupported(f"it calls {node.target}")
         if node.target is switch_grad_mode:
@@ -333,6 +347,11 @@ def _calls_in(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from _calls_in(body)
 
 
+def _pulls_back_from_outside(node: Any) -> bool:
+    """Whether a node is the pullback of a call that is not in its graph. A trace has plain tensors there, and zeros for results."""
+    return node.target is differentiate_in_transform and any(x.op == "placeholder" for x in node.args[1])
+
+
 # Methods that change a tensor's properties and not its values.
 _OF_METADATA = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "retain_grad", "register_hook")
 
@@ -344,17 +363,22 @@ def _is_data(node: Any) -> bool:
 
 
 def _refuse_writes(plan: fx.GraphModule) -> None:
-    """Refuse writes to detached tensors and to copies in this trace, and operators that change a tensor's shape in place."""
+    """Refuse writes to memory of which this trace has a copy, and operators that change a tensor's shape in place."""
+    copied = set()
     for node in plan.graph.nodes:
+        if node.target in _STOPS:
+            copied.add(_chain(node, _STOPS)[-1])
         if not graphs.writes(node):
             continue
         if torch.Tag.inplace_view in node.target.tags:
             raise Unsupported(f"{node.target} changes the shape of a tensor in place")
         for argument, about in zip(node.args, node.target._schema.arguments):
             if about.alias_info is not None and about.alias_info.is_write and isinstance(argument, fx.Node):
-                chain = _chain(argument)
+                chain = _chain(argument, _STOPS)
                 if any(n.target is aten.detach.default or n.target in _STOPS for n in chain):
                     raise Unsupported("it writes to a tensor that is detached or computed under torch.no_grad()")
+                if chain[-1] in copied:
+                    raise Unsupported("it writes to a tensor that was detached, or used under torch.no_grad(), before")
 
 
 _STOPS = (graphs.stop, graphs.stop_reverse)
@@ -397,13 +421,13 @@ def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], lis
     return made, inner
 
 
-def _chain(node: Any) -> list[Any]:
-    """The node, what it is a view of, and so on."""
+def _chain(node: Any, aliases: Sequence[Any] = (graphs.stop,)) -> list[Any]:
+    """The node, what it is a view of, and so on; results of these operators count as views."""
     chain = [node]
     while chain[-1].op != "placeholder":
         if (written := graphs.returned_argument(chain[-1])) is not None:
             chain.append(written)
-        elif graphs.is_alias(chain[-1]):
+        elif chain[-1].target in aliases or graphs.is_alias(chain[-1]):
             chain.append(chain[-1].args[0])
         else:
             break

@@ -56,6 +56,7 @@ from .dynamo import (
     is_exporting,
     is_node_open,
     pytree,
+    skip_frame,
     skipped_by_dynamo,
     traced_with_graph,
 )
@@ -64,6 +65,7 @@ from .functorch import (
     SingleLevelFunction,
     above_the_call,
     at_next_level,
+    differentiate_in_transform,
     dual,
     enable_single_level_autograd_function,
     forward_ad_enabled,
@@ -334,6 +336,7 @@ __all__ = [
     "set_autocast_off",
     "shares_memory",
     "sizes_are_local",
+    "skip_frame",
     "skipped_by_dynamo",
     "some_dual_level",
     "stay_on_this_thread",

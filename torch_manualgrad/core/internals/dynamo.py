@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -26,6 +26,7 @@ __all__ = [
     "is_exporting",
     "is_node_open",
     "pytree",
+    "skip_frame",
     "skipped_by_dynamo",
     "traced_with_graph",
 ]
@@ -99,6 +100,13 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign,assignment]
 
 
+def skip_frame(reason: str) -> NoReturn:
+    """Have Dynamo drop what it has traced of a function, which runs uncompiled; for a backend."""
+    from torch._dynamo.exc import SkipFrame  # importing the compiler is slow
+
+    raise SkipFrame(reason)
+
+
 def is_exporting() -> bool:
     """As ``torch.compiler.is_exporting()``, which Dynamo of torch 2.10 takes for true in ``torch.compile``, too."""
     return torch.compiler._is_exporting_flag
@@ -132,7 +140,9 @@ def traced_with_graph(op: Any) -> None:
     from torch._dynamo.variables import higher_order_ops  # importing the compiler is slow
 
     known: Any = getattr(higher_order_ops, "_hop_name_to_variable_class", {})
-    known.setdefault(op.__name__, higher_order_ops.WrapHigherOrderVariable)
+    # since torch 2.15 Dynamo refuses such graphs by default, and every mark is an alias
+    allowed = {"supports_aliasing": True, "supports_input_mutation": True}
+    known.setdefault(op.__name__, type("CallWithDerivatives", (higher_order_ops.WrapHigherOrderVariable,), allowed))
 
 
 def is_node_open(test: Callable[[Any], bool]) -> bool:

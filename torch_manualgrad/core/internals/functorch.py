@@ -30,6 +30,7 @@ __all__ = [
     "SingleLevelFunction",
     "above_the_call",
     "at_next_level",
+    "differentiate_in_transform",
     "dual",
     "enable_single_level_autograd_function",
     "forward_ad_enabled",
@@ -416,6 +417,9 @@ def own_levels_are_open() -> bool:
 
 # Whether a transform has made the tensor, or had: it stays so when the transform has ended.
 is_functorch_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+# What torch.func.grad, torch.func.vjp and their pullbacks call, and what Dynamo's graph of them has as a node: of outputs and inputs.
+differentiate_in_transform: Callable[..., Any] = eager_transforms._autograd_grad
 
 PLAIN = (Tensor, torch.nn.Parameter)  # types that carry no tracer or wrapper of a subclass
 
