@@ -105,7 +105,8 @@ def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _has_wrong_shape(node: fx.Node) -> bool:
     """Whether a node is an LSTM whose states have more than three dimensions, as in torch 2.10 those of a batch have."""
-    return node.target is torch.lstm and node.meta["example_value"][1].dim() > 3
+    found = node.meta.get("example_value") if node.target is torch.lstm else None
+    return found is not None and found[1].dim() > 3
 
 
 def _is_ours(function: Any) -> bool:

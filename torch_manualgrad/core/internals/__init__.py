@@ -236,6 +236,7 @@ __all__ = [
     "decomposed",
     "decomposes_by",
     "decompositions",
+    "differentiate_in_transform",
     "dual",
     "dual_jagged",
     "enable_single_level_autograd_function",
