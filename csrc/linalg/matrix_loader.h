@@ -61,16 +61,23 @@ struct MatrixLoader {
   // The distance of rows of so many entries.
   HOST_DEVICE static constexpr int pitch(int columns) { return Padded ? columns | 1 : columns; }
 
-  // f(i, j) for each entry of a matrix.
+  // f(i, j) for each entry of a matrix. `by_columns`: neighbouring threads take neighbours in a column, which
+  // column-major matrices have side by side.
   template <class F>
-  HOST_DEVICE void for_entries(int rows, int columns, const F& f) const {
+  HOST_DEVICE void for_entries(int rows, int columns, const F& f, bool by_columns = false) const {
     if constexpr (kIsOneThread<Threads>) {  // without divisions
       for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; ++j) f(i, j);
       }
+    } else if (by_columns) {
+      for (int k = threads.rank(); k < rows * columns; k += threads.size()) f(k % rows, k / rows);
     } else {
       for (int k = threads.rank(); k < rows * columns; k += threads.size()) f(k / columns, k % columns);
     }
+  }
+  template <class S>
+  HOST_DEVICE static bool by_columns(const MatrixBatch<S>& matrices) {
+    return matrices.row_stride < matrices.column_stride;
   }
 
   // Whether so many numbers are read faster than a part of them.
@@ -81,9 +88,12 @@ struct MatrixLoader {
   template <class S>
   HOST_DEVICE void read(const MatrixBatch<const S>& from, int rows, int columns, S* to, int pitch,
                         Part part = Part::kAll) const {
-    for_entries(rows, columns, [&](int i, int j) {
-      if (belongs(part, i, j)) to[i * pitch + j] = from.at(place, i, j);
-    });
+    for_entries(
+        rows, columns,
+        [&](int i, int j) {
+          if (belongs(part, i, j)) to[i * pitch + j] = from.at(place, i, j);
+        },
+        by_columns(from));
     threads.sync();
   }
   template <class S>
@@ -94,8 +104,10 @@ struct MatrixLoader {
   template <class S>
   HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
-    for_entries(rows, columns,
-                [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * pitch(columns) + j]; });
+    for_entries(
+        rows, columns,
+        [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * pitch(columns) + j]; },
+        by_columns(to));
   }
 
   // See order_of_pivots(); null without pivots.
