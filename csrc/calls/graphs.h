@@ -26,6 +26,7 @@ namespace manualgrad {
 struct Graph {
   const int64_t number;
   std::vector<std::vector<int64_t>> strides;  // of its arguments
+  std::vector<c10::ScalarType> dtypes;        // of them
   std::vector<bool> views;                    // results that may share memory with an argument
 };
 using GraphPointer = std::shared_ptr<const Graph>;
@@ -96,6 +97,18 @@ inline GraphRule::Backward GraphRule::backward(size_t level, const std::vector<b
 
 variable_list call_graph(const GraphPointer& graph, const variable_list& values);
 
+// Where a result lies in the memory of an argument, or of an earlier result, writes to either count for both.
+inline void share_versions(const at::Tensor& y, const variable_list& others, size_t count) {
+  if (!y.has_storage() || y.is_inference()) return;
+  const auto* const memory = y.storage().unsafeGetStorageImpl();
+  for (size_t i = 0; i < count; ++i) {
+    const at::Tensor& x = others[i];
+    if (!x.has_storage() || x.is_inference() || x.storage().unsafeGetStorageImpl() != memory || x.is_same(y)) continue;
+    y.unsafeGetTensorImpl()->set_version_counter(x.unsafeGetTensorImpl()->version_counter());
+    return;
+  }
+}
+
 // Runs a graph; nothing tracks it.
 inline variable_list run_graph(const Graph& graph, const variable_list& values) {
   TORCH_CHECK(values.size() == graph.strides.size(), "torch_manualgrad: a compiled graph has ", graph.strides.size(),
@@ -106,10 +119,17 @@ inline variable_list run_graph(const Graph& graph, const variable_list& values) 
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& x = values[i];
     const at::IntArrayRef strides = graph.strides[i];
-    given.push_back(x.strides() == strides ? x : at::empty_strided(x.sizes(), strides, x.options()).copy_(x));
+    const auto dtype = graph.dtypes[i];  // a hook on saved tensors, or who calls a node, may give another
+    const bool fits = x.strides() == strides && x.scalar_type() == dtype;
+    given.push_back(fits ? x : at::empty_strided(x.sizes(), strides, x.options().dtype(dtype)).copy_(x));
   }
   static const PythonOp run("manualgrad_calls::run_graph");
-  return run({graph.number, std::move(given)}).toTensorVector();
+  auto results = run({graph.number, std::move(given)}).toTensorVector();
+  for (size_t i = 0; i < results.size(); ++i) {
+    share_versions(results[i], results, i);
+    share_versions(results[i], values, values.size());
+  }
+  return results;
 }
 
 // The same by Python, tracked.
@@ -117,6 +137,32 @@ inline variable_list call_graph_in_python(const Graph& graph, const variable_lis
   static const PythonOp call("manualgrad_calls::call_graph");
   return call({graph.number, c10::List<at::Tensor>(values)}).toTensorVector();
 }
+
+// An argument of a call, with its history as it was then: the variable itself may get this call's node for its history,
+// by a write in place, and node and variable would keep each other alive.
+struct Input {
+  explicit Input(const at::Tensor& x) : version(x.is_inference() ? 0 : static_cast<int64_t>(x._version())) {
+    if (x.is_inference() || (x.is_leaf() && x.requires_grad())) {
+      value = x;  // cannot be written to where that is tracked
+      return;
+    }
+    const c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
+    value = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+    if (x.requires_grad()) edge = torch::autograd::impl::gradient_edge(x);
+  }
+
+  at::Tensor variable() const {
+    if (!edge.is_valid()) return value;
+    const c10::TensorImpl* const impl = value.unsafeGetTensorImpl();
+    at::Tensor x(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+    torch::autograd::impl::set_gradient_edge(x, edge);
+    return x;
+  }
+
+  at::Tensor value;
+  torch::autograd::Edge edge;
+  int64_t version;
+};
 
 struct GraphNode : public Node {
   explicit GraphNode(GraphRulePointer r) : rule(std::move(r)), owner_(borrowed(rule->owner)) {}
@@ -126,8 +172,7 @@ struct GraphNode : public Node {
   // A node that saves nothing can run again, as PyTorch's can.
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (saved.empty()) return;
-    released = true;
+    released = !saved.empty();
     saved.clear();
     inputs.clear();
   }
@@ -138,15 +183,23 @@ struct GraphNode : public Node {
       return variable_list(needed.size());  // undefined, as PyTorch's are
     }
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = task_should_compute_output(i);
-    variable_list tensors, arguments;
+    variable_list tensors;
+    std::vector<Input> given;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
       for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(alive(unpacked(i)));
-      arguments = inputs;
+      given = inputs;
     }
     for (at::Tensor& g : grads) g = alive(std::move(g));
     if (auto found = served(needed, tensors, grads)) return *std::move(found);
+    TORCH_CHECK(given.size() == needed.size(), torch::autograd::ERR_BACKWARD_TWICE);
+    variable_list arguments;
+    std::vector<int64_t> versions;
+    for (const Input& input : given) {
+      arguments.push_back(input.variable());
+      versions.push_back(input.version);
+    }
     return pull_back(*rule, needed, tensors, arguments, versions, grads);
   }
 
@@ -156,7 +209,7 @@ struct GraphNode : public Node {
     args.collect(released);
     args.collect(followed());
     args.collect(saved, /*is_output=*/true);
-    args.collect(inputs);
+    for (const Input& input : inputs) args.collect(input.variable());
   }
 
   // Compiled autograd runs the graphs as they are.
@@ -165,10 +218,12 @@ struct GraphNode : public Node {
     namespace compiled = torch::dynamo::autograd;
     TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
     swap.before(saved);
-    swap.before(inputs);
+    variable_list arguments;
+    for (const Input& input : inputs) arguments.push_back(input.variable());
+    swap.before(arguments);
     std::vector<IValue> tensors;
     for (size_t i = 0; i < saved.size(); ++i) tensors.emplace_back(unpacked(i));
-    for (const at::Tensor& x : inputs) tensors.emplace_back(x);
+    for (const at::Tensor& x : arguments) tensors.emplace_back(x);
     std::vector<at::TypePtr> types(tensors.size(), at::TensorType::get());
     auto outputs = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
@@ -187,15 +242,14 @@ struct GraphNode : public Node {
     auto found =
         interface->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, tensors, std::move(outputs));
     swap.after(saved);
-    swap.after(inputs);
+    swap.after(arguments);
     return found;
   }
 
   const GraphRulePointer rule;
   std::vector<SavedVariable> saved;
-  std::vector<bool> is_result;    // of them
-  variable_list inputs;           // further residuals are computed from these, if a cotangent of one arrives
-  std::vector<int64_t> versions;  // of the inputs when the call was made
+  std::vector<bool> is_result;  // of them
+  std::vector<Input> inputs;    // further residuals are computed from these, if a cotangent of one arrives
   bool released = false;
 
  private:
@@ -289,7 +343,9 @@ inline variable_list differentiate_graph(const GraphRulePointer& shared, const v
     if (rule.forward->views[i] || std::any_of(values.begin(), values.end(), same) ||
         std::any_of(results.begin(), results.begin() + i, same)) {
       const at::AutoDispatchBelowADInplaceOrView guard;
-      y = at::alias(y);
+      const at::Tensor shared = y;
+      y = at::alias(shared);
+      share_versions(y, {shared}, 1);
     }
     tracked[i] = rule.differentiable[i] && torch::autograd::isDifferentiableType(y.scalar_type());
     if (tracked[i]) {
@@ -306,8 +362,8 @@ inline variable_list differentiate_graph(const GraphRulePointer& shared, const v
     node->saved.emplace_back(results[place], tracked[place]);
     node->is_result.push_back(tracked[place]);
   }
-  node->inputs = values;
-  for (const at::Tensor& x : values) node->versions.push_back(static_cast<int64_t>(x._version()));
+  node->inputs.reserve(values.size());
+  for (const at::Tensor& x : values) node->inputs.emplace_back(x);
   results.resize(rule.own);
   return results;
 }
@@ -336,6 +392,7 @@ inline variable_list call_graph_of(int64_t number, at::TensorList values) {
 
 TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("graph(int number, Tensor[] values) -> Tensor[]", &call_graph_of);
+  library.def("dtype(Tensor x) -> int", [](const at::Tensor& x) { return static_cast<int64_t>(x.scalar_type()); });
 }
 
 // Numbers from Python: lists have their length before them.
@@ -357,14 +414,18 @@ struct Numbers {
 
 }  // namespace manualgrad
 
-// A graph: how many arguments it has, the strides of each, and for each result whether it may be a view.
+// A graph: how many arguments it has, the strides and the dtype of each, and for each result whether it may be a view.
 MANUALGRAD_API int64_t manualgrad_calls_graph_define(int64_t number, const int64_t* numbers) {
   using namespace manualgrad;
   return guarded([&]() -> int64_t {
     Numbers given{numbers};
     std::vector<std::vector<int64_t>> strides(given.one());
-    for (auto& one : strides) one = given.list();
-    const auto made = std::make_shared<const Graph>(Graph{number, std::move(strides), given.bits()});
+    std::vector<c10::ScalarType> dtypes;
+    for (auto& one : strides) {
+      one = given.list();
+      dtypes.push_back(static_cast<c10::ScalarType>(given.one()));
+    }
+    const auto made = std::make_shared<const Graph>(Graph{number, std::move(strides), std::move(dtypes), given.bits()});
     const std::lock_guard<std::mutex> lock(recordings_mutex);
     graphs[number] = made;
     return 0;

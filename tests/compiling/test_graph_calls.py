@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -205,3 +206,80 @@ def test_compiled_autograd_over_a_compiled_function():
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             y.sin().sum().backward()
         same([x.grad, w.grad], expected)
+
+
+def test_threads_that_ask_for_one_derivative_at_once():
+    failures = []
+    for _ in range(10):
+        torch.compiler.reset()
+        g, start = compiled(lambda x: x.sin() * x), threading.Barrier(4)
+        g(points(3))  # the graph is there, and no derivative
+
+        def work(g=g, start=start):
+            try:
+                x = points(3)
+                start.wait()
+                (found,) = torch.autograd.grad(g(x).sum(), x)
+                same([found], [x.sin() + x * x.cos()])
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_a_hook_that_gives_saved_tensors_another_dtype():
+    g = compiled(lambda x: x.sin(), lowering="inductor")
+    x = points(3, dtype=torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t):
+        y = g(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], x.half().float().cos())
+
+
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_writes_to_results_that_share_memory_count_for_both(lowering):
+    one, w = torch.ones(4, dtype=torch.float64), points(4)
+    g = compiled(lambda x, b: torch.cat([x, b.sin()]), lowering)
+    cotangent = torch.ones(8, dtype=torch.float64)
+    kept = (cotangent * points(8)).sum()
+    gradient = torch.autograd.grad(g(points(4), points(4)), w, cotangent, allow_unused=True)
+    assert gradient == (None,)
+    x = points(4)
+    torch.autograd.grad(g(x, w), x, cotangent)[0].mul_(7)  # a view of the cotangent
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    kept = (one * w).sum()
+    compiled(lambda x: x.chunk(2), lowering)(one)[0].mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    y, q, _ = compiled(lambda x: (y := x.sin(), *y.split(2)), lowering)(w)
+    kept = (y * y).sum()
+    with torch.no_grad():
+        q.mul_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
+    q, _ = compiled(lambda x: x.chunk(2), lowering)(w * 1)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        q.mul_(3)
+
+
+def test_an_inference_tensor_that_no_derivative_needs():
+    with torch.inference_mode():
+        b = torch.ones(3, dtype=torch.float64)
+    x = points(3)
+    same(torch.autograd.grad(compiled(lambda x, b: x + b)(x, b).sum(), x), [torch.ones_like(x)])
+
+
+def test_a_variable_that_a_call_is_added_to_is_freed():
+    g, alive = compiled(lambda x: x + 3), []
+    for _ in range(3):
+        x = points(2) * 2
+        x.add_(g(x))
+        alive.append(weakref.ref(x))
+        del x
+    gc.collect()
+    assert [x() for x in alive] == [None] * 3

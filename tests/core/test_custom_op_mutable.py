@@ -547,3 +547,31 @@ def test_jets_name_the_functional_op():
     found = mg.forward_ad.jet(lambda x: op.functional(x, x)[1], (random(3),), ((random(3, seed=1),),))
     x, t = random(3), random(3, seed=1)
     same(found[1][0], (2 * x + x.cos()) * t)
+
+
+def test_a_tensor_that_is_written_to_twice_is_refused_where_it_is_differentiated():
+    @mg.custom_op("mutable_twice::scale(Tensor x, Tensor(a!)[] ss) -> ()")
+    def scale(x, ss):
+        for s in ss:
+            s.mul_(x)
+
+    a = torch.full((2,), 2.0)
+    scale(torch.tensor(3.0), [a, a])
+    assert a.tolist() == [18, 18]
+    x = torch.tensor(3.0, requires_grad=True)
+    with pytest.raises(RuntimeError, match="argument 'ss' has a tensor that 'ss' has too"):
+        scale(x, [a, a])
+
+
+def test_a_kernel_that_writes_and_then_raises_counts_as_a_write():
+    @mg.custom_op("mutable_raises::write(Tensor(a!) x) -> ()")
+    def write(x):
+        x.numpy()[:] = 5
+        raise ValueError("too late")
+
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = (x * w).sum()
+    with pytest.raises(ValueError, match="too late"):
+        write(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

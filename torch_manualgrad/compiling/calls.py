@@ -8,6 +8,7 @@ plain call, with open sizes, dual numbers, transforms or autocast, stays in Pyth
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -40,6 +41,12 @@ def _encoded(*given: Any) -> Any:
     return (ctypes.c_int64 * len(found))(*found)
 
 
+@functools.cache
+def _number_of(dtype: torch.dtype) -> int:
+    """The number of a dtype in C++."""
+    return int(torch.ops.manualgrad_calls.dtype(torch.empty(0, dtype=dtype, device="cpu")))
+
+
 def _drop(number: int) -> None:
     run.pop(number, None)
     calls_library.manualgrad_calls_graph_drop(ctypes.c_int64(number))
@@ -49,9 +56,11 @@ def note_function(function: Any) -> bool:
     """Tell the library of a function. Returns whether it serves the function's calls: not where sizes are open."""
     if calls_library is None or function.places:
         return False
-    strides = [x.stride() for x in function.fakes]
+    arguments: list[Any] = []
+    for x in function.fakes:
+        arguments += [x.stride(), _number_of(x.dtype)]
     views = [i in function.views for i in range(function.outputs)]
-    given = _encoded(len(strides), *strides, views)
+    given = _encoded(len(function.fakes), *arguments, views)
     checked(calls_library.manualgrad_calls_graph_define(ctypes.c_int64(function.number), given))
     weakref.finalize(function, _drop, function.number)
     return True

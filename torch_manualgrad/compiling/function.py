@@ -108,6 +108,7 @@ class Function:
         self.views = graphs.views_of_inputs(graph)
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
         self._strides: list[tuple[int, ...]] = []
+        self._dtypes = [x.dtype for x in fakes]
         self._last: tuple[tuple[int, ...], list[tuple[int, ...]]] = (), []
         self._made: dict[Any, Any] = {}
         arguments = [f"Tensor a{i}" for i in range(len(fakes))]
@@ -128,10 +129,10 @@ class Function:
         arguments, expected = list(values), self._strides
         if open_sizes:
             expected = self._strides_for(open_sizes)
-        if [x.stride() for x in values] != expected:
-            for i, (x, strides) in enumerate(zip(values, expected)):
-                if x.stride() != strides:
-                    arguments[i] = _restrided(x, strides)
+        if [x.stride() for x in values] != expected or [x.dtype for x in values] != self._dtypes:
+            for i, (x, strides, dtype) in enumerate(zip(values, expected, self._dtypes)):
+                if x.stride() != strides or x.dtype != dtype:
+                    arguments[i] = _restrided(x, strides, dtype)
         if open_sizes:
             arguments = [*open_sizes, *arguments]
         with set_autocast_off() if is_autocast_enabled() else nullcontext():
@@ -196,6 +197,8 @@ class Function:
         key = "closed", tuple(map(tuple, shapes))
         if key not in self._made:
             with compiler_lock(), in_clean_state():
+                if key in self._made:  # by another thread
+                    return self._made[key]
                 open_sizes = tuple([shapes[i][d] for i, d in self.places])
                 strides, sizes = self._strides_for(open_sizes), Sizes()
                 with sizes.mode:
@@ -287,6 +290,8 @@ class Function:
         key = compile_cache.state(), "tangent", moving
         if key not in self._made:
             with compiler_lock(), in_clean_state(), _rules():
+                if key in self._made:  # by another thread
+                    return self._made[key]
                 graph, outputs = graphs.pushed_forward(self.graph, self.fakes, self.sizes.mode, moving)
                 fakes = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
                 made = Function(graph, fakes, self.sizes, (), f"{self.name}_jvp", self.options)
@@ -298,6 +303,8 @@ class Function:
         key = compile_cache.state(), "batch", dims, size, randomness
         if key not in self._made:
             with compiler_lock(), in_clean_state(), _rules():
+                if key in self._made:  # by another thread
+                    return self._made[key]
                 mode = self.sizes.mode
                 fakes = [x if d is None else _with_batch(mode, x, d, size) for x, d in zip(self.fakes, dims)]
                 graph = graphs.batched(self.graph, fakes, mode, dims, randomness)
@@ -352,8 +359,8 @@ def _dense(x: Tensor) -> tuple[int, ...]:
     return strides if torch.empty_like(x).stride() == strides else x.contiguous().stride()
 
 
-def _restrided(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    made = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+def _restrided(x: Tensor, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    made = torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
     return made.copy_(x)
 
 
@@ -373,6 +380,8 @@ class Level:
         """The backward, for some cotangents and some gradients, and the gradients that it returns."""
         if (given, wanted) not in self._made:
             with compiler_lock(), in_clean_state():
+                if (given, wanted) in self._made:  # by another thread
+                    return self._made[given, wanted]
                 whole, first = self.backward, len(self.saved)
                 graph, kept = specialized(whole.graph, first, given, wanted, whole.sizes, whole.places)
                 fakes = [
@@ -417,7 +426,9 @@ class Tower:
         """The derivative that a call gets; ``dual`` if an input of it has a tangent."""
         key = self.depth, dual
         if key not in self._derivatives:
-            self._derivatives[key] = Compiled(self, *key)
+            with compiler_lock():
+                if key not in self._derivatives:
+                    self._derivatives[key] = Compiled(self, *key)
         return self._derivatives[key]
 
     def level(self, k: int) -> Level:

@@ -7,6 +7,7 @@ the program's own are written as `stop` before.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -495,7 +496,10 @@ def views_of_inputs(graph: fx.GraphModule) -> tuple[int, ...]:
 
 
 def is_alias(node: Any) -> bool:
-    """Whether a node is a view of its first argument that depends on no other tensor."""
+    """Whether a node is a view of its first argument, or a list of such views, or one of such a list; and depends on no other
+    tensor."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_alias(node.args[0])
     if not isinstance(node.target, OpOverload):
         return False
     if [n for n in node.all_input_nodes if not is_symbol(n.meta["val"])] != [node.args[0]]:

@@ -82,7 +82,7 @@ def is_view(x: torch.Tensor) -> bool:
 
 def version_of(x: torch.Tensor) -> int:
     """How often autograd has noticed a write to the memory of `x`, itself or a view."""
-    return x._version
+    return 0 if x.is_inference() else x._version
 
 
 def is_composite(op: Any) -> bool:

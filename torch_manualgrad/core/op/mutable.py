@@ -157,9 +157,11 @@ class MutableOp(CustomOp):
                         f"{self.name}: argument {self.signature.names[i]!r} is an inference tensor. Inplace update to inference "
                         "tensor outside InferenceMode is not allowed: write to a clone."
                     )
-        result = redispatch(self.op, self.signature, keyset & below_in_place_keys, values)
-        if written:
-            torch.autograd.graph.increment_version(written)
+        try:
+            result = redispatch(self.op, self.signature, keyset & below_in_place_keys, values)
+        finally:  # also of a kernel that raises after it has written
+            if written:
+                torch.autograd.graph.increment_version(written)
         return result if self._all_new else self._returned(values, self._new_of(result))
 
     def _run_by_copies(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,6 +169,7 @@ class MutableOp(CustomOp):
 
     def _by_copies(self, values: Sequence[Any]) -> Any:
         """Call the functional op, and copy the new values into the arguments."""
+        self._refuse_one_written_twice(values)
         # the functional op may save old values, which are about to be overwritten
         positional, keywords = self.signature.split(self._with_clones(values))
         outputs = self.functional.signature.outputs(self.functional.op(*positional, **keywords))
@@ -185,6 +188,19 @@ class MutableOp(CustomOp):
                     explain(error, f"{self.name}: argument {name!r} cannot be written to here.")
                     raise
         return self._returned(values, outputs[:count])
+
+    def _refuse_one_written_twice(self, values: Sequence[Any]) -> None:
+        """Raise if the op writes to a tensor twice: the new values of both would be derived from one old value."""
+        seen: dict[int, str] = {}
+        for i in self.signature.written:
+            name = self.signature.names[i]
+            for x in tensors_in([values[i]]):
+                if id(x) in seen:
+                    raise RuntimeError(
+                        f"{self.name}: argument {name!r} has a tensor that {seen[id(x)]!r} has too, and the op writes to both. "
+                        "Where a derivative or a transform takes part, pass a clone."
+                    )
+                seen[id(x)] = name
 
     def _returned(self, values: Sequence[Any], new: Sequence[Any]) -> Any:
         """The results: the new ones, and arguments where the schema says so."""
