@@ -35,6 +35,7 @@ __all__ = [
     "carrier",
     "expanded_apart",
     "is_alias",
+    "is_piece",
     "joint",
     "numbers_in",
     "outputs_of",
@@ -496,16 +497,18 @@ def views_of_inputs(graph: fx.GraphModule) -> tuple[int, ...]:
 
 
 def is_alias(node: Any) -> bool:
-    """Whether a node is a view of its first argument, or a list of such views, or one of such a list; and depends on no other
-    tensor."""
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and is_alias(node.args[0])
+    """Whether a node is a view of its first argument, or a list of such views, and depends on no other tensor."""
     if not isinstance(node.target, OpOverload):
         return False
     if [n for n in node.all_input_nodes if not is_symbol(n.meta["val"])] != [node.args[0]]:
         return False
     returns = node.target._schema.returns
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def is_piece(node: Any) -> bool:
+    """Whether a node is one of a list of views, as ``chunk`` returns it."""
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and is_alias(node.args[0])
 
 
 def is_view_of_first(node: Any) -> bool:

@@ -407,7 +407,7 @@ def _views(graph: fx.GraphModule) -> tuple[list[tuple[str, Any, list[Any]]], lis
             made.append(("constant", node, []))
             continue
         root = chain[-1]
-        if root.target is graphs.stop_reverse and graphs.is_alias(root.args[0]):
+        if root.target is graphs.stop_reverse and (graphs.is_alias(root.args[0]) or graphs.is_piece(root.args[0])):
             raise Unsupported("it returns a view that is made under torch.no_grad()")
         views = [n for n in reversed(chain[:-1]) if not graphs.writes(n)]
         if root in places:
@@ -427,7 +427,7 @@ def _chain(node: Any, aliases: Sequence[Any] = (graphs.stop,)) -> list[Any]:
     while chain[-1].op != "placeholder":
         if (written := graphs.returned_argument(chain[-1])) is not None:
             chain.append(written)
-        elif chain[-1].target in aliases or graphs.is_alias(chain[-1]):
+        elif chain[-1].target in aliases or graphs.is_alias(chain[-1]) or graphs.is_piece(chain[-1]):
             chain.append(chain[-1].args[0])
         else:
             break
