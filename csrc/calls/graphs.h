@@ -98,7 +98,7 @@ inline GraphRule::Backward GraphRule::backward(size_t level, const std::vector<b
 variable_list call_graph(const GraphPointer& graph, const variable_list& values);
 
 // Where a result lies in the memory of an argument, or of an earlier result, writes to either count for both.
-inline void share_versions(const at::Tensor& y, const variable_list& others, size_t count) {
+inline void share_versions(const at::Tensor& y, at::TensorList others, size_t count) {
   if (!y.has_storage() || y.is_inference()) return;
   const auto* const memory = y.storage().unsafeGetStorageImpl();
   for (size_t i = 0; i < count; ++i) {
@@ -106,6 +106,13 @@ inline void share_versions(const at::Tensor& y, const variable_list& others, siz
     if (!x.has_storage() || x.is_inference() || x.storage().unsafeGetStorageImpl() != memory || x.is_same(y)) continue;
     y.unsafeGetTensorImpl()->set_version_counter(x.unsafeGetTensorImpl()->version_counter());
     return;
+  }
+}
+
+inline void share_all_versions(at::TensorList results, at::TensorList values) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    share_versions(results[i], results, i);
+    share_versions(results[i], values, values.size());
   }
 }
 
@@ -125,10 +132,7 @@ inline variable_list run_graph(const Graph& graph, const variable_list& values) 
   }
   static const PythonOp run("manualgrad_calls::run_graph");
   auto results = run({graph.number, std::move(given)}).toTensorVector();
-  for (size_t i = 0; i < results.size(); ++i) {
-    share_versions(results[i], results, i);
-    share_versions(results[i], values, values.size());
-  }
+  share_all_versions(results, values);
   return results;
 }
 
@@ -184,21 +188,22 @@ struct GraphNode : public Node {
     }
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = task_should_compute_output(i);
     variable_list tensors;
-    std::vector<Input> given;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
       for (size_t i = 0; i < saved.size(); ++i) tensors.push_back(alive(unpacked(i)));
-      given = inputs;
     }
     for (at::Tensor& g : grads) g = alive(std::move(g));
     if (auto found = served(needed, tensors, grads)) return *std::move(found);
-    TORCH_CHECK(given.size() == needed.size(), torch::autograd::ERR_BACKWARD_TWICE);
-    variable_list arguments;
+    variable_list arguments(needed.size());  // where they are freed, only residuals that were not kept need them
     std::vector<int64_t> versions;
-    for (const Input& input : given) {
-      arguments.push_back(input.variable());
-      versions.push_back(input.version);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      TORCH_CHECK(!inputs.empty() || level_of(grads) < rule->levels.size(), torch::autograd::ERR_BACKWARD_TWICE);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        arguments[i] = inputs[i].variable();
+        versions.push_back(inputs[i].version);
+      }
     }
     return pull_back(*rule, needed, tensors, arguments, versions, grads);
   }
@@ -209,7 +214,7 @@ struct GraphNode : public Node {
     args.collect(released);
     args.collect(followed());
     args.collect(saved, /*is_output=*/true);
-    for (const Input& input : inputs) args.collect(input.variable());
+    for (const Input& input : inputs) args.collect(input.value);
   }
 
   // Compiled autograd runs the graphs as they are.
@@ -218,9 +223,11 @@ struct GraphNode : public Node {
     namespace compiled = torch::dynamo::autograd;
     TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
     swap.before(saved);
-    variable_list arguments;
-    for (const Input& input : inputs) arguments.push_back(input.variable());
-    swap.before(arguments);
+    variable_list arguments(num_outputs());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      arguments[i] = inputs[i].value;
+      swap.before(arguments[i]);
+    }
     std::vector<IValue> tensors;
     for (size_t i = 0; i < saved.size(); ++i) tensors.emplace_back(unpacked(i));
     for (const at::Tensor& x : arguments) tensors.emplace_back(x);
@@ -242,7 +249,7 @@ struct GraphNode : public Node {
     auto found =
         interface->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, tensors, std::move(outputs));
     swap.after(saved);
-    swap.after(arguments);
+    for (size_t i = 0; i < inputs.size(); ++i) swap.after(arguments[i]);
     return found;
   }
 
@@ -277,6 +284,14 @@ struct GraphNode : public Node {
     return found;
   }
 
+  // The first level whose results include all that have cotangents, of which there is one.
+  size_t level_of(const variable_list& grads) const {
+    int64_t last = static_cast<int64_t>(grads.size()) - 1;
+    while (!grads[last].defined()) --last;
+    const auto& levels = rule->levels;
+    return std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return last < l.outputs; }) - levels.begin();
+  }
+
   // The gradients by a graph; nothing where that is for Python.
   std::optional<variable_list> served(const std::vector<bool>& needed, const variable_list& tensors,
                                       const variable_list& grads) const {
@@ -285,11 +300,9 @@ struct GraphNode : public Node {
         !std::all_of(tensors.begin(), tensors.end(), is_plain)) {
       return std::nullopt;
     }
-    int64_t last = static_cast<int64_t>(grads.size()) - 1;
-    while (!grads[last].defined()) --last;
-    const auto& levels = rule->levels;
-    const auto level = std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return last < l.outputs; });
-    if (level == levels.end()) return std::nullopt;
+    const size_t place = level_of(grads);
+    if (place == rule->levels.size()) return std::nullopt;
+    const GraphRule::Level* const level = &rule->levels[place];
     std::vector<bool> given, wanted;
     variable_list arguments;
     for (const int64_t place : level->saved) {
@@ -303,7 +316,7 @@ struct GraphNode : public Node {
     for (const int64_t place : level->wanted) wanted.push_back(needed[place]);
     variable_list found(needed.size());
     if (std::find(given.begin(), given.end(), true) == given.end()) return found;
-    const auto backward = rule->backward(level - levels.begin(), given, wanted);
+    const auto backward = rule->backward(place, given, wanted);
     if (!backward.graph) return std::nullopt;
     auto results = call_graph(backward.graph, arguments);
     for (size_t i = 0; i < backward.places.size(); ++i) found[backward.places[i]] = std::move(results[i]);
@@ -392,6 +405,7 @@ inline variable_list call_graph_of(int64_t number, at::TensorList values) {
 
 TORCH_LIBRARY_FRAGMENT(manualgrad_calls, library) {
   library.def("graph(int number, Tensor[] values) -> Tensor[]", &call_graph_of);
+  library.def("share_versions(Tensor[] results, Tensor[] values) -> ()", &share_all_versions);
   library.def("dtype(Tensor x) -> int", [](const at::Tensor& x) { return static_cast<int64_t>(x.scalar_type()); });
 }
 

@@ -197,15 +197,36 @@ def test_backwards_of_many_threads_at_once():
     assert not failures
 
 
-def test_compiled_autograd_over_a_compiled_function():
+@pytest.mark.parametrize("scale", [None, 2.0], ids=["leaf", "with a history"])
+def test_compiled_autograd_over_a_compiled_function(scale):
     g = compiled(f)
     for _ in range(2):
         x, w = points(4, 3), points(3, 5)
-        expected = torch.autograd.grad(f(x, w).sin().sum(), [x, w])
-        y = g(x, w)
+        given = x if scale is None else x * scale
+        expected = torch.autograd.grad(f(given, w).sin().sum(), [x, w], retain_graph=True)
+        y = g(given, w)
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             y.sin().sum().backward()
         same([x.grad, w.grad], expected)
+
+
+def test_a_node_that_saves_nothing_runs_again_in_python_too():
+    x = points(3)
+    y = compiled(lambda x: x + 3)(x)
+    y.backward(torch.ones_like(y))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(torch.autograd.grad(y, x, torch.ones_like(y)), [torch.ones_like(x)])
+
+
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_writes_to_results_with_open_sizes(lowering):
+    f = mg.compile(lambda x, b: torch.cat([x, b.sin()]), lowering=lowering, fullgraph=True, dynamic=True)
+    for n in (4, 5):
+        cotangent, x = torch.ones(2 * n, dtype=torch.float64), points(n)
+        kept = (cotangent * points(2 * n)).sum()
+        torch.autograd.grad(f(x, points(n)), x, cotangent)[0].mul_(7)  # a view of the cotangent
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            kept.backward()
 
 
 def test_threads_that_ask_for_one_derivative_at_once():

@@ -22,15 +22,14 @@ from ..core.engine.node import function_name, pull_back
 from ..core.internals import skipped_by_dynamo
 from ..core.libraries import calls_library, checked
 
-__all__ = ["functions", "note_function", "note_rule", "numbers", "run", "served"]
+__all__ = ["functions", "note_function", "note_rule", "numbers", "run", "served", "share_versions"]
 
 numbers = itertools.count(1)  # of functions and of their derivatives
 functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Function`, by number
 _rules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # `function.Compiled`, by number
 run: dict[int, Callable[[list[Any]], Sequence[Any]]] = {}  # by the number of a function: its graph, once it is compiled
-served: Any = (
-    None if calls_library is None else torch.ops.manualgrad_calls.graph
-)  # the call of a function by its number
+# the call of a function by its number
+served: Any = None if calls_library is None else torch.ops.manualgrad_calls.graph
 
 
 def _encoded(*given: Any) -> Any:
@@ -45,6 +44,12 @@ def _encoded(*given: Any) -> Any:
 def _number_of(dtype: torch.dtype) -> int:
     """The number of a dtype in C++."""
     return int(torch.ops.manualgrad_calls.dtype(torch.empty(0, dtype=dtype, device="cpu")))
+
+
+def share_versions(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Let writes to outputs count for the arguments, and other outputs, in whose memory they lie. Needs the library."""
+    if calls_library is not None:
+        torch.ops.manualgrad_calls.share_versions(outputs, values)
 
 
 def _drop(number: int) -> None:

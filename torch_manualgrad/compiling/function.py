@@ -136,7 +136,9 @@ class Function:
         if open_sizes:
             arguments = [*open_sizes, *arguments]
         with set_autocast_off() if is_autocast_enabled() else nullcontext():
-            return tuple(self._run(arguments))  # type: ignore[misc]
+            outputs = tuple(self._run(arguments))  # type: ignore[misc]
+        calls.share_versions(outputs, values)
+        return outputs
 
     def apart(self, *values: Any) -> Any:
         """`primal` for an autograd function: no output is an input or another output, and a single output is not in a tuple."""
