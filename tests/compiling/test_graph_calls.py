@@ -46,7 +46,7 @@ def same(found, expected):
 
 
 def served():
-    """How many calls the library has made on this thread, and how many backwards it has left to Python."""
+    """How many calls on this thread the library made, and how many backwards Python computed."""
     found = (ctypes.c_int64 * 3)()
     calls.calls_library.manualgrad_calls_counts(found)
     return found[0], found[2]

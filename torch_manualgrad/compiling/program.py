@@ -363,7 +363,7 @@ def _is_data(node: Any) -> bool:
 
 
 def _refuse_writes(plan: fx.GraphModule) -> None:
-    """Refuse writes to memory of which this trace has a copy, and operators that change a tensor's shape in place."""
+    """Refuse writes to tensors that the trace has copied, and operators that change a tensor's shape in place."""
     copied = set()
     for node in plan.graph.nodes:
         if node.target in _STOPS:

@@ -139,13 +139,13 @@ class CallInGraph:
         return tensors, sizes
 
     def returned(self, results: dict[Any, Any]) -> tuple[Any, ...]:
-        """What the node returns: the values of some marks, and None for others."""
+        """The outputs of the node: the values of the marks that are known, otherwise None."""
         nodes: Any = self.body.graph.output_node().args[0]
         return tuple(results.get(n) for n in nodes)
 
 
 class Segment:
-    """What a call's graph computes between marks, as a function.
+    """The part of a call's graph between two groups of marks, as a function.
 
     Args:
         call: whose graph it is.

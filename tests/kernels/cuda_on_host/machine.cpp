@@ -757,8 +757,8 @@ extern "C" __attribute__((visibility("default"))) void cuda_on_host_watch_global
   cuda_on_host::machine.watches_global = watch != 0;
 }
 
-// Begins or ends to count what accesses cost. `found`: wavefronts and sectors until now, each followed by the least
-// number in which the same bytes fit.
+// Starts or stops counting what accesses cost. `found`: the wavefronts so far and the fewest possible for these bytes,
+// then the sectors and the fewest possible.
 extern "C" __attribute__((visibility("default"))) void cuda_on_host_count(int counts, uint64_t* found) {
   using namespace cuda_on_host;
   const Traffic& now = machine.traffic;
