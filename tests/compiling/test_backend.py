@@ -244,6 +244,15 @@ def test_inputs_that_are_written_to_before_the_backward_raise():
             torch.autograd.grad(g.pow(2).sum(), x)
 
 
+def test_an_output_that_is_a_part_of_a_residual_can_be_written_to():
+    x = points(2, 3, requires_grad=True)
+    y = compiled(lambda x: x.exp()[0])(x)
+    with torch.no_grad():
+        y.zero_()
+    (g,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(g[0], x[0].exp())
+
+
 def test_saved_cotangents_that_are_expanded():
     f = compiled(lambda x: x.pow(3))
     x = points(4, requires_grad=True)
