@@ -1,8 +1,9 @@
 """Training steps of programs with second derivatives, compiled: backend "manualgrad" next to no compilation and to PyTorch's compiler.
 
-PyTorch's compiler has no second derivative. Its contender is the same program restructured by hand: the first derivative is
-computed inside of the compiled function, by torch.func.grad. First-order programs are compiled as they are. JAX computes the
-same gradients in a process of its own.
+With this package the model is compiled, and its gradients are taken outside; or the whole loss, which calls
+torch.autograd.grad. PyTorch's compiler has no second derivative. Its contender is the same program restructured by hand: the
+first derivative is computed by torch.func.grad. First-order programs are compiled as they are. JAX computes the same gradients
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.func import functional_call
 
 import torch_manualgrad as mg
 
-COLUMNS = ["program", "size", "eager", "restructured", "jax", "ours"]
+COLUMNS = ["program", "size", "eager", "restructured", "jax", "model", "loss"]
 Step = Callable[[], object]
 
 
@@ -71,7 +72,8 @@ def pulled_inside(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) ->
 
 
 def second_order(model: nn.Module, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Step]:
-    ours, restructured = mg.compile(model, dynamic=False), pulled_inside(model, loss)
+    compiled, restructured = mg.compile(model, dynamic=False), pulled_inside(model, loss)
+    whole = mg.compile(lambda x: loss(*gradient_of(model, x)), dynamic=False, fullgraph=True)
 
     def step(value_of: Callable[[], Tensor]) -> Step:
         def run() -> None:
@@ -83,7 +85,8 @@ def second_order(model: nn.Module, x: Tensor, loss: Callable[[Tensor, Tensor], T
     return {
         "eager": step(lambda: loss(*gradient_of(model, x))),
         "restructured": step(lambda: restructured(x)),
-        "ours": step(lambda: loss(*gradient_of(ours, x))),
+        "model": step(lambda: loss(*gradient_of(compiled, x))),
+        "loss": step(lambda: whole(x)),
     }
 
 
@@ -96,7 +99,7 @@ def first_order(model: nn.Module, x: Tensor) -> dict[str, Step]:
         return run
 
     stock = torch.compile(model, dynamic=False)
-    return {"eager": step(model), "restructured": step(stock), "ours": step(mg.compile(model, dynamic=False))}
+    return {"eager": step(model), "restructured": step(stock), "model": step(mg.compile(model, dynamic=False))}
 
 
 def potential() -> dict[str, Step]:
@@ -130,6 +133,7 @@ def laplacian() -> dict[str, Step]:
         return (second[0] + second[1] + 1).pow(2).mean()
 
     ours, compiled = mg.compile(net, dynamic=False), torch.compile(inside, dynamic=False)
+    whole = mg.compile(lambda x: residual(net, x), dynamic=False, fullgraph=True)
 
     def step(value_of: Callable[[], Tensor]) -> Step:
         def run() -> None:
@@ -141,7 +145,8 @@ def laplacian() -> dict[str, Step]:
     return {
         "eager": step(lambda: residual(net, x)),
         "restructured": step(lambda: compiled(dict(net.named_parameters()), x)),
-        "ours": step(lambda: residual(ours, x)),
+        "model": step(lambda: residual(ours, x)),
+        "loss": step(lambda: whole(x)),
     }
 
 
@@ -164,15 +169,17 @@ def hessian_vector() -> dict[str, Step]:
         return pull(tuple(vectors))
 
     ours, compiled = mg.compile(model, dynamic=False), torch.compile(inside, dynamic=False)
+    whole = mg.compile(lambda: product(model), dynamic=False, fullgraph=True)
 
-    def eager() -> object:  # PyTorch has no second derivative of its attention
+    def with_rules(call: Callable[[], object]) -> object:  # PyTorch has no second derivative of its attention
         with mg.override():
-            return product(model)
+            return call()
 
     return {
-        "eager": eager,
+        "eager": lambda: with_rules(lambda: product(model)),
         "restructured": lambda: compiled([p.detach() for p in parameters], vectors),
-        "ours": lambda: product(ours),
+        "model": lambda: product(ours),
+        "loss": lambda: with_rules(whole),
     }
 
 

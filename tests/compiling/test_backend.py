@@ -253,6 +253,14 @@ def test_an_output_that_is_a_part_of_a_residual_can_be_written_to():
     torch.testing.assert_close(g[0], x[0].exp())
 
 
+def test_outputs_without_derivatives_by_inductor():
+    f = mg.compile(lambda x, w: (x @ w).detach(), fullgraph=True)
+    x, w = points(2, 3, requires_grad=True), points(3, 2, requires_grad=True)
+    y = f(x, w)
+    torch.testing.assert_close(y, (x @ w).detach())
+    assert not y.requires_grad
+
+
 def test_saved_cotangents_that_are_expanded():
     f = compiled(lambda x: x.pow(3))
     x = points(4, requires_grad=True)

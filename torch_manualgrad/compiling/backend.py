@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..core import compile_cache
-from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch, skip_frame
+from ..core.internals import PLAIN, break_at_autograd_functions, in_functorch, skip_frame, trace_gradients
 from . import watching
 from .function import Options, lowerings
 from .program import Unsupported
@@ -119,4 +119,5 @@ def _report(what: str) -> None:
 
 
 break_at_autograd_functions(_is_ours, _report)
+trace_gradients(_is_ours)
 compile_cache.settle()  # Dynamo is imported now: its guard has to be there before the first graph, which it would drop

@@ -37,7 +37,7 @@ from ..core.schema import Signature, is_differentiable
 from . import calls, graphs, watching
 from .zeros import specialized
 
-__all__ = ["Function", "Options", "call", "lowerings"]
+__all__ = ["Function", "Options", "active_rules", "call", "lowerings"]
 
 _library = torch.library.Library("manualgrad_compiled", "FRAGMENT")
 _library.define("call(int function, Tensor[] tensors) -> Tensor[]")
@@ -45,7 +45,7 @@ call: Any = torch.ops.manualgrad_compiled.call.default
 _call_signature = Signature(call._schema)
 
 
-def _rules() -> Any:
+def active_rules() -> Any:
     """The active rules; if there are none, those that improve on PyTorch."""
     if compile_cache.rules_here()[0]:
         return nullcontext()
@@ -246,8 +246,11 @@ class Function:
                 tower = None if self.uncompiled else self.tower(tuple(needs))
                 if not self.allows(values):
                     return self.closed([x.shape for x in values])(*values)
+                if tower is None and not self.uncompiled:  # no output has a derivative
+                    with torch.no_grad():
+                        return self.primal(*values)
                 if tower is None:
-                    return self.as_it_is(*values) if self.uncompiled else self.primal(*values)
+                    return self.as_it_is(*values)
                 made = functions(tower.derivative())
                 result = made.plain(values, *values)
                 return (result,) if self.outputs == 1 and isinstance(result, Tensor) else result[: self.outputs]
@@ -255,14 +258,14 @@ class Function:
 
     def as_it_is(self, *values: Any) -> tuple[Tensor, ...]:
         """The graph, operator by operator, with the derivatives of the rules."""
-        with _rules():
+        with active_rules():
             return tuple(self.graph(*values))
 
     def tower(self, needs: tuple[bool, ...]) -> Tower | None:
         """The derivatives for these gradients; None if there are none, or the function is `uncompiled` or has to be `closed`."""
         key = compile_cache.state(), needs
         if key not in self._made:
-            with compiler_lock(), in_clean_state(), _rules():
+            with compiler_lock(), in_clean_state(), active_rules():
                 if key not in self._made:
                     try:
                         first = _level(self, needs)
@@ -291,7 +294,7 @@ class Function:
         """
         key = compile_cache.state(), "tangent", moving
         if key not in self._made:
-            with compiler_lock(), in_clean_state(), _rules():
+            with compiler_lock(), in_clean_state(), active_rules():
                 if key in self._made:  # by another thread
                     return self._made[key]
                 graph, outputs = graphs.pushed_forward(self.graph, self.fakes, self.sizes.mode, moving)
@@ -304,7 +307,7 @@ class Function:
         """The function of a batch, whose outputs have the batch first. It is for certain sizes: see `closed`."""
         key = compile_cache.state(), "batch", dims, size, randomness
         if key not in self._made:
-            with compiler_lock(), in_clean_state(), _rules():
+            with compiler_lock(), in_clean_state(), active_rules():
                 if key in self._made:  # by another thread
                     return self._made[key]
                 mode = self.sizes.mode
@@ -436,7 +439,7 @@ class Tower:
     def level(self, k: int) -> Level:
         """The function with the residuals of ``k`` levels as outputs."""
         while len(self.levels) <= k:
-            with compiler_lock(), in_clean_state(), _rules():
+            with compiler_lock(), in_clean_state(), active_rules():
                 if len(self.levels) <= k:
                     found = _level(self.levels[-1].forward, self.needs)
                     assert found is not None

@@ -33,6 +33,7 @@ __all__ = [
     "Partition",
     "batched",
     "carrier",
+    "constant",
     "expanded_apart",
     "is_alias",
     "is_piece",
@@ -76,6 +77,9 @@ def _identity(name: str, keeps_tangent: bool) -> Any:
 
 stop = _identity("stop", keeps_tangent=False)  # as x.detach()
 stop_reverse = _identity("stop_reverse", keeps_tangent=True)  # as what is computed under torch.no_grad()
+constant = _identity(
+    "constant", keeps_tangent=True
+)  # as a gradient without create_graph=True; no view of another result
 
 
 def trace(
@@ -229,7 +233,7 @@ def reshaping(graph: fx.GraphModule) -> fx.GraphModule:
 
 def without_stops(graph: fx.GraphModule) -> fx.GraphModule:
     """The same values; for a graph that is only to be run."""
-    for target in (stop, stop_reverse):
+    for target in (stop, stop_reverse, constant):
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
@@ -513,7 +517,7 @@ def is_piece(node: Any) -> bool:
 
 def is_view_of_first(node: Any) -> bool:
     """`is_alias`, or will be when the graph is compiled."""
-    return node.target in (stop, stop_reverse) or is_alias(node)
+    return node.target in (stop, stop_reverse, constant) or is_alias(node)
 
 
 def pushed_forward(

@@ -8,6 +8,7 @@ views of inputs, or of each other, are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from ..core.internals import (
 from ..core.schema import is_differentiable
 from ..core.versions import reached
 from . import graphs, regions
-from .function import Function, Options
+from .function import Function, Options, active_rules
 
 __all__ = ["Program", "Unsupported"]
 
@@ -78,7 +79,9 @@ class Program:
         numbers: Sequence[int] = (),
     ) -> None:
         tracked, graph = torch.is_grad_enabled(), regions.inlined(graph)
-        transforms = _refuse(graph, tracked)
+        differentiates = bool(graph.graph.find_nodes(op="call_function", target=torch.autograd.grad))
+        transforms = _refuse(graph, tracked, differentiates)
+        derivatives = transforms or differentiates  # their saved tensors are detached
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
         if not self.tensors:
             raise Unsupported("it has no tensors among its inputs")
@@ -99,15 +102,22 @@ class Program:
                     everything[i] = tensors[where].shape[d]
                 inputs = [everything[i] for i in range(len(values))]
                 whole = _Interpreted(
-                    graph, tracked=tracked, marks_detach=transforms or not _DETACH_IS_SHOWN, numbers=numbers
+                    graph,
+                    tracked=tracked,
+                    marks_detach=derivatives or not _DETACH_IS_SHOWN,
+                    requires_grad=differentiates,
+                    numbers=numbers,
                 )
                 outputs = _flat(whole.run(*inputs))
                 if any(isinstance(x, Tensor) and is_functorch_wrapped(x) for x in outputs):
                     raise Unsupported("it ends before a pullback of torch.func is called, whose history it would lose")
+                if differentiates and not whole.variables and any(map(_is_tracked, outputs)):
+                    raise Unsupported("its outputs require grad, and none of its inputs does")
                 return outputs
 
             mode = self.sizes.mode
-            plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
+            with active_rules() if derivatives else nullcontext():
+                plan = traced(lambda *xs: tuple(of_tensors(constants, *xs)), given, mode, composites=True)
             # since torch 2.15 a fake tensor tells the number that it was made of
             if plan.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default):
                 raise Unsupported("it reads the value of a tensor, which would be a constant of the graph")
@@ -116,12 +126,12 @@ class Program:
                 with mode:
                     expected = of_tensors(constants | varying, *given)
                 _refuse_other_dtypes(graphs.outputs_of(plan), expected)
-            if transforms:  # whose saved tensors are detached; the program's own detach is marked
+            if derivatives:  # the program's own detach is marked
                 graphs.removed_detach(plan)
             _refuse_writes(plan)
             self.outputs, inner = _views(plan)
             graphs.set_outputs(plan, inner)
-            functional = graphs.trace(plan, given, mode, keeps_writes=True, stops=not transforms)
+            functional = graphs.trace(plan, given, mode, keeps_writes=True, stops=not derivatives)
             self.written = _writes(functional, len(inner))
             self.noise = _noise(functional)
             fakes = [n.meta["val"] for n in functional.graph.find_nodes(op="placeholder")]
@@ -249,6 +259,7 @@ class _Interpreted(Interpreter):
         enclosing: the calls whose segment it is.
         tracked: whether grad mode is on where the graph begins.
         marks_detach: mark ``detach``; otherwise the trace shows all of them.
+        requires_grad: track the inputs that require grad, as the graph calls ``torch.autograd.grad``.
         numbers: the inputs that stand for numbers. Their ``item`` is what is given.
     """
 
@@ -262,6 +273,7 @@ class _Interpreted(Interpreter):
         *,
         tracked: bool = True,
         marks_detach: bool = True,
+        requires_grad: bool = False,
         numbers: Sequence[int] = (),
     ) -> None:
         super().__init__(module, graph, enclosing)
@@ -269,12 +281,15 @@ class _Interpreted(Interpreter):
         self.marked = regions.are_in(self.graph)
         inputs = self.graph.find_nodes(op="placeholder")
         self.numbers = [inputs[i] for i in numbers]
+        self.variables = [n for n in inputs if requires_grad and _is_tracked(n.meta.get("example_value"))]
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         with torch.set_grad_enabled(self.tracked), torch.fx.traceback.preserve_node_meta(self.marked):
             return super().run(*values)
 
     def run_node(self, n: Any) -> Any:
+        if n in self.variables:
+            return super().run_node(n).detach().requires_grad_()
         if n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
         if n.target == "item" and n.args[0] in self.numbers:
@@ -284,11 +299,18 @@ class _Interpreted(Interpreter):
         result = super().run_node(n)
         if self.marks_detach and (n.target in _DETACH or _is_data(n)):
             return _marked(graphs.stop, result)
+        if n.target is torch.autograd.grad:
+            tracks = n.kwargs["create_graph"] if "create_graph" in n.kwargs else n.args[4:5] == (True,)
+            return result if tracks else _marked(graphs.constant, result)
         if not untracked or torch.is_grad_enabled():
             return result
         if any(is_differentiable(x) and x._version != version for x, version in before):
             raise Unsupported("it writes to a tensor under torch.no_grad()")
         return _marked(graphs.stop_reverse, result, [x for x, _ in before])
+
+
+def _is_tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 _DETACH = ("detach", torch.detach)
@@ -309,11 +331,12 @@ def _marked(op: Any, result: Any, given: Sequence[Tensor] = ()) -> Any:
     return pytree.tree_map_only(Tensor, marked, result)
 
 
-def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
+def _refuse(graph: fx.GraphModule, tracked: bool, differentiates: bool) -> bool:
     """Refuse operations that a trace would not show. Returns whether there are transforms of torch.func inside."""
     nodes = [n for one in (graph, *_calls_in(graph)) for n in one.graph.nodes]
     modules = [str(getattr(n.target, "__module__", "")) + str(n.target) for n in nodes if n.op == "call_function"]
-    transforms = any("functorch" in m for m in modules)
+    # Dynamo calls the latter beside each ``requires_grad_``, too
+    transforms = any("functorch" in m and "set_inplace_requires_grad_allowed" not in m for m in modules)
     for node in nodes:
         if isinstance(node.target, HigherOrderOperator) and not isinstance(node.target, OperatorOfGraphs):
             raise Unsupported(f"it has the higher-order operator {node.target.name()}")
@@ -326,6 +349,8 @@ def _refuse(graph: fx.GraphModule, tracked: bool) -> bool:
             raise Unsupported(
                 "it calls a pullback of torch.func that was made outside of the graph, whose history it lacks"
             )
+        if differentiates and _makes_variable(node):
+            continue
         if node.target in _OF_METADATA or transforms and _is_data(node):
             raise Unsupported(f"it calls {node.target}")
         if node.target is switch_grad_mode:
@@ -350,6 +375,11 @@ def _calls_in(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
 def _pulls_back_from_outside(node: Any) -> bool:
     """Whether a node is the pullback of a call that is not in its graph. A trace has plain tensors there, and zeros for results."""
     return node.target is differentiate_in_transform and any(x.op == "placeholder" for x in node.args[1])
+
+
+def _makes_variable(node: Any) -> bool:
+    """Whether a node has a tensor that the graph has made require grad, to differentiate by it. Dynamo does not return it."""
+    return node.target == "requires_grad_" and node.args[0].op != "placeholder" and node.args[1:] in ((), (True,))
 
 
 # Methods that change a tensor's properties and not its values.

@@ -58,6 +58,7 @@ from .dynamo import (
     pytree,
     skip_frame,
     skipped_by_dynamo,
+    trace_gradients,
     traced_with_graph,
 )
 from .functorch import (
@@ -350,6 +351,7 @@ __all__ = [
     "tangent",
     "tangents_possible",
     "tensor_without_memory",
+    "trace_gradients",
     "traced",
     "traced_nested_int",
     "traced_with_graph",

@@ -28,6 +28,7 @@ __all__ = [
     "pytree",
     "skip_frame",
     "skipped_by_dynamo",
+    "trace_gradients",
     "traced_with_graph",
 ]
 
@@ -98,6 +99,45 @@ def break_at_autograd_functions(is_ours: Callable[[Any], bool], report: Callable
 
     call_apply.of_torch_manualgrad = True  # type: ignore[attr-defined]
     AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign,assignment]
+
+
+def trace_gradients(is_ours: Callable[[Any], bool]) -> None:
+    """Have Dynamo write ``torch.autograd.grad`` into a graph, where it ends the graph by default. Older versions cannot.
+
+    Dynamo also drops a graph whose outputs depend on a tensor that was made inside, and made to require grad there. PyTorch's
+    backend is wrong about these. We need it only where that tensor itself is returned.
+
+    Args:
+        is_ours: whether a graph is for this backend.
+    """
+    from torch._dynamo import config  # importing the compiler is slow
+    from torch._dynamo.output_graph import OutputGraph  # importing the compiler is slow
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable  # importing the compiler is slow
+
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    handler = handlers.get(torch.autograd.grad)
+    if handler is None or hasattr(handler, "of_torch_manualgrad"):
+        return
+    check: Any = getattr(OutputGraph, "_check_requires_grad_intermediate_outputs", None)
+
+    @functools.wraps(handler)
+    def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(_innermost(tx.output.compiler_fn)):
+            return handler(self, tx, *args, **kwargs)
+        with config.patch(trace_autograd_ops=True):
+            return handler(self, tx, *args, **kwargs)
+
+    @functools.wraps(check)
+    def check_outputs(self: Any, outputs: Any, tx: Any) -> None:
+        made_inside = {v.as_proxy().node for v in self.leaf_var_creation_order if not v.source}
+        returned = {v.as_proxy().node for v in outputs if v.is_tensor()}
+        if not is_ours(_innermost(self.compiler_fn)) or made_inside & returned:
+            check(self, outputs, tx)
+
+    handle.of_torch_manualgrad = True  # type: ignore[attr-defined]
+    handlers[torch.autograd.grad] = handle
+    if check is not None:
+        OutputGraph._check_requires_grad_intermediate_outputs = check_outputs  # type: ignore[method-assign,assignment]
 
 
 def skip_frame(reason: str) -> NoReturn:
