@@ -40,11 +40,16 @@ class Programs:
                 if symbol is not None:
                     free.setdefault(symbol, []).append((i, d))
         self._free = tuple(free.values())
+        # Dynamo guards the shapes that it knows
+        self._is_one = not self._free and all(isinstance(n.meta.get("example_value"), Tensor) for n in inputs)
         self._closed: dict[Any, Program | None] = {}
         self._open: dict[Any, list[Program]] = {}
 
     def of(self, values: Sequence[Any]) -> tuple[Program | None, Sequence[Any]]:
         """The program for these inputs of the graph, None if it cannot be compiled, and the inputs of the program."""
+        if self._is_one and self._closed and not self._numbers:
+            (program,) = self._closed.values()
+            return program, values
         if not self._numbers:
             return self._find(values), values
         numbers = [values[i].item() for i in self._numbers]
