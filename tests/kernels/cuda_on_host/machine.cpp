@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <queue>
 #include <random>
@@ -199,6 +200,10 @@ struct Machine {
   Traffic traffic;
   std::vector<Cell> shared_cells, cells;
   std::vector<uint32_t> used;
+
+  // Of the launches of all of the host's threads.
+  std::mutex asking;
+  std::map<const void*, size_t> asked;
 
   unsigned threads() const { return launch.block.x; }
 };
@@ -563,8 +568,11 @@ void note_access(uintptr_t at, size_t bytes, bool shared, void* where) {
   request.ranges.emplace_back(at, bytes);
 }
 
+// Of the host's thread that the device runs in: code of the host in other threads is instrumented, too.
+thread_local bool runs_device = false;
+
 [[maybe_unused]] void check_access(const void* at, size_t bytes, bool write, void* where) {
-  if (machine.current == nullptr) return;
+  if (!runs_device || machine.current == nullptr) return;
   const char* address = static_cast<const char*>(at);
   if (at >= &position && at < &position + 1) return;
   if (address >= machine.stacks && address < machine.stacks + kMostFibers * (kStack + kPage)) return;
@@ -719,6 +727,7 @@ bool run(const Launch& launch) {
     machine.error = "more blocks than can run at once";
   }
   if (!machine.error.empty()) return false;
+  runs_device = true;
   machine.launch = launch;
   machine.met = machine.waiting_grid = 0;
   choose_order();
@@ -738,7 +747,26 @@ bool run(const Launch& launch) {
     }
   }
   clear_cells();
+  runs_device = false;
   return machine.error.empty();
+}
+
+bool ask_for_shared(const void* kernel, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(machine.asking);
+  size_t& asked = machine.asked.try_emplace(kernel, kSharedGiven).first->second;
+  if (bytes > kSharedLargest) {
+    refuse("more shared memory than there is");
+  } else if (bytes < asked) {
+    refuse("less shared memory than before, which another thread may be about to use");
+  } else {
+    asked = bytes;
+    return true;
+  }
+  return false;
+}
+size_t shared_asked_for(const void* kernel) {
+  const std::lock_guard<std::mutex> lock(machine.asking);
+  return machine.asked.try_emplace(kernel, kSharedGiven).first->second;
 }
 
 const char* report() { return machine.error.c_str(); }

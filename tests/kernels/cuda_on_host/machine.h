@@ -75,6 +75,11 @@ struct Launch {
   const void* of;
 };
 
+// The dynamic shared memory of each kernel; asking for less than before is refused, as another thread may be about to
+// use it.
+bool ask_for_shared(const void* kernel, size_t bytes);
+size_t shared_asked_for(const void* kernel);
+
 // False if the kernel did what no kernel may do; report() then says what.
 bool run(const Launch& launch);
 const char* report();

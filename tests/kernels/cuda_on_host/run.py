@@ -1,9 +1,10 @@
 """Runs the tests of the kernels on the CUDA kernels, built for the host, in the place of the CPU's kernels.
 
     python tests/kernels/cuda_on_host/run.py [--kind races|sanitizers] [--order ORDER] [--every N] [arguments of pytest]
+    python tests/kernels/cuda_on_host/run.py --write-traffic
 
 ORDER is that in which threads run: forward, reverse, mixed, or a seed (see machine.cpp). Of the cases of a test one in
-N runs.
+N runs. The second command counts how often memory is used, for traffic.py.
 """
 
 from __future__ import annotations
@@ -77,10 +78,22 @@ def run(kind: str = "races", order: str = "mixed", every: int = 1, arguments: Se
         return subprocess.run([*command, *arguments], cwd=name, env=variables, check=False).returncode
 
 
+def write_traffic(path: Path) -> None:
+    """Counts, and writes the table."""
+    library = build("races")
+    with tempfile.TemporaryDirectory(prefix="cuda_on_host") as name:
+        package(Path(name), library)
+        command = [sys.executable, str(HERE / "count.py"), str(path)]
+        subprocess.run(command, cwd=name, env=environment(Path(name), "races", "forward"), check=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=["races", "sanitizers"], default="races")
     parser.add_argument("--order", default="mixed")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--write-traffic", nargs="?", type=Path, const=HERE.parent / "cuda_traffic.csv")
     given, rest = parser.parse_known_args()
+    if given.write_traffic:
+        raise SystemExit(write_traffic(given.write_traffic))
     raise SystemExit(run(given.kind, given.order, given.every, rest))

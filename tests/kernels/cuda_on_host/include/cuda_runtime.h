@@ -4,7 +4,6 @@
 #include "../machine.h"
 
 #include <cstring>
-#include <map>
 
 // From here on sources take the way of the device, and register their kernels for the CPU.
 #define __CUDA_ARCH__ 800
@@ -148,35 +147,17 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, 
   return cudaSuccess;
 }
 
-namespace cuda_on_host {
-// kernel -> the dynamic shared memory that was asked for
-template <class Kernel>
-size_t& shared_asked_for(Kernel* kernel) {
-  static std::map<Kernel*, size_t> asked;
-  return asked.try_emplace(kernel, kSharedGiven).first->second;
-}
-}  // namespace cuda_on_host
-
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
-  if (static_cast<size_t>(bytes) > cuda_on_host::kSharedLargest) {
-    cuda_on_host::refuse("more shared memory than there is");
-    return cudaErrorInvalidValue;
-  }
-  size_t& asked = cuda_on_host::shared_asked_for(kernel);
-  if (static_cast<size_t>(bytes) < asked) {
-    cuda_on_host::refuse("less shared memory than before, which another thread may be about to use");
-    return cudaErrorInvalidValue;
-  }
-  asked = static_cast<size_t>(bytes);
-  return cudaSuccess;
+  const bool given = cuda_on_host::ask_for_shared(reinterpret_cast<const void*>(kernel), static_cast<size_t>(bytes));
+  return given ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   static_assert((size_t{0} + ... + sizeof(Parameters)) <= 4096, "the arguments of a launch");
-  if (config->dynamicSmemBytes > cuda_on_host::shared_asked_for(kernel)) {
+  if (config->dynamicSmemBytes > cuda_on_host::shared_asked_for(reinterpret_cast<const void*>(kernel))) {
     cuda_on_host::refuse("more shared memory than was asked for");
     return cudaErrorInvalidValue;
   }
