@@ -20,7 +20,7 @@ CAPABILITY_TESTS := tests/core/test_vector_tails.py tests/core/test_strong_zero.
 NARROWER := import torch; c = torch.backends.cpu.get_cpu_capability(); print({'AVX2': 'default', 'AVX512': 'default avx2'}.get(c, ''))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan test-cuda sanitize-cuda cuda-on-host conformance hostile mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
+.PHONY: help demo test test-slow test-capabilities test-torch bench plots asan test-cuda sanitize-cuda gpu cuda-on-host conformance hostile mutants fuzz lint format docs measure jax clients wheel sdist test-wheel aarch64 install clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -79,6 +79,9 @@ sanitize-cuda: $(VENV)/installed  ## each CUDA kernel on a GPU with compute-sani
 	@set -e; for tool in memcheck racecheck synccheck initcheck; do \
 	  echo "== $$tool"; PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=tests:tests/kernels compute-sanitizer --tool $$tool --error-exitcode 1 $(PY) tests/cuda/each_kernel.py; \
 	done
+
+gpu: $(VENV)/installed  ## all that a machine with a GPU can tell, in ten minutes; ARGS=--rehearse without one
+	@$(PY) tools/gpu.py $(ARGS)
 
 cuda-on-host: $(VENV)/installed  ## the tests of the CUDA kernels without a GPU; ARGS='--kind sanitizers --every 6'
 	@$(PY) tests/kernels/cuda_on_host/run.py $(ARGS)
@@ -152,6 +155,7 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "building the kernels and installing torch_manualgrad (editable)"
 	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[test,demo,jax]'
+	@! command -v nvcc > /dev/null || $(PIP) install -c constraints.txt nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 	@touch $@
 
 $(VENV)/linters: $(VENV)/installed
