@@ -51,13 +51,11 @@ struct DetVjp : DetArguments<S>, Order<F> {
     loader.threads.sync();
     const bool adjugate = this->det.data != nullptr && any(singular);
     N scale = conjugate(scalars[0]);
-    if (adjugate) {
-      if (loader.threads.rank() == 0) {
-        const N product = without_zeros(factors, zeros, n, pitch) * loader.parity(this->pivots, n, Y);
-        scalars[1] = select(singular, product, scalars[1]);
-      }
-      loader.threads.sync();
+    if (adjugate && loader.threads.rank() == 0) {
+      const N product = without_zeros(factors, zeros, n, pitch) * loader.parity(this->pivots, n, Y);
+      scalars[1] = select(singular, product, scalars[1]);
     }
+    loader.threads.sync();
     if (this->det.data != nullptr) {
       scale = scale * scalars[1];
     } else {
@@ -68,8 +66,10 @@ struct DetVjp : DetArguments<S>, Order<F> {
     const StridedMatrix<N> solution{Y, pitch, 1};
     solve_lower(loader.threads, triangles, solution, n, n);
     if (adjugate) clear_rows<true>(loader.threads, zeros, Y, n, pitch);
+    loader.threads.sync();
     solve_upper(loader.threads, triangles, solution, inverse, n, n);
     if (adjugate) clear_rows<false>(loader.threads, zeros, Y, n, pitch);
+    loader.threads.sync();
     for (int e = loader.threads.rank(); e < n * pitch; e += loader.threads.size()) Y[e] = conjugate(Y[e] * scale);
     loader.threads.sync();
     loader.write(Y, n, n, this->out);

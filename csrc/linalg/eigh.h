@@ -37,7 +37,8 @@ struct EighJacobiArguments {
 template <class S, int F>
 struct EighJacobi : EighJacobiArguments<S>, Order<F> {
   static constexpr Unroll kUnroll = Unroll::kNever;
-  static constexpr int kThreadOrder = 4, kThreadScratch = 2 * kThreadOrder * kThreadOrder + kThreadOrder;
+  static constexpr int kThreadOrder = 4;
+  static constexpr bool kUniform = false;
 
   int scratch_size() const { return 2 * this->n() * this->n() + this->n(); }
   int64_t work() const { return 16 * scratch_size(); }

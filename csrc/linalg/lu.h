@@ -114,11 +114,12 @@ struct LuJvp : LuArguments<S>, Order<F> {
     loader.reorder(factors, m, n, order, B);
     this->factors.read(loader, m, n, factors, dU);
     lu_jvp(loader.threads, factors, B, dU, inverse, m, n, pitch);
-    const bool one = this->out_upper.data == nullptr;
-    if (one) {
+    if (this->out_upper.data == nullptr) {
       for (int i = 0; i < k; ++i) {
         for (int j = i + loader.threads.rank(); j < n; j += loader.threads.size()) B[i * pitch + j] = dU[i * pitch + j];
       }
+      loader.threads.sync();
+      loader.write(B, m, n, this->out);
     } else {
       clear(loader.threads, Part::kLower, dU, k, n, pitch);
       loader.write(dU, k, n, this->out_upper);
@@ -126,13 +127,13 @@ struct LuJvp : LuArguments<S>, Order<F> {
         for (int j = loader.threads.rank(); j < k; j += loader.threads.size())
           factors[i * k_pitch + j] = B[i * pitch + j];
       }
+      loader.threads.sync();
+      loader.write(factors, m, k, this->out);
     }
-    loader.threads.sync();
-    loader.write(one ? B : factors, m, one ? n : k, this->out);
   }
 };
 
-// The factors themselves, by one thread.
+// The factors themselves.
 template <class S>
 struct LuSmallArguments {
   using Scalar = S;
@@ -143,8 +144,6 @@ struct LuSmallArguments {
 template <class S, int F>
 struct LuSmall : LuSmallArguments<S>, Order<F> {
   static constexpr Unroll kUnroll = Unroll::kNever;
-  static constexpr int kThreadOrder = kLuSmallOrder, kThreadScratch = 2 * kThreadOrder * kThreadOrder + kThreadOrder;
-  static constexpr bool kOnlyThreads = true;
 
   int scratch_size() const {
     const int m = this->m(), n = this->n();
@@ -160,19 +159,25 @@ struct LuSmall : LuSmallArguments<S>, Order<F> {
     N *A = memory, *other = A + m * n;
     R* order = reinterpret_cast<R*>(other + m * (m > n ? m : n));
     loader.read(this->a, m, n, A);
-    lu(A, order, m, n);
+    const int first = loader.threads.rank(), step = loader.threads.size();
+    lu(loader.threads, A, order, m, n);
     for (int i = 0; i < m; ++i) {
-      for (int j = 0; j < k; ++j) other[i * k + j] = j < i ? A[i * n + j] : from_real<N>(i == j ? one : R{});
+      for (int j = first; j < k; j += step) other[i * k + j] = j < i ? A[i * n + j] : from_real<N>(i == j ? one : R{});
     }
+    loader.threads.sync();
     loader.write(other, m, k, this->l);
+    loader.threads.sync();
     for (int i = 0; i < k; ++i) {
-      for (int j = 0; j < n; ++j) other[i * n + j] = j < i ? N{} : A[i * n + j];
+      for (int j = first; j < n; j += step) other[i * n + j] = j < i ? N{} : A[i * n + j];
     }
+    loader.threads.sync();
     loader.write(other, k, n, this->u);
+    loader.threads.sync();
     for (int i = 0; i < m; ++i) {
       const R row = real_number<R>(static_cast<BaseOf<R>>(i));
-      for (int j = 0; j < m; ++j) other[i * m + j] = from_real<N>(select(order[j] == row, one, R{}));
+      for (int j = first; j < m; j += step) other[i * m + j] = from_real<N>(select(order[j] == row, one, R{}));
     }
+    loader.threads.sync();
     loader.write(other, m, m, this->p);
   }
 };

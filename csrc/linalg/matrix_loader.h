@@ -22,6 +22,31 @@ HOST_DEVICE void order_of_pivots(const MatrixBatch<const int32_t>& pivots, int64
   }
 }
 
+// x[at] of `count` numbers `step` apart, and x[at] := value: without an index that is known only when the code runs, so
+// that the numbers can stay in registers.
+template <class T>
+HOST_DEVICE T entry(const T* x, int step, int count, int at) {
+  T found = x[0];
+  for (int i = 1; i < count; ++i) found = select(i == at, x[i * step], found);
+  return found;
+}
+template <class T>
+HOST_DEVICE void set_entry(T* x, int count, int at, const T& value) {
+  for (int i = 0; i < count; ++i) x[i] = select(i == at, value, x[i]);
+}
+
+// The same as order_of_pivots(), in registers. Without pivots the order stays.
+HOST_DEVICE void order_in_registers(const MatrixBatch<const int32_t>& pivots, int64_t place, int m, int k, int* order) {
+  for (int i = 0; i < m; ++i) order[i] = i;
+  for (int i = 0; i < k; ++i) {
+    const int with = pivots.data == nullptr ? i : pivots.at(place, 0, i) - 1;
+    if (with < 0 || with >= m) continue;
+    const int kept = order[i];
+    order[i] = entry(order, 1, m, with);
+    set_entry(order, m, with, kept);
+  }
+}
+
 HOST_DEVICE int parity_of_pivots(const MatrixBatch<const int32_t>& pivots, int64_t place, int k) {
   int sign = 1;
   for (int i = 0; i < k; ++i) sign = pivots.at(place, 0, i) == i + 1 ? sign : -sign;
@@ -57,6 +82,10 @@ template <class Threads, bool Padded = false>
 struct MatrixLoader {
   Threads threads;
   int64_t place;
+  bool writes = true;  // else the group only keeps others company
+
+  // Whether the compiler knows all sizes.
+  static constexpr bool kInRegisters = std::is_same_v<Threads, InlinedThread>;
 
   // The distance of rows of so many entries.
   HOST_DEVICE static constexpr int pitch(int columns) { return Padded ? columns | 1 : columns; }
@@ -104,24 +133,28 @@ struct MatrixLoader {
   template <class S>
   HOST_DEVICE void write(const S* from, int rows, int columns, const MatrixBatch<S>& to,
                          const int* order = nullptr) const {
+    if (!writes) return;
     for_entries(
         rows, columns,
         [&](int i, int j) { to.at(place, order == nullptr ? i : order[i], j) = from[i * pitch(columns) + j]; },
         by_columns(to));
   }
 
-  // See order_of_pivots(); null without pivots.
+  // See order_of_pivots(). Null without pivots, except in registers, where a pointer must be known to be one.
   template <class N>
   HOST_DEVICE const int* order(const MatrixBatch<const int32_t>& pivots, int m, int k, int* found, const N*) const {
+    if constexpr (kInRegisters) {
+      order_in_registers(pivots, place, m, k, found);
+      return found;
+    }
     if (pivots.data == nullptr) return nullptr;
     if (threads.rank() == 0) order_of_pivots(pivots, place, m, k, found, 1);
     threads.sync();
     return found;
   }
-  // The same of a permutation matrix. If it is none, the numbers at `nan_target` become nan.
+  // The same of a permutation matrix, which is there. If it is none, the numbers at `nan_target` become nan.
   template <class S>
   HOST_DEVICE const int* order(const MatrixBatch<const S>& P, int m, S*, int* found, S* nan_target, int numbers) const {
-    if (P.data == nullptr) return nullptr;
     for (int c = threads.rank(); c < m; c += threads.size()) {
       RealOf<S> sum{};
       for (int r = 1; r < m; ++r) sum += real_part(P.at(place, r, c)) * static_cast<RealOf<S>>(r);
@@ -143,7 +176,12 @@ struct MatrixLoader {
   template <class N>
   HOST_DEVICE void reorder(const N* from, int rows, int columns, const int* order, N* to) const {
     for_entries(rows, columns, [&](int i, int j) {
-      to[i * pitch(columns) + j] = from[(order == nullptr ? i : order[i]) * pitch(columns) + j];
+      const int row = order == nullptr ? i : order[i];
+      if constexpr (kInRegisters) {
+        to[i * columns + j] = entry(from + j, columns, rows, row);
+      } else {
+        to[i * pitch(columns) + j] = from[row * pitch(columns) + j];
+      }
     });
     threads.sync();
   }

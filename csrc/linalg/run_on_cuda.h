@@ -1,5 +1,5 @@
-// How a batch of small matrices runs on CUDA: a thread for a matrix, in its own memory, or a warp for a matrix, in
-// shared memory. On the current stream; does not synchronize.
+// How a batch of small matrices runs on CUDA: a thread for a matrix, in its own registers or in shared memory, or a
+// group of lanes for a matrix, in shared memory. On the current stream; does not synchronize.
 #pragma once
 
 #include "../base/cuda.h"
@@ -10,17 +10,18 @@
 namespace manualgrad {
 namespace {
 
-constexpr int kThreads = 128, kWarp = 32, kGroup = 4;
+constexpr int kThreads = 128, kWarp = 32, kSubgroup = 4;
 
-// The threads of a block of one warp. Those of a subgroup share a pair of rows.
-struct Warp {
-  int thread;
-  HOST_DEVICE int rank() const { return thread; }
-  HOST_DEVICE int size() const { return kWarp; }
-  HOST_DEVICE int group() const { return thread / kGroup; }
-  HOST_DEVICE int groups() const { return kWarp / kGroup; }
-  HOST_DEVICE int place() const { return thread % kGroup; }
-  HOST_DEVICE int width() const { return kGroup; }
+// Neighbouring lanes of a warp that share a matrix: all, or a power of two. The groups of a warp take the same steps,
+// so that they meet at the same barriers. Those of a subgroup share a pair of rows.
+struct LaneGroup {
+  int lane, lanes;
+  HOST_DEVICE int rank() const { return lane; }
+  HOST_DEVICE int size() const { return lanes; }
+  HOST_DEVICE int group() const { return lane / kSubgroup; }
+  HOST_DEVICE int groups() const { return lanes / kSubgroup; }
+  HOST_DEVICE int place() const { return lane % kSubgroup; }
+  HOST_DEVICE int width() const { return kSubgroup; }
   HOST_DEVICE void sync() const {
 #if defined(__CUDA_ARCH__)
     __syncwarp();
@@ -29,7 +30,7 @@ struct Warp {
   template <class T>
   HOST_DEVICE T largest(T value) const {
 #if defined(__CUDA_ARCH__)
-    for (int step = kWarp / 2; step > 0; step /= 2) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
       value = larger_of(value, __shfl_xor_sync(0xffffffffu, value, step));
     }
 #endif
@@ -37,21 +38,42 @@ struct Warp {
   }
 };
 
-template <int Numbers, class Kernel>
+// Of an order that the compiler knows.
+template <class Kernel>
 __global__ void __launch_bounds__(kThreads) thread_kernel(Kernel kernel) {
-  typename Kernel::Scalar memory[Numbers];
+  constexpr int kOrder = Kernel::kOrder;
+  typename Kernel::Scalar memory[4 * kOrder * kOrder + 4 * kOrder];
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t b = int64_t{blockIdx.x} * kThreads + threadIdx.x; b < kernel.batch; b += stride) {
+    kernel.run(MatrixLoader<InlinedThread>{{}, b}, memory);
+  }
+}
+
+// `numbers`: the distance of the memory of two threads, which is odd, so that they use different banks.
+template <class Kernel>
+__global__ void __launch_bounds__(kWarp) shared_thread_kernel(Kernel kernel, int numbers) {
+  extern __shared__ double2 shared[];
+  auto* const memory = reinterpret_cast<typename Kernel::Scalar*>(shared) + static_cast<int>(threadIdx.x) * numbers;
+  const int64_t stride = int64_t{gridDim.x} * kWarp;
+  for (int64_t b = int64_t{blockIdx.x} * kWarp + threadIdx.x; b < kernel.batch; b += stride) {
     kernel.run(MatrixLoader<SingleThread>{{}, b}, memory);
   }
 }
 
+// `lanes` for a matrix; `numbers`: the distance of the memory of two groups.
 template <class Kernel>
-__global__ void __launch_bounds__(kWarp) warp_kernel(Kernel kernel) {
+__global__ void __launch_bounds__(kThreads, 5) lane_kernel(Kernel kernel, int lanes, int numbers) {
   extern __shared__ double2 shared[];
-  for (int64_t b = blockIdx.x; b < kernel.batch; b += gridDim.x) {
-    const MatrixLoader<Warp, Kernel::kPadded> matrix{{static_cast<int>(threadIdx.x)}, b};
-    kernel.run(matrix, reinterpret_cast<typename Kernel::Scalar*>(shared));
+  const int thread = static_cast<int>(threadIdx.x), group = thread / lanes,
+            groups = static_cast<int>(blockDim.x) / lanes;
+  auto* const memory = reinterpret_cast<typename Kernel::Scalar*>(shared) + group * numbers;
+  const int64_t stride = int64_t{gridDim.x} * groups;
+  for (int64_t first = int64_t{blockIdx.x} * groups; first < kernel.batch; first += stride) {
+    // a group for which no matrix is left takes the last one, and writes nothing
+    const bool writes = first + group < kernel.batch;
+    const MatrixLoader<LaneGroup, Kernel::kPadded> matrix{
+        {thread % lanes, lanes}, writes ? first + group : kernel.batch - 1, writes};
+    kernel.run(matrix, memory);
     matrix.threads.sync();
   }
 }
@@ -59,20 +81,39 @@ __global__ void __launch_bounds__(kWarp) warp_kernel(Kernel kernel) {
 constexpr const char* kSmallMatrices = "manualgrad: small matrices: ";
 constexpr int64_t kMostBlocks = 1 << 20;
 
-// A thread has memory for so many numbers.
-template <int Numbers, class Kernel>
+// Enough blocks of so many matrices each.
+inline int64_t blocks_of(int64_t batch, int64_t each) { return std::min((batch + each - 1) / each, kMostBlocks); }
+
+template <class Kernel>
 void launch_threads(const Tensor& like, const Kernel& kernel) {
-  const int64_t blocks = (kernel.batch + kThreads - 1) / kThreads;
-  Stream(kSmallMatrices, like)
-      .launch(thread_kernel<Numbers, Kernel>, std::min(blocks, kMostBlocks), kThreads, 0, kernel);
+  const Stream stream(kSmallMatrices, like);
+  if constexpr (Kernel::kOrder > 0) {
+    stream.launch(thread_kernel<Kernel>, blocks_of(kernel.batch, kThreads), kThreads, 0, kernel);
+  } else {
+    const int numbers = kernel.scratch_size() | 1;
+    const size_t bytes = static_cast<size_t>(kWarp * numbers) * sizeof(typename Kernel::Scalar);
+    stream.launch(shared_thread_kernel<Kernel>, blocks_of(kernel.batch, kWarp), kWarp, bytes, kernel, numbers);
+  }
 }
 
 template <class Kernel>
-void launch_warps(const Tensor& like, const Kernel& kernel) {
+void launch_lanes(const Tensor& like, const Kernel& kernel, int64_t order) {
+  int lanes = Kernel::kUniform ? kSubgroup : kWarp;
+  while (lanes < order) lanes *= 2;
   Kernel largest = kernel;  // as large as with the gaps
   if (Kernel::kPadded) largest.m_ |= 1, largest.n_ |= 1;
-  const size_t bytes = static_cast<size_t>(largest.scratch_size()) * sizeof(typename Kernel::Scalar);
-  Stream(kSmallMatrices, like).launch(warp_kernel<Kernel>, std::min(kernel.batch, kMostBlocks), kWarp, bytes, kernel);
+  int numbers = largest.scratch_size();
+  // rows of the same place in the matrices of a warp then use different banks
+  if (lanes < kWarp) numbers = ((numbers + lanes - 1) / lanes | 1) * lanes;
+  const int64_t groups = kWarp / lanes, warps = (kernel.batch + groups - 1) / groups;
+  const size_t bytes = static_cast<size_t>(groups * numbers) * sizeof(typename Kernel::Scalar);
+  // more than a warp in a block where there are enough for every processor, and memory for them
+  constexpr int64_t kManyWarps = 512;
+  const int64_t each =
+      std::clamp<int64_t>(std::min<int64_t>(warps / kManyWarps, kGivenShared / bytes), 1, kThreads / kWarp);
+  Stream(kSmallMatrices, like)
+      .launch(lane_kernel<Kernel>, blocks_of(warps, each), static_cast<int>(each) * kWarp,
+              static_cast<size_t>(each) * bytes, kernel, lanes, numbers);
 }
 
 struct Cuda {
@@ -85,10 +126,14 @@ struct Cuda {
     constexpr bool kFixed = Kernel<S, 0>::kUnroll != Unroll::kNever && !NumberTraits<S>::kComplex;
     with_order<Kernel, kFixed>(arguments, batch, m, n, [&](const auto& kernel) {
       using Sized = std::decay_t<decltype(kernel)>;
-      if constexpr (!Sized::kOnlyThreads) {
-        if (std::max(m, n) > Sized::kThreadOrder) return launch_warps(like, kernel);
+      if constexpr (Sized::kOrder > 0) {
+        launch_threads(like, kernel);
+      } else {
+        if constexpr (Sized::kThreadOrder > 0) {
+          if (std::max(m, n) <= Sized::kThreadOrder) return launch_threads(like, kernel);
+        }
+        launch_lanes(like, kernel, std::max(m, n));
       }
-      if constexpr (Sized::kThreadOrder > 0) launch_threads<Sized::kThreadScratch>(like, kernel);
     });
   }
 };

@@ -29,9 +29,10 @@ struct Order {
   static constexpr bool kCached = false, kFormsProducts = false;
   // Whether it asks the loader for the distance of rows.
   static constexpr bool kPadded = false;
-  // On CUDA: up to which order a thread takes a matrix, how many numbers it then works on, whether none needs a warp.
-  static constexpr int kThreadOrder = F, kThreadScratch = 4 * F * F + 4 * F;
-  static constexpr bool kOnlyThreads = F > 0;
+  // On CUDA, for orders that the compiler does not know: up to which one a thread takes a matrix, and whether what a
+  // group of threads does depends on no number, so that several groups can share a warp.
+  static constexpr int kThreadOrder = 0;
+  static constexpr bool kUniform = true;
 
   int64_t batch;
   int m_, n_;

@@ -38,13 +38,12 @@ struct SolveVjp : SolveArguments<S>, Order<F> {
   static constexpr Unroll kUnroll = Unroll::kAlways;
   static constexpr bool kCached = true, kFormsProducts = true;
   static bool cacheable(int64_t, int64_t) { return true; }
-  int scratch_size() const { return 2 * this->n() * (this->n() + this->m() + 1); }
+  int scratch_size() const { return this->n() * (this->n() + 2 * this->m() + 2); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
     const int n = this->n(), r = this->m(), pitch = loader.pitch(n), r_pitch = loader.pitch(r);
-    N *factors = memory, *G = factors + n * pitch, *X = G + n * r_pitch, *gA = X + n * r_pitch,
-      *inverse = gA + n * pitch;
+    N *factors = memory, *G = factors + n * pitch, *X = G + n * r_pitch, *inverse = X + n * r_pitch, *gA = factors;
     loader.read(this->factors, n, n, factors);
     loader.read(this->given, n, r, G);
     const int* order = loader.order(this->pivots, n, n, reinterpret_cast<int*>(inverse + n), G);
@@ -70,13 +69,12 @@ struct SolveJvpArguments {
 template <class S, int F>
 struct SolveJvp : SolveJvpArguments<S>, Order<F> {
   static constexpr bool kPadded = true;
-  int scratch_size() const { return 2 * this->n() * (this->n() + this->m() + 1); }
+  int scratch_size() const { return this->n() * (this->n() + 2 * this->m() + 2); }
 
   template <class N, class Loader>
   HOST_DEVICE void run(const Loader& loader, N* memory) const {
     const int n = this->n(), r = this->m(), pitch = loader.pitch(n), r_pitch = loader.pitch(r);
-    N *factors = memory, *X = factors + n * pitch, *R = X + n * r_pitch, *dA = R + n * r_pitch,
-      *inverse = dA + n * pitch;
+    N *dA = memory, *X = dA + n * pitch, *R = X + n * r_pitch, *inverse = R + n * r_pitch, *factors = dA;
     if (this->right_tangent.data != nullptr) {
       loader.read(this->right_tangent, n, r, R);
     } else {

@@ -40,7 +40,8 @@ struct SvdJacobiArguments {
 template <class S, int F>
 struct SvdJacobi : SvdJacobiArguments<S>, Order<F> {
   static constexpr Unroll kUnroll = Unroll::kNever;
-  static constexpr int kThreadOrder = 4, kThreadScratch = 3 * kThreadOrder * kThreadOrder + 4 * kThreadOrder;
+  static constexpr int kThreadOrder = 4;
+  static constexpr bool kUniform = false;
 
   int scratch_size() const { return 2 * this->m() * this->n() + this->n() * this->n() + 4 * this->n(); }
   int64_t work() const { return 16 * scratch_size(); }

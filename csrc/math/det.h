@@ -27,14 +27,14 @@ HOST_DEVICE N without_zeros(N* F, RealOf<N>* zeros, int n, int pitch) {
   return product;
 }
 
-// Clears the rows that have no part in the adjugate: those with a zero pivot after them, or one before.
+// Clears the rows that have no part in the adjugate: those with a zero pivot after them, or one before. The caller
+// synchronizes.
 template <bool After, class Threads, class N>
 HOST_DEVICE void clear_rows(const Threads& threads, const RealOf<N>* zeros, N* Y, int n, int pitch) {
   for (int i = 0; i < n; ++i) {
     const auto kept = After ? zeros[i] == zeros[n - 1] : (i > 0 ? zeros[i - 1] : RealOf<N>{}) == RealOf<N>{};
     for (int j = threads.rank(); j < n; j += threads.size()) Y[i * pitch + j] = select(kept, Y[i * pitch + j], N{});
   }
-  threads.sync();
 }
 
 template <class N>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "scaling.h"
+#include "thread_group.h"
 
 namespace manualgrad {
 
@@ -17,11 +18,12 @@ HOST_DEVICE RealOf<N> pivot_size(const N& a) {
 
 // A (m, n) := L below the diagonal and U from it on. order[i]: the row of A that is row i of L U (m numbers).
 // The first of equal candidates is the pivot; below a pivot of zero, L is zero.
-template <class N>
-HOST_DEVICE void lu(N* A, RealOf<N>* order, int m, int n) {
+template <class Threads, class N>
+HOST_DEVICE void lu(const Threads& threads, N* A, RealOf<N>* order, int m, int n) {
   using R = RealOf<N>;
   const auto index = [](int i) { return real_number<R>(static_cast<BaseOf<R>>(i)); };
-  for (int i = 0; i < m; ++i) order[i] = index(i);
+  for (int i = threads.rank(); i < m; i += threads.size()) order[i] = index(i);
+  threads.sync();
   const int k = m < n ? m : n;
   for (int j = 0; j < k; ++j) {
     R best = pivot_size(A[j * n + j]), at = index(j);
@@ -31,27 +33,25 @@ HOST_DEVICE void lu(N* A, RealOf<N>* order, int m, int n) {
       best = select(better, size, best);
       at = select(better, index(i), at);
     }
+    threads.sync();
     for (int i = j + 1; i < m; ++i) {
       const auto here = at == index(i);
-      for (int c = 0; c < n; ++c) {
-        const N upper = A[j * n + c], lower = A[i * n + c];
-        A[j * n + c] = select(here, lower, upper);
-        A[i * n + c] = select(here, upper, lower);
-      }
-      const R upper = order[j], lower = order[i];
-      order[j] = select(here, lower, upper);
-      order[i] = select(here, upper, lower);
+      for (int c = threads.rank(); c < n; c += threads.size()) swap_where(here, A[j * n + c], A[i * n + c]);
+      if (threads.rank() == 0) swap_where(here, order[j], order[i]);
     }
+    threads.sync();
     if (j + 1 == m) break;
     const R scale = near_reciprocal(extent(A[j * n + j]));
     N inverse = reciprocal(A[j * n + j] * scale);
     // all that is below a pivot of zero is zero, and stays it
     inverse = select(pivot_size(A[j * n + j]) == R{}, N{}, inverse);
+    for (int i = j + 1 + threads.rank(); i < m; i += threads.size()) A[i * n + j] = A[i * n + j] * scale * inverse;
+    threads.sync();
     for (int i = j + 1; i < m; ++i) {
-      const N factor = A[i * n + j] * scale * inverse;
-      A[i * n + j] = factor;
-      for (int c = j + 1; c < n; ++c) A[i * n + c] -= factor * A[j * n + c];
+      const N factor = A[i * n + j];
+      for (int c = j + 1 + threads.rank(); c < n; c += threads.size()) A[i * n + c] -= factor * A[j * n + c];
     }
+    threads.sync();
   }
 }
 

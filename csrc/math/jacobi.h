@@ -42,13 +42,6 @@ HOST_DEVICE R least_square() {
   return real_number<R>(std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon());
 }
 
-template <class N>
-HOST_DEVICE void swap_where(const MaskOf<N>& mask, N& a, N& b) {
-  const N first = a, second = b;
-  a = select(mask, second, first);
-  b = select(mask, first, second);
-}
-
 // --- scaling --------------------------------------------------------------------------------------------------------
 
 // The power of two by which a matrix was multiplied, and what its results are to be increased by: 0, or nan.

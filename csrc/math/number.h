@@ -237,9 +237,11 @@ HOST_DEVICE float absolute(float a) { return std::fabs(a); }
 HOST_DEVICE double absolute(double a) { return std::fabs(a); }
 HOST_DEVICE bool any(bool mask) { return mask; }
 
+// Between values: the choice between two places in memory would keep an array out of registers on a GPU.
 template <class N>
 HOST_DEVICE N select(bool mask, const N& yes, const N& no) {
-  return mask ? yes : no;
+  const N first = yes, second = no;
+  return mask ? N(first) : N(second);
 }
 
 #if !defined(__CUDACC__)
@@ -270,6 +272,13 @@ HOST_DEVICE bool any(const LaneMask<T, B>& mask) {
   return found != 0;
 }
 #endif
+
+template <class N>
+HOST_DEVICE void swap_where(const MaskOf<N>& mask, N& a, N& b) {
+  const N first = a, second = b;
+  a = select(mask, second, first);
+  b = select(mask, first, second);
+}
 
 // 1 / a. Of a complex number by the smaller over the larger part, so that |a|^2 cannot overflow.
 template <class N>

@@ -63,6 +63,19 @@ HOST_DEVICE void lu_solve_adjoint(const Threads& threads, const StridedMatrix<co
   solve_lower_adjoint(threads, F, Y, Ones{}, n, r);
 }
 
+// T (n, n) := -A B^T above the diagonal, and on it unless that counts as ones; zero elsewhere.
+template <class Threads, class N>
+HOST_DEVICE void triangle_of_product(const Threads& threads, const N* A, const N* B, N* T, int n, int r, int pitch,
+                                     int r_pitch, bool unitriangular) {
+  const int first = unitriangular ? 1 : 0;
+  for (int i = 0; i < n; ++i) {
+    for (int j = threads.rank(); j < i + first; j += threads.size()) T[i * pitch + j] = N{};
+    step<Sum::kReplaceNegative, Factor::kPlain>(threads, StridedVector<N>{T + i * pitch + i + first, 1},
+                                                {A + i * r_pitch, 1}, {B + (i + first) * r_pitch, 1, r_pitch}, r,
+                                                n - i - first);
+  }
+}
+
 // T (n, n): an upper triangle, or the transpose of a lower one; becomes its cotangent, zero elsewhere. G (n, r): the
 // cotangent of the solution; becomes that of the right-hand sides. X: the conjugate of the solution. r_pitch: of the
 // rows of both.
@@ -71,16 +84,10 @@ HOST_DEVICE void triangular_vjp(const Threads& threads, N* T, N* G, const N* X, 
                                 bool unitriangular, int n, int r, int pitch, int r_pitch) {
   if (upper) {
     solve_upper_adjoint(threads, StridedMatrix<const N>{T, pitch, 1}, StridedMatrix<N>{G, r_pitch, 1}, inverse, n, r);
+    triangle_of_product(threads, G, X, T, n, r, pitch, r_pitch, unitriangular);
   } else {
     solve_lower_adjoint(threads, StridedMatrix<const N>{T, 1, pitch}, StridedMatrix<N>{G, r_pitch, 1}, inverse, n, r);
-  }
-  const int first = unitriangular ? 1 : 0;
-  const N *rows = upper ? G : X, *columns = upper ? X : G;
-  for (int i = 0; i < n; ++i) {
-    for (int j = threads.rank(); j < i + first; j += threads.size()) T[i * pitch + j] = N{};
-    step<Sum::kReplaceNegative, Factor::kPlain>(threads, StridedVector<N>{T + i * pitch + i + first, 1},
-                                                {rows + i * r_pitch, 1}, {columns + (i + first) * r_pitch, 1, r_pitch},
-                                                r, n - i - first);
+    triangle_of_product(threads, X, G, T, n, r, pitch, r_pitch, unitriangular);
   }
 }
 

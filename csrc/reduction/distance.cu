@@ -53,7 +53,7 @@ __device__ Slice<T> shared_extreme_slice(const T* left, const T* right, int64_t 
 }
 
 template <Power P, class T>
-__global__ void __launch_bounds__(kThreads) row_kernel(DistancePlan plan, Trust trust, int lanes, Pointers<T> at) {
+__global__ void __launch_bounds__(kThreads, 2) row_kernel(DistancePlan plan, Trust trust, int lanes, Pointers<T> at) {
   __shared__ T a[kThreads], b[kThreads], n[kThreads], partial[kThreads];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % lanes, group = thread / lanes;
   const int groups = kThreads / lanes;

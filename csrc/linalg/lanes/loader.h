@@ -49,7 +49,6 @@ struct LaneLoader {
                                int numbers) const {
     using R = RealOf<N>;
     constexpr int kCount = kLanesIn<N>;
-    if (P.data == nullptr) return nullptr;
     read(P, m, m, scratch);
     const R one = real_number<R>(1);
     Lanes<int32_t, kCount * 4> seen{};

@@ -150,9 +150,13 @@ __device__ Two<S> quotients(const Matrix<S>& at, int64_t i, int64_t j, bool* gau
       const Entries<S> there = at.entries(d, d);
       return spectral_diagonal<D>(there.x, there.y);
     };
-    const T g[2] = {at.g == nullptr ? T(0) : at.g[i * at.g_step], at.g == nullptr ? T(0) : at.g[j * at.g_step]};
-    result = rules.template pair<D>(entries, 0, 1, s, at.g == nullptr ? nullptr : g, diagonal(i), diagonal(j),
-                                    at.noise(i) + at.noise(j));
+    const T h_i = diagonal(i), h_j = diagonal(j), noise = at.noise(i) + at.noise(j);
+    if (at.g == nullptr) {
+      result = rules.template pair<D>(entries, 0, 1, s, static_cast<const T*>(nullptr), h_i, h_j, noise);
+    } else {
+      const T g[2] = {at.g[i * at.g_step], at.g[j * at.g_step]};
+      result = rules.template pair<D>(entries, 0, 1, s, g, h_i, h_j, noise);
+    }
   } else {
     result = plain<D>(entries, s[0], s[1], known.limits);
   }
