@@ -200,15 +200,15 @@ def excesses(table: Table, limits: Table) -> list[str]:
 
 # -- the page ---------------------------------------------------------------------------------------------------------
 
-HEAD = "| kernel | dtypes | registers | stack | local loads | local stores | generic | fused |"
-_DTYPE = re.compile(r"\b(?:Complex<(?:float|double|c10::Half)>|float|double|c10::Half|c10::BFloat16)(?:, )?")
+HEAD = "| kernel | variants | registers | stack | local loads | local stores | generic | fused |"
+_VARIANT = re.compile(r"\b(?:Complex<[\w:]+>|float|double|c10::Half|c10::BFloat16|false|true|\d+)(?:, )?")
 
 
 def rows(limits: Table) -> list[str]:
-    """The lines of the page's table: kernels that differ in nothing but dtypes, with the largest costs on each architecture."""
+    """The lines of the page's table: kernels that differ in dtypes, flags and numbers alone, with the largest costs on each architecture."""
     found: dict[str, dict[int, list[Costs]]] = defaultdict(lambda: defaultdict(list))
     for (name, architecture), costs in sorted(limits.items()):
-        family = _DTYPE.sub("", name).replace("<>", "").replace(", >", ">")
+        family = _VARIANT.sub("", name).replace("<>", "").replace(", >", ">")
         found[family][architecture].append(costs)
     lines = []
     for family, members in sorted(found.items()):
