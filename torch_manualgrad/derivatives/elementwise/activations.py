@@ -19,6 +19,7 @@ from torch.types import Number
 from torch_manualgrad.core.rule import bind, elementwise, formula, real, rule
 
 from ..shape.common import of_dtype
+from ..terms import sum_over_tangents
 from .saturating import logistic, logistic_slope, normal_density
 
 aten = torch.ops.aten
@@ -189,6 +190,13 @@ rule(
             grad.conj() * grad_output * (1 - 2 * output.conj()), output.dtype
         ),
     },
+    jvp={
+        "result": sum_over_tangents(
+            lambda grad_output_t, output_p: _sigmoid_product(grad_output_t, output_p),
+            lambda grad_output_p, output_p, output_t: grad_output_p * ((1 - 2 * output_p) * output_t).conj(),
+            then=lambda found, result: of_dtype(found, result.dtype),
+        )
+    },
     kind="elementwise",
     source="ATen derivatives.yaml",
 )
@@ -201,6 +209,13 @@ rule(
         "output": lambda grad, grad_output, output: of_dtype(
             -2 * grad.conj() * grad_output * output.conj(), output.dtype
         ),
+    },
+    jvp={
+        "result": sum_over_tangents(
+            lambda grad_output_t, output_p: _tanh_product(grad_output_t, output_p),
+            lambda grad_output_p, output_p, output_t: -2 * grad_output_p * (output_p * output_t).conj(),
+            then=lambda found, result: of_dtype(found, result.dtype),
+        )
     },
     kind="elementwise",
     source="ATen derivatives.yaml",
