@@ -6,9 +6,9 @@
 //            here, by the rule's `Table` (table.h). The backward calls the compiled formula that the table names, or
 //            the rule's vjp in Python (node.h). Where zeros are strong, PyTorch's own node may come before these
 //            (stock.h).
-//   Python   everything else (dual tensors, modes, subclasses, numbers): the general kernel, which Python registered at
+//   Python   everything else (dual tensors, modes, subclasses): the general kernel, which Python registered at
 //            the same key before, and which this one covers.
-// At a level of torch.func that tracks, a call goes the plain way too, if it can (levels.h).
+// At a level of torch.func a call goes the plain way too, if it can (levels.h), also with tangents (tangents.h).
 //
 // This library is built against one release of torch, with its own headers;
 // torch_manualgrad/core/override/compiled_calls.py loads and drives it.
@@ -21,6 +21,7 @@
 #include "levels.h"
 #include "state.h"
 #include "table.h"
+#include "tangents.h"
 
 #include <ATen/SavedTensorHooks.h>
 
@@ -109,17 +110,26 @@ struct Kernel : public c10::OperatorKernel {
       return false;
     }
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-    bool plain = true, tracked = false;
+    bool plain = true, tracked = false, dual = false, numbers = false;
     for (const int64_t place : table.tensors) {
       for_each(arguments[place], [&](const IValue& x) {
         if (is_absent(x)) return;
+        if (is_number(x) && arguments[place].isTensor()) {
+          numbers = true;  // of one of PyTorch's own formulas: others are tensors by now (functionalized.h)
+          plain = plain && manualgrad::plain(x.toTensor());
+          return;
+        }
         plain = plain && x.isTensor() && plain_at_level(x.toTensor());
         tracked = tracked || (plain && x.toTensor().requires_grad());
+        dual = dual || (plain && has_tangent(x.toTensor()));
       });
     }
-    if (!plain) return false;
-    if (tracked && c10::GradMode::is_enabled()) {
-      differentiate(table, op, keys, stack, /*numbers=*/false, nullptr, nullptr, /*at_level=*/true);
+    tracked = tracked && c10::GradMode::is_enabled();
+    if (!plain || (dual && (tracked || !table.pushes))) return false;
+    if (dual) {
+      push_forward(table, op, keys, stack, numbers);
+    } else if (tracked) {
+      differentiate(table, op, keys, stack, numbers, nullptr, nullptr, /*at_level=*/true);
     } else {
       below(op, keys, stack);
     }

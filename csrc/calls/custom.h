@@ -5,6 +5,7 @@
 #include "guarded.h"
 #include "state.h"
 #include "table.h"
+#include "tangents.h"
 
 #include <c10/core/GradMode.h>
 
@@ -18,20 +19,24 @@ struct CustomKernel : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const bool here = acts.load(std::memory_order_acquire) && !in_python.load(std::memory_order_acquire) &&
                       (!only_recorded || Recording::playing > 0);
-    bool tracked = false;
+    bool tracked = false, dual = false;
     const bool at_level = !plain_thread();
     // a formula's derivative runs its body under torch.func, which the call of another op's may be in the middle of
     if (!here || (at_level && !(only_recorded && only_transforms() && Recording::in_python == 0)) ||
-        !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), at_level, tracked)) {
+        !are_plain(torch::jit::last(*stack, op.schema().arguments().size()), at_level, tracked, dual) ||
+        (dual && tracked)) {
       const Recording::InPython served(at_level);
       python.callBoxed(op, keys, stack);
       return;
     }
     const Table* const rule = table.load(std::memory_order_acquire);
-    if (!tracked) {
+    if (rule != nullptr && is_constant(*rule)) tracked = false;
+    if (dual) {
+      with_tangents(rule, op, keys, stack);
+    } else if (!tracked) {
       ++counts.untracked;
       at_level ? below(op, keys, stack) : below(op, keys, stack, kernel());
-    } else if (rule != nullptr) {
+    } else if (rule != nullptr && !rule->in_python) {
       differentiate(*rule, op, keys, stack, /*numbers=*/false, nullptr, at_level ? nullptr : kernel(), at_level);
     } else {
       const Recording::InPython served(at_level);
@@ -54,19 +59,34 @@ struct CustomKernel : public c10::OperatorKernel {
   // A formula that is called in a recording has its kernel recorded, too.
   Recordings* kernel() { return only_recorded && only_tensors ? &recordings_ : nullptr; }
 
-  static bool are_plain(c10::ArrayRef<IValue> arguments, bool at_level, bool& tracked) {
+  static bool is_constant(const Table& rule) {
+    return std::none_of(rule.differentiable.begin(), rule.differentiable.end(), [](bool yes) { return yes; });
+  }
+
+  // At a level, where an argument has a tangent: by the jvp, or by the operators that the formula's body calls.
+  void with_tangents(const Table* rule, const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (rule != nullptr && rule->pushes) return push_forward(*rule, op, keys, stack, /*numbers=*/false);
+    const auto call = [&](Stack* values) {
+      const Recording::InPython served(/*at_level=*/true);
+      python.callBoxed(op, keys, values);
+    };
+    only_tensors ? call_recorded(op, stack, recordings_of_duals_, /*in_call=*/true, call) : call(stack);
+  }
+
+  static bool are_plain(c10::ArrayRef<IValue> arguments, bool at_level, bool& tracked, bool& dual) {
     for (const IValue& value : arguments) {
       if (is_absent(value) || !value.isTensor()) continue;
       const at::Tensor& x = value.toTensor();
       if (!(at_level ? plain_at_level(x) : plain(x)) || is_number(value)) return false;
-      tracked = tracked || (c10::GradMode::is_enabled() && value.toTensor().requires_grad());
+      tracked = tracked || (c10::GradMode::is_enabled() && x.requires_grad());
+      dual = dual || (at_level && has_tangent(x));
     }
     return true;
   }
 
   const c10::SafeKernelFunction python;
   std::vector<std::shared_ptr<const Table>> tables_;
-  Recordings recordings_;
+  Recordings recordings_, recordings_of_duals_;
 };
 
 // A formula under vmap: Python runs its body on batched tensors, and what that calls is recorded.

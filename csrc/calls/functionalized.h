@@ -1,11 +1,12 @@
 // Calls that functorch sees first, with a Python number in the place of a tensor.
 //
-// Python makes a tensor of the number before functorch wraps it (core/override/kernels.py says why). Under
-// functionalize nothing is wrapped, and a graph that is traced there is to keep its numbers: such a call never enters
-// Python, where the number could not be handed on.
+// A tensor is made of the number before functorch wraps it (core/override/kernels.py says why), under a mode by Python.
+// Under functionalize nothing is wrapped, and a graph that is traced there is to keep its numbers: such a call never
+// enters Python, where the number could not be handed on.
 #pragma once
 
 #include "guarded.h"
+#include "levels.h"
 #include "python.h"
 
 #include <map>
@@ -17,8 +18,18 @@ struct NumbersKernel : public c10::OperatorKernel {
       : stock(std::move(stock_kernel)), python(std::move(python_kernel)) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const bool number = has_number(torch::jit::last(*stack, op.schema().arguments().size()));
-    (number && !functionalizes() ? python : stock).callBoxed(op, keys, stack);
+    const size_t n = op.schema().arguments().size();
+    const auto arguments = torch::jit::last(*stack, n);
+    if (!has_number(arguments) || functionalizes()) return stock.callBoxed(op, keys, stack);
+    if (!only_transforms()) return python.callBoxed(op, keys, stack);
+    std::vector<int64_t> places;
+    for (size_t i = 0; i < n; ++i) {
+      if (arguments[i].isTensor() && !is_absent(arguments[i])) places.push_back(static_cast<int64_t>(i));
+    }
+    std::vector<IValue> values = arguments.vec();
+    numbers_as_tensors(places, values);
+    std::move(values.begin(), values.end(), stack->end() - static_cast<std::ptrdiff_t>(n));
+    stock.callBoxed(op, keys, stack);
   }
 
  private:

@@ -9,7 +9,7 @@
 
 namespace manualgrad {
 
-constexpr int64_t kLayoutVersion = 4;
+constexpr int64_t kLayoutVersion = 5;
 
 namespace layout {
 
@@ -81,6 +81,7 @@ struct Rule {
   bool selective;
   bool lists;
   bool in_place;
+  bool pushes;
   int64_t records;
   int64_t defers;
   int64_t order;
@@ -90,6 +91,7 @@ struct Rule {
   Ints tensors;
   Ints saved;
   Ints constants;
+  Ints pushed;
   Span<Fact> facts;
   Ints differentiable;
   Span<Use> uses;

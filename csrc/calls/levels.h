@@ -2,8 +2,8 @@
 //
 // At a level of grad, vjp or jvp, PyTorch wraps every tensor and calls the kernel at Autograd, which tracks the
 // wrappers and calls the operator below autograd; that goes to the level outside. So a node is made there as for plain
-// tensors, if it is made of nothing but calls of operators. Tangents are Python's, as are modes, numbers and strong
-// zeros.
+// tensors, if it is made of nothing but calls of operators. Where an argument has a tangent, tangents.h has the call.
+// Modes and strong zeros are Python's.
 #pragma once
 
 #include "table.h"
@@ -15,9 +15,6 @@ bool isDeadTensorWrapper(const Tensor& tensor);
 }  // namespace at::functorch
 
 namespace manualgrad {
-
-constexpr DispatchKeySet kTransformKeys =
-    DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
 
 // Whether transforms run on this thread, and no mode and no tracer does.
 inline bool only_transforms() {
@@ -34,16 +31,15 @@ inline bool is_wrapped(const at::Tensor& x) {
   return x.unsafeGetTensorImpl()->key_set().has(DispatchKey::FuncTorchGradWrapper);
 }
 
-// A dense tensor as a transform has it, or one that it has not wrapped; without a tangent at this level.
+// A dense tensor as a transform has it, or one that it has not wrapped. It may have a tangent.
 inline bool plain_but_for_transforms(const at::Tensor& x) {
   constexpr auto kKeys =
       kPlainKeys | DispatchKeySet({DispatchKey::FuncTorchGradWrapper, DispatchKey::FuncTorchBatched});
   const c10::TensorImpl* impl = x.unsafeGetTensorImpl();
-  return (impl->key_set().raw_repr() & ~kKeys.raw_repr()) == 0 && !impl->has_symbolic_sizes_strides() &&
-         !has_tangent(x);
+  return (impl->key_set().raw_repr() & ~kKeys.raw_repr()) == 0 && !impl->has_symbolic_sizes_strides();
 }
 
-// What the kernel at Autograd is given at a level that tracks.
+// What the kernel at Autograd is given at a level of grad, vjp or jvp.
 inline bool plain_at_level(const at::Tensor& x) {
   return is_wrapped(x) && plain_but_for_transforms(x) &&
          !x.unsafeGetTensorImpl()->key_set().has(DispatchKey::FuncTorchBatched) &&

@@ -44,6 +44,18 @@ inline variable_list pull_back_in_python(const Table& table, const std::vector<b
   return result;
 }
 
+// The jvp: of the tensor arguments without their tangents, then the results. Returns the tangents of the results.
+inline variable_list push_forward_in_python(const Table& table, const variable_list& tensors,
+                                            const std::vector<IValue>& constants, const variable_list& tangents) {
+  static const PythonOp push_forward("manualgrad_calls::push_forward");
+  ++counts.python;
+  const IValue found =
+      push_forward({table.rule, tuple_of(tensors), c10::ivalue::Tuple::create(constants), tuple_of(tangents)});
+  variable_list result;
+  for (const IValue& x : found.toListRef()) result.push_back(x.isTensor() ? x.toTensor() : at::Tensor());
+  return result;
+}
+
 // Let the rule report what its compiled formula found; true.
 inline bool report_in_python(const Table& table) {
   static const PythonOp report("manualgrad_calls::report");

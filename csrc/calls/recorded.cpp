@@ -14,6 +14,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/isclose.h>
 #include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -44,6 +45,8 @@ bool is_tracking() {
   return c10::GradMode::is_enabled() &&
          !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autograd_dispatch_keyset);
 }
+
+bool is_forward_mode_on() { return c10::AutogradState::get_tls_state().get_fw_grad_mode(); }
 
 // Whether this is an operator of ours whose kernel calls other operators, from Python.
 bool is_in_python(const c10::OperatorName& name) {
@@ -149,7 +152,12 @@ class Key {
       inside = &at::functorch::unsafeGetBatchedImpl(*inside)->value();
     }
     numbers.push_back(static_cast<int64_t>(inside->unsafeGetTensorImpl()->key_set().raw_repr()));
-    numbers.push_back(inside->requires_grad() | has_tangent(*inside) << 1);
+    const at::Tensor& tangent = inside->_fw_grad(/*level=*/0);
+    numbers.push_back(inside->requires_grad() | tangent.defined() << 1);
+    if (!tangent.defined()) return;
+    numbers.push_back(static_cast<int64_t>(tangent.unsafeGetTensorImpl()->key_set().raw_repr()));
+    numbers.push_back(tangent.requires_grad());
+    for (const int64_t n : tangent.strides()) numbers.push_back(n);
   }
 
   void add(double x) {
@@ -295,7 +303,8 @@ class Recorder {
     for (size_t i = 0; unfilled && i < outputs.size(); ++i) {
       if (!results[i].first && outputs[i].toTensor().numel() > 0) empty_.insert(results[i].second[0]);
     }
-    made.steps.push_back({*op, c10::GradMode::is_enabled(), keys_, std::move(operands_), std::move(results)});
+    made.steps.push_back(
+        {*op, c10::GradMode::is_enabled(), is_forward_mode_on(), keys_, std::move(operands_), std::move(results)});
     operands_.clear();
   }
 
@@ -430,7 +439,9 @@ bool same_values(const at::Tensor& x, const at::Tensor& y) {
     return false;
   }
   if (!plain(x)) {
-    return x.unsafeGetTensorImpl()->key_set() == y.unsafeGetTensorImpl()->key_set() && same_in_python(x, y);
+    const at::Tensor &one = x._fw_grad(/*level=*/0), &other = y._fw_grad(/*level=*/0);
+    return x.unsafeGetTensorImpl()->key_set() == y.unsafeGetTensorImpl()->key_set() && same_in_python(x, y) &&
+           one.defined() == other.defined() && (!one.defined() || same_values(one, other));
   }
   // a device's sums may differ from run to run, and would have to be waited for
   if (!x.is_cpu() || x.layout() != at::kStrided) return true;
@@ -500,6 +511,7 @@ variable_list Recording::play(const variable_list& tensors, const variable_list&
   } const here;
   const c10::impl::ForceDispatchKeyGuard keys_after;
   const c10::AutoGradMode grad_mode_after(c10::GradMode::is_enabled());
+  const c10::AutoFwGradMode forward_mode_after(is_forward_mode_on());
   variable_list known(values);
   std::copy(grads.begin(), grads.end(), std::copy(tensors.begin(), tensors.end(), known.begin()));
   for (const auto& [n, x] : constants) known[n] = x;
@@ -530,6 +542,7 @@ variable_list Recording::play(const variable_list& tensors, const variable_list&
     }
     c10::impl::_force_tls_local_dispatch_key_set(step.keys);
     c10::GradMode::set_enabled(step.grad_mode);
+    c10::AutogradState::get_tls_state().set_fw_grad_mode(step.forward_mode);
     step.op.callBoxed(&stack);
     for (size_t k = 0; k < step.results.size(); ++k) {
       const auto& [is_list, numbers] = step.results[k];
@@ -588,7 +601,7 @@ std::optional<variable_list> Recordings::pull_back(const std::vector<bool>& mask
   key.transformed = !plain_thread();
   if (key.transformed && (only_finite || !only_transforms() || in_call != in_transformed_call())) return std::nullopt;
   key.numbers.reserve(64);
-  key.numbers.push_back(c10::GradMode::is_enabled());
+  key.numbers.push_back(c10::GradMode::is_enabled() | is_forward_mode_on() << 1);
   if (key.transformed) {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     key.numbers.push_back(static_cast<int64_t>(keys.included_.raw_repr()));

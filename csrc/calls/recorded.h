@@ -1,10 +1,10 @@
-// Recorded formulas: the operators that a vjp in Python has called, called again without Python.
+// Recorded formulas: the operators that a vjp or a jvp in Python has called, called again without Python.
 //
-// A rule's vjp is a Python function of tensors. Which operators it calls depends on the sizes, strides, dtypes and
-// devices of its arguments, on constants and on switches, and not on values: a formula that reads a value calls an
-// operator that returns a number, and such a formula is not recorded. So the second backward with the same key is
-// recorded, operator by operator as Python calls them, and later ones play the recording. Operators are called through
-// the dispatcher as before: gradients of gradients follow the rules that are active then.
+// A rule's vjp is a Python function of tensors, as is its jvp. Which operators it calls depends on the sizes, strides,
+// dtypes and devices of its arguments, on constants and on switches, and not on values: a formula that reads a value
+// calls an operator that returns a number, and such a formula is not recorded. So the second backward with the same key
+// is recorded, operator by operator as Python calls them, and later ones play the recording. Operators are called
+// through the dispatcher as before: gradients of gradients follow the rules that are active then.
 //
 // A recording is used only if playing it gives the results that Python returned, and the same graph behind them.
 #pragma once
@@ -37,7 +37,7 @@ struct Operand {
 // A recorded call.
 struct Step {
   c10::OperatorHandle op;
-  bool grad_mode;
+  bool grad_mode, forward_mode;
   c10::impl::LocalDispatchKeySet keys;  // of the thread; without autograd's, where the call was below it
   std::vector<Operand> operands;
   std::vector<std::pair<bool, std::vector<int64_t>>> results;  // (whether it is a list, the numbers of the values)
@@ -87,8 +87,8 @@ inline std::mutex recordings_mutex;  // of all of them, so that a fork can hold 
 // The recordings of one rule. Any thread may ask.
 class Recordings {
  public:
-  // The gradients: by a recording for this key, or by the formula, which is recorded. Nothing if this is no call to
-  // record, or a result is not finite and has to be.
+  // The gradients, or what else the formula gives: by a recording for this key, or by the formula, which is recorded.
+  // Nothing if this is no call to record, or a result is not finite and has to be.
   // `in_call`: this is the middle of a call of torch.func, as everything is that a kernel calls which it has called.
   std::optional<variable_list> pull_back(const std::vector<bool>& mask, const variable_list& tensors,
                                          const std::vector<IValue>& constants, const variable_list& grads,

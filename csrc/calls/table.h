@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/result_type.h>
+#include <ATen/ops/result_type_native.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -98,13 +98,15 @@ struct Table : public std::enable_shared_from_this<Table> {
   // is the vjp in plain arithmetic, which serves where its results are finite.
   enum Records : int64_t { kNothing, kVjp, kWhereFinite };
   int64_t records = kNothing;
+  bool pushes = false;    // the operators that the jvp calls may be recorded
   int64_t arguments = 0;  // how many the operator has
   std::vector<int64_t> tensors, saved, constants;
+  std::vector<int64_t> pushed;                     // what the jvp reads of the arguments that are no tensors
   std::vector<std::pair<int64_t, int64_t>> facts;  // (place, Fact)
   std::vector<bool> differentiable;
   std::vector<Use> uses;
   std::optional<CompiledVjp> compiled;
-  mutable Recordings recordings;
+  mutable Recordings recordings, recordings_of_jvp;
   mutable Answers deferrals;
 };
 
@@ -121,6 +123,9 @@ inline thread_local Counts counts;
 constexpr DispatchKeySet kPlainKeys = DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::ADInplaceOrView,
                                                       DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA}) |
                                       c10::autocast_dispatch_keyset;
+
+constexpr DispatchKeySet kTransformKeys =
+    DispatchKeySet({DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode});
 
 inline bool has_tangent(const at::Tensor& x) { return x._fw_grad(/*level=*/0).defined(); }
 
@@ -187,6 +192,7 @@ inline int64_t rank(const at::Tensor& x) {
 inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<int64_t>& places,
                                                               std::vector<IValue>& values) {
   const at::AutoDispatchBelowADInplaceOrView guard;
+  const c10::impl::ExcludeDispatchKeyGuard no_transforms(kTransformKeys);  // they would wrap what is made here
   std::vector<const c10::TensorImpl*> found;
   for (const int64_t place : places) {
     if (!is_number(values[place])) continue;
@@ -197,7 +203,7 @@ inline std::vector<const c10::TensorImpl*> numbers_as_tensors(const std::vector<
       if (!values[other].isTensor() || is_number(values[other])) continue;
       const at::Tensor& x = values[other].toTensor();
       wide = wide || (x.dim() > 0 && rank(x) >= rank(number));
-      const auto promoted = at::result_type(x, number);
+      const auto promoted = at::native::result_type(x, number);  // past the dispatcher, which knows wrappers
       dtype = dtype ? c10::promoteTypes(*dtype, promoted) : promoted;
     }
     at::Tensor made = wide || !dtype ? number.detach() : number.to(*dtype, /*non_blocking=*/false, /*copy=*/true);
@@ -277,11 +283,13 @@ inline std::shared_ptr<const Table> read_table(const layout::Rule& sent) {
   table->selective = sent.selective;
   table->lists = sent.lists;
   table->in_place = sent.in_place;
+  table->pushes = sent.pushes;
   table->records = sent.records;
   table->arguments = sent.argument_count;
   table->tensors = list(sent.tensors);
   table->saved = list(sent.saved);
   table->constants = list(sent.constants);
+  table->pushed = list(sent.pushed);
   for (const layout::Fact& fact : sent.facts) table->facts.emplace_back(fact.place, fact.what);
   for (const int64_t yes : sent.differentiable) table->differentiable.push_back(yes != 0);
   for (const layout::Use& use : sent.uses) table->uses.push_back({list(use.saved), list(use.inputs)});

@@ -147,10 +147,9 @@ class Seen(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_tangents_modes_numbers_and_strong_zeros_are_pythons():
+def test_modes_strong_zeros_and_tangents_outside_of_transforms_are_pythons():
     x = vector().detach()
     with mg.override("*"):
-        assert made(lambda: jvp(torch.tanh, (x,), (x,)))[1][0] == 0
         with Seen():
             assert made(lambda: grad(lambda x: x.tanh().sum())(x))[1][0] == 0
         with forward_ad.dual_level():

@@ -263,10 +263,11 @@ HEADERS = """
     ATen/ops/cat.h
     ATen/ops/empty_strided.h
     ATen/ops/isclose.h
-    ATen/ops/result_type.h
+    ATen/ops/result_type_native.h
     ATen/ops/sum.h
     ATen/ops/zeros.h
     ATen/record_function.h
+    c10/core/AutogradState.h
     c10/core/GradMode.h
     c10/core/impl/LocalDispatchKeySet.h
     c10/core/impl/PyInterpreterHooks.h

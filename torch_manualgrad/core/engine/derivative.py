@@ -45,6 +45,16 @@ class Derivative:
             self.run = python_function(op) or entry(op)
 
     @property
+    def pushed_places(self) -> Sequence[int]:
+        """The places of the arguments that are no tensors and that the jvp reads; by default all."""
+        return [i for i in range(len(self.signature.names)) if i not in self.signature.tensor_like]
+
+    @property
+    def has_own_jvp(self) -> bool:
+        """Whether there is a jvp that is not derived from the vjp."""
+        return False
+
+    @property
     def saved_names(self) -> tuple[tuple[str, ...], list[int], tuple[str, ...]]:
         """Attributes of nodes: the names of saved tensors, the indices of those that are lists, the names of constants."""
         return (), [], ()

@@ -56,6 +56,7 @@ __all__ = [
     "picker",
     "plain_function",
     "pull_back",
+    "push_forward",
     "save",
     "saved",
     "show_saved",
@@ -109,13 +110,15 @@ class Call:
             lists.
         dual: whether an input has a tangent.
         plain: whether the call is plain.
+        grad_mode: whether grad mode is on, which levels outside follow.
         out_lengths: the same for the outputs. The forward sets it.
     """
 
-    __slots__ = ("dual", "keyset", "lengths", "out_lengths", "plain")
+    __slots__ = ("dual", "grad_mode", "keyset", "lengths", "out_lengths", "plain")
 
     def __init__(self, keyset: Any, lengths: Sequence[int | None] | None, dual: bool, plain: bool) -> None:
         self.keyset, self.lengths, self.dual, self.plain = keyset, lengths, dual, plain
+        self.grad_mode = torch.is_grad_enabled()
         self.out_lengths: Sequence[int | None] | None = None
 
 
@@ -133,9 +136,10 @@ def general_function(derivative: Derivative) -> Any:
             tensors, ctx.static = derivative.residuals(values, outputs)
         else:
             # An autograd function switches grad mode and forward AD off. Both are needed: an outer functorch level must
-            # track this computation, or a second derivative loses the term that comes through a saved output.
+            # track this computation, or a second derivative loses the term that comes through a saved output; not where
+            # the caller has switched grad mode off.
             # A level's wrapper hides a lazy conjugation, as of cuSOLVER's Vh, from views and from the tangent.
-            with torch.enable_grad(), forward_ad_enabled(True), below_autograd():
+            with torch.set_grad_enabled(call.grad_mode), forward_ad_enabled(True), below_autograd():
                 result = derivative.redispatch(call.keyset, values)
                 outputs = (result,) if one_output else signature.outputs(result)
                 outputs = tuple(o.resolve_conj() if isinstance(o, Tensor) and o.is_conj() else o for o in outputs)
@@ -173,28 +177,11 @@ def general_function(derivative: Derivative) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         saved = iter(ctx.saved_tensors)
-        # The formula gets primals. Forward AD is on, because an outer level may differentiate the formula again.
-        with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
+        with forward_ad_enabled(True):
             known = [primal(next(saved)) if c is None else c[0] for c in ctx.constants]
-            inputs: Sequence[Any] = known[: ctx.n_inputs]
-            outputs: Sequence[Any] = known[ctx.n_inputs :]
-            if ctx.lengths is not None:
-                inputs, tangents = unflatten(inputs, ctx.lengths), tuple(unflatten(tangents, ctx.lengths))
-            if ctx.out_lengths is not None:
-                outputs = unflatten(outputs, ctx.out_lengths)
-            with constants_replicated((*inputs, *outputs)):
-                found = derivative.jvp(inputs, outputs, tangents)
-        if ctx.out_lengths is not None:
-            found = spread(found, ctx.out_lengths)
-        # For a differentiable output autograd.Function requires a tensor, for any other None.
-        smooth: Sequence[bool] = derivative.differentiable
-        if ctx.out_lengths is not None:
-            smooth = [yes for yes, n in zip(smooth, ctx.out_lengths) for _ in range(1 if n is None else n)]
-        full = [
-            None if not yes or isinstance(o, Tensor) and not is_differentiable(o) else _zero(o) if t is None else t
-            for t, o, yes in zip(found, known[ctx.n_inputs :], smooth)
-        ]
-        return full[0] if one_output else tuple(full)
+        inputs, outputs = known[: ctx.n_inputs], known[ctx.n_inputs :]
+        found = push_forward(derivative, inputs, outputs, tangents, ctx.lengths, ctx.out_lengths)
+        return found[0] if one_output else tuple(found)
 
     return function_class(derivative, forward, backward, jvp)
 
@@ -360,6 +347,43 @@ def pull_back(derivative: Derivative, ctx: Any, needed: Sequence[Any], grads: Se
             return derivative.vjp(needed, tensors, ctx.static, grads)
     with below_autograd():
         return derivative.vjp(needed, tensors, ctx.static, grads)
+
+
+def push_forward(
+    derivative: Derivative,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    tangents: Sequence[Any],
+    lengths: Sequence[int | None] | None,
+    out_lengths: Sequence[int | None] | None,
+) -> list[Any]:
+    """Runs the jvp with autocast off.
+
+    Args:
+        derivative: of the operator.
+        inputs, outputs: the primals, flat.
+        tangents: of the inputs, flat; None for zero.
+        lengths, out_lengths: as in `Call`.
+
+    Returns:
+        A tensor for each differentiable output, which autograd.Function requires, and None for any other; flat.
+    """
+    flat_outputs, smooth = outputs, derivative.differentiable
+    # Forward AD is on, because an outer level may differentiate the formula again.
+    with forward_ad_enabled(True), set_autocast_off() if is_autocast_enabled() else nullcontext():
+        if lengths is not None:
+            inputs, tangents = unflatten(inputs, lengths), tuple(unflatten(tangents, lengths))
+        if out_lengths is not None:
+            outputs = unflatten(outputs, out_lengths)
+        with constants_replicated((*inputs, *outputs)):
+            found = derivative.jvp(inputs, outputs, tangents)
+    if out_lengths is not None:
+        found = spread(found, out_lengths)
+        smooth = tuple(yes for yes, n in zip(smooth, out_lengths) for _ in range(1 if n is None else n))
+    return [
+        None if not yes or isinstance(o, Tensor) and not is_differentiable(o) else _zero(o) if t is None else t
+        for t, o, yes in zip(found, flat_outputs, smooth)
+    ]
 
 
 def _of_one_precision(tensors: Sequence[Any], grads: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

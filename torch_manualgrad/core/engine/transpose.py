@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...arguments import explain
-from ..internals import fresh_variable
+from ..internals import fresh_variable, unattached
 from ..libraries import calls_library
 from ..schema import is_differentiable, tensors_in
 from .derivative import Derivative
@@ -73,9 +73,12 @@ def transposed_jvp(
         if not pairs or not variables:
             return [[None] * len(c) if isinstance(c, list) else None for c in cotangents]
         with differentiating_backward(signature.name):
-            found = torch.autograd.grad(
+            found: Sequence[Any] = torch.autograd.grad(
                 [g for g, _ in pairs], variables, [t for _, t in pairs], create_graph=True, allow_unused=True
             )
+    if not any(x.requires_grad for x in tensors_in((*inputs, *tangents))):
+        # no input is tracked at this level, and so no tangent is; the variables that the backward went through are
+        found = [None if t is None else unattached(t) for t in found]
     results = iter(found)
     return [
         [None if v is None else next(results) for v in c]

@@ -216,6 +216,8 @@ class CustomOp:
     ) -> Any:
         """Register ``(ctx, saved, *grads) -> {input name: gradient or None}``; see `BackwardContext` for ``ctx``.
 
+        ``saved`` is what `impl_save_for_backward` returned. A formula needs none: it then is the named tuple of the inputs.
+
         A cotangent that is not defined arrives as None. Every tensor argument has its key in the result, a list of
         tensors a list of gradients; None is a gradient of zero.
 
@@ -352,10 +354,15 @@ class CustomOp:
                 f"{self.name} has no derivative in forward mode, but an input has a tangent. Register impl_jvp, or "
                 "impl_save_for_backward and a differentiable impl_backward, from which a jvp is derived."
             )
-        if isinstance(rules.derivative, ReferenceDerivative) and (mode is Mode.DUAL or transposing()):
+        by_body = mode is Mode.DUAL and not rules.derivative.has_own_jvp or transposing()
+        if isinstance(rules.derivative, ReferenceDerivative) and by_body:
             args, kwargs = self.signature.split(values)
             return self.reference(*args, **kwargs)
-        if mode is not Mode.DUAL and isinstance(rules.derivative, ReferenceDerivative) and self._in_library:
+        if mode is Mode.DUAL:
+            followed = rules.derivative.has_own_jvp
+        else:
+            followed = isinstance(rules.derivative, ReferenceDerivative) or not any(rules.derivative.differentiable)
+        if followed and self._in_library:
             self._in_library.track(rules.derivative)
         return apply(rules.derivative, keyset, mode, values)
 

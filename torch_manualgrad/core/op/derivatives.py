@@ -103,6 +103,10 @@ class SavedBackward(Transposed):
             return super().jvp(inputs, outputs, tangents)
         return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
 
+    @property
+    def has_own_jvp(self) -> bool:
+        return self.tangent_rule is not None
+
     def plain_bodies(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
         one_tensor = len(self.signature.returns) == 1
         return _plain_bodies(self) if one_tensor and all(self.differentiable) else None
@@ -274,7 +278,7 @@ def select(
     save, backward, jvp = get("save_for_backward"), get("backward"), get("jvp")
     if (whole := get("autograd")) is not None:
         return Selected(autograd=whole)
-    if (save is None) != (backward is None):
+    if (save is None) != (backward is None) and (reference is None or backward is None):
         found, missing = ("backward", "save_for_backward") if save is None else ("save_for_backward", "backward")
         return Selected(
             error=f"{name} has a {found} implementation, written at {current[found].location}, but no "
@@ -283,7 +287,7 @@ def select(
     if save is not None and backward is not None:
         return Selected(SavedBackward(op, signature, save, backward, jvp), reverse=True)
     if reference is not None:
-        return Selected(ReferenceDerivative(op, signature, reference), reverse=True)
+        return Selected(ReferenceDerivative(op, signature, reference, backward, jvp), reverse=True)
     return Selected(JvpOnly(op, signature, jvp)) if jvp is not None else Selected()
 
 
@@ -292,15 +296,24 @@ class ReferenceDerivative(Transposed):
 
     Reverse: the reference is differentiated when the backward runs, so the forward costs no more than its kernel.
     Forward, and where the backward will run in the middle of a call (torch.func.vjp cannot): the reference runs in
-    place of the op, see `CustomOp.kernel`.
+    place of the op, see `CustomOp.kernel`. A backward or a jvp that computes the same in fewer operations may be given
+    for either; the backward gets the inputs as its residuals.
     """
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        return not saved_tensors_are_hooked() and not only_autograd()
+        return self.rule is not None or not saved_tensors_are_hooked() and not only_autograd()
 
-    def __init__(self, op: Any, signature: Signature, reference: Callable[..., Any]):
+    def __init__(
+        self,
+        op: Any,
+        signature: Signature,
+        reference: Callable[..., Any],
+        backward: Implementation | None = None,
+        jvp: Implementation | None = None,
+    ):
         self.reference = reference
+        self.rule, self.tangent_rule = backward, jvp
         self.tensor_places = [i for i in signature.tensor_like if i not in signature.lists]
         self.constant_places = [i for i in range(len(signature.names)) if i not in self.tensor_places]
         self.uses = [({*range(len(self.tensor_places))}, signature.tensor_like)]
@@ -329,7 +342,21 @@ class ReferenceDerivative(Transposed):
                 return self._vjp(needed, values, grads)
         return self._vjp(needed, values, grads, not tangents_possible((*tensors, *grads)))
 
+    @property
+    def has_own_jvp(self) -> bool:
+        return self.tangent_rule is not None
+
+    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if self.tangent_rule is None:
+            return super().jvp(inputs, outputs, tangents)
+        return user_jvp(self.signature, self.tangent_rule, inputs, outputs, self.signature.Inputs(*tangents))
+
     def _vjp(self, needed: Sequence[Any], values: list[Any], grads: Sequence[Any], plain: bool = False) -> Any:
+        if self.rule is not None:
+            context = BackwardContext({self.signature.names[i]: needed[i] for i in self.signature.tensor_like})
+            found = self.rule.function(context, self.signature.Inputs(*values), *grads)
+            shapes = [v.shape if isinstance(v, Tensor) else _shapes(v) for v in values]
+            return check_gradients(self.signature, self.rule.location, shapes, found)
         places = [i for i, n in enumerate(needed) if n]
         if not torch.compiler.is_dynamo_compiling() and (plain or saved_tensors_are_hooked()):
             return self._plain_vjp(places, values, grads)

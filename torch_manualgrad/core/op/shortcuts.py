@@ -53,7 +53,7 @@ class CallsInLibrary:
             )
 
     def track(self, derivative: Derivative) -> None:
-        """Serve tracked calls, with this derivative."""
+        """Serve with this derivative the calls that are tracked, and those at levels of torch.func with tangents."""
         if self._number is not None and self._tracked is not derivative and tables:
             number = tables[0](derivative)
             self._tracked = derivative

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import activation
-from ..engine.node import pull_back, spread
+from ..engine.node import pull_back, push_forward, spread
 from ..internals import (
     are_finite,
     below_autograd,
@@ -29,7 +29,7 @@ from ..internals import (
 from ..libraries import calls_library, checked, forget_recordings
 from ..once import refuse_reload
 from ..op import shortcuts
-from ..op.derivatives import ReferenceDerivative
+from ..op.derivatives import ReferenceDerivative, SavedBackward
 from ..rule.definition import Rule
 from ..rule.derivative import RuleDerivative
 from ..schema import unflatten
@@ -70,7 +70,7 @@ refuse_reload(globals())
 
 _numbers = itertools.count(1)
 _derivatives: dict[
-    int, RuleDerivative | ReferenceDerivative | None
+    int, RuleDerivative | ReferenceDerivative | SavedBackward | None
 ] = {}  # by the number of the table that the library has of it, as long as it has it
 _layers: dict[int, Any] = {}  # by number, what a layer was made for
 _of_no_rule: dict[Any, int] = {}  # the numbers of the tables that no derivative has
@@ -238,7 +238,7 @@ class Counts(NamedTuple):
     Attributes:
         plain: calls with a derivative, without Python.
         compiled: backwards by a compiled formula.
-        python: backwards by the rule's vjp.
+        python: vjps and jvps of rules in Python.
     """
 
     plain: int
@@ -304,11 +304,11 @@ def _table(way: Way) -> int:
     return number
 
 
-def _table_of_formula(derivative: ReferenceDerivative) -> int:
+def _table_of_formula(derivative: ReferenceDerivative | SavedBackward) -> int:
     """The number of a formula's table; 0 where Python has its calls."""
     number = next(_numbers)
     described = compiled_table.describe_formula(number, derivative)
-    if described.in_python:
+    if described.in_python and not described.pushes and any(derivative.differentiable):
         return 0
     _derivatives[number] = derivative
     checked(calls_library.manualgrad_calls_define_rule(ctypes.byref(described)))
@@ -344,7 +344,7 @@ def _with_facts(derivative: RuleDerivative, constants: tuple[Any, ...]) -> tuple
 
 def _pull_back(rule: int, finite: bool, needed: Any, tensors: Any, constants: Any, grads: Any) -> list[Tensor | None]:
     derivative = _derivatives[rule]
-    assert derivative is not None
+    assert isinstance(derivative, (RuleDerivative, ReferenceDerivative))
     if isinstance(derivative, RuleDerivative):
         if finite and derivative.finite is not None:
             derivative = derivative.finite
@@ -378,6 +378,35 @@ def _pull_back_lists(
         wanted[place] = yes
     found = pull_back(derivative, context, wanted, unflatten(grads, of_results))
     return spread([found[place] for place in places], of_arguments)
+
+
+def _push_forward(rule: int, tensors: Any, constants: Any, tangents: Any) -> list[Tensor | None]:
+    derivative = _derivatives[rule]
+    assert derivative is not None
+    signature = derivative.signature
+    lengths: Any = [None] * len(signature.names)
+    out_lengths = None
+    if signature.lists or signature.output_lists:
+        *constants, lengths, out_lengths = constants
+        lengths, out_lengths = ([None if n < 0 else n for n in ns] for ns in (lengths, out_lengths))
+    inputs, along = [], []  # flat, with the constants
+    given, moving, others = iter(tensors), iter(tangents), dict(zip(derivative.pushed_places, constants))
+    for place, length in enumerate(lengths):
+        if place in signature.tensor_like:
+            count = 1 if length is None else length
+            inputs += [next(given) for _ in range(count)]
+            along += [next(moving) for _ in range(count)]
+        else:
+            inputs.append(compiled_table.value_at(signature, place, others.get(place)))
+            along.append(None)
+    return push_forward(
+        derivative,
+        inputs,
+        list(given),
+        along,
+        lengths if signature.lists else None,
+        out_lengths if signature.output_lists else None,
+    )
 
 
 def _defers(rule: int, values: Any) -> bool:
@@ -423,6 +452,8 @@ if calls_library is not None:
         "pull_back(int rule, bool finite, Any needed, Any tensors, Any constants, Any grads) -> Tensor?[]"
     )
     _operators.impl("pull_back", skipped_by_dynamo(_pull_back), "CPU")
+    _operators.define("push_forward(int rule, Any tensors, Any constants, Any tangents) -> Tensor?[]")
+    _operators.impl("push_forward", skipped_by_dynamo(_push_forward), "CPU")
     _operators.define("report(int rule) -> bool")
     _operators.impl("report", skipped_by_dynamo(_report), "CPU")
     _operators.define("functionalizing() -> bool")

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..engine.node import node_name, node_type
-from ..op.derivatives import ReferenceDerivative
+from ..op.derivatives import ReferenceDerivative, SavedBackward
 from ..rule.definition import ButManySmall, ByMetadata, CompiledVjp, always, real, where_finite
 from ..rule.derivative import RuleDerivative
+from ..schema import Signature
 
 __all__ = [
     "DTYPES",
@@ -30,9 +31,10 @@ __all__ = [
     "Way",
     "describe",
     "layer",
+    "value_at",
 ]
 
-VERSION = 4  # kLayoutVersion in csrc/calls/layout.h
+VERSION = 5  # kLayoutVersion in csrc/calls/layout.h
 
 # By their numbers in libtorch's ABI (torch/headeronly/core/ScalarType.h): a node in C++ saves a dtype as a number.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -198,6 +200,7 @@ class Rule(ctypes.Structure):
         ("selective", c_bool),
         ("lists", c_bool),
         ("in_place", c_bool),
+        ("pushes", c_bool),
         ("records", c_int64),
         ("defers", c_int64),
         ("order", c_int64),
@@ -207,6 +210,7 @@ class Rule(ctypes.Structure):
         ("tensors", Ints),
         ("saved", Ints),
         ("constants", Ints),
+        ("pushed", Ints),
         ("facts", Facts),
         ("differentiable", Ints),
         ("uses", Uses),
@@ -273,10 +277,13 @@ def layer(rules: Sequence[tuple[int, int]], forward_modes: Sequence[tuple[int, i
     return Layer(VERSION, ctypes.sizeof(Layer), *served, nested)
 
 
-def describe_formula(number: int, derivative: ReferenceDerivative) -> Rule:
+def describe_formula(number: int, derivative: ReferenceDerivative | SavedBackward) -> Rule:
     """The description of a formula's calls, which follow its own derivative."""
-    found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, records=Records.VJP)
-    _fill_places(found, derivative)
+    found = Rule(version=VERSION, bytes=ctypes.sizeof(Rule), number=number, node=b"", in_python=True)
+    if isinstance(derivative, ReferenceDerivative):
+        found.records = Records.VJP
+        _fill_places(found, derivative)
+    _fill_jvp(found, derivative)  # in which is also that no result is differentiable, where none is
     return found
 
 
@@ -311,6 +318,8 @@ def _fill(found: Rule, derivative: RuleDerivative, defers: Callable[..., bool] |
     found.selective = derivative.selective
     if not derivative.checked:  # another package's formula may do anything
         found.records = Records.VJP if derivative.finite is None else Records.WHERE_FINITE
+        if not derivative.strong_zero:
+            _fill_jvp(found, derivative)
     found.defers = _deferral(defers)
     if isinstance(defers, ButManySmall):
         found.order, found.complex_order, found.entries = defers
@@ -339,6 +348,29 @@ def _fill_places(found: Rule, derivative: RuleDerivative | ReferenceDerivative) 
     found.constants = _ints(derivative.constant_places)
     found.differentiable = _ints(derivative.differentiable)
     found.uses = _filled(Uses, [Use(_ints(sorted(read)), _ints(inputs)) for read, inputs in derivative.uses])
+
+
+def _fill_jvp(found: Rule, derivative: RuleDerivative | ReferenceDerivative | SavedBackward) -> None:
+    signature = derivative.signature
+    arguments = [signature.schema.arguments[i] for i in derivative.pushed_places]
+    found.pushes = isinstance(derivative, RuleDerivative) or derivative.has_own_jvp
+    found.pushes = found.pushes and all(_is_simple(a.type) and _is_pushed(a) for a in arguments)
+    found.lists = bool(signature.lists or signature.output_lists)
+    found.tensors = _ints(signature.tensor_like)
+    found.differentiable = _ints(derivative.differentiable)
+    found.pushed = _ints(derivative.pushed_places)
+
+
+def _is_pushed(argument: Any) -> bool:
+    """Whether `value_at` gives the argument as Python has it."""
+    return not any(kind in str(argument.real_type) for kind in ("Layout", "MemoryFormat"))
+
+
+def value_at(signature: Signature, place: int, value: Any) -> Any:
+    """The argument at a place, as the dispatcher hands it to Python; C++ has a dtype as a number."""
+    if value is not None and "ScalarType" in str(signature.schema.arguments[place].real_type):
+        return DTYPES[value]
+    return value
 
 
 def _deferral(defers: Callable[..., bool] | None) -> Deferral:

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from ..compile_cache import fingerprint
-from ..engine.derivative import Derivative
 from ..engine.kernel import Mode, any_tangent, apply, differentiated
-from ..engine.transpose import differentiating_backward, transposed_jvp, transposing
+from ..engine.transpose import Transposed, differentiating_backward, transposing
 from ..internals import (
     dual,
     forward_mode_outside,
@@ -34,7 +33,6 @@ from ..internals import (
     primal,
     set_autocast_off,
     tangent,
-    unattached,
     unwrap_if_dead,
 )
 from ..op.derivatives import LibraryDerivative
@@ -121,7 +119,7 @@ def _by_transposition(
 ) -> ForwardMode:
     signature = Signature(op._schema)
     if registered is None:
-        derivative: Derivative = _Transposed(op, signature, differentiable)
+        derivative: Transposed = _Transposed(op, signature, differentiable)
     else:
         derivative = LibraryDerivative(op, *registered)
 
@@ -133,7 +131,7 @@ def _by_transposition(
     return ForwardMode(op, "transposition", run, " ".join(map(fingerprint, registered or ())))
 
 
-class _Transposed(Derivative):
+class _Transposed(Transposed):
     """The derivative that autograd gives the operator at this level: the forward runs again under it for each derivative."""
 
     pure = False
@@ -203,20 +201,9 @@ class _Transposed(Derivative):
                 found[k] = dual(found[k], t)
         return unflatten(found, spread)
 
-    def jvp(self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        found = transposed_jvp(self, inputs, outputs, tangents)
-        if any(x.requires_grad for x in tensors_in((*inputs, *tangents))):
-            return found
-        # no input is tracked at this level, and so no tangent is; the aliases that the backward went through are
-        return [[_maybe(t) for t in f] if isinstance(f, list) else _maybe(f) for f in found]
-
 
 def _variable(x: Tensor) -> Tensor:
     """A node of its own for an argument, as one tensor may stand for two."""
     if x.requires_grad:
         return x.view_as(x)
     return fresh_alias(x) if transposing() else x.detach().requires_grad_()
-
-
-def _maybe(x: Tensor | None) -> Tensor | None:
-    return None if x is None else unattached(x)

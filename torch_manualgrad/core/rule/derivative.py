@@ -197,6 +197,15 @@ class RuleDerivative(Transposed):
         tensors = tuple(known[i] for i in self.tensor_places)
         return tensors, self._lists, (*[known[i] for i in self.constant_places], *facts)
 
+    @functools.cached_property
+    def pushed_places(self) -> Sequence[int]:
+        count, known = len(self.signature.names), len(self.signature.names) + len(self.signature.returns)
+        if self._jvps:
+            read = {p - known if p >= known else p for plan, _ in self._jvps for p in plan.places if p < known + count}
+        else:
+            read = set(self.constant_places)
+        return sorted(p for p in read if p < count and p not in self.signature.tensor_like)
+
     @property
     def has_lists(self) -> bool:
         """Whether an argument or a result of the operator is a list of tensors."""

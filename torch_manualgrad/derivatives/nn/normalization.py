@@ -144,14 +144,8 @@ def constant(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@constant.impl_save_for_backward
-def _(inputs: Any, output: Any) -> Any:
-    return ()
-
-
-@constant.impl_backward
-def _(ctx: Any, saved: Any, grad: Tensor) -> Any:
-    return {"x": None}
+constant.impl_save_for_backward(lambda inputs, output: ())
+constant.impl_backward(lambda ctx, saved, grad: {"x": None}, output_differentiability=[False])
 
 
 @constant.impl_jvp
